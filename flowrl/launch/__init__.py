@@ -1,0 +1,1 @@
+"""Starting runs and hearing of their ends."""

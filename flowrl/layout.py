@@ -1,0 +1,223 @@
+"""Every path and every machine name, made in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl.errors import NameRefusedError
+
+_NAME_LIMIT = 200
+_SLUG_LIMIT = 64
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ ]*")
+
+
+def display_name(text: str) -> str:
+    """The name as people see it: NFC, trimmed, printable, at most 200 characters.
+
+    Raises:
+      NameRefusedError: the name is empty, too long, or holds control characters.
+    """
+    name = unicodedata.normalize("NFC", text).strip()
+    if not name:
+        raise NameRefusedError("a skill's name is empty; give it one")
+    if len(name) > _NAME_LIMIT:
+        raise NameRefusedError(f"the skill name {name[:40]!r}… is over {_NAME_LIMIT} characters")
+    if any(unicodedata.category(char)[0] == "C" for char in name):
+        raise NameRefusedError(f"the skill name {name!r} holds control characters; remove them")
+    return name
+
+
+def slug(name: str) -> str:
+    """The name as machines see it: `[A-Za-z0-9_]`, at most 64 characters.
+
+    A plain name only trades its spaces for `_`; any other carries a digest of itself, so two
+    different names rarely share a slug (`SkillScheduler.add_skill` refuses the pairs that do).
+
+    >>> slug("Collect Wood")
+    'Collect_Wood'
+    >>> slug("../../x")
+    'x_9cdf6a50'
+    """
+    name = display_name(name)
+    word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+    if _PLAIN.fullmatch(name) and len(name) <= _SLUG_LIMIT:
+        return name.replace(" ", "_")
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{word[: _SLUG_LIMIT - 9].strip('_') or 'skill'}_{digest}"
+
+
+def session_name(expert: int, skill: str) -> str:
+    """The tmux session of a skill's run, for `tmux attach -t`."""
+    return f"flowrl_e{expert}_{slug(skill)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """The paths of one training run; `expert` is the new expert's global index."""
+
+    folder: Path
+    expert: int
+
+    @property
+    def module(self) -> Path:
+        """The generated module, with GLOBAL_TO_LOCAL and LOCAL_TO_GLOBAL."""
+        return self.folder / f"{self.expert}.py"
+
+    @property
+    def policies(self) -> Path:
+        """The run's experts, by local index: `seed/`, `final/` and `resume/`."""
+        return self.folder / f"{self.expert}_policies"
+
+    def seed(self, local: int) -> Path:
+        """A pinned copy of a dependency's expert, from before the run."""
+        return self.policies / "seed" / f"expert_{local}"
+
+    def final(self, local: int) -> Path:
+        """An expert as the run left it."""
+        return self.policies / "final" / f"expert_{local}"
+
+    @property
+    def finals(self) -> Path:
+        """The folder of all final experts; it appears whole."""
+        return self.policies / "final"
+
+    @property
+    def resume(self) -> Path:
+        """Where a stopped trainer leaves params, optimizer state and counters."""
+        return self.policies / "resume"
+
+    @property
+    def run_json(self) -> Path:
+        """What the run is."""
+        return self.folder / "run.json"
+
+    @property
+    def result_json(self) -> Path:
+        """What the run did; written last, only by a whole run."""
+        return self.folder / "result.json"
+
+    @property
+    def spec_json(self) -> Path:
+        """argv and environment for the runner, 0600."""
+        return self.folder / "spec.json"
+
+    @property
+    def start_json(self) -> Path:
+        """The trainer's pid, start time and boot id."""
+        return self.folder / "start.json"
+
+    @property
+    def exit_json(self) -> Path:
+        """How the trainer ended, as the runner saw it."""
+        return self.folder / "exit.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held while any process of this run lives."""
+        return self.folder / "run.lock"
+
+    @property
+    def training_log(self) -> Path:
+        """Everything the trainer wrote to its terminal."""
+        return self.folder / "training.log"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per logged update."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def progress(self) -> Path:
+        """The newest metrics, for eyes and heartbeats."""
+        return self.folder / "progress.json"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLayout:
+    """The paths of one graph of skills, all below `root`."""
+
+    root: Path
+
+    @property
+    def scheduler_state(self) -> Path:
+        """What a person or jq reads."""
+        return self.root / "scheduler_state.json"
+
+    @property
+    def daemon_lock(self) -> Path:
+        """Held by the one daemon of this folder; names its holder."""
+        return self.root / "daemon.lock"
+
+    @property
+    def events(self) -> Path:
+        """The append-only story; nothing decides by it."""
+        return self.root / "events.jsonl"
+
+    @property
+    def config_json(self) -> Path:
+        """The resolved configuration of the last start."""
+        return self.root / "config.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the manifest, its history and its lock."""
+        return self.root / "checkpoints"
+
+    @property
+    def manifest(self) -> Path:
+        """THE global checkpoint: which version of each expert counts, and the ledger."""
+        return self.checkpoints / "global_latest.json"
+
+    @property
+    def manifest_pickle(self) -> Path:
+        """The manifest's facts under the documented name; never read by flowrl."""
+        return self.checkpoints / "global_latest.pkl"
+
+    @property
+    def history(self) -> Path:
+        """The last manifests, one file per generation."""
+        return self.checkpoints / "history"
+
+    @property
+    def global_lock(self) -> Path:
+        """Held for the length of a merge; never deleted."""
+        return self.checkpoints / "global.lock"
+
+    @property
+    def skills(self) -> Path:
+        """Permanent: one folder per trained skill."""
+        return self.root / "skills"
+
+    @property
+    def training_runs(self) -> Path:
+        """Temporary: one folder per live run."""
+        return self.root / "training_runs"
+
+    @property
+    def failed_runs(self) -> Path:
+        """Attempts that failed, kept for reading."""
+        return self.training_runs / "failed"
+
+    def skill_folder(self, expert: int, skill: str) -> Path:
+        """Where a trained skill's expert and records are kept."""
+        return self.skills / f"{expert}_{slug(skill)}"
+
+    def expert_folder(self, expert: int, skill: str) -> Path:
+        """All versions of one expert."""
+        return self.skill_folder(expert, skill) / f"expert_{expert}_policy"
+
+    def expert_version(self, expert: int, skill: str, version: str) -> Path:
+        """One immutable Orbax checkpoint."""
+        return self.expert_folder(expert, skill) / version
+
+    def run(self, expert: int, skill: str) -> RunLayout:
+        """The live run of a skill."""
+        return RunLayout(self.training_runs / f"skill_{expert}_{slug(skill)}", expert)
+
+    def failed_run(self, expert: int, skill: str, attempt: int) -> Path:
+        """Where a failed attempt is moved to."""
+        return self.failed_runs / f"skill_{expert}_{slug(skill)}.attempt{attempt}"

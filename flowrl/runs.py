@@ -1,0 +1,234 @@
+"""The seam between daemon and trainer: what run.json and result.json say, as types.
+
+Both sides read and write these files and share nothing else. A value that cannot be trusted is
+refused when it is read: `from_json` functions raise `FileRefusedError`, never guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flowrl import durable
+from flowrl.errors import FileRefusedError, FormatVersionError
+from flowrl.layout import RunLayout, display_name
+
+FORMAT = 1
+Shapes = Mapping[str, tuple[int, ...]]  # leaf path, "actor/dense_0/kernel" → shape
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """One line of a run's plan: which skill, how often, by which expert (global index)."""
+
+    skill: str
+    count: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ancestor:
+    """The version of an expert that a run started from."""
+
+    expert: int
+    skill: str
+    version: str
+    frames: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """What a run is; written once, before launch.
+
+    `experts[local]` is the global index of a local expert; `expert` is the new one among them.
+    """
+
+    run_id: str
+    skill: str
+    expert: int
+    attempt: int
+    plan: tuple[PlannedStep, ...]
+    experts: tuple[int, ...]
+    ancestors: tuple[Ancestor, ...]
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertReport:
+    """An expert as a run leaves it; `acted` counts the environment steps in which it acted."""
+
+    expert: int
+    acted: int
+    sha256: str
+    shapes: Shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run did; written last, only by a whole run. The sum of `acted` is `frames`."""
+
+    run_id: str
+    frames: int
+    experts: tuple[ExpertReport, ...]
+    success_rate: float  # of the last step, over the newest episodes
+    step_success: tuple[float, ...]  # one per step of the plan
+    mean_episode_length: float
+    updates: int
+    wall_seconds: float
+    stopped_early: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A running trainer's newest figures; rewritten about once a second."""
+
+    run_id: str
+    updates: int
+    frames: int
+    total_frames: int
+    steps_per_second: float
+    step_success: tuple[float, ...]
+    eta_seconds: float | None
+    phase: str  # compiling, training, saving
+    updated_at: float  # unix time, for eyes
+
+
+def write_run(layout: RunLayout, run: TrainingRun) -> None:
+    """Write run.json."""
+    durable.write_json(layout.run_json, {"format": FORMAT, **asdict(run)})
+
+
+def read_run(layout: RunLayout) -> TrainingRun:
+    """Read run.json."""
+    facts = _versioned(layout.run_json)
+    try:
+        return TrainingRun(
+            run_id=_text(facts["run_id"]),
+            skill=display_name(_text(facts["skill"])),
+            expert=_natural(facts["expert"]),
+            attempt=_natural(facts["attempt"]),
+            plan=tuple(_planned_step(item) for item in facts["plan"]),
+            experts=tuple(_natural(item) for item in facts["experts"]),
+            ancestors=tuple(_ancestor(item) for item in facts["ancestors"]),
+            config=dict(facts["config"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _malformed(layout.run_json, error) from error
+
+
+def write_result(layout: RunLayout, result: RunResult) -> None:
+    """Write result.json; call it last."""
+    durable.write_json(layout.result_json, {"format": FORMAT, **asdict(result)})
+
+
+def read_result(layout: RunLayout) -> RunResult:
+    """Read result.json."""
+    facts = _versioned(layout.result_json)
+    try:
+        return RunResult(
+            run_id=_text(facts["run_id"]),
+            frames=_natural(facts["frames"]),
+            experts=tuple(_expert_report(item) for item in facts["experts"]),
+            success_rate=_share(facts["success_rate"]),
+            step_success=tuple(_share(item) for item in facts["step_success"]),
+            mean_episode_length=float(facts["mean_episode_length"]),
+            updates=_natural(facts["updates"]),
+            wall_seconds=float(facts["wall_seconds"]),
+            stopped_early=bool(facts["stopped_early"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _malformed(layout.result_json, error) from error
+
+
+def write_progress(layout: RunLayout, progress: Progress) -> None:
+    """Write progress.json."""
+    durable.write_json(layout.progress, {"format": FORMAT, **asdict(progress)})
+
+
+def read_progress(layout: RunLayout) -> Progress | None:
+    """Read progress.json; None until the trainer has written it."""
+    if not layout.progress.exists():
+        return None
+    facts = _versioned(layout.progress)
+    eta = facts.get("eta_seconds")
+    try:
+        return Progress(
+            run_id=_text(facts["run_id"]),
+            updates=_natural(facts["updates"]),
+            frames=_natural(facts["frames"]),
+            total_frames=_natural(facts["total_frames"]),
+            steps_per_second=float(facts["steps_per_second"]),
+            step_success=tuple(_share(item) for item in facts["step_success"]),
+            eta_seconds=None if eta is None else float(eta),
+            phase=_text(facts["phase"]),
+            updated_at=float(facts["updated_at"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _malformed(layout.progress, error) from error
+
+
+def _versioned(path: Path) -> dict[str, Any]:
+    facts = durable.read_json(path)
+    if facts.get("format") != FORMAT:
+        raise FormatVersionError(
+            f"{path} has format {facts.get('format')!r}, this flowrl reads {FORMAT}; "
+            "use the version of flowrl that wrote it"
+        )
+    return facts
+
+
+def _malformed(path: Path, error: Exception) -> FileRefusedError:
+    return FileRefusedError(f"{path} is malformed: {type(error).__name__}: {error}")
+
+
+def _planned_step(facts: Mapping[str, Any]) -> PlannedStep:
+    return PlannedStep(
+        skill=display_name(_text(facts["skill"])),
+        count=_natural(facts["count"]),
+        expert=_natural(facts["expert"]),
+    )
+
+
+def _ancestor(facts: Mapping[str, Any]) -> Ancestor:
+    return Ancestor(
+        expert=_natural(facts["expert"]),
+        skill=display_name(_text(facts["skill"])),
+        version=_text(facts["version"]),
+        frames=_natural(facts["frames"]),
+        sha256=_text(facts["sha256"]),
+    )
+
+
+def _expert_report(facts: Mapping[str, Any]) -> ExpertReport:
+    return ExpertReport(
+        expert=_natural(facts["expert"]),
+        acted=_natural(facts["acted"]),
+        sha256=_text(facts["sha256"]),
+        shapes={
+            _text(leaf): tuple(_natural(size) for size in shape)
+            for leaf, shape in facts["shapes"].items()
+        },
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is not a natural number")
+    return value
+
+
+def _share(value: Any) -> float:
+    share = float(value)
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"{value!r} is not a share between 0 and 1")
+    return share
