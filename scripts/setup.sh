@@ -1,0 +1,77 @@
+# Sourced by demo.sh and test.sh: installs what is missing, then sets PYTHON to the environment's.
+#
+#   FLOWRL_VENV    folder of the virtual environment (default: .venv in the project)
+#   FLOWRL_EXTRAS  extras to install (default: dev)
+
+FLOWRL_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+FLOWRL_VENV="${FLOWRL_VENV:-$FLOWRL_ROOT/.venv}"
+FLOWRL_EXTRAS="${FLOWRL_EXTRAS:-dev}"
+
+say() { printf '%s\n' "$*" >&2; }
+
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    say "flowrl: this needs root: $*"
+    return 1
+  fi
+}
+
+apt_install() {
+  if ! command -v apt-get >/dev/null; then
+    say "flowrl: please install with your package manager: $*"
+    return 1
+  fi
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@"
+}
+
+find_python() {
+  local name
+  for name in "${FLOWRL_PYTHON:-}" python3 python3.13 python3.12 python3.11; do
+    if [ -n "$name" ] && command -v "$name" >/dev/null &&
+      "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$name"
+      return
+    fi
+  done
+  say "flowrl: Python 3.11 or newer is needed; name one with FLOWRL_PYTHON=/path/to/python"
+  return 1
+}
+
+make_environment() {
+  local base
+  base="$(find_python)"
+  if command -v uv >/dev/null; then
+    uv venv -q --python "$base" "$FLOWRL_VENV"
+    return
+  fi
+  # Debian ships venv without ensurepip until python3-venv is installed.
+  "$base" -c 'import ensurepip' 2>/dev/null || apt_install python3-venv
+  "$base" -m venv "$FLOWRL_VENV"
+}
+
+install_package() {
+  if command -v uv >/dev/null; then
+    uv pip install -q --python "$FLOWRL_VENV/bin/python" -e "$FLOWRL_ROOT[$FLOWRL_EXTRAS]"
+  else
+    "$FLOWRL_VENV/bin/python" -m pip install -q --disable-pip-version-check -e "$FLOWRL_ROOT[$FLOWRL_EXTRAS]"
+  fi
+}
+
+setup() {
+  local wanted stamp
+  command -v tmux >/dev/null || apt_install tmux
+  [ -x "$FLOWRL_VENV/bin/python" ] || make_environment
+  PYTHON="$FLOWRL_VENV/bin/python"
+  stamp="$FLOWRL_VENV/.flowrl-installed"
+  wanted="$FLOWRL_EXTRAS $FLOWRL_ROOT $(cksum < "$FLOWRL_ROOT/pyproject.toml")"
+  if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    say "flowrl: installing Python packages into $FLOWRL_VENV (once, some minutes)"
+    install_package
+    printf '%s\n' "$wanted" > "$stamp"
+  fi
+}

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Installs what is missing and runs the tests; arguments go to pytest (e.g. -m slow).
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+setup
+cd "$FLOWRL_ROOT"
+exec "$PYTHON" -m pytest -n "${FLOWRL_TEST_WORKERS:-2}" --dist loadfile "$@"

@@ -1,0 +1,97 @@
+"""Imports go downstairs: a room imports lower floors and itself, nothing else."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "flowrl"
+FLOORS = [
+    {"__init__", "errors", "durable", "locks", "layout", "config"},
+    {"runs", "skills", "launch", "checkpoints"},
+    {"experts", "models", "envs"},
+    {"parallel", "rl", "llm"},
+    {"ppo_flow", "evaluate", "report", "cli", "__main__"},
+    {"bottomup", "bottomup_parallel"},
+]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+GROUND = {"__init__", "errors", "durable", "locks", "layout", "config", "runs"}
+MODULES = sorted(
+    path for path in PACKAGE.rglob("*.py") if "library" not in path.relative_to(PACKAGE).parts
+)
+JAX_ROOMS = {"checkpoints", "models", "envs", "rl", "ppo_flow", "evaluate"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def rooms_imported(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported(path) if name.startswith("flowrl.")}
+
+
+def test_every_module_has_a_floor():
+    assert {room_of(path) for path in MODULES} <= set(FLOOR_OF)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_room_imports_lower_floors_and_itself(path):
+    room = room_of(path)
+    same_floor_allowed = GROUND if room in GROUND else set()
+    for other in rooms_imported(path) - {room, "__version__"}:
+        lower = FLOOR_OF[other] < FLOOR_OF[room] or other in GROUND
+        stories = {room, other} <= FLOORS[5] or {room, other} <= FLOORS[4]
+        assert lower or other in same_floor_allowed or stories, f"{room} imports {other}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_checkpoints_imports_orbax(path):
+    assert room_of(path) == "checkpoints" or not any("orbax" in name for name in imported(path))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_arrays_stay_in_the_rooms_that_compute(path):
+    heavy = {name.split(".")[0] for name in imported(path)} & {"jax", "flax", "optax", "craftax"}
+    assert room_of(path) in JAX_ROOMS or not heavy
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["flowrl.cli", "--help"],
+        ["flowrl.cli", "--version"],
+        ["flowrl.ppo_flow", "--help"],
+        ["flowrl.bottomup", "--help"],
+        ["flowrl.bottomup_parallel", "--help"],
+        ["flowrl.bottomup_parallel", "--version"],
+    ],
+    ids=" ".join,
+)
+def test_help_and_version_load_no_jax(argv):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = {[argv[0], *argv[1:]]!r}\n"
+        "try:\n"
+        f"    runpy.run_module({argv[0]!r}, run_name='__main__')\n"
+        "except SystemExit as stop:\n"
+        "    assert not stop.code, stop.code\n"
+        "assert 'jax' not in sys.modules and 'orbax' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
