@@ -1,0 +1,1 @@
+"""Environments that walk a plan of tasks, over Craftax."""

@@ -1,0 +1,93 @@
+"""What a trainer asks of an environment that walks a plan of tasks.
+
+An episode starts in a fresh world at task 0. The expert of task k acts until the task is done,
+then task k + 1 begins in the same world; the last task's success, the player's death or the time
+limit ends the episode. An environment that ended is reset within the same `step`: the
+observation and the state that come back are those of the new episode, the `StepOutput` is that
+of the old one.
+
+Returns are cut wherever `boundary` is set: at the end of an episode and where one task hands
+over to the next, because the next task's reward is not this expert's to earn. Nothing is
+bootstrapped across a boundary, the time limit included: the observation after the last step is
+not kept, and "not done in time" is worth nothing more to the task. A trainer that wants to
+bootstrap at the time limit can tell it by `truncated`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+
+class StepOutput(NamedTuple):
+    """What one step of B environments yields besides observation and state.
+
+    The success rate of step k over a window is a mean of `task_success[:, k]` over the rows with
+    `done`: every finished episode counts once, also one that never came to step k. Task k was
+    tried in an episode when k == 0 or task k - 1 was completed in it.
+    """
+
+    reward: jax.Array
+    """f32[B]: reward of the task in which the action was taken, with its success bonus."""
+    done: jax.Array
+    """bool[B]: the episode ended with this step (last success, death or time limit)."""
+    boundary: jax.Array
+    """bool[B]: `done`, or the task was completed: cut returns after this step."""
+    truncated: jax.Array
+    """bool[B]: the time limit alone ended the episode; implies `done`."""
+    task: jax.Array
+    """int32[B]: index into the plan of the task in which the action was taken."""
+    expert: jax.Array
+    """int32[B]: local index of the expert that acted."""
+    next_expert: jax.Array
+    """int32[B]: local index of the expert that acts next, in the new episode after `done`."""
+    task_success: jax.Array
+    """bool[B, num_tasks]: tasks completed in this episode so far, this step included."""
+    episode_length: jax.Array
+    """int32[B]: steps of this episode so far, this one included."""
+    episode_return: jax.Array
+    """f32[B]: undiscounted sum of this episode's rewards so far, this one included."""
+
+
+class WalkingEnv(Protocol):
+    """A batch of environments that walk one plan; all methods are pure and can be jitted.
+
+    `state` is a pytree whose leaves have a leading axis: B, or the number of pooled worlds.
+    Its shapes and dtypes never change, so a jitted step compiles once. B is a static argument
+    of `reset`, and `step` reads it off the actions.
+    """
+
+    @property
+    def observation_size(self) -> int:
+        """Length of one observation."""
+        ...
+
+    @property
+    def num_actions(self) -> int:
+        """Actions are 0 … num_actions - 1."""
+        ...
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of the run; local indices are 0 … num_experts - 1."""
+        ...
+
+    @property
+    def num_tasks(self) -> int:
+        """Length of the plan."""
+        ...
+
+    def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, Any]:
+        """First observations f32[B, observation_size] and state of B = num_envs episodes."""
+        ...
+
+    def step(
+        self, key: jax.Array, state: Any, actions: jax.Array
+    ) -> tuple[jax.Array, Any, StepOutput]:
+        """Take int32[B] actions: observations f32[B, observation_size], state, output."""
+        ...
+
+    def current_expert(self, state: Any) -> jax.Array:
+        """int32[B]: local index of the expert that acts next in each environment."""
+        ...
