@@ -1,0 +1,98 @@
+"""Flow decides which skill comes next; today from a library, in the order of its needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from flowrl.errors import GraphError
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import Skill
+
+
+class Flow:
+    """Hands out skills one by one and pauses while the frontier is blocked.
+
+    Skills that can start at once come first. When only skills are left that wait for one still in
+    training, one of them is handed out and the frontier is blocked: what comes next may depend on
+    how the training turns out. `training_skills` holds what was handed out and has not ended.
+
+    >>> flow = Flow(SkillGraph([]), known=())
+    >>> flow.next_skill() is None
+    True
+    """
+
+    def __init__(
+        self,
+        graph: SkillGraph,
+        *,
+        known: Collection[str],
+        target: str | None = None,
+        max_nodes: int | None = None,
+    ) -> None:
+        """Start from the skills that are `known` to the scheduler already."""
+        self._graph = graph
+        self._order = skills_towards(graph, target=target, max_nodes=max_nodes)
+        self._known = set(known)
+        self._newest: str | None = None
+        self.training_skills: set[str] = set(known)
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing is left to hand out."""
+        return all(name in self._known for name in self._order)
+
+    def next_skill(self) -> tuple[str, Skill] | None:
+        """The next skill and its definition; from now on it counts as in training."""
+        unknown = [name for name in self._order if name not in self._known]
+        if not unknown:
+            return None
+        name = next((name for name in unknown if not self._waits(name)), unknown[0])
+        self._known.add(name)
+        self.training_skills.add(name)
+        self._newest = name
+        return name, self._graph.skills[name]
+
+    def dependencies(self, skill: str) -> tuple[str, ...]:
+        """The skills that `skill` needs directly."""
+        return self._graph.needs(skill)
+
+    def check_frontier_blocked(self) -> bool:
+        """Whether the newest skill, and every one to come, waits for one still in training."""
+        unknown = (name for name in self._order if name not in self._known)
+        if self._newest is None or not self._waits(self._newest):
+            return False
+        return all(self._waits(name) for name in unknown)
+
+    def on_skill_complete(self, skill: str) -> None:
+        """Hear that a skill's expert is merged, which may unblock the frontier."""
+        self.training_skills.discard(skill)
+
+    def on_skill_failed(self, skill: str) -> None:
+        """Hear that a skill is given up; the frontier goes on without it."""
+        self.training_skills.discard(skill)
+
+    def _waits(self, skill: str) -> bool:
+        return not self.training_skills.isdisjoint(self._graph.all_needs(skill))
+
+
+def skills_towards(
+    graph: SkillGraph, *, target: str | None, max_nodes: int | None
+) -> tuple[str, ...]:
+    """The skills to train, needs first.
+
+    Raises:
+      GraphError: the target is unknown, or needs more than `max_nodes` skills.
+    """
+    if target is None:
+        return graph.order()[:max_nodes]
+    if target not in graph.skills:
+        raise GraphError(
+            f"--target_skill {target!r} is no skill here; there are: {', '.join(graph.order())}"
+        )
+    wanted = (*graph.all_needs(target), target)
+    if max_nodes is not None and len(wanted) > max_nodes:
+        raise GraphError(
+            f"{target} takes {len(wanted)} skills ({', '.join(wanted)}), over "
+            f"--max_nodes {max_nodes}; raise it to {len(wanted)} or leave it out"
+        )
+    return wanted
