@@ -1,0 +1,173 @@
+"""The `flowrl` command: look into a graph, check skill files, evaluate the merged agent."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from flowrl import __version__
+from flowrl.config import Count
+from flowrl.errors import FlowrlError
+
+DEFAULT_GRAPH = Path("exp/bottom_up_parallel")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """Show every skill of a graph: status, expert, speed, success, what it waits for.
+
+    Examples:
+      flowrl status
+      flowrl status exp/demo --watch
+      flowrl status exp/demo --json | jq '.skills[].status'
+    """
+
+    graph_path: tyro.conf.Positional[Path] = DEFAULT_GRAPH
+    """Folder of the graph."""
+    watch: bool = False
+    """Show it again every second until everything has ended or Ctrl-C."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from flowrl.report import status
+
+        return status.show(self.graph_path, watch=self.watch, as_json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """Print the newest training log of a skill.
+
+    Examples:
+      flowrl logs "Collect Wood"
+      flowrl logs collect_wood --graph-path exp/demo -f
+    """
+
+    skill: tyro.conf.Positional[str]
+    """The skill's name, or its expert number."""
+    graph_path: Path = DEFAULT_GRAPH
+    """Folder of the graph."""
+    follow: Annotated[bool, tyro.conf.arg(aliases=["-f"])] = False
+    """Go on printing as the log grows, until the run has ended or Ctrl-C."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from flowrl.report import logs
+
+        return logs.show(self.graph_path, self.skill, follow=self.follow)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Walk a skill's plan with the merged experts in fresh worlds and count successes.
+
+    Examples:
+      flowrl evaluate exp/demo --skill "Collect Wood" --episodes 256
+      flowrl evaluate exp/demo --skill "Place Table" --json
+    """
+
+    graph_path: tyro.conf.Positional[Path]
+    """Folder of the graph."""
+    skill: str
+    """The skill's name."""
+    episodes: Count = 256
+    """Episodes to play, each in a world of its own."""
+    seed: Count = 1_000_003
+    """Seed of the worlds and actions."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from flowrl import evaluate
+
+        return evaluate.show(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Say in one line per skill file what is wrong with it; exit 1 when something is.
+
+    Examples:
+      flowrl check my_skills/*.py
+    """
+
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """Skill files."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from flowrl.report import check
+
+        return check.show(self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """Let a failed or held skill train again; works while the daemon is up or down.
+
+    Examples:
+      flowrl retry "Collect Iron" --graph-path exp/demo
+    """
+
+    skill: tyro.conf.Positional[str]
+    """The skill's name, or its expert number."""
+    graph_path: Path = DEFAULT_GRAPH
+    """Folder of the graph."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from flowrl.report import control
+
+        return control.ask_retry(self.graph_path, self.skill)
+
+
+COMMANDS = {
+    "status": Status,
+    "logs": Logs,
+    "evaluate": Evaluate,
+    "check": Check,
+    "retry": Retry,
+}
+DESCRIPTION = """flowrl trains a graph of skills in parallel and merges them into one agent.
+
+To train: python -m flowrl.bottomup_parallel --help (or flowrl.bottomup, one at a time)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words in (["--version"], ["-V"]):
+        sys.stdout.write(f"flowrl {__version__}\n")
+        return 0
+    command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS, args=words or ["--help"], prog="flowrl", description=DESCRIPTION
+    )
+    return guarded(command)
+
+
+def guarded(program) -> int:
+    """Run a program: an error of ours becomes one line and its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        return program()
+    except FlowrlError as error:
+        sys.stderr.write(f"flowrl: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
