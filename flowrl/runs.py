@@ -6,10 +6,11 @@ refused when it is read: `from_json` functions raise `FileRefusedError`, never g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flowrl import durable
 from flowrl.errors import FileRefusedError, FormatVersionError
@@ -17,7 +18,7 @@ from flowrl.layout import RunLayout, display_name
 
 FORMAT = 1
 Shapes = Mapping[str, tuple[int, ...]]  # leaf path, "actor/dense_0/kernel" → shape
-T = TypeVar("T")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # fit to be part of a path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ def read_run(layout: RunLayout) -> TrainingRun:
     facts = _versioned(layout.run_json)
     try:
         return TrainingRun(
-            run_id=_text(facts["run_id"]),
+            run_id=_word(facts["run_id"]),
             skill=display_name(_text(facts["skill"])),
             expert=_natural(facts["expert"]),
             attempt=_natural(facts["attempt"]),
@@ -130,7 +131,7 @@ def read_result(layout: RunLayout) -> RunResult:
     facts = _versioned(layout.result_json)
     try:
         return RunResult(
-            run_id=_text(facts["run_id"]),
+            run_id=_word(facts["run_id"]),
             frames=_natural(facts["frames"]),
             experts=tuple(_expert_report(item) for item in facts["experts"]),
             success_rate=_share(facts["success_rate"]),
@@ -157,7 +158,7 @@ def read_progress(layout: RunLayout) -> Progress | None:
     eta = facts.get("eta_seconds")
     try:
         return Progress(
-            run_id=_text(facts["run_id"]),
+            run_id=_word(facts["run_id"]),
             updates=_natural(facts["updates"]),
             frames=_natural(facts["frames"]),
             total_frames=_natural(facts["total_frames"]),
@@ -197,9 +198,9 @@ def _ancestor(facts: Mapping[str, Any]) -> Ancestor:
     return Ancestor(
         expert=_natural(facts["expert"]),
         skill=display_name(_text(facts["skill"])),
-        version=_text(facts["version"]),
+        version=_word(facts["version"]),
         frames=_natural(facts["frames"]),
-        sha256=_text(facts["sha256"]),
+        sha256=_word(facts["sha256"]),
     )
 
 
@@ -207,7 +208,7 @@ def _expert_report(facts: Mapping[str, Any]) -> ExpertReport:
     return ExpertReport(
         expert=_natural(facts["expert"]),
         acted=_natural(facts["acted"]),
-        sha256=_text(facts["sha256"]),
+        sha256=_word(facts["sha256"]),
         shapes={
             _text(leaf): tuple(_natural(size) for size in shape)
             for leaf, shape in facts["shapes"].items()
@@ -218,6 +219,12 @@ def _expert_report(facts: Mapping[str, Any]) -> ExpertReport:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str) or not _WORD.fullmatch(value):
+        raise ValueError(f"{value!r} is not a plain word")
     return value
 
 

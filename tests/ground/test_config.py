@@ -1,0 +1,121 @@
+"""Every flag is a field, and every field travels."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from flowrl.config import (
+    BottomUpConfig,
+    PPOConfig,
+    SequentialConfig,
+    TrainConfig,
+    checked,
+    parse,
+    to_argv,
+)
+from flowrl.errors import ConfigError
+
+OTHER = {
+    "num_envs": 16,
+    "num_steps": 32,
+    "num_minibatches": 2,
+    "activation": "relu",
+    "frame_accounting": "total",
+    "env_name": "Craftax-Symbolic-v1",
+    "gpu_ids": (0, 3),
+}
+
+
+def other_value(item: dataclasses.Field):
+    if item.name == "launcher":
+        return "tmux" if item.default == "local" else "local"
+    if item.name in OTHER:
+        return OTHER[item.name]
+    match item.default:
+        case bool():
+            return not item.default
+        case int():
+            return item.default + 7
+        case float():
+            return 0.625
+        case Path():
+            return Path("else where/x")
+    return {"Path | None": Path("/a b"), "Count | None": 12_345}.get(
+        str(item.type), "$(id); 'x' -t"
+    )
+
+
+def fields(kind):
+    return [
+        pytest.param(kind, item, id=f"{kind.__name__}.{item.name}")
+        for item in dataclasses.fields(kind)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "item"),
+    [*fields(TrainConfig), *fields(BottomUpConfig), *fields(SequentialConfig)],
+)
+def test_every_flag_reaches_the_other_side(kind, item):
+    base = {"module_path": Path("m/0.py")} if kind is TrainConfig else {}
+    value = Path("else/1.py") if item.name == "module_path" else other_value(item)
+    config = kind(**{**base, item.name: value})
+    assert value != item.default
+    assert parse(kind, to_argv(config)) == config
+
+
+def test_the_trainers_part_of_a_storys_flags_is_a_trainers_command_line():
+    story = BottomUpConfig(lr=3e-3, total_timesteps=7_000, anneal_lr=False, max_parallel_skills=2)
+    argv = ("--module_path", "x/2.py", *to_argv(story, PPOConfig))
+    trainer = parse(TrainConfig, argv)
+    assert (trainer.lr, trainer.total_timesteps, trainer.anneal_lr) == (3e-3, 7_000, False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--max_nodes 3 --max_parallel_skills 2 --total_timesteps 5e7 --no-use_wandb",
+        "--max-nodes 3 --max-parallel-skills 2 --total-timesteps 50000000 --no-use-wandb",
+        "--max-nodes=3 --max_parallel_skills=2 --total_timesteps=5E7",
+    ],
+)
+def test_the_documented_command_line_is_taken_with_either_dash(line):
+    config = parse(BottomUpConfig, line.split())
+    assert (config.max_nodes, config.max_parallel_skills) == (3, 2)
+    assert config.total_timesteps == 50_000_000
+    assert isinstance(config.total_timesteps, int)
+
+
+@pytest.mark.parametrize("word", ["1.5", "many", "5e-1", "nan", "inf", ""])
+def test_what_is_no_whole_number_is_refused(word, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(BottomUpConfig, ["--total_timesteps", word])
+    assert stop.value.code == 2
+    assert "total" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"num_envs": 0}, "--num_envs 0"),
+        ({"num_envs": 3, "num_steps": 5}, "--num_minibatches 8"),
+        ({"lr": 0.0}, "--lr"),
+        ({"lr": float("nan")}, "--lr"),
+        ({"gamma": 1.5}, "--gamma"),
+        ({"gamma": float("nan")}, "--gamma"),
+        ({"success_state_rate": -0.1}, "--success_state_rate"),
+        ({"total_timesteps": 0}, "--total_timesteps"),
+        ({"max_parallel_skills": 0}, "--max_parallel_skills"),
+        ({"max_retries": -1}, "--max_retries"),
+        ({"scheduler_poll_interval": 0.0}, "--scheduler_poll_interval"),
+        ({"skill_timesteps_budget": 0}, "--skill_timesteps_budget"),
+        ({"max_nodes": 0}, "--max_nodes"),
+    ],
+    ids=str,
+)
+def test_a_value_that_makes_no_sense_is_refused_by_name(change, flag):
+    with pytest.raises(ConfigError, match=flag):
+        checked(BottomUpConfig(**change))

@@ -1,0 +1,82 @@
+"""Names and paths are made in one place."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl.errors import NameRefusedError
+from flowrl.layout import GraphLayout, display_name, session_name, slug
+
+HOSTILE = [
+    "../../x",
+    "a;rm -rf ~",
+    "$(id)",
+    "-t",
+    "木を集める",
+    "a/b",
+    ".",
+    "..",
+    "~",
+    "`id`",
+    "a\\b",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_becomes_a_harmless_word(name):
+    assert set(slug(name)) <= set(string.ascii_letters + string.digits + "_")
+    assert slug(name)[0] not in "-_."
+
+
+@pytest.mark.parametrize("name", ["", "   ", "a\nb", "a\x00b", "a\x1b[31m", "x" * 201, "a\u202eb"])
+def test_a_name_that_cannot_be_shown_is_refused(name):
+    with pytest.raises(NameRefusedError):
+        slug(name)
+
+
+@given(st.text(min_size=1, max_size=200))
+def test_a_slug_is_one_plain_path_component(name):
+    try:
+        word = slug(name)
+    except NameRefusedError:
+        return
+    assert 0 < len(word) <= 64
+    assert word.isascii()
+    assert word.replace("_", "a").isalnum()
+    assert Path(word).name == word
+
+
+@given(st.text(max_size=50), st.text(max_size=50))
+def test_names_that_differ_in_more_than_spaces_do_not_share_a_slug(one, other):
+    try:
+        same = slug(one) == slug(other)
+    except NameRefusedError:
+        return
+    plain = {display_name(name).replace(" ", "_") for name in (one, other)}
+    assert not same or len(plain) == 1
+
+
+def test_long_names_keep_their_differences():
+    assert slug("x" * 100 + "a") != slug("x" * 100 + "b")
+
+
+def test_the_documented_places(tmp_path):
+    layout = GraphLayout(tmp_path)
+    paths = {
+        layout.run(2, "Make Pickaxe").module: "training_runs/skill_2_Make_Pickaxe/2.py",
+        layout.run(2, "Make Pickaxe").policies: "training_runs/skill_2_Make_Pickaxe/2_policies",
+        layout.expert_folder(0, "Collect Wood"): "skills/0_Collect_Wood/expert_0_policy",
+        layout.manifest: "checkpoints/global_latest.json",
+        layout.manifest_pickle: "checkpoints/global_latest.pkl",
+        layout.scheduler_state: "scheduler_state.json",
+    }
+    assert {str(path.relative_to(tmp_path)) for path in paths} == set(paths.values())
+
+
+def test_the_documented_session_name():
+    assert session_name(0, "Collect Wood") == "flowrl_e0_Collect_Wood"

@@ -1,0 +1,55 @@
+"""A lock has one holder, and none once its holder is dead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from flowrl import locks
+from flowrl.errors import BusyError
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from flowrl import locks
+with locks.held(Path(sys.argv[1]), timeout_seconds=5):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_lock_held_elsewhere_is_busy_and_says_where(tmp_path):
+    process = holder(tmp_path / "global.lock")
+    path = tmp_path / "global.lock"
+    with pytest.raises(BusyError, match=r"global\.lock"), locks.held(path, timeout_seconds=0.1):
+        pass
+    process.communicate("")
+
+
+def test_a_killed_holder_frees_the_lock(tmp_path):
+    process = holder(tmp_path / "global.lock")
+    process.kill()
+    process.communicate()
+    with locks.held(tmp_path / "global.lock", timeout_seconds=5):
+        pass
+    assert (tmp_path / "global.lock").exists()
+
+
+def test_errors_inside_the_block_are_not_translated(tmp_path):
+    with pytest.raises(OSError, match="disk"), locks.held(tmp_path / "x.lock", timeout_seconds=1):
+        raise OSError("disk")
+    with locks.held(tmp_path / "x.lock", timeout_seconds=0.1):
+        pass

@@ -1,0 +1,97 @@
+"""The seam's files come back as they were written, or are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl import runs
+from flowrl.errors import FileRefusedError, FormatVersionError
+from flowrl.layout import RunLayout
+
+RUN = runs.TrainingRun(
+    run_id="e4.a1.0123abcd",
+    skill="Make Pickaxe",
+    expert=4,
+    attempt=1,
+    plan=(
+        runs.PlannedStep(skill="Collect Wood", count=3, expert=0),
+        runs.PlannedStep(skill="Make Pickaxe", count=1, expert=4),
+    ),
+    experts=(0, 4),
+    ancestors=(runs.Ancestor(expert=0, skill="Collect Wood", version="v1", frames=9, sha256="a"),),
+    config={"lr": 0.001},
+)
+RESULT = runs.RunResult(
+    run_id="e4.a1.0123abcd",
+    frames=100,
+    experts=(
+        runs.ExpertReport(expert=0, acted=60, sha256="b", shapes={"actor/dense_0/kernel": (4, 2)}),
+        runs.ExpertReport(expert=4, acted=40, sha256="c", shapes={}),
+    ),
+    success_rate=0.75,
+    step_success=(1.0, 0.75),
+    mean_episode_length=12.5,
+    updates=3,
+    wall_seconds=1.5,
+    stopped_early=True,
+)
+
+
+def test_a_run_comes_back_as_written(tmp_path):
+    layout = RunLayout(tmp_path, 4)
+    runs.write_run(layout, RUN)
+    assert runs.read_run(layout) == RUN
+
+
+def test_a_result_comes_back_as_written(tmp_path):
+    layout = RunLayout(tmp_path, 4)
+    runs.write_result(layout, RESULT)
+    assert runs.read_result(layout) == RESULT
+
+
+def test_progress_is_none_before_the_first_and_comes_back_as_written(tmp_path):
+    layout = RunLayout(tmp_path, 4)
+    assert runs.read_progress(layout) is None
+    progress = runs.Progress(
+        run_id="x",
+        updates=1,
+        frames=2,
+        total_frames=3,
+        steps_per_second=4.5,
+        step_success=(0.5,),
+        eta_seconds=None,
+        phase="training",
+        updated_at=6.0,
+    )
+    runs.write_progress(layout, progress)
+    assert runs.read_progress(layout) == progress
+
+
+@pytest.mark.parametrize("key", ["run_id", "frames", "experts", "success_rate", "step_success"])
+@pytest.mark.parametrize("value", [None, -1, "x\ny", [2], {"a": 1}, 2.5], ids=repr)
+def test_a_wrong_value_in_a_result_is_refused_by_the_files_name(tmp_path, key, value):
+    layout = RunLayout(tmp_path, 4)
+    runs.write_result(layout, RESULT)
+    facts = json.loads(layout.result_json.read_text())
+    layout.result_json.write_text(json.dumps({**facts, key: value}))
+    with pytest.raises(FileRefusedError, match=r"result\.json"):
+        runs.read_result(layout)
+
+
+def test_another_format_is_refused(tmp_path):
+    layout = RunLayout(tmp_path, 4)
+    layout.run_json.write_text('{"format": 99}')
+    with pytest.raises(FormatVersionError, match="99"):
+        runs.read_run(layout)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused_not_half_read(tmp_path_factory, noise):
+    layout = RunLayout(tmp_path_factory.mktemp("run"), 4)
+    layout.result_json.write_bytes(noise)
+    with pytest.raises(FileRefusedError):
+        runs.read_result(layout)
