@@ -69,6 +69,10 @@ class ExpertShapeError(ExpertError):
     """An expert's arrays do not have the shapes this run needs."""
 
 
+class ExpertIndexError(ExpertError):
+    """The experts of a run have impossible indices."""
+
+
 class ResultRefusedError(FlowrlError):
     """A finished run's result cannot be merged."""
 

@@ -1,0 +1,1 @@
+"""Tests of the experts: remapping, merge rules, manifest and store."""

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl.errors import ExpertIndexError
+from flowrl.experts.remapping import Remapping
+
+EXPERTS = st.sets(st.integers(0, 10_000), min_size=1, max_size=40)
+
+
+@given(EXPERTS)
+def test_there_and_back_is_where_one_started(experts):
+    global_to_local, local_to_global = Remapping(tuple(sorted(experts)))
+    assert {local_to_global[local] for local in global_to_local.values()} == experts
+    assert all(global_to_local[local_to_global[local]] == local for local in local_to_global)
+
+
+@given(EXPERTS)
+def test_local_indices_are_contiguous_and_keep_the_global_order(experts):
+    remapping = Remapping(tuple(sorted(experts)))
+    assert sorted(remapping.local_to_global) == list(range(len(experts)))
+    assert [remapping.local_to_global[local] for local in range(len(experts))] == sorted(experts)
+
+
+@given(EXPERTS, st.randoms())
+def test_the_order_of_dependencies_does_not_matter(experts, random):
+    new, *dependencies = sorted(experts)
+    shuffled = random.sample(dependencies, len(dependencies))
+    assert Remapping.of(shuffled, new) == Remapping.of(dependencies, new)
+
+
+def test_a_run_for_expert_51_on_four_sparse_experts_holds_five_networks():
+    remapping = Remapping.of([0, 5, 10, 50], 51)
+    assert len(remapping) == 5
+    assert remapping.experts == (0, 5, 10, 50, 51)
+
+
+def test_expert_1_and_expert_10_are_two_experts():
+    global_to_local, _ = Remapping.of([1, 10], 11)
+    assert global_to_local == {1: 0, 10: 1, 11: 2}
+
+
+@pytest.mark.parametrize(
+    ("experts", "words"),
+    [
+        ((), "at least one"),
+        ((0, 0), "occurs twice"),
+        ((5, 3), "sort the indices"),
+        ((-1, 3), "no expert index"),
+        ((True, 3), "no expert index"),
+        (("1",), "no expert index"),
+    ],
+    ids=["empty", "twice", "unsorted", "negative", "bool", "text"],
+)
+def test_impossible_indices_are_refused(experts, words):
+    with pytest.raises(ExpertIndexError, match=words):
+        Remapping(experts)
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "new", "words"),
+    [([3, 3], 4, "expert 3 occurs twice"), ([3, 4], 4, "own dependency"), ([-2], 4, "-2")],
+    ids=["twice", "itself", "negative"],
+)
+def test_impossible_dependencies_are_refused_by_name(dependencies, new, words):
+    with pytest.raises(ExpertIndexError, match=words):
+        Remapping.of(dependencies, new)
