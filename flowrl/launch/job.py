@@ -34,6 +34,7 @@ class Job:
     env: Mapping[str, str]
     cwd: Path
     folder: Path  # the run folder: spec, start, exit, lock and log are written here
+    cpus: tuple[int, ...] = ()  # the CPUs it may use; () means all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Handle:
     run_id: str
     session: str
     pid: int  # the runner process
+    birth: str = ""  # boot id and start time of that process: a reused pid is not ours
     pane: str | None = None
     server_pid: int | None = None
 
@@ -78,7 +80,7 @@ class Launcher(Protocol):
     """Starts runs and hears of their ends; every call is idempotent by run id."""
 
     def launch(self, job: Job) -> Handle:
-        """Start a run.
+        """Start a run; one that lives already is adopted, one that ended is started anew.
 
         Raises:
           LaunchError: it could not be started; nothing of it lives.
@@ -86,7 +88,10 @@ class Launcher(Protocol):
         ...
 
     def find(self, job: Job) -> Handle | None:
-        """The live process of a run that was launched before, e.g. by an earlier daemon."""
+        """A run that was launched before, e.g. by an earlier daemon; `poll` tells its end.
+
+        None means that it never started, or left no trace: launch it.
+        """
         ...
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:

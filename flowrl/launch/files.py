@@ -1,0 +1,263 @@
+"""What a run's folder says about its life: spec, start, exit and lock, read and judged.
+
+The files are the truth; tmux is only asked when they cannot know (did a session end, or the whole
+server?). Every function may be called at any time and by any process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrl import durable
+from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, LaunchError
+from flowrl.launch import processes
+from flowrl.launch.job import Exited, Finished, Handle, Job, Lost, Outcome, Why
+from flowrl.layout import RunLayout
+from flowrl.runs import read_result
+
+FORMAT = 1
+RUNNER = Path(__file__).with_name("runner.py")
+CAPPED_LOG = Path(__file__).with_name("capped_log.py")
+_EXIT_INTERRUPTED = 130
+_SERVER_EXIT_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """start.json: who runs. The trainer has no pid while it is being started."""
+
+    runner_pid: int
+    runner_birth: str
+    trainer_pid: int | None
+    trainer_birth: str
+    pane: str | None
+    server_pid: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """exit.json: how the trainer ended, and which signals the runner was sent before."""
+
+    code: int | None
+    signal: int | None
+    oom: bool
+    asked_by: tuple[str, ...]
+    detail: str
+
+
+def prepare(job: Job, *, grace_seconds: float) -> None:
+    """Write spec.json and take away what an earlier launch of this folder left behind.
+
+    Raises:
+      LaunchError: a process of this run lives, or the files cannot be written.
+    """
+    paths = _paths(job.folder)
+    if lock_held(job.folder):
+        raise LaunchError(f"{paths.lock} is held: a process of this run still lives; end it")
+    spec = {
+        "format": FORMAT,
+        "run_id": job.run_id,
+        "argv": list(job.argv),
+        "env": dict(job.env),
+        "cwd": str(job.cwd),
+        "grace_seconds": grace_seconds,
+        "cpus": list(job.cpus),
+    }
+    try:
+        paths.exit_json.unlink(missing_ok=True)
+        paths.start_json.unlink(missing_ok=True)
+        durable.write_json(paths.spec_json, spec)
+    except OSError as error:
+        raise LaunchError(f"{paths.spec_json} cannot be written: {error}") from error
+
+
+def lock_held(folder: Path) -> bool:
+    """Whether a process of this run lives: runner, trainer, or a child that inherited the lock."""
+    try:
+        descriptor = os.open(_paths(folder).lock, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def found(job: Job) -> Handle | None:
+    """The handle of a run that was started in this folder before, whether it lives or not."""
+    start = read_start(job.folder, job.run_id)
+    if start is None:
+        return None
+    return Handle(
+        run_id=job.run_id,
+        session=job.name,
+        pid=start.runner_pid,
+        birth=start.runner_birth,
+        pane=start.pane,
+        server_pid=start.server_pid,
+    )
+
+
+def outcome(handle: Handle, folder: Path) -> Outcome | None:
+    """How the run ended, or None while anything of it lives; orphans are ended here."""
+    ending = read_exit(folder, handle.run_id)
+    if ending is not None:
+        return judge(ending, handle, folder)
+    start = read_start(folder, handle.run_id)
+    if runner_alive(handle, start):
+        return None
+    if lock_held(folder):
+        _end_orphans(start, folder)
+        return None
+    # The runner may have written it between our first look and its end.
+    ending = read_exit(folder, handle.run_id)
+    if ending is not None:
+        return judge(ending, handle, folder)
+    if processes.other_boot(handle.birth):
+        return Exited(why=Why.SERVER_KILLED, detail="the machine was restarted")
+    if start is None:
+        return Lost("its runner ended before it started anything")
+    return Lost("its runner was killed; nothing of the run lives")
+
+
+def judge(ending: Ending, handle: Handle, folder: Path) -> Outcome:
+    """What a recorded end means; success needs exit code 0 and a result of this very run."""
+    refusal = ""
+    if ending.code == 0:
+        try:
+            result = read_result(_paths(folder))
+        except FileRefusedError as error:
+            refusal = str(error)
+        else:
+            if result.run_id == handle.run_id:
+                return Finished(result)
+            refusal = f"result.json is of run {result.run_id}"
+    why = _why(ending, handle)
+    return Exited(
+        why=why, code=ending.code, signal=ending.signal, detail=refusal or _detail(why, ending)
+    )
+
+
+def stop(handle: Handle, folder: Path) -> None:
+    """Ask the runner to end its trainer: TERM, then KILL after the spec's grace."""
+    start = read_start(folder, handle.run_id)
+    pid, birth = (start.runner_pid, start.runner_birth) if start else (handle.pid, handle.birth)
+    processes.send(pid, birth, signal.SIGTERM)
+
+
+def runner_alive(handle: Handle, start: Start | None) -> bool:
+    """Whether the runner lives, as the folder or, before it wrote there, the launcher knows it."""
+    if start is not None and processes.alive(start.runner_pid, start.runner_birth):
+        return True
+    return processes.alive(handle.pid, handle.birth)
+
+
+def read_start(folder: Path, run_id: str) -> Start | None:
+    """start.json of this run; None when it is missing, of another run, or unreadable."""
+    facts = _facts(_paths(folder).start_json, run_id)
+    try:
+        trainer = facts["trainer"] or {"pid": None, "birth": ""}
+        return Start(
+            runner_pid=int(facts["runner"]["pid"]),
+            runner_birth=str(facts["runner"]["birth"]),
+            trainer_pid=trainer["pid"],
+            trainer_birth=str(trainer["birth"]),
+            pane=facts["pane"],
+            server_pid=facts["server_pid"],
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def read_exit(folder: Path, run_id: str) -> Ending | None:
+    """exit.json of this run; None when it is missing, of another run, or unreadable."""
+    facts = _facts(_paths(folder).exit_json, run_id)
+    try:
+        return Ending(
+            code=None if facts["code"] is None else int(facts["code"]),
+            signal=None if facts["signal"] is None else int(facts["signal"]),
+            oom=bool(facts["oom"]),
+            asked_by=tuple(str(ask) for ask in facts["asked_by"]),
+            detail=str(facts["detail"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _why(ending: Ending, handle: Handle) -> Why:
+    if "term" in ending.asked_by or ending.code == EXIT_RESUMABLE:
+        return Why.STOPPED
+    if "hup" in ending.asked_by:
+        return _why_hung_up(handle)
+    if ending.oom:
+        return Why.OOM
+    if ending.signal in (signal.SIGINT, signal.SIGQUIT) or ending.code == _EXIT_INTERRUPTED:
+        return Why.INTERRUPTED
+    if ending.signal is not None:
+        return Why.SIGNAL
+    if {"int", "quit"} & set(ending.asked_by):
+        return Why.INTERRUPTED
+    return Why.NO_RESULT if ending.code == 0 else Why.EXIT
+
+
+def _why_hung_up(handle: Handle) -> Why:
+    """A session's end hangs up its terminal; so does the end of the server, an instant earlier."""
+    if handle.server_pid is None:
+        return Why.STOPPED
+    gone = processes.ends_within(handle.server_pid, timeout_seconds=_SERVER_EXIT_SECONDS)
+    return Why.SERVER_KILLED if gone else Why.SESSION_KILLED
+
+
+def _detail(why: Why, ending: Ending) -> str:
+    if ending.detail:
+        return ending.detail
+    if ending.signal is not None:
+        how = f"killed by {signal.Signals(ending.signal).name}"
+    else:
+        how = f"exit code {ending.code}"
+    match why:
+        case Why.OOM:
+            return "killed by the kernel for lack of memory"
+        case Why.STOPPED:
+            return f"stopped on request, {how}"
+        case Why.INTERRUPTED:
+            return "interrupted from its terminal"
+        case Why.SESSION_KILLED:
+            return "its tmux session was killed"
+        case Why.SERVER_KILLED:
+            return "its tmux server ended"
+        case _:
+            return how
+
+
+def _end_orphans(start: Start | None, folder: Path) -> None:
+    """Kill what lives without its runner: nobody would record how it ended.
+
+    Without start.json of this run the lock's holder may be a runner that is just starting.
+    """
+    if start is None:
+        return
+    if start.trainer_pid is not None:
+        processes.send(start.trainer_pid, start.trainer_birth, signal.SIGKILL)
+    for pid in processes.with_open_file(_paths(folder).lock):
+        processes.send(pid, processes.birth_of(pid), signal.SIGKILL)
+
+
+def _facts(path: Path, run_id: str) -> dict[str, Any]:
+    try:
+        facts = durable.read_json(path)
+    except FileRefusedError:
+        return {}
+    return facts if facts.get("format") == FORMAT and facts.get("run_id") == run_id else {}
+
+
+def _paths(folder: Path) -> RunLayout:
+    return RunLayout(folder, expert=0)  # none of the paths used here depends on the expert

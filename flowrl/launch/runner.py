@@ -1,0 +1,223 @@
+"""The process inside the pane: it starts the trainer, waits, and writes down how it ended.
+
+Run by path, `python -I -S runner.py SPEC.json`, with the standard library alone, so that it costs
+16 ms and 4 MB and cannot be broken by what is installed. Three files in the spec's folder are its
+whole interface: `run.lock` (an flock that the trainer inherits: free means that nobody of this run
+lives), `start.json` (who they are) and `exit.json` (how the trainer ended).
+"""
+# pathlib alone would double the time to start:
+# ruff: noqa: PTH100, PTH105, PTH118, PTH119, PTH120, PTH123
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+
+FORMAT = 1
+EXIT_BUSY = 75  # another runner holds run.lock
+EXIT_NOT_STARTED = 127  # the trainer's program could not be executed
+ASKS = {
+    signal.SIGHUP: "hup",
+    signal.SIGINT: "int",
+    signal.SIGQUIT: "quit",
+    signal.SIGTERM: "term",
+}
+PASSED_ON = (signal.SIGHUP, signal.SIGTERM)  # the terminal itself sends the others to the trainer
+WATCHED = (*ASKS, signal.SIGCHLD)
+# Python ignores SIGPIPE and SIGXFSZ, and a shell's background job ignores SIGINT and SIGQUIT.
+RESET = (*WATCHED, signal.SIGPIPE, signal.SIGXFSZ)
+WRITE_TRIES = 10
+WRITE_PAUSE_SECONDS = 0.5
+
+
+def main(argv: list[str]) -> int:
+    """Run the trainer that the spec describes; returns its exit code, or 128 + its signal."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    spec_path = os.path.abspath(argv[0])
+    folder = os.path.dirname(spec_path)
+    with open(spec_path, encoding="utf-8") as file:
+        spec = json.load(file)
+    if not take_lock(os.path.join(folder, "run.lock")):
+        say(f"another process of run {spec['run_id']} is alive; nothing was started")
+        return EXIT_BUSY
+    return run(spec, folder)
+
+
+def run(spec: dict, folder: str) -> int:
+    """Start the trainer, wait for its end and record it."""
+    start = start_record(spec["run_id"])
+    # Written before and after the spawn: there is no instant at which a trainer lives unnamed.
+    write_record(os.path.join(folder, "start.json"), start, durable=False)
+    kills_before = oom_kills()
+    try:
+        trainer = spawn(spec)
+    except OSError as error:
+        say(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
+        return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
+    start["trainer"] = identity(trainer)
+    write_record(os.path.join(folder, "start.json"), start, durable=False)
+    status, asked_by = wait_for(trainer, spec["grace_seconds"])
+    if not os.WIFSIGNALED(status):
+        return finish(spec, folder, code=os.WEXITSTATUS(status), asked_by=asked_by)
+    number = os.WTERMSIG(status)
+    oom = number == signal.SIGKILL and oom_kills() > kills_before
+    return finish(spec, folder, signal=number, oom=oom, asked_by=asked_by)
+
+
+def take_lock(path: str) -> bool:
+    """Hold run.lock until the last process that inherits it is gone; False if it is held."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    os.set_inheritable(descriptor, True)
+    return True
+
+
+def spawn(spec: dict) -> int:
+    """Start the trainer on our terminal, with the spec's environment and nothing else."""
+    if spec.get("cpus"):
+        os.sched_setaffinity(0, spec["cpus"])
+    os.chdir(spec["cwd"])
+    argv = spec["argv"]
+    return os.posix_spawnp(argv[0], argv, spec["env"], setsigmask=(), setsigdef=RESET)
+
+
+def wait_for(trainer: int, grace_seconds: float) -> tuple[int, list[str]]:
+    """The trainer's wait status, and the signals that somebody sent us meanwhile.
+
+    HUP and TERM reach the trainer as TERM; KILL follows after the grace.
+    """
+    asked_by: list[str] = []
+    deadline: float | None = None
+    while True:
+        ended, status = os.waitpid(trainer, os.WNOHANG)
+        if ended:
+            return status, asked_by
+        number = next_signal(deadline)
+        if number is None:
+            os.kill(trainer, signal.SIGKILL)
+            deadline = time.monotonic() + grace_seconds
+        elif number in ASKS and ASKS[number] not in asked_by:
+            asked_by.append(ASKS[number])
+        if number in PASSED_ON and deadline is None:
+            os.kill(trainer, signal.SIGTERM)
+            deadline = time.monotonic() + grace_seconds
+
+
+def next_signal(deadline: float | None) -> signal.Signals | None:
+    """The next signal, or None when the deadline has passed.
+
+    A plain waitpid would never act on SIGHUP: Python takes it up again after every signal.
+    """
+    if deadline is None:
+        return signal.Signals(signal.sigwaitinfo(WATCHED).si_signo)
+    info = signal.sigtimedwait(WATCHED, max(0.0, deadline - time.monotonic()))
+    return None if info is None else signal.Signals(info.si_signo)
+
+
+def start_record(run_id: str) -> dict:
+    """start.json: who runs, on which boot of the machine, in which pane of which tmux server."""
+    server_pid = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
+    return {
+        "format": FORMAT,
+        "run_id": run_id,
+        "runner": identity(os.getpid()),
+        "trainer": None,
+        "pane": os.environ.get("TMUX_PANE"),
+        "server_pid": int(server_pid) if server_pid.isdigit() else None,
+        "started_at": time.time(),
+    }
+
+
+def identity(pid: int) -> dict:
+    """A process's pid and birth (boot id and start time): a reused pid has another birth."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            ticks = file.read().rpartition(")")[2].split()[19]
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return {"pid": pid, "birth": f"{file.read().strip()}:{ticks}"}
+    except OSError:
+        return {"pid": pid, "birth": ""}
+
+
+def oom_kills() -> int:
+    """How often the kernel killed for lack of memory: in our cgroup, else on the machine."""
+    for path in (*memory_event_files(), "/proc/vmstat"):
+        try:
+            with open(path, encoding="ascii") as file:
+                counts = dict(line.split()[:2] for line in file)
+            return int(counts["oom_kill"])
+        except (OSError, KeyError, ValueError):
+            continue
+    return 0
+
+
+def memory_event_files() -> list[str]:
+    """Where cgroup version 2, or 1, counts the kills of our own group."""
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return []
+    files = [f"/sys/fs/cgroup{group[2]}/memory.events" for group in groups if group[0] == "0"]
+    old = [group[2] for group in groups if group[1] == "memory"]
+    return files + [f"/sys/fs/cgroup/memory{path}/memory.oom_control" for path in old]
+
+
+def finish(spec: dict, folder: str, **facts: object) -> int:
+    """Write exit.json and answer what to exit with ourselves."""
+    record = {
+        "format": FORMAT,
+        "run_id": spec["run_id"],
+        "code": None,
+        "signal": None,
+        "oom": False,
+        "asked_by": [],
+        "detail": "",
+        "ended_at": time.time(),
+        **facts,
+    }
+    for attempt in range(WRITE_TRIES):  # a full disk may be emptied by whoever fills it
+        try:
+            write_record(os.path.join(folder, "exit.json"), record, durable=True)
+            break
+        except OSError as error:
+            say(f"exit.json cannot be written, try {attempt + 1} of {WRITE_TRIES}: {error}")
+            time.sleep(WRITE_PAUSE_SECONDS)
+    return record["code"] if record["code"] is not None else 128 + int(record["signal"])
+
+
+def write_record(path: str, record: dict, *, durable: bool) -> None:
+    """Replace a JSON file at one stroke; a durable one survives the machine's crash."""
+    part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+        if durable:
+            os.fsync(descriptor)
+    os.replace(part, path)
+    if durable:
+        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+def say(text: str) -> None:
+    """One line for whoever reads the pane or the log; a closed terminal is no error."""
+    try:
+        os.write(2, f"flowrl: {text}\n".encode())
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))
