@@ -1,0 +1,164 @@
+"""Arrays on disk, one Orbax checkpoint per expert; the only module that imports Orbax.
+
+Orbax keeps a torn save from being read but neither flushes it to disk nor refuses an array of
+another shape when it restores NumPy arrays. Both are done here: a folder is flushed before the
+rename that publishes it, and every leaf is compared with what the caller expects before loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from flowrl import durable
+from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
+from flowrl.runs import Shapes
+
+Tree = TypeVar("Tree")
+_UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what Orbax raises for damaged files
+
+
+def save_expert(folder: Path, params: Any) -> None:
+    """Write a tree of arrays to `folder`, which must not exist; it appears whole and durable."""
+    durable.make_dir(folder.parent)
+    for left in folder.parent.glob(f".tmp-{folder.name}*"):  # of a trainer that was killed
+        durable.remove_tree(left)
+    prepared = folder.with_name(f".tmp-{folder.name}").absolute()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(prepared, _nested(_leaves(params)))
+    durable.commit_dir(prepared, folder.absolute())
+
+
+def load_expert(folder: Path, like: Tree) -> Tree:
+    """Read the tree in `folder`, bit for bit, as NumPy arrays in the structure of `like`.
+
+    Leaves of `like` need only `shape` and `dtype`, e.g. `like_of(shapes)`.
+
+    Raises:
+      ExpertMissingError: there is no such folder.
+      ExpertCorruptError: its files cannot be read.
+      ExpertShapeError: a leaf is missing, unexpected, or has another shape or dtype.
+    """
+    if not folder.is_dir():
+        raise ExpertMissingError(f"{folder} does not exist; train its skill again")
+    wanted = {path: _form(leaf) for path, leaf in _named(like).items()}
+    _refuse_difference(folder, _stored_forms(folder), wanted)
+    target = _nested({path: np.zeros(shape, dtype) for path, (shape, dtype) in wanted.items()})
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            found = _named(checkpointer.restore(folder.absolute(), target))
+    except _UNREADABLE as error:
+        raise _corrupt(folder, error) from error
+    return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in wanted])
+
+
+def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of every leaf by its path, as it is written into run files."""
+    return {path: tuple(leaf.shape) for path, leaf in _named(params).items()}
+
+
+def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:
+    """A tree of abstract leaves to hand to `load_expert`.
+
+    >>> like_of({"actor/dense_0/bias": (64,)})["actor"]["dense_0"]["bias"].shape
+    (64,)
+    """
+    return _nested({path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()})
+
+
+def save_resume(folder: Path, tree: Any) -> None:
+    """Write a resumable state; an older one below `folder` goes once the new one is durable."""
+    older = _numbered(folder)
+    save_expert(folder / str(older[-1] + 1 if older else 0), tree)
+    for number in older:
+        durable.remove_tree(folder / str(number))
+
+
+def load_resume(folder: Path, like: Tree) -> Tree:
+    """Read the newest resumable state below `folder`; raises as `load_expert` does."""
+    numbers = _numbered(folder)
+    if not numbers:
+        raise ExpertMissingError(f"{folder} holds no resumable state; start with --no-resume")
+    return load_expert(folder / str(numbers[-1]), like)
+
+
+def has_resume(folder: Path) -> bool:
+    """Whether a stopped trainer left a state to continue from."""
+    return bool(_numbered(folder))
+
+
+def _numbered(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    names = [entry.name for entry in folder.iterdir()]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def _stored_forms(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            metadata = checkpointer.metadata(folder.absolute()).item_metadata
+        if metadata is None:
+            raise ValueError("it holds no description of its arrays")
+        return {path: _form(leaf) for path, leaf in _named(metadata.tree).items()}
+    except (*_UNREADABLE, AttributeError) as error:
+        raise _corrupt(folder, error) from error
+
+
+def _refuse_difference(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for path in sorted({*stored, *wanted}):
+        if path not in stored:
+            raise ExpertShapeError(
+                f"{folder} has no {path}, this run needs {_said(wanted[path])}; "
+                "train its skill again"
+            )
+        if path not in wanted:
+            raise ExpertShapeError(
+                f"{folder} has {path} of shape {_said(stored[path])}, this run has no such leaf; "
+                "train its skill again"
+            )
+        if stored[path] != wanted[path]:
+            raise ExpertShapeError(
+                f"{folder} has {path} of shape {_said(stored[path])}, this run needs "
+                f"{_said(wanted[path])}; train its skill again, or set --layer_size and "
+                "--env_name as they were"
+            )
+
+
+def _said(form: tuple[tuple[int, ...], np.dtype]) -> str:
+    shape, dtype = form
+    return str(shape) if dtype == np.float32 else f"{shape} {dtype}"
+
+
+def _form(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+    return tuple(leaf.shape), np.dtype(leaf.dtype)
+
+
+def _corrupt(folder: Path, error: Exception) -> ExpertCorruptError:
+    reason = str(error).partition("\n")[0][:200]
+    return ExpertCorruptError(f"{folder} cannot be read ({reason}); roll back or train again")
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
+
+
+def _leaves(tree: Any) -> dict[str, np.ndarray]:
+    return {path: np.asarray(leaf) for path, leaf in _named(jax.device_get(tree)).items()}
+
+
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *folders, name = path.split("/")
+        node = root
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = leaf
+    return root

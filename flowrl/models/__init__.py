@@ -1,0 +1,1 @@
+"""The bodies of experts: shapes, networks, and the routing of rows to experts."""

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from flowrl import checkpoints, durable
+from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
+from flowrl.models.shapes import expert_shapes
+
+SHAPES = expert_shapes(9, 4, 6)
+
+
+def random_expert(seed: int, shapes=SHAPES) -> dict:
+    rng = np.random.default_rng(seed)
+    leaves = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in shapes.items()}
+    return checkpoints._nested(leaves)
+
+
+def same_bits(one, other) -> bool:
+    left, right = checkpoints._named(one), checkpoints._named(other)
+    return left.keys() == right.keys() and all(
+        left[path].dtype == right[path].dtype and left[path].tobytes() == right[path].tobytes()
+        for path in left
+    )
+
+
+def test_twelve_experts_come_back_bit_for_bit(tmp_path):
+    for number in range(12):
+        expert = random_expert(number)
+        expert["actor"]["dense_0"]["bias"][:3] = [np.nan, -0.0, np.float32(1e-45)]
+        checkpoints.save_expert(tmp_path / f"expert_{number}", expert)
+    for number in range(12):
+        expert = random_expert(number)
+        expert["actor"]["dense_0"]["bias"][:3] = [np.nan, -0.0, np.float32(1e-45)]
+        found = checkpoints.load_expert(tmp_path / f"expert_{number}", checkpoints.like_of(SHAPES))
+        assert same_bits(found, expert)
+
+
+def test_shapes_are_named_by_the_path_of_their_leaf():
+    assert checkpoints.shapes_of(random_expert(0)) == SHAPES
+
+
+def test_a_saved_folder_keeps_its_digest_when_it_is_copied(tmp_path):
+    checkpoints.save_expert(tmp_path / "one", random_expert(0))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    assert durable.tree_digest(tmp_path / "one") == durable.tree_digest(tmp_path / "two")
+    found = checkpoints.load_expert(tmp_path / "two", checkpoints.like_of(SHAPES))
+    assert same_bits(found, random_expert(0))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (expert_shapes(9, 4, 8), ["actor/dense_0/bias", "(6,)", "(8,)", "--layer_size"]),
+        (
+            {p: s for p, s in SHAPES.items() if p != "critic/dense_3/bias"},
+            ["critic/dense_3/bias", "no such leaf"],
+        ),
+        ({**SHAPES, "critic/extra": (2, 2)}, ["has no critic/extra", "(2, 2)"]),
+    ],
+    ids=["another width", "a leaf too many", "a leaf too few"],
+)
+def test_an_expert_of_another_form_is_refused_by_name(tmp_path, shapes, words):
+    checkpoints.save_expert(tmp_path / "expert_4", random_expert(4))
+    with pytest.raises(ExpertShapeError) as caught:
+        checkpoints.load_expert(tmp_path / "expert_4", checkpoints.like_of(shapes))
+    for word in [*words, "expert_4"]:
+        assert word in str(caught.value)
+
+
+def test_an_expert_of_another_dtype_is_refused(tmp_path):
+    checkpoints.save_expert(tmp_path / "e", random_expert(0))
+    with pytest.raises(ExpertShapeError, match="float64"):
+        checkpoints.load_expert(tmp_path / "e", checkpoints.like_of(SHAPES, np.float64))
+
+
+def test_a_missing_expert_is_told_from_a_broken_one(tmp_path):
+    with pytest.raises(ExpertMissingError, match="does not exist"):
+        checkpoints.load_expert(tmp_path / "none", checkpoints.like_of(SHAPES))
+
+
+@pytest.mark.parametrize("victim", ["_METADATA", "manifest.ocdbt", "d"])
+def test_an_expert_with_damaged_files_is_refused(tmp_path, victim):
+    checkpoints.save_expert(tmp_path / "e", random_expert(0))
+    path = tmp_path / "e" / victim
+    for file in [path] if path.is_file() else list(path.iterdir()):
+        file.write_bytes(file.read_bytes()[:7])
+    with pytest.raises(ExpertCorruptError, match="cannot be read"):
+        checkpoints.load_expert(tmp_path / "e", checkpoints.like_of(SHAPES))
+
+
+def test_what_a_killed_save_left_is_cleared_by_the_next(tmp_path):
+    (tmp_path / ".tmp-e.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / ".tmp-e").mkdir()
+    checkpoints.save_expert(tmp_path / "e", random_expert(0))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["e"]
+
+
+def test_a_save_that_fails_publishes_nothing(tmp_path, monkeypatch):
+    def refuse(root):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable, "fsync_tree", refuse)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save_expert(tmp_path / "e", random_expert(0))
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_resumable_state_replaces_the_older_one(tmp_path):
+    like = {"frames": np.int64(0), "params": random_expert(0)}
+    for frames in (2**40, 2**40 + 1):
+        checkpoints.save_resume(tmp_path / "resume", {**like, "frames": np.int64(frames)})
+        assert checkpoints.load_resume(tmp_path / "resume", like)["frames"] == frames
+    assert len(list((tmp_path / "resume").iterdir())) == 1
+
+
+def test_without_a_resumable_state_there_is_nothing_to_load(tmp_path):
+    assert not checkpoints.has_resume(tmp_path / "resume")
+    with pytest.raises(ExpertMissingError, match="--no-resume"):
+        checkpoints.load_resume(tmp_path / "resume", random_expert(0))
