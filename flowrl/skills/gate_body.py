@@ -1,0 +1,247 @@
+"""The gate's second half: what the statements and expressions of one function may be."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator
+
+from flowrl.errors import GateError
+from flowrl.skills.admitted import (
+    ATTRIBUTES,
+    CALLS,
+    ENUMS,
+    FUNCTIONS,
+    MAKERS,
+    METHODS,
+    MODULES,
+    VALUES,
+)
+
+NUMBER_LIMIT = 1_000_000
+EXPONENT_LIMIT = 8
+RANGE_LIMIT = 64
+ITERATION_LIMIT = 1_024  # of nested loops together
+SIZE_LIMIT = 4_096  # elements of an array whose shape is written in the code
+
+_STATEMENTS = (ast.Return, ast.Assign, ast.AugAssign, ast.If, ast.For, ast.Pass)
+_EXPRESSIONS = (
+    *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Call, ast.Constant),
+    *(ast.Attribute, ast.Subscript, ast.Name, ast.Tuple, ast.List, ast.Slice),
+)
+_OPERATORS = (
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow),
+    *(ast.BitAnd, ast.BitOr, ast.BitXor, ast.Invert, ast.Not, ast.UAdd, ast.USub),
+    *(ast.And, ast.Or, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+    *(ast.Load, ast.Store),
+)
+_ADMITTED = (*_STATEMENTS, *_EXPRESSIONS, *_OPERATORS)
+_SEQUENCES = (ast.Tuple, ast.List)
+
+
+def check_body(body: list[ast.stmt], *, parameters: frozenset[str], place: str) -> None:
+    """Refuse any statement or expression that is not admitted.
+
+    Raises:
+      GateError: with the place and the remedy.
+    """
+    nodes = [part for statement in body for part in ast.walk(statement)]
+    stored = {
+        part.id for part in nodes if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    }
+    for name in sorted(stored & (MODULES | ENUMS | CALLS | {"range"})):
+        raise refusal(place, body[0], f"{name} is given another meaning", "choose another name")
+    scope = _Scope(place, parameters | stored)
+    for statement in body:
+        scope.statement(statement, iterations=1)
+    returns = [part for part in nodes if isinstance(part, ast.Return)]
+    if not returns or any(part.value is None for part in returns):
+        line = body[0] if body else None
+        raise refusal(place, line, "a function returns nothing", "return its value")
+
+
+def refusal(place: str, node: ast.AST | None, what: str, remedy: str) -> GateError:
+    """The error for a node: its line, what is wrong with it, and the remedy."""
+    return GateError(f"{place}:{getattr(node, 'lineno', 1)}: {what}; {remedy}")
+
+
+class _Scope:
+    """The names one function may use, and the checks of what it does with them."""
+
+    def __init__(self, place: str, names: frozenset[str]) -> None:
+        self.place = place
+        self.names = names
+
+    def statement(self, node: ast.stmt, *, iterations: int) -> None:
+        self._admit(node)
+        if isinstance(node, ast.For):
+            iterations *= self._loop(node)
+            if iterations > ITERATION_LIMIT:
+                raise self._no(node, f"loops run over {ITERATION_LIMIT} times", "use jnp instead")
+        for field, child in _parts(node):
+            if isinstance(child, ast.stmt):
+                self.statement(child, iterations=iterations)
+            elif field in {"target", "targets"}:
+                self._target(child)
+            elif field != "iter":
+                self._value(child)
+
+    def _value(self, node: ast.AST) -> None:
+        # A sequence is admitted where its length cannot be multiplied.
+        for child in node.elts if isinstance(node, _SEQUENCES) else [node]:
+            self.expression(child)
+
+    def expression(self, node: ast.AST) -> None:
+        self._admit(node)
+        match node:
+            case ast.Name():
+                self._name(node)
+            case ast.Constant():
+                self._constant(node)
+            case ast.Attribute():
+                self._attribute(node, called=False)
+            case ast.Call():
+                self._call(node)
+            case ast.Subscript():
+                self.expression(node.value)
+                self._sequence(node.slice)
+            case ast.Tuple() | ast.List():
+                raise self._no(node, "a bare sequence", "use jnp.array([...])")
+            case _:
+                self._operation(node)
+
+    def _operation(self, node: ast.AST) -> None:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+            self._power(node)
+        for child in ast.iter_child_nodes(node):
+            self.expression(child)
+
+    def _sequence(self, node: ast.AST) -> None:
+        if not isinstance(node, _SEQUENCES):
+            self.expression(node)
+            return
+        for child in node.elts:
+            self._sequence(child)
+
+    def _admit(self, node: ast.AST) -> None:
+        if not isinstance(node, _ADMITTED):
+            what = f"{type(node).__name__} is not admitted in skill code"
+            raise self._no(node, what, "write it with assignments, if, jnp.where and arithmetic")
+
+    def _loop(self, node: ast.For) -> int:
+        match node:
+            case ast.For(
+                iter=ast.Call(
+                    func=ast.Name(id="range"),
+                    args=[ast.Constant(value=int() as times)],
+                    keywords=[],
+                ),
+                orelse=[],
+            ) if 0 <= times <= RANGE_LIMIT:
+                return times
+        raise self._no(node, "for runs over something else", f"use range(k), k up to {RANGE_LIMIT}")
+
+    def _target(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Tuple):
+            for child in node.elts:
+                self._target(child)
+        elif isinstance(node, ast.Name):
+            check_word(node.id, node, self.place)
+        else:
+            raise self._no(node, "only a name can be assigned to", "use x.at[i].set(value)")
+
+    def _name(self, node: ast.Name) -> None:
+        check_word(node.id, node, self.place)
+        if node.id not in self.names:
+            what = f"{node.id!r} is not a parameter, a local name or an admitted function"
+            raise self._no(node, what, "ask for the feature by parameter; see docs/skills.md")
+
+    def _constant(self, node: ast.Constant) -> None:
+        value = node.value
+        if value is None or value is ... or isinstance(value, bool):
+            return
+        if not isinstance(value, int | float):
+            raise self._no(node, f"a literal {type(value).__name__}", "use numbers only")
+        if not math.isfinite(value) or abs(value) > NUMBER_LIMIT:
+            raise self._no(node, "a literal is too large", f"stay within ±{NUMBER_LIMIT}")
+
+    def _power(self, node: ast.BinOp) -> None:
+        exponent = node.right
+        if isinstance(exponent, ast.UnaryOp) and isinstance(exponent.op, ast.USub):
+            exponent = exponent.operand
+        value = exponent.value if isinstance(exponent, ast.Constant) else None
+        if isinstance(value, bool) or not isinstance(value, int | float) or value > EXPONENT_LIMIT:
+            what = "an exponent is not a small literal"
+            raise self._no(node, what, f"use a number up to {EXPONENT_LIMIT}")
+
+    def _attribute(self, node: ast.Attribute, *, called: bool) -> None:
+        check_word(node.attr, node, self.place)
+        path = _dotted(node)
+        root = path.split(".", 1)[0]
+        if root in MODULES:
+            if path not in VALUES and not (called and path in FUNCTIONS):
+                what = f"{path} is not admitted" + (" as a value" if path in FUNCTIONS else "")
+                raise self._no(node, what, "docs/skills.md lists the functions that are")
+        elif root in ENUMS:
+            self._member(node, path)
+        elif node.attr in (METHODS if called else ATTRIBUTES):
+            self.expression(node.value)
+        else:
+            raise self._no(node, f"attribute {node.attr!r}", "use an item or a jnp function")
+
+    def _member(self, node: ast.Attribute, path: str) -> None:
+        parts = path.split(".")
+        if len(parts) != 3 or parts[2] != "value" or not parts[1].isupper():
+            raise self._no(node, f"{path} is not an enum's number", f"write {parts[0]}.NAME.value")
+
+    def _call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Attribute):
+            self._attribute(node.func, called=True)
+            if _dotted(node.func) in MAKERS:
+                self._maker(node)
+        elif not (isinstance(node.func, ast.Name) and node.func.id in CALLS):
+            called = ast.unparse(node.func)[:40]
+            raise self._no(node, f"a call of {called!r}", f"call jnp functions or {sorted(CALLS)}")
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self._sequence(argument)
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise self._no(node, "** in a call", "write the arguments out")
+            check_word(keyword.arg, node, self.place)
+
+    def _maker(self, node: ast.Call) -> None:
+        shape = node.args[0] if node.args else None
+        sizes = shape.elts if isinstance(shape, _SEQUENCES) else [shape]
+        numbers = [part.value for part in sizes if isinstance(part, ast.Constant)]
+        whole = [number for number in numbers if type(number) is int]
+        keywords = {keyword.arg for keyword in node.keywords} - {"dtype", "fill_value"}
+        several = isinstance(node.func, ast.Attribute) and node.func.attr == "arange"
+        several = several and len(node.args) > 1
+        if len(whole) != len(sizes) or math.prod(whole) > SIZE_LIMIT or keywords or several:
+            what = f"{ast.unparse(node.func)} of a size that is not one small literal"
+            raise self._no(node, what, f"write the shape in numbers, {SIZE_LIMIT} elements at most")
+
+    def _no(self, node: ast.AST, what: str, remedy: str) -> GateError:
+        return refusal(self.place, node, what, remedy)
+
+
+def check_word(word: str, node: ast.AST, place: str) -> None:
+    """Refuse a name that is not plain: the parser has already brought it to NFKC."""
+    if not word.isascii() or word.startswith("_") or "__" in word:
+        raise refusal(place, node, f"the name {word!r}", "use plain names without a leading _")
+
+
+def _parts(node: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield field, child
+
+
+def _dotted(node: ast.AST) -> str:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    parts.append(node.id if isinstance(node, ast.Name) else "?")
+    return ".".join(reversed(parts))

@@ -1,0 +1,264 @@
+"""Skills: the noun everything is about, and the one form in which skills are written.
+
+A skill is a file: constants and two functions. The same text ships with flowrl, is dropped in a
+folder by a user or is written by a language model. Reading it executes nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrl import durable
+from flowrl.errors import FlowrlError, NameRefusedError, SkillError
+from flowrl.layout import display_name, slug
+from flowrl.skills.amount import Amount
+from flowrl.skills.gate import SOURCE_LIMIT_BYTES, check_skill_source, literal
+
+__all__ = ["Amount", "Skill", "Step", "check_files", "load_library", "load_skill", "parse_skill"]
+
+LIBRARIES = {
+    "Craftax-Classic-Symbolic-v1": "craftax_classic",
+    "Craftax-Symbolic-v1": "craftax",
+}
+_ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_KEYS = frozenset(
+    {"name", "description", "requirements", "consumption", "gain", "ephemeral"}
+    | {"is_done", "reward", "code"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skill:
+    """What an agent can learn, what it takes and what it yields.
+
+    `requirements` must hold when the skill starts, `consumption` is used up, `gain` holds when it
+    is done; `ephemeral` names those gains that last only while nothing moves the player.
+    """
+
+    name: str
+    description: str
+    requirements: Mapping[str, Amount]
+    consumption: Mapping[str, Amount]
+    gain: Mapping[str, Amount]
+    ephemeral: frozenset[str]
+    is_done: str  # source of the predicate, `def task_is_done(…)`
+    reward: str  # source of the reward, `def task_reward(…)`
+
+    @property
+    def source(self) -> str:
+        """The skill as a skill file; parsing it gives the same skill."""
+        lines = [
+            f"description = {self.description!r}",
+            f"name = {self.name!r}",
+            f"requirements = {_written(self.requirements)!r}",
+            f"consumption = {_written(self.consumption)!r}",
+            f"gain = {_written(self.gain)!r}",
+            f"ephemeral = {sorted(self.ephemeral)!r}",
+        ]
+        return "\n".join(lines) + f"\n\n\n{self.is_done}\n\n\n{self.reward}\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """The skill as plain data; `from_json` reads it back."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "requirements": _written(self.requirements),
+            "consumption": _written(self.consumption),
+            "gain": _written(self.gain),
+            "ephemeral": sorted(self.ephemeral),
+            "is_done": self.is_done,
+            "reward": self.reward,
+        }
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> Skill:
+        """The skill that `to_json` wrote; it passes the gate again.
+
+        Raises:
+          SkillError: the data is not a skill.
+        """
+        return skill_from_data(_text(facts.get("name"), "name", "skill data"), facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One line of an execution plan: which skill, and up to which count."""
+
+    skill: str
+    count: int
+
+
+def parse_skill(text: str, *, place: str) -> Skill:
+    """The skill that a file's text defines; nothing of it is executed.
+
+    Raises:
+      SkillError: the text is malformed, or does not pass the gate.
+    """
+    module = check_skill_source(text, place)
+    functions: dict[str, str] = {}
+    constants: dict[str, Any] = {"description": ast.get_docstring(module)}
+    for node in module.body:
+        match node:
+            case ast.FunctionDef(name=name):
+                functions[name] = ast.get_source_segment(text, node) or ast.unparse(node)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                constants[name] = literal(value, place)
+    return _skill(constants, functions, place)
+
+
+def skill_from_data(skill_name: str, data: Mapping[str, Any]) -> Skill:
+    """The skill that a mapping describes, as `SkillScheduler.add_skill` and `Flow` pass it.
+
+    Keys: `description`, `requirements`, `consumption`, `gain` (amounts as numbers or strings such
+    as `"lambda n: 4*n + 0"`), `ephemeral`, and the sources of the two functions: `is_done` and
+    `reward`, or both in one text under `code`. `gain` and the functions are required.
+
+    Raises:
+      SkillError: a key is unknown, missing or malformed, or the code does not pass the gate.
+    """
+    place = f"skill {skill_name!r}"
+    for key in data:
+        if key not in _KEYS:
+            raise SkillError(f"{place}: unknown key {key!r}; known are {', '.join(sorted(_KEYS))}")
+    code = [_text(data[key], key, place) for key in ("is_done", "reward", "code") if key in data]
+    constants = {key: data[key] for key in data if key not in {"is_done", "reward", "code"}}
+    constants = {"description": "", **constants, "name": skill_name}
+    lines = [f"{key} = {_plain(value, key, place)!r}" for key, value in constants.items()]
+    return parse_skill("\n".join([*lines, "", *code, ""]), place=place)
+
+
+def load_skill(path: Path) -> Skill:
+    """The skill in a file.
+
+    Raises:
+      FlowrlError: the file cannot be read, is malformed, or does not pass the gate.
+    """
+    content = durable.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise SkillError(f"{path}:1: not UTF-8; save the file as UTF-8") from error
+    return parse_skill(text, place=str(path))
+
+
+def load_library(env_name: str, skills_dir: Path | None = None) -> dict[str, Skill]:
+    """All skills for an environment, by name: the embedded ones, then those of `skills_dir`.
+
+    Files are read in the order of their names. A user's skill replaces the embedded one that has
+    the same name, in its place.
+
+    Raises:
+      SkillError: no library for this environment, no such folder, or two skills with one slug.
+    """
+    if env_name not in LIBRARIES:
+        raise SkillError(f"no skills for {env_name!r}; known are {', '.join(LIBRARIES)}")
+    skills = _load_folder(Path(__file__).parent / "library" / LIBRARIES[env_name])
+    if skills_dir is not None:
+        if not Path(skills_dir).is_dir():
+            raise SkillError(f"{skills_dir} is not a folder; name a folder of skill files")
+        skills |= _load_folder(Path(skills_dir))
+    _refuse_shared_slugs(skills)
+    return skills
+
+
+def check_files(paths: Iterable[Path]) -> list[tuple[Path, str | None]]:
+    """Each file with None when it is a good skill, else with what is wrong with it."""
+    verdicts: list[tuple[Path, str | None]] = []
+    for path in paths:
+        try:
+            load_skill(path)
+        except FlowrlError as error:
+            verdicts.append((path, str(error)))
+        else:
+            verdicts.append((path, None))
+    return verdicts
+
+
+def _load_folder(folder: Path) -> dict[str, Skill]:
+    places: dict[str, Path] = {}
+    skills: dict[str, Skill] = {}
+    for path in sorted(folder.glob("*.py")):
+        skill = load_skill(path)
+        if skill.name in skills:
+            raise SkillError(f"{path} and {places[skill.name]} are both {skill.name!r}; rename one")
+        skills[skill.name], places[skill.name] = skill, path
+    return skills
+
+
+def _refuse_shared_slugs(skills: Mapping[str, Skill]) -> None:
+    names: dict[str, str] = {}
+    for name in skills:
+        other = names.setdefault(slug(name), name)
+        if other != name:
+            raise SkillError(f"the skills {other!r} and {name!r} share the slug {slug(name)!r}")
+
+
+def _skill(constants: Mapping[str, Any], functions: Mapping[str, str], place: str) -> Skill:
+    try:
+        name = display_name(_text(constants.get("name"), "name", place))
+    except NameRefusedError as error:
+        raise SkillError(f"{place}: {error}") from error
+    gain = _amounts(constants.get("gain"), "gain", place)
+    if not any(gain.values()):
+        raise SkillError(f"{place}: gain is empty; say what the skill {name!r} yields")
+    return Skill(
+        name=name,
+        description=_text(constants.get("description") or name, "description", place).strip(),
+        requirements=_amounts(constants.get("requirements", {}), "requirements", place),
+        consumption=_amounts(constants.get("consumption", {}), "consumption", place),
+        gain=gain,
+        ephemeral=_ephemeral(constants.get("ephemeral", ()), gain, place),
+        is_done=functions["task_is_done"],
+        reward=functions["task_reward"],
+    )
+
+
+def _amounts(value: Any, key: str, place: str) -> dict[str, Amount]:
+    if not isinstance(value, Mapping):
+        raise SkillError(f'{place}: {key} is not a dict; write {{"wood": "n"}} or {{}}')
+    amounts: dict[str, Amount] = {}
+    for item, amount in value.items():
+        if not isinstance(item, str) or not _ITEM.fullmatch(item):
+            raise SkillError(f"{place}: {key} names {item!r}; use words such as wood or near_table")
+        try:
+            amounts[item] = Amount.parse(amount)
+        except SkillError as error:
+            raise SkillError(f"{place}: {key} of {item}: {error}") from error
+    return amounts
+
+
+def _ephemeral(value: Any, gain: Mapping[str, Amount], place: str) -> frozenset[str]:
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise SkillError(f'{place}: ephemeral is not a list; write ["near_table"]')
+    for item in value:
+        if item not in gain:
+            raise SkillError(f"{place}: ephemeral names {item!r}, which is not in gain; add it")
+    return frozenset(value)
+
+
+def _written(amounts: Mapping[str, Amount]) -> dict[str, str]:
+    return {item: str(amount) for item, amount in amounts.items()}
+
+
+def _text(value: Any, key: str, place: str) -> str:
+    if not isinstance(value, str):
+        raise SkillError(f"{place}: {key} is missing or not text; write it as a string")
+    return value
+
+
+def _plain(value: Any, key: str, place: str) -> Any:
+    """The value made of plain literals only, so that its repr is a literal."""
+    if isinstance(value, Mapping):
+        return {_plain(item, key, place): _plain(part, key, place) for item, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(part, key, place) for part in value]
+    if isinstance(value, Amount):
+        return str(value)
+    if value is None or type(value) in {str, int, float, bool}:
+        return value
+    raise SkillError(f"{place}: {key} holds a {type(value).__name__}; use text and numbers")
