@@ -1,0 +1,210 @@
+"""The manifest: the one file that says which version of each expert counts.
+
+`global_latest.json` is replaced at one stroke by every merge and carries, in the same file, the
+ledger of merged runs: a reader sees all of a merge or none of it, and a merge that is repeated
+finds its run id. A damaged manifest is refused with the history file to restore, never begun anew.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from flowrl import durable
+from flowrl.errors import FileRefusedError, FormatVersionError
+from flowrl.experts.merge import Contribution, ExpertVersion
+from flowrl.layout import GraphLayout, display_name
+
+FORMAT = 1
+KEPT_GENERATIONS = 20
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_VERSION = re.compile(r"v\d{6,}-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_HISTORY = re.compile(r"\d+\.json")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The experts that count, by global index, and the runs that are in."""
+
+    generation: int = 0
+    experts: Mapping[int, ExpertVersion] = field(default_factory=lambda: MappingProxyType({}))
+    merged: tuple[str, ...] = ()
+
+    def after(self, run_id: str, taken: Mapping[int, ExpertVersion]) -> Manifest:
+        """The manifest once `run_id` is in: its experts and its ledger entry, at one stroke."""
+        return Manifest(
+            generation=self.generation + 1,
+            experts=MappingProxyType(dict(sorted({**self.experts, **taken}.items()))),
+            merged=(*self.merged, run_id),
+        )
+
+
+def version_name(generation: int, run_id: str) -> str:
+    """The folder name of what a run brought in.
+
+    >>> version_name(7, "e4.a1.0f")
+    'v000007-e4.a1.0f'
+    """
+    return f"v{generation:06d}-{run_id}"
+
+
+def is_version_name(text: str) -> bool:
+    """Whether a folder name is one that `version_name` makes."""
+    return _VERSION.fullmatch(text) is not None
+
+
+def checked_run_id(text: str) -> str:
+    """The run id, once it is sure that it can be a part of a file name.
+
+    Raises:
+      FileRefusedError: it holds other characters than letters, digits, `.`, `_` and `-`.
+    """
+    if _RUN_ID.fullmatch(text) is None:
+        raise FileRefusedError(f"{text!r} is no run id; use letters, digits, '.', '_' and '-'")
+    return text
+
+
+def read(layout: GraphLayout) -> Manifest:
+    """The manifest on disk; an empty one for a graph that has merged nothing yet.
+
+    Raises:
+      FileRefusedError: it is damaged, or lost while its history is there.
+      FormatVersionError: another version of flowrl wrote it.
+    """
+    if not layout.manifest.exists() and not layout.manifest.is_symlink():
+        if generations(layout):
+            raise FileRefusedError(f"{layout.manifest} is lost; {_remedy(layout)}")
+        return Manifest()
+    try:
+        return read_file(layout.manifest)
+    except FormatVersionError:
+        raise
+    except FileRefusedError as error:
+        raise FileRefusedError(f"{error}; {_remedy(layout)}") from error
+
+
+def read_file(path: Path) -> Manifest:
+    """Read one manifest file, the present one or one of the history."""
+    facts = durable.read_json(path)
+    if facts.get("format") != FORMAT:
+        raise FormatVersionError(
+            f"{path} has format {facts.get('format')!r}, this flowrl reads {FORMAT}; "
+            "use the version of flowrl that wrote it"
+        )
+    try:
+        versions = [_version(item) for item in _typed(facts["experts"], list)]
+        manifest = Manifest(
+            generation=_natural(facts["generation"]),
+            experts=MappingProxyType({version.index: version for version in versions}),
+            merged=tuple(checked_run_id(item) for item in _typed(facts["merged"], list)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, FileRefusedError) as error:
+        raise FileRefusedError(f"{path} is malformed: {type(error).__name__}: {error}") from error
+    if len(manifest.experts) != len(versions):
+        raise FileRefusedError(f"{path} is malformed: an expert is listed twice")
+    return manifest
+
+
+def history_file(layout: GraphLayout, generation: int) -> Path:
+    """Where a generation's manifest is kept."""
+    return layout.history / f"{generation}.json"
+
+
+def generations(layout: GraphLayout) -> tuple[int, ...]:
+    """The generations that the history holds, oldest first."""
+    if not layout.history.is_dir():
+        return ()
+    names = [path.name for path in layout.history.iterdir() if _HISTORY.fullmatch(path.name)]
+    return tuple(sorted(int(name.removesuffix(".json")) for name in names))
+
+
+def write_history(layout: GraphLayout, manifest: Manifest) -> None:
+    """Keep a manifest for rollback; called before the manifest itself is swapped in."""
+    durable.make_dir(layout.history)
+    durable.fsync_dir(layout.checkpoints)
+    durable.write_json(history_file(layout, manifest.generation), to_json(manifest))
+
+
+def swap(layout: GraphLayout, manifest: Manifest) -> None:
+    """Make `manifest` the one that counts: the commit of a merge."""
+    durable.make_dir(layout.checkpoints)
+    durable.write_json(layout.manifest, to_json(manifest))
+
+
+def write_pickle(layout: GraphLayout, manifest: Manifest) -> None:
+    """Write the same facts under the documented name, for other tools; flowrl never reads it."""
+    facts = to_json(manifest)
+    facts["experts"] = {item["index"]: item for item in facts["experts"]}
+    durable.write_atomic(layout.manifest_pickle, pickle.dumps(facts, protocol=4))
+
+
+def to_json(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as plain JSON values; experts in the order of their indices."""
+    return {
+        "format": FORMAT,
+        "generation": manifest.generation,
+        "experts": [_plain(manifest.experts[index]) for index in sorted(manifest.experts)],
+        "merged": list(manifest.merged),
+    }
+
+
+def _plain(version: ExpertVersion) -> dict[str, Any]:
+    return {
+        "index": version.index,
+        "skill": version.skill,
+        "version": version.version,
+        "frames": version.frames,
+        "sha256": version.sha256,
+        "shapes": {leaf: list(shape) for leaf, shape in version.shapes.items()},
+        "lineage": [{"run_id": part.run_id, "frames": part.frames} for part in version.lineage],
+    }
+
+
+def _remedy(layout: GraphLayout) -> str:
+    for generation in reversed(generations(layout)):
+        path = history_file(layout, generation)
+        try:
+            read_file(path)
+        except FileRefusedError:
+            continue
+        return f"restore it: cp {path} {layout.manifest}"
+    return "no readable manifest is left in its history; restore it from a backup"
+
+
+def _version(facts: Mapping[str, Any]) -> ExpertVersion:
+    name = _typed(facts["version"], str)
+    if not is_version_name(name):
+        raise ValueError(f"{name!r} is no version name")
+    return ExpertVersion(
+        index=_natural(facts["index"]),
+        skill=display_name(_typed(facts["skill"], str)),
+        version=name,
+        frames=_natural(facts["frames"]),
+        sha256=_typed(facts["sha256"], str),
+        shapes={
+            leaf: tuple(_natural(size) for size in shape)
+            for leaf, shape in _typed(facts["shapes"], dict).items()
+        },
+        lineage=tuple(
+            Contribution(run_id=_typed(item["run_id"], str), frames=_natural(item["frames"]))
+            for item in facts["lineage"]
+        ),
+    )
+
+
+def _typed(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not {kind.__name__}")
+    return value
+
+
+def _natural(value: Any) -> int:
+    if isinstance(value, bool) or _typed(value, int) < 0:
+        raise TypeError(f"{value!r} is not a natural number")
+    return value

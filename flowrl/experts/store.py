@@ -1,0 +1,265 @@
+"""The experts on disk: immutable versions, and one manifest that says which of them count.
+
+A merge copies what it takes into new version folders beside the old ones and then swaps the
+manifest, which also holds the ledger of merged runs. Until the swap nothing has changed; after it
+everything has. Whatever a killed merge leaves behind is named by no manifest and is collected.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl import durable, locks
+from flowrl.errors import (
+    BusyError,
+    ExpertCorruptError,
+    ExpertIndexError,
+    ExpertMissingError,
+    FileRefusedError,
+)
+from flowrl.experts import manifest as manifests
+from flowrl.experts.manifest import Manifest
+from flowrl.experts.merge import (
+    Candidate,
+    Contribution,
+    ExpertVersion,
+    MergePolicy,
+    Take,
+    Verdict,
+)
+from flowrl.layout import GraphLayout
+from flowrl.runs import Ancestor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A candidate and the folder that holds its arrays."""
+
+    candidate: Candidate
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What a merge did; a run that was merged before has no verdicts now."""
+
+    manifest: Manifest
+    verdicts: Mapping[int, Verdict]
+    already_merged: bool
+
+
+class ExpertStore:
+    """All versions of a graph's experts; any number of processes may merge and read at once."""
+
+    def __init__(self, layout: GraphLayout, *, lock_seconds: float = 60.0) -> None:
+        self.layout = layout
+        self._lock_seconds = lock_seconds
+
+    def manifest(self) -> Manifest:
+        """The manifest that counts now; raises as `manifest.read` does."""
+        return manifests.read(self.layout)
+
+    def path_of(self, version: ExpertVersion) -> Path:
+        """The folder of a version."""
+        return self.layout.expert_version(version.index, version.skill, version.version)
+
+    def verify(self, version: ExpertVersion) -> Path:
+        """The folder of a version, once its files are known to be those that were committed.
+
+        Raises:
+          ExpertMissingError: the folder is not there.
+          ExpertCorruptError: a file was changed, added, lost or replaced by a link.
+        """
+        path = self.path_of(version)
+        if not path.is_dir():
+            raise ExpertMissingError(
+                f"expert {version.index} ({version.skill}): {path} is missing; restore it from a "
+                "backup, or go back with `flowrl rollback`"
+            )
+        check_digest(path, version.sha256, index=version.index, skill=version.skill)
+        return path
+
+    def commit(self, run_id: str, offers: Sequence[Offer], *, policy: MergePolicy) -> Commit:
+        """Merge a run: all that the policy takes counts at one stroke, and exactly once.
+
+        Raises:
+          BusyError: another process merged for longer than the lock's timeout.
+          ExpertCorruptError: an offered folder is not the one that its candidate describes.
+          ExpertIndexError: an offered expert belongs to another skill.
+        """
+        manifests.checked_run_id(run_id)
+        with self._locked() as still_held:
+            before = self.manifest()
+            if run_id in before.merged:
+                manifests.write_pickle(self.layout, before)
+                return Commit(manifest=before, verdicts={}, already_merged=True)
+            verdicts = {o.candidate.expert: _verdict(policy, before, o.candidate) for o in offers}
+            taken = {
+                offer.candidate.expert: self._publish(run_id, before, offer, verdict)
+                for offer in offers
+                if isinstance(verdict := verdicts[offer.candidate.expert], Take)
+            }
+            after = before.after(run_id, taken)
+            self._swap(before, after, still_held)
+        return Commit(manifest=after, verdicts=verdicts, already_merged=False)
+
+    def amend(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Swap in another manifest, made from the present one; for rollback and repair."""
+        with self._locked() as still_held:
+            before = self.manifest()
+            after = change(before)
+            self._swap(before, after, still_held)
+        return after
+
+    def recover(self, pinned: Collection[tuple[int, str]] = ()) -> tuple[Path, ...]:
+        """Put right what a killed merge left, and collect what no manifest names."""
+        with self._locked():
+            present = self.manifest()
+            homes = (self.layout.checkpoints, self.layout.history, *self.layout.skills.glob("*"))
+            for folder in (*homes, *self._expert_folders()):
+                durable.sweep(folder)
+            for generation in manifests.generations(self.layout):
+                if generation > present.generation:  # prepared, never swapped in
+                    manifests.history_file(self.layout, generation).unlink()
+            if present.generation:
+                manifests.write_history(self.layout, present)
+                manifests.write_pickle(self.layout, present)
+            return self._collect(present, pinned)
+
+    def collect_garbage(self, pinned: Collection[tuple[int, str]] = ()) -> tuple[Path, ...]:
+        """Remove versions that neither a kept manifest nor `pinned` (index, version) names."""
+        with self._locked():
+            return self._collect(self.manifest(), pinned)
+
+    @contextmanager
+    def _locked(self) -> Iterator[Callable[[], None]]:
+        """Hold the global lock; yields a check that nobody replaced the lock file meanwhile."""
+        path = self.layout.global_lock
+        with locks.held(path, timeout_seconds=self._lock_seconds):
+            inode = path.stat().st_ino
+
+            def still_held() -> None:
+                if not path.exists() or path.stat().st_ino != inode:
+                    raise BusyError(f"{path} was removed while it was held; merge again")
+
+            yield still_held
+
+    def _publish(self, run_id: str, before: Manifest, offer: Offer, verdict: Take) -> ExpertVersion:
+        candidate = offer.candidate
+        version = ExpertVersion(
+            index=candidate.expert,
+            skill=candidate.skill,
+            version=manifests.version_name(before.generation + 1, run_id),
+            frames=verdict.frames,
+            sha256=candidate.sha256,
+            shapes=candidate.shapes,
+            lineage=self._lineage(run_id, before, candidate, verdict),
+        )
+        final = self.path_of(version)
+        prepared = final.with_name(f".tmp-{run_id}")
+        for left in (prepared, final):  # of a merge of this run that was killed before its swap
+            durable.remove_tree(left)
+        durable.make_dir(final.parent)
+        for folder in (final.parent.parent, self.layout.skills, self.layout.root):
+            durable.fsync_dir(folder)
+        durable.copy_tree(offer.folder, prepared)
+        check_digest(prepared, version.sha256, index=version.index, skill=version.skill)
+        durable.fault_point("commit.copied")
+        durable.move_dir(prepared, final)
+        durable.fault_point("commit.published")
+        return version
+
+    def _swap(self, before: Manifest, after: Manifest, still_held: Callable[[], None]) -> None:
+        if not self.layout.manifest.exists():  # so that "history without manifest" means damage
+            manifests.swap(self.layout, before)
+        manifests.write_history(self.layout, after)
+        durable.fault_point("commit.history")
+        still_held()
+        manifests.swap(self.layout, after)
+        durable.fault_point("commit.swapped")
+        manifests.write_pickle(self.layout, after)
+        logger.info("manifest swapped", extra={"generation": after.generation})
+
+    def _lineage(
+        self, run_id: str, before: Manifest, candidate: Candidate, verdict: Take
+    ) -> tuple[Contribution, ...]:
+        gained = Contribution(run_id=run_id, frames=verdict.frames - candidate.ancestor_frames)
+        if candidate.ancestor is None:
+            return (gained,)
+        return (*self._lineage_of(candidate.ancestor, before), gained)
+
+    def _lineage_of(self, ancestor: Ancestor, before: Manifest) -> tuple[Contribution, ...]:
+        try:
+            for known in (before, *self._history(before)):
+                version = known.experts.get(ancestor.expert)
+                if version is not None and version.version == ancestor.version:
+                    return version.lineage
+        except FileRefusedError as error:
+            logger.warning("the history is damaged", extra={"why": str(error)})
+        return (Contribution(run_id=ancestor.version, frames=ancestor.frames),)
+
+    def _history(self, present: Manifest) -> Iterator[Manifest]:
+        """The kept manifests, newest first; raises FileRefusedError at a damaged one."""
+        oldest = present.generation - manifests.KEPT_GENERATIONS
+        for generation in reversed(manifests.generations(self.layout)):
+            if oldest < generation <= present.generation:
+                yield manifests.read_file(manifests.history_file(self.layout, generation))
+
+    def _collect(self, present: Manifest, pinned: Collection[tuple[int, str]]) -> tuple[Path, ...]:
+        try:
+            kept = [present, *self._history(present)]
+        except FileRefusedError as error:
+            logger.warning("nothing collected: the history is damaged", extra={"why": str(error)})
+            return ()
+        named = {(v.index, v.version) for known in kept for v in known.experts.values()}
+        named.update(pinned)
+        for generation in manifests.generations(self.layout):
+            if generation <= present.generation - manifests.KEPT_GENERATIONS:
+                manifests.history_file(self.layout, generation).unlink()
+        orphans = tuple(path for key, path in self._versions() if key not in named)
+        for path in orphans:
+            durable.remove_tree(path)
+        return orphans
+
+    def _expert_folders(self) -> list[Path]:
+        return sorted(self.layout.skills.glob("*/expert_*_policy"))
+
+    def _versions(self) -> Iterator[tuple[tuple[int, str], Path]]:
+        for folder in self._expert_folders():
+            index = folder.name.removeprefix("expert_").removesuffix("_policy")
+            for path in folder.iterdir():
+                if index.isdecimal() and manifests.is_version_name(path.name):
+                    yield (int(index), path.name), path
+
+
+def check_digest(folder: Path, sha256: str, *, index: int, skill: str) -> None:
+    """Hold an expert's folder against its digest.
+
+    Raises:
+      ExpertCorruptError: they differ, or the folder holds a link or a special file.
+    """
+    try:
+        found = durable.tree_digest(folder)
+    except FileRefusedError as error:
+        raise ExpertCorruptError(f"expert {index} ({skill}): {error}") from error
+    if found != sha256:
+        raise ExpertCorruptError(
+            f"expert {index} ({skill}): {folder} has sha256 {found[:12]}…, {sha256[:12]}… was "
+            "committed; restore it from a backup, or go back with `flowrl rollback`"
+        )
+
+
+def _verdict(policy: MergePolicy, before: Manifest, candidate: Candidate) -> Verdict:
+    current = before.experts.get(candidate.expert)
+    if current is not None and current.skill != candidate.skill:
+        raise ExpertIndexError(
+            f"expert {candidate.expert} is that of {current.skill!r}, not of {candidate.skill!r}; "
+            "train the skill as another expert"
+        )
+    return policy(candidate.ancestor, current, candidate)

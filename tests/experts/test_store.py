@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+from flowrl import durable
+from flowrl.errors import (
+    BusyError,
+    ExpertCorruptError,
+    ExpertIndexError,
+    ExpertMissingError,
+    FileRefusedError,
+    FormatVersionError,
+)
+from flowrl.experts import manifest as manifests
+from flowrl.experts.merge import FrameRule
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout
+from tests.experts.making import (
+    ancestor_of,
+    content_of,
+    contents,
+    make_expert,
+    offer,
+)
+
+RULE = FrameRule()
+
+
+@pytest.fixture
+def layout(tmp_path) -> GraphLayout:
+    return GraphLayout(tmp_path / "graph")
+
+
+@pytest.fixture
+def store(layout) -> ExpertStore:
+    return ExpertStore(layout)
+
+
+def merge(store: ExpertStore, run_id: str, *, expert: int, acted: int, ancestor=None):
+    folder = store.layout.root / "offers" / f"{run_id}.{expert}"
+    if not folder.exists():
+        make_expert(folder, f"{run_id} of {expert}")
+    return store.commit(run_id, [offer(folder, expert, acted, ancestor)], policy=RULE)
+
+
+def test_a_new_graph_has_no_experts_and_reading_it_writes_nothing(store, layout):
+    assert store.manifest() == manifests.Manifest()
+    assert not layout.root.exists()
+
+
+def test_a_merge_is_found_again_as_it_was_offered(store, layout):
+    merge(store, "e0.a1.aa", expert=0, acted=5)
+    version = ExpertStore(layout).manifest().experts[0]
+    assert (version.frames, version.version) == (5, "v000001-e0.a1.aa")
+    assert content_of(store.verify(version)) == "e0.a1.aa of 0"
+    assert [(part.run_id, part.frames) for part in version.lineage] == [("e0.a1.aa", 5)]
+
+
+def test_the_manifest_on_disk_is_what_the_documents_say(store, layout):
+    merge(store, "r1", expert=0, acted=5)
+    facts = json.loads(layout.manifest.read_text())
+    assert list(facts) == ["format", "generation", "experts", "merged"]
+    assert list(facts["experts"][0]) == [
+        "index",
+        "skill",
+        "version",
+        "frames",
+        "sha256",
+        "shapes",
+        "lineage",
+    ]
+    assert (facts["generation"], facts["merged"]) == (1, ["r1"])
+    assert json.loads((layout.history / "1.json").read_text()) == facts
+
+
+def test_the_pickle_holds_the_same_facts_as_plain_dicts(store, layout):
+    merge(store, "r1", expert=3, acted=5)
+    facts = pickle.loads(layout.manifest_pickle.read_bytes())
+    assert facts["experts"][3]["frames"] == 5
+    assert facts["merged"] == ["r1"]
+    assert b"flowrl" not in layout.manifest_pickle.read_bytes()
+
+
+def test_the_same_run_twice_is_once(store, layout):
+    first = merge(store, "r1", expert=0, acted=5)
+    before = layout.manifest.read_bytes()
+    again = merge(store, "r1", expert=0, acted=5000)
+    assert (first.already_merged, again.already_merged) == (False, True)
+    assert layout.manifest.read_bytes() == before
+
+
+def test_only_what_the_policy_takes_gets_a_new_version(store, layout):
+    merge(store, "r1", expert=0, acted=50)
+    old = store.manifest().experts[0]
+    folders = [make_expert(layout.root / "o" / str(i), f"r2 of {i}") for i in range(2)]
+    offers = [offer(folders[0], 0, 0, ancestor_of(old)), offer(folders[1], 1, 9)]
+    store.commit("r2", offers, policy=RULE)
+    assert store.manifest().experts[0] == old
+    assert [path.name for path in layout.expert_folder(0, "Skill 0").iterdir()] == [old.version]
+    assert contents(layout)[1] == (9, "r2 of 1")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([80, 100, 90])), ids=str)
+def test_the_expert_with_most_frames_wins_in_any_order(store, layout, order):
+    merge(store, "r0", expert=0, acted=50)
+    ancestor = ancestor_of(store.manifest().experts[0])
+    for acted in order:
+        merge(store, f"r{acted}", expert=0, acted=acted, ancestor=ancestor)
+    assert contents(layout) == {0: (150, "r100 of 0")}
+    lineage = store.manifest().experts[0].lineage
+    assert [(part.run_id, part.frames) for part in lineage] == [("r0", 50), ("r100", 100)]
+    assert set(store.manifest().merged) == {"r0", "r80", "r90", "r100"}
+
+
+def test_a_stale_run_is_judged_by_its_own_ancestor(store):
+    merge(store, "r0", expert=0, acted=10)
+    ancestor = ancestor_of(store.manifest().experts[0])
+    for number in (1, 2, 3):
+        now = ancestor_of(store.manifest().experts[0])
+        merge(store, f"r{number}", expert=0, acted=10, ancestor=now)
+    merge(store, "short", expert=0, acted=25, ancestor=ancestor)
+    assert store.manifest().experts[0].frames == 40
+    merge(store, "long", expert=0, acted=35, ancestor=ancestor)
+    assert store.manifest().experts[0].frames == 45
+    assert [p.run_id for p in store.manifest().experts[0].lineage] == ["r0", "long"]
+
+
+def test_an_ancestor_that_the_history_forgot_still_counts_its_frames(store):
+    merge(store, "r0", expert=0, acted=10)
+    ancestor = ancestor_of(store.manifest().experts[0])
+    merge(store, "r1", expert=0, acted=1, ancestor=ancestor)
+    for number in range(manifests.KEPT_GENERATIONS):
+        merge(store, f"other{number}", expert=1, acted=number + 1)
+    merge(store, "late", expert=0, acted=99, ancestor=ancestor)
+    lineage = store.manifest().experts[0].lineage
+    assert [(p.run_id, p.frames) for p in lineage] == [("v000001-r0", 10), ("late", 99)]
+
+
+def test_an_offer_that_is_not_what_its_candidate_says_changes_nothing(store, layout):
+    merge(store, "r0", expert=0, acted=10)
+    before = layout.manifest.read_bytes()
+    folder = make_expert(layout.root / "o", "fine")
+    offered = offer(folder, 1, 5)
+    (folder / "arrays" / "d0").write_text("changed meanwhile")
+    with pytest.raises(ExpertCorruptError, match="expert 1"):
+        store.commit("r1", [offered], policy=RULE)
+    assert layout.manifest.read_bytes() == before
+
+
+def test_an_index_belongs_to_one_skill(store, layout):
+    merge(store, "r0", expert=0, acted=10)
+    stranger = offer(make_expert(layout.root / "o", "x"), 0, 50)
+    stranger = dataclasses.replace(
+        stranger, candidate=dataclasses.replace(stranger.candidate, skill="Other")
+    )
+    with pytest.raises(ExpertIndexError, match=r"'Skill 0'.*'Other'"):
+        store.commit("r1", [stranger], policy=RULE)
+
+
+@pytest.mark.parametrize("run_id", ["../x", "", "a/b", ".tmp-x", "a\nb"], ids=repr)
+def test_a_run_id_that_is_no_file_name_is_refused(store, layout, run_id):
+    with pytest.raises(FileRefusedError, match="run id"):
+        store.commit(run_id, [], policy=RULE)
+    assert not layout.root.exists()
+
+
+def flip_a_bit(path: Path) -> None:
+    file = path / "arrays" / "d0"
+    first, *rest = file.read_bytes()
+    file.write_bytes(bytes([first ^ 1, *rest]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_bit,
+        lambda path: (path / "arrays" / "d0").write_bytes(b""),
+        lambda path: (path / "_METADATA").unlink(),
+        lambda path: (path / "more").write_text(""),
+        lambda path: (path / "link").symlink_to("/etc/passwd"),
+    ],
+    ids=["bit flip", "truncated", "file lost", "file added", "link"],
+)
+def test_a_damaged_version_is_known_by_its_digest(store, damage):
+    merge(store, "r0", expert=0, acted=10)
+    version = store.manifest().experts[0]
+    damage(store.path_of(version))
+    with pytest.raises(ExpertCorruptError, match=r"expert 0 \(Skill 0\)"):
+        store.verify(version)
+
+
+def test_a_lost_version_is_said_to_be_missing(store):
+    merge(store, "r0", expert=0, acted=10)
+    version = store.manifest().experts[0]
+    durable.remove_tree(store.path_of(version))
+    with pytest.raises(ExpertMissingError, match=r"expert 0 \(Skill 0\)"):
+        store.verify(version)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_text(path.read_text()[:-20]),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text('{"format": 1}'),
+        lambda path: path.write_text(path.read_text().replace("v000002-r2", "../../r2")),
+        lambda path: path.write_text(path.read_text().replace('"index": 1', '"index": 0')),
+        lambda path: path.unlink(),
+    ],
+    ids=["truncated", "a list", "no experts", "path as version", "listed twice", "lost"],
+)
+def test_a_damaged_manifest_stops_and_names_the_file_to_restore(store, layout, damage):
+    merge(store, "r1", expert=0, acted=1)
+    merge(store, "r2", expert=1, acted=1)
+    whole = layout.manifest.read_bytes()
+    damage(layout.manifest)
+    for attempt in (store.manifest, lambda: merge(store, "r3", expert=2, acted=1), store.recover):
+        with pytest.raises(FileRefusedError, match=r"2\.json") as refused:
+            attempt()
+    source, target = str(refused.value).rpartition("cp ")[2].split(" ")
+    Path(target).write_bytes(Path(source).read_bytes())
+    assert layout.manifest.read_bytes() == whole
+    assert set(contents(layout)) == {0, 1}
+
+
+def test_a_manifest_of_another_flowrl_is_refused_by_its_format(store, layout):
+    merge(store, "r1", expert=0, acted=1)
+    layout.manifest.write_text(layout.manifest.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(FormatVersionError, match="format 9"):
+        store.manifest()
+
+
+def test_garbage_is_what_no_kept_manifest_names(store, layout):
+    kept = manifests.KEPT_GENERATIONS
+    for number in range(kept + 3):
+        merge(store, f"r{number}", expert=0, acted=number + 1)
+    assert len(list(layout.expert_folder(0, "Skill 0").iterdir())) == kept + 3
+    gone = store.collect_garbage(pinned=[(0, "v000001-r0")])
+    assert [path.name for path in gone] == ["v000002-r1", "v000003-r2"]
+    assert manifests.generations(layout) == tuple(range(4, kept + 4))
+    assert contents(layout) == {0: (kept + 3, f"r{kept + 2} of 0")}
+
+
+def test_a_damaged_history_keeps_every_version(store, layout):
+    for number in range(3):
+        merge(store, f"r{number}", expert=0, acted=number + 1)
+    (layout.history / "2.json").write_text("{")
+    (layout.history / "1.json").unlink()
+    assert store.collect_garbage() == ()
+
+
+def test_recovery_removes_what_a_killed_merge_left(store, layout):
+    merge(store, "r0", expert=0, acted=1)
+    home = layout.expert_folder(0, "Skill 0")
+    for name in ("v000002-dead", ".tmp-dead", "v000001-x.0.trash"):
+        make_expert(home / name, "left")
+    (layout.checkpoints / ".global_latest.json.part").write_text("half")
+    (layout.history / "2.json").write_text((layout.history / "1.json").read_text())
+    layout.manifest_pickle.unlink()
+    (home / "notes of a person").mkdir()
+    store.recover()
+    assert sorted(path.name for path in home.iterdir()) == ["notes of a person", "v000001-r0"]
+    assert manifests.generations(layout) == (1,)
+    assert sorted(path.name for path in layout.checkpoints.iterdir()) == [
+        "global.lock",
+        "global_latest.json",
+        "global_latest.pkl",
+        "history",
+    ]
+
+
+def test_a_replaced_lock_file_stops_the_merge_before_its_swap(store, layout, monkeypatch):
+    merge(store, "r0", expert=0, acted=1)
+    before = layout.manifest.read_bytes()
+
+    def meanwhile(name: str) -> None:
+        if name == "commit.history":
+            layout.global_lock.unlink()
+            layout.global_lock.touch()
+
+    monkeypatch.setattr(durable, "fault_point", meanwhile)
+    with pytest.raises(BusyError, match=r"global\.lock"):
+        merge(store, "r1", expert=0, acted=5)
+    assert layout.manifest.read_bytes() == before
+
+
+def _merge_in_its_own_process(root: Path, number: int, barrier) -> None:
+    store = ExpertStore(GraphLayout(root))
+    barrier.wait(timeout=60)
+    merge(store, f"run{number}", expert=0, acted=number + 1)
+    merge(store, f"own{number}", expert=number + 1, acted=7)
+
+
+def test_six_mergers_at_once_lose_nothing_and_readers_see_no_mix(layout):
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(6)
+    mergers = [
+        context.Process(target=_merge_in_its_own_process, args=(layout.root, number, barrier))
+        for number in range(6)
+    ]
+    for merger in mergers:
+        merger.start()
+    seen, ended = [], threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            seen.append(contents(layout))  # raises at a version that is not whole
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for merger in mergers:
+        merger.join(timeout=120)
+    ended.set()
+    reader.join(timeout=60)
+    assert [merger.exitcode for merger in mergers] == [0] * 6
+    manifest = ExpertStore(layout).manifest()
+    assert sorted(manifest.merged) == sorted(
+        f"{kind}{number}" for kind in ("run", "own") for number in range(6)
+    )
+    assert manifest.generation == 12
+    assert contents(layout)[0] == (6, "run5 of 0")
+    frames = [found[0][0] for found in seen if 0 in found]
+    assert frames == sorted(frames)
+    assert not reader.is_alive()
