@@ -14,6 +14,7 @@ import tyro
 from flowrl import __version__
 from flowrl.config import Count
 from flowrl.errors import FlowrlError
+from flowrl.report import check, control, logs, status
 
 DEFAULT_GRAPH = Path("exp/bottom_up_parallel")
 
@@ -37,8 +38,6 @@ class Status:
 
     def __call__(self) -> int:
         """Run the command."""
-        from flowrl.report import status
-
         return status.show(self.graph_path, watch=self.watch, as_json=self.json)
 
 
@@ -60,8 +59,6 @@ class Logs:
 
     def __call__(self) -> int:
         """Run the command."""
-        from flowrl.report import logs
-
         return logs.show(self.graph_path, self.skill, follow=self.follow)
 
 
@@ -87,7 +84,7 @@ class Evaluate:
 
     def __call__(self) -> int:
         """Run the command."""
-        from flowrl import evaluate
+        from flowrl import evaluate  # it loads jax
 
         return evaluate.show(self)
 
@@ -105,8 +102,6 @@ class Check:
 
     def __call__(self) -> int:
         """Run the command."""
-        from flowrl.report import check
-
         return check.show(self.files)
 
 
@@ -125,8 +120,6 @@ class Retry:
 
     def __call__(self) -> int:
         """Run the command."""
-        from flowrl.report import control
-
         return control.ask_retry(self.graph_path, self.skill)
 
 

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Write the tables of flags in docs/reference.md from the configuration classes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from pathlib import Path
+
+from flowrl import cli, config
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+TABLES = {
+    "trainer": (config.PPOConfig, ()),
+    "ppo_flow": (config.TrainConfig, (config.PPOConfig,)),
+    "bottomup_parallel": (config.BottomUpConfig, (config.PPOConfig,)),
+    **{f"flowrl {name}": (kind, ()) for name, kind in cli.COMMANDS.items()},
+}
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The string that follows each field in a class body."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body
+    return {
+        item.target.id: " ".join(ast.literal_eval(text.value).split())
+        for item, text in zip(body, body[1:], strict=False)
+        if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def default(item: dataclasses.Field) -> str:
+    if item.default is dataclasses.MISSING:
+        return "required"
+    if item.default in (None, ()):
+        return ""
+    if isinstance(item.default, bool):
+        return "on" if item.default else "off"
+    return f"`{item.default}`"
+
+
+def table(kind: type, bases: tuple[type, ...]) -> str:
+    """A Markdown table of a configuration's own flags."""
+    inherited = {item.name for base in bases for item in dataclasses.fields(base)}
+    docs = field_docs(kind)
+    rows = ["| flag | default | meaning |", "|---|---|---|"]
+    for item in dataclasses.fields(kind):
+        if item.name not in inherited:
+            text = docs[item.name].replace("|", r"\|")
+            rows.append(f"| `{shown(item)}` | {default(item)} | {text} |")
+    return "\n".join(rows)
+
+
+def shown(item: dataclasses.Field) -> str:
+    """How a field is written on a command line."""
+    positional = "Positional" in str(item.type)
+    return item.name.upper() if positional else f"--{item.name}"
+
+
+def rendered(text: str) -> str:
+    """The page with every table between its two markers renewed."""
+    for name, (kind, bases) in TABLES.items():
+        start, end = f"<!-- flags: {name} -->", f"<!-- end: {name} -->"
+        head, _, rest = text.partition(start)
+        _, _, tail = rest.partition(end)
+        text = f"{head}{start}\n{table(kind, bases)}\n{end}{tail}"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text()))
