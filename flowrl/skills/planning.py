@@ -10,7 +10,7 @@ superfluous are taken out until none is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.errors import GraphError
@@ -20,12 +20,20 @@ from flowrl.skills.skill import Skill, Step
 _STEP_LIMIT = 1_000
 
 
+def count_for(skill: Skill, item: str, need: int, *, capacity: int) -> int | None:
+    """The least count at which a skill yields this much of an item; None when none does."""
+    count = skill.gain[item].least_n(need) if item in skill.gain else None
+    if count is None or any(amount.at(count) > capacity for amount in skill.gain.values()):
+        return None
+    return count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
     """All that planning knows: the skills, who provides each item, and the order among them."""
 
     skills: Mapping[str, Skill]
-    provider_of: Mapping[str, str]  # item → skill
+    providers: Mapping[str, Sequence[str]]  # item → skills that yield it, preferred first
     rank: Mapping[str, int]  # skill → its place in a topological order
     ephemeral: frozenset[str]
     capacity: int
@@ -60,8 +68,7 @@ class Planner:
 
     def _step_before(self, needs: Mapping[str, int], after: Step) -> tuple[Step, dict[str, int]]:
         """The first preferred step that can come right before `after`, and what it leaves."""
-        for item in self._by_preference(needs):
-            step = Step(skill=self.provider_of[item], count=self._count(item, needs[item]))
+        for step in self._by_preference(needs):
             before = self._before(needs, step)
             if before is not None:
                 return step, before
@@ -71,15 +78,15 @@ class Planner:
             f"{self.capacity}; lower what the skills require or consume"
         )
 
-    def _by_preference(self, needs: Mapping[str, int]) -> list[str]:
-        def late_first(item: str) -> tuple[bool, int, str]:
-            return item in self.ephemeral, -self.rank[self.provider_of[item]], item
-
+    def _by_preference(self, needs: Mapping[str, int]) -> list[Step]:
+        steps = {item: self._provider(item, need) for item, need in needs.items()}
         here = not self.ephemeral.isdisjoint(needs)
-        return sorted(
-            (item for item in needs if not here or self._stays(self.provider_of[item])),
-            key=late_first,
-        )
+
+        def late_first(item: str) -> tuple[bool, int, str]:
+            return item in self.ephemeral, -self.rank[steps[item].skill], item
+
+        items = [item for item in needs if not here or self._stays(steps[item].skill)]
+        return [steps[item] for item in sorted(items, key=late_first)]
 
     def _before(self, needs: Mapping[str, int], step: Step) -> dict[str, int] | None:
         skill = self.skills[step.skill]
@@ -88,15 +95,17 @@ class Planner:
             return None
         return before
 
-    def _count(self, item: str, need: int) -> int:
-        skill = self.skills[self.provider_of[item]]
-        count = skill.gain[item].least_n(need)
-        if count is None or any(gain.at(count) > self.capacity for gain in skill.gain.values()):
-            raise GraphError(
-                f"{skill.name!r} yields {skill.gain[item]} {item}, and {need} are needed at once; "
-                f"let its gain reach {need} within the capacity of {self.capacity}"
-            )
-        return count
+    def _provider(self, item: str, need: int) -> Step:
+        """The preferred skill that can reach this level, at the smallest count that does."""
+        for name in self.providers.get(item, ()):
+            count = count_for(self.skills[name], item, need, capacity=self.capacity)
+            if count is not None:
+                return Step(skill=name, count=count)
+        names = ", ".join(self.providers.get(item, ())) or "no skill"
+        raise GraphError(
+            f"{need} {item} are needed at once, more than {names} can yield within a capacity of "
+            f"{self.capacity}; let a gain of {item} grow with n, or lower what is required"
+        )
 
     def _stays(self, name: str) -> bool:
         return stays(self.skills[name], self.ephemeral)
