@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowrl.skills.gate import check_files
+from flowrl.skills.skill import check_files
 
 
 def show(files: Sequence[Path]) -> int:
