@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 import networkx as nx
@@ -19,9 +20,11 @@ from flowrl.layout import slug
 from flowrl.skills.learnable import learnable, why_impossible
 from flowrl.skills.planning import Planner
 from flowrl.skills.simulation import CAPACITY, ephemeral_items, simulate
-from flowrl.skills.skill import Skill, Step
+from flowrl.skills.skill import Skill, Step, load_library
 
-__all__ = ["SkillGraph", "simulate"]
+__all__ = ["SkillGraph", "load_graph", "simulate"]
+
+CAPACITIES = {"Craftax-Classic-Symbolic-v1": CAPACITY, "Craftax-Symbolic-v1": 99}
 
 
 class SkillGraph:
@@ -127,6 +130,18 @@ class SkillGraph:
             raise GraphError(f"no skill {name!r}; closest are {', '.join(close) or 'none'}")
         if name not in self._found.rank:
             raise why_impossible(name, self.skills, self._found, capacity=self.capacity)
+
+
+def load_graph(env_name: str, skills_dir: Path | None = None) -> SkillGraph:
+    """The checked graph of an environment's library, with the capacity of its inventory.
+
+    Raises:
+      FlowrlError: as `load_library` and `SkillGraph.check`.
+    """
+    skills = load_library(env_name, skills_dir)
+    graph = SkillGraph(skills.values(), capacity=CAPACITIES[env_name])
+    graph.check()
+    return graph
 
 
 def _by_name(skills: Iterable[Skill]) -> dict[str, Skill]:
