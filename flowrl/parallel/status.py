@@ -1,0 +1,148 @@
+"""Where a skill stands; each status holds only what is true in it.
+
+Waiting ─→ Preparing ─→ Running ─→ Merging ─→ Completed
+   ↑ └──→ Blocked          │          │
+   │                       ├─→ Waiting (again)
+   └── retry ──────────────┴─→ Failed | Held
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import ClassVar
+
+from flowrl.launch.job import Handle
+
+
+class Asked(StrEnum):
+    """Why a running skill was asked to end."""
+
+    NOTHING = ""
+    HOLD = "hold"  # a user wants it to pause
+    HUNG = "hung"  # it gave no sign of life
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """For its needs, for a slot, or for `not_before`.
+
+    With a `run_id` that run goes on in its own folder; without one the attempt starts anew.
+    """
+
+    word: ClassVar[str] = "waiting"
+    attempt: int = 1
+    not_before: datetime | None = None
+    why: str = ""  # what sent it back, for people
+    run_id: str | None = None
+    alone: bool = False  # it ran out of memory: give it a device of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """A skill it needs, directly or not, has failed or is held; `by` names those."""
+
+    word: ClassVar[str] = "blocked"
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparing:
+    """It has a slot, and its run folder is being made (with a `run_id`: reopened)."""
+
+    word: ClassVar[str] = "preparing"
+    attempt: int
+    device: str | None
+    since: datetime
+    run_id: str | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Its run is launched; without a handle, about to be: the intent is saved before the act."""
+
+    word: ClassVar[str] = "running"
+    run_id: str
+    attempt: int
+    handle: Handle | None
+    device: str | None
+    since: datetime
+    resumed: bool = False
+    alone: bool = False
+    asked: Asked = Asked.NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merging:
+    """Its run has a result that is not in the global checkpoint yet.
+
+    With `not_before` the merge was put off, and `why` says what for.
+    """
+
+    word: ClassVar[str] = "merging"
+    run_id: str
+    attempt: int
+    frames: int
+    success_rate: float
+    wall_seconds: float
+    since: datetime
+    not_before: datetime | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """Its expert is in the global checkpoint."""
+
+    word: ClassVar[str] = "completed"
+    run_id: str
+    attempt: int
+    frames: int
+    success_rate: float
+    wall_seconds: float
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Given up until someone asks for a retry."""
+
+    word: ClassVar[str] = "failed"
+    why: str
+    attempt: int  # the last one
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Someone ended it on purpose; it waits for a retry, which goes on with `run_id`."""
+
+    word: ClassVar[str] = "held"
+    why: str
+    attempt: int
+    at: datetime
+    run_id: str | None = None
+
+
+FRESH = Waiting()
+Status = Waiting | Blocked | Preparing | Running | Merging | Completed | Failed | Held
+Active = Preparing | Running | Merging
+Slotted = Preparing | Running  # what takes up one of the parallel slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One skill in the scheduler's book."""
+
+    skill: str
+    needs: tuple[str, ...]
+    order: int  # of insertion
+    status: Status = FRESH
+    priority: int = 0  # higher starts sooner
+    expert: int | None = None  # global index, given when training starts and kept for ever
+    failures: int = 0  # attempts that counted, since the last retry a user asked for
+    frames_used: int = 0  # by those attempts
+    refusals: int = 0  # launches refused or put off in a row
+    requeues: int = 0  # uncharged ends in a row
