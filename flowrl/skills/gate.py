@@ -19,6 +19,7 @@ __all__ = ["INJECTED", "check_function", "check_skill_source", "literal", "parse
 SOURCE_LIMIT_BYTES = 20_000
 NODE_LIMIT = 4_000
 DEPTH_LIMIT = 60
+COUNT_LIMIT = 1_000
 
 CONSTANTS = ("name", "description", "requirements", "consumption", "gain", "ephemeral")
 FUNCTION_NAMES = ("task_is_done", "task_reward")
@@ -135,6 +136,7 @@ def _check_defaults(node: ast.FunctionDef, names: list[str], place: str) -> None
     match node.args.defaults:
         case []:
             return
-        case [ast.Constant(value=int(count))] if names[-1] == "n" and 0 < count <= 1_000:
-            return
+        case [ast.Constant(value=count)] if type(count) is int and 0 < count <= COUNT_LIMIT:
+            if names[-1] == "n":
+                return
     raise refusal(place, node, "a parameter has a default", "only n may have one, a number")

@@ -114,6 +114,8 @@ class _Scope:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             self._power(node)
         for child in ast.iter_child_nodes(node):
+            if not isinstance(child, _ADMITTED):
+                raise self._not_admitted(child, node)
             self.expression(child)
 
     def _sequence(self, node: ast.AST) -> None:
@@ -125,8 +127,11 @@ class _Scope:
 
     def _admit(self, node: ast.AST) -> None:
         if not isinstance(node, _ADMITTED):
-            what = f"{type(node).__name__} is not admitted in skill code"
-            raise self._no(node, what, "write it with assignments, if, jnp.where and arithmetic")
+            raise self._not_admitted(node, node)
+
+    def _not_admitted(self, node: ast.AST, place: ast.AST) -> GateError:
+        what = f"{type(node).__name__} is not admitted in skill code"
+        return self._no(place, what, "write it with assignments, if, jnp.where and arithmetic")
 
     def _loop(self, node: ast.For) -> int:
         match node:
@@ -137,7 +142,7 @@ class _Scope:
                     keywords=[],
                 ),
                 orelse=[],
-            ) if 0 <= times <= RANGE_LIMIT:
+            ) if type(times) is int and 0 <= times <= RANGE_LIMIT:
                 return times
         raise self._no(node, "for runs over something else", f"use range(k), k up to {RANGE_LIMIT}")
 

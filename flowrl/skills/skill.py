@@ -185,7 +185,7 @@ def _load_folder(folder: Path) -> dict[str, Skill]:
     for path in sorted(folder.glob("*.py")):
         skill = load_skill(path)
         if skill.name in skills:
-            raise SkillError(f"{path} and {places[skill.name]} are both {skill.name!r}; rename one")
+            raise SkillError(f"{places[skill.name]} and {path} are both {skill.name!r}; rename one")
         skills[skill.name], places[skill.name] = skill, path
     return skills
 
@@ -236,7 +236,7 @@ def _ephemeral(value: Any, gain: Mapping[str, Amount], place: str) -> frozenset[
     if not isinstance(value, list | tuple | set | frozenset):
         raise SkillError(f'{place}: ephemeral is not a list; write ["near_table"]')
     for item in value:
-        if item not in gain:
+        if not isinstance(item, str) or item not in gain:
             raise SkillError(f"{place}: ephemeral names {item!r}, which is not in gain; add it")
     return frozenset(value)
 

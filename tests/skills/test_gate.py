@@ -1,0 +1,253 @@
+"""The gate admits arithmetic over features and refuses everything else."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from flowrl.errors import GateError
+from flowrl.skills.gate import INJECTED, check_function, check_skill_source, parse_source
+from tests.skills.making import IS_DONE, skill_text
+
+ALL = ", ".join(INJECTED)
+LONG = """inventory, inventory_diff, closest_blocks, closest_blocks_prev, player_intrinsics,
+    player_intrinsics_diff, achievements, achievements_diff, n"""
+
+
+def reward(body: str, parameters: str = ALL) -> str:
+    lines = body.strip("\n").splitlines()
+    return f"def task_reward({parameters}):\n" + "\n".join(f"    {line}" for line in lines)
+
+
+HONEST = {
+    "a diff": "return inventory_diff.wood",
+    "a docstring": '"""Reward for wood."""\nreturn inventory_diff.wood',
+    "a distance": "return jnp.linalg.norm(closest_blocks[BlockType.TREE.value, :, 0])",
+    "where": "return jnp.where(inventory_diff.wood > 0, 1.0, 0.0)",
+    "select": "return jax.lax.select(inventory_diff.wood > 0, 1.0, 0.0)",
+    "logic": "return jnp.logical_and(inventory.wood > 0, inventory.stone > 0).astype(jnp.float32)",
+    "constants choose": "if n > 3:\n    a = 1\nelif n > 1:\n    a = 2\nelse:\n    a = 0\nreturn a",
+    "locals": "now = inventory.wood\nbefore = now - inventory_diff.wood\nreturn now - before",
+    "augmented": "total = 0.0\ntotal += inventory_diff.wood\ntotal *= 2\nreturn total",
+    "a ternary": "return 1.0 if n > 1 else inventory_diff.wood * 0.5",
+    "a short loop": "t = 0.0\nfor i in range(5):\n    t += closest_blocks[3, 0, i]\nreturn t",
+    "nested loops": "t = 0\nfor i in range(2):\n    for j in range(5):\n        t += j\nreturn t",
+    "two targets": "a, b = closest_blocks[5, 0, 0], closest_blocks[5, 1, 0]\nreturn abs(a) + b",
+    "powers": "return inventory.wood ** 2 - 2 ** -1 + n ** 0.5",
+    "masks": "return ((inventory.wood > 0) & ~(inventory.stone > 1) | (n > 3)) * 1.0",
+    "achievements": "return achievements_diff[Achievement.EAT_COW.value] * 1.0",
+    "an update": "return closest_blocks.at[0, 0, 0].set(1.0).sum()",
+    "array methods": "return closest_blocks[5].min(axis=0).clip(0, 9).mean()",
+    "small arrays": "w = jnp.array([1.0, 2.0])\nreturn jnp.zeros((2, 3)).sum() + jnp.sum(w)",
+    "stacked": "return jnp.max(jnp.stack([inventory.wood, inventory.stone]))",
+    "chained comparison": "return 1.0 * (0 < n <= 9)",
+    "builtins": "return float(max(min(abs(n), 3), 1)) + len(player_intrinsics)",
+    "clipping": "return jnp.clip(env_reward + health_penalty, -1, 1)",
+    "everything asked": "return 0.0",
+    "slices": "return player_intrinsics[1:3].sum() + closest_blocks[..., 0].sum()",
+    "nn": "return jax.nn.sigmoid(jnp.tanh(jnp.exp(-env_reward)))",
+}
+HOSTILE = {
+    "import": "import os\nreturn 0",
+    "from import": "from os import system\nreturn 0",
+    "dunder import": "return __import__('os').system('id')",
+    "class walk": "return ().__class__.__bases__[0].__subclasses__()",
+    "globals": "return task_reward.__globals__",
+    "eval": "return eval('1')",
+    "exec": "return exec('1')",
+    "open": "return open('/etc/passwd')",
+    "getattr": "return getattr(jnp, 'load')",
+    "vars": "return vars()",
+    "print": "print(1)\nreturn 0",
+    "type": "return type(n)",
+    "jnp load": "return jnp.load('x')",
+    "jnp save": "return jnp.save('x', n)",
+    "jnp fromfile": "return jnp.fromfile('x')",
+    "jnp as a value": "x = jnp\nreturn x.load",
+    "jnp in a call": "return abs(jnp)",
+    "jax as a value": "return [jax]",
+    "a jnp function as a value": "f = jnp.sum\nreturn 0",
+    "pure callback": "return jax.pure_callback(abs, n, n)",
+    "debug callback": "return jax.debug.callback(abs, n)",
+    "io callback": "return jax.experimental.io_callback(abs, n, n)",
+    "profiler": "return jax.profiler.start_trace('x')",
+    "jax config": "return jax.config.update('x', 1)",
+    "numpy through jnp": "return jnp.numpy.load",
+    "private": "return jax._src",
+    "private attribute": "return inventory._replace",
+    "wide underscore": "return inventory.＿＿class＿＿",
+    "wide letters": "return inventory.__ｃｌａｓｓ__",
+    "mangled": "return inventory.a__b",
+    "format": "return '{0.__class__}'.format(n)",
+    "f-string": "return f'{n.__class__}'",
+    "percent": "return '%s' % n",
+    "a string": "return 'x'",
+    "bytes": "return b'x'",
+    "complex": "return 1j",
+    "lambda": "return (lambda: 0)()",
+    "nested function": "def inner():\n    return 0\nreturn inner()",
+    "nested class": "class A:\n    pass\nreturn 0",
+    "while": "while True:\n    pass\nreturn 0",
+    "try": "try:\n    a = 1\nexcept ValueError:\n    a = 0\nreturn a",
+    "raise": "raise ValueError",
+    "with": "with n:\n    pass\nreturn 0",
+    "del": "del n\nreturn 0",
+    "assert": "assert n\nreturn 0",
+    "global": "global x\nx = 1\nreturn 0",
+    "nonlocal": "nonlocal x\nreturn 0",
+    "walrus": "return (a := 1)",
+    "list comprehension": "return [i for i in range(9)]",
+    "set comprehension": "return {i for i in range(9)}",
+    "dict comprehension": "return {i: i for i in range(9)}",
+    "generator": "return sum(i for i in range(9))",
+    "a dict": "return {1: 2}",
+    "starred": "return jnp.array([*player_intrinsics])",
+    "double star": "return jnp.sum(**n)",
+    "yield": "yield 1",
+    "await": "return await n",
+    "match": "match n:\n    case _:\n        return 0",
+    "endless range": "for i in range(65):\n    pass\nreturn 0",
+    "range of a name": "for i in range(n):\n    pass\nreturn 0",
+    "range from to": "for i in range(0, 9):\n    pass\nreturn 0",
+    "range of true": "for i in range(True):\n    pass\nreturn 0",
+    "negative range": "for i in range(-1):\n    pass\nreturn 0",
+    "for over an array": "for x in player_intrinsics:\n    pass\nreturn 0",
+    "for else": "for i in range(2):\n    pass\nelse:\n    pass\nreturn 0",
+    "many loops": "for i in range(64):\n    for j in range(64):\n        pass\nreturn 0",
+    "range as a value": "return range(5)",
+    "a huge number": "return 10000000",
+    "an infinite number": "return 1e999",
+    "a tower": "return 9 ** 9 ** 9",
+    "a big exponent": "return n ** 64",
+    "an unknown exponent": "return 2 ** n",
+    "a shift": "return 1 << 60",
+    "matmul": "return player_intrinsics @ player_intrinsics",
+    "a multiplied list": "return len([0] * 1000000 * 1000000)",
+    "a kept list": "x = ([0], [0])\nreturn x[0] * 1000000",
+    "a list chosen": "return len(([0] if n else [1]) * 1000000)",
+    "a huge array": "return jnp.zeros(1000000).sum()",
+    "a huge shape": "return jnp.ones((999, 999, 999)).sum()",
+    "a shape by name": "return jnp.zeros(shape=(99999,)).sum()",
+    "a long range": "return jnp.arange(0, 1000000).sum()",
+    "a computed shape": "return jnp.full(9 * 99999, 0).sum()",
+    "assigned attribute": "inventory.wood = 1\nreturn 0",
+    "assigned item": "closest_blocks[0] = 1\nreturn 0",
+    "annotated": "x: int = 1\nreturn x",
+    "jnp shadowed": "jnp = n\nreturn jnp.load",
+    "abs shadowed": "abs = n\nreturn abs",
+    "enum shadowed": "BlockType = n\nreturn BlockType.TREE.value",
+    "a called feature": "return inventory()",
+    "a called local": "f = n\nreturn f(1)",
+    "enum class": "return BlockType",
+    "enum walk": "return BlockType.TREE",
+    "enum internals": "return BlockType.mro.value",
+    "enum lookup": "return BlockType['TREE'].value",
+    "unknown name": "return wood",
+    "unknown attribute": "return inventory.wod",
+    "array file": "return player_intrinsics.tofile(n)",
+    "array bytes": "return player_intrinsics.tobytes()",
+    "array shape": "return len(player_intrinsics.shape * 1000000)",
+    "method as a value": "return player_intrinsics.sum",
+    "no return": "a = n",
+    "an empty return": "return",
+    "an idle expression": "jnp.sum(n)\nreturn 0",
+}
+
+
+@pytest.mark.parametrize("body", HONEST.values(), ids=HONEST)
+def test_honest_code_passes(body):
+    check_skill_source(skill_text(reward=reward(body)), "skill.py")
+    check_skill_source(skill_text(reward=reward(body, f"{LONG}, env_reward, health_penalty")), "x")
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_code_is_refused_with_its_line_and_a_remedy(body):
+    text = skill_text(reward=reward(body))
+    with pytest.raises(GateError, match=r"^skill\.py:\d+: .+; .+$") as caught:
+        check_skill_source(text, "skill.py")
+    line = int(str(caught.value).split(":")[1])
+    first = text[: text.index("def task_reward")].count("\n") + 1
+    assert line >= first
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "def task_reward(state):",
+        "def task_reward(n, *args):",
+        "def task_reward(**kwargs):",
+        "def task_reward(*, n):",
+        "def task_reward(n, /):",
+        "def task_reward(n: open('x')):",
+        "def task_reward(n) -> open('x'):",
+        "def task_reward(n=open('x')):",
+        "def task_reward(n=0):",
+        "def task_reward(n=True):",
+        "def task_reward(inventory=1, n=1):",
+        "def task_reward(inventory=1):",
+        "@jax.jit\ndef task_reward(n):",
+        "async def task_reward(n):",
+    ],
+)
+def test_a_signature_asks_for_features_by_name_and_nothing_more(signature):
+    with pytest.raises(GateError):
+        check_skill_source(skill_text(reward=f"{signature}\n    return 0"), "skill.py")
+
+
+def test_the_count_may_stand_as_the_default_of_n():
+    check_skill_source(skill_text(reward="def task_reward(n=3):\n    return n"), "skill.py")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "import os\n",
+        "helper = 1\n",
+        "x, name = 1, 2\n",
+        "description = open('x')\n",
+        "description = f'{1}'\n",
+        "description = 'a' * 9\n",
+        "def helper():\n    return 0\n",
+        "class A:\n    pass\n",
+        "if 1:\n    pass\n",
+        "'another text'\n",
+        "description: str = 'x'\n",
+        "task_is_done = 1\n",
+    ],
+)
+def test_a_file_holds_constants_and_two_functions_only(head):
+    with pytest.raises(GateError, match=r"^skill\.py:2: "):
+        check_skill_source(skill_text(head=head), "skill.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("x = (", "never closed"),
+        ("x\0", "not readable|null"),
+        ("x = " + "(" * 5_000, "too many nested|not readable"),
+        ("x = " + "-" * 9_000 + "1", "levels|not readable"),
+        ("#" * 20_001, "20001 bytes are over 20000"),
+        ("x = [" + "1," * 4_000 + "]", "over 4000 nodes"),
+        ("x = " + "[" * 61 + "]" * 61, "60 levels"),
+        ("", "gain is missing"),
+    ],
+    ids=["torn", "null", "parentheses", "minuses", "long", "wide", "deep", "empty"],
+)
+def test_a_text_is_bounded_before_it_is_looked_at(text, complaint):
+    with pytest.raises(GateError, match=complaint):
+        check_skill_source(text, "skill.py")
+
+
+def test_a_generated_modules_functions_pass_one_by_one():
+    text = IS_DONE.replace("task_is_done(inventory, n)", "task_0_is_done(inventory, n=3)")
+    [function] = parse_source(text * 1, "2.py", limit_bytes=2_000_000).body
+    assert isinstance(function, ast.FunctionDef)
+    check_function(function, "2.py")
+
+
+def test_a_refusal_says_what_may_be_asked_for():
+    with pytest.raises(GateError, match=re.escape(ALL)):
+        check_skill_source(skill_text(is_done="def task_is_done(stat):\n    return 0"), "x.py")

@@ -1,0 +1,192 @@
+"""Skill files, skill data and libraries."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import FlowrlError, SkillError
+from flowrl.skills.amount import Amount
+from flowrl.skills.skill import (
+    Skill,
+    check_files,
+    load_library,
+    load_skill,
+    parse_skill,
+    skill_from_data,
+)
+from tests.skills.making import IS_DONE, REWARD, skill_text
+
+CLASSIC = "Craftax-Classic-Symbolic-v1"
+TABLE = '''"""Put a table down.
+
+Two pieces of wood.
+"""
+name = "Place Table"
+requirements = {"wood": "2"}
+consumption = {"wood": 2}
+gain = {"near_table": "lambda n: 0*n + 1"}
+ephemeral = ["near_table"]
+
+def task_is_done(n, inventory):
+    """Reads well."""
+    wood = inventory.wood  # as it was written
+    return wood >= n
+
+def task_reward(inventory_diff):
+    return 1.0 * inventory_diff.wood
+'''
+
+
+def test_a_skill_is_read_from_its_text():
+    skill = parse_skill(TABLE, place="table.py")
+    assert skill.name == "Place Table"
+    assert skill.description == "Put a table down.\n\nTwo pieces of wood."
+    assert skill.requirements == skill.consumption == {"wood": Amount(per=0, base=2)}
+    assert skill.gain == {"near_table": Amount(per=0, base=1)}
+    assert skill.ephemeral == {"near_table"}
+    assert skill.is_done.endswith("wood  # as it was written\n    return wood >= n")
+    assert skill.reward.startswith("def task_reward(inventory_diff):")
+
+
+def test_a_skill_survives_its_own_source_and_json():
+    skill = parse_skill(TABLE, place="table.py")
+    assert parse_skill(skill.source, place="again") == skill
+    assert Skill.from_json(json.loads(json.dumps(skill.to_json()))) == skill
+
+
+def test_nothing_of_a_skill_is_executed(tmp_path):
+    trace = tmp_path / "trace"
+    text = skill_text(head=f"open({str(trace)!r}, 'w')\n")
+    with pytest.raises(SkillError, match="does not belong in a skill file"):
+        parse_skill(text, place="evil.py")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('name = "Place Table"', 'name = ""', "empty"),
+        ('name = "Place Table"', "name = 3", "name is missing or not text"),
+        ('name = "Place Table"', 'name = "a\\nb"', "control characters"),
+        ('name = "Place Table"\n', "", "name is missing"),
+        ('{"near_table": "lambda n: 0*n + 1"}', "{}", "gain is empty"),
+        ('{"near_table": "lambda n: 0*n + 1"}', '["near_table"]', "gain is not a dict"),
+        ('{"near_table": "lambda n: 0*n + 1"}', '{"a b": 1}', "'a b'"),
+        ('{"near_table": "lambda n: 0*n + 1"}', '{"near_table": "n*n"}', "gain of near_table"),
+        ('{"near_table": "lambda n: 0*n + 1"}', "dict(a=1)", "not a literal"),
+        ('ephemeral = ["near_table"]', 'ephemeral = ["wood"]', "not in gain"),
+        ('ephemeral = ["near_table"]', 'ephemeral = "near_table"', "not a list"),
+        ('ephemeral = ["near_table"]', 'ephemeral = [["near_table"]]', "not in gain"),
+        ("consumption", "consumed", "does not belong"),
+        ("def task_reward(inventory_diff)", "def reward(inventory_diff)", "does not belong"),
+        ('name = "Place Table"', 'name = "A"\nname = "B"', "name appears twice"),
+    ],
+)
+def test_a_malformed_skill_is_refused_by_place_and_cause(old, new, complaint):
+    assert old in TABLE
+    with pytest.raises(SkillError, match=re.escape(complaint)) as caught:
+        parse_skill(TABLE.replace(old, new), place="table.py")
+    assert str(caught.value).startswith("table.py:")
+
+
+def test_a_skill_is_made_from_the_documented_mapping():
+    data = {
+        "description": "Harvest wood.",
+        "requirements": {},
+        "consumption": {},
+        "gain": {"wood": "lambda n: 4*n + 0"},
+        "ephemeral": [],
+        "is_done": IS_DONE,
+        "reward": REWARD,
+    }
+    skill = skill_from_data("Collect Wood", data)
+    assert skill.gain == {"wood": Amount(per=4, base=0)}
+    assert (skill.is_done, skill.reward) == (IS_DONE, REWARD)
+    both = {"gain": data["gain"], "code": f"{IS_DONE}\n\n{REWARD}"}
+    assert skill_from_data("Collect Wood", both) == parse_skill(
+        skill.source.replace("Harvest wood.", "Collect Wood"), place="x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"gian": {}}, "unknown key 'gian'"),
+        ({"gain": {}}, "gain is empty"),
+        ({"is_done": 3}, "is_done is missing or not text"),
+        ({"is_done": "import os"}, "Import"),
+        ({"is_done": IS_DONE + "\nimport os"}, "Import"),
+        ({"is_done": REWARD}, "task_reward appears twice"),
+        ({"gain": {"wood": object()}}, "holds a object"),
+        ({"gain": {"wood": print}}, "builtin_function"),
+        ({"description": "x\n'''\nimport os"}, None),
+    ],
+    ids=lambda change: str(change)[:30],
+)
+def test_a_mapping_that_is_no_skill_is_refused(change, complaint):
+    data = {"gain": {"wood": "n"}, "is_done": IS_DONE, "reward": REWARD} | change
+    if complaint is None:
+        assert skill_from_data("Wood", data).description == change["description"]
+        return
+    with pytest.raises(SkillError, match=complaint):
+        skill_from_data("Wood", data)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "a;rm -rf ~", "$(id)", "-t", "木を集める", '"""', "\\", "'"]
+)
+def test_a_hostile_name_stays_text(name):
+    skill = skill_from_data(name, {"gain": {"wood": 1}, "is_done": IS_DONE, "reward": REWARD})
+    assert skill.name == name
+    assert parse_skill(skill.source, place="again") == skill
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * 30_000, b""], ids=["binary", "huge", ""])
+def test_a_file_that_is_no_skill_is_refused(tmp_path, content):
+    path = tmp_path / "skill.py"
+    path.write_bytes(content)
+    with pytest.raises(FlowrlError, match=re.escape(str(path))):
+        load_skill(path)
+
+
+def test_every_file_is_checked_and_told_apart(tmp_path):
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text(skill_text())
+    bad.write_text(skill_text(head="import os\n"))
+    (_, fine), (_, wrong), (_, missing) = check_files([good, bad, tmp_path / "none.py"])
+    assert fine is None
+    assert wrong is not None
+    assert wrong.startswith(f"{bad}:2: Import")
+    assert missing is not None
+
+
+def test_a_users_folder_adds_skills_and_replaces_those_of_the_same_name(tmp_path):
+    (tmp_path / "b.py").write_text(skill_text())
+    (tmp_path / "a.py").write_text(skill_text().replace("Collect Wood", "Own Skill"))
+    skills = load_library(CLASSIC, tmp_path)
+    embedded = load_library(CLASSIC)
+    assert list(skills) == [*embedded, "Own Skill"]
+    assert skills["Collect Wood"].description == "Harvest wood."
+    assert embedded["Collect Wood"].description != "Harvest wood."
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "complaint"),
+    [("A B", "A_B", "'A B' and 'A_B' share the slug"), ("A B", "A B", "a.py and .*b.py are both")],
+)
+def test_two_skills_that_would_share_a_folder_are_refused(tmp_path, one, other, complaint):
+    (tmp_path / "a.py").write_text(skill_text().replace("Collect Wood", one))
+    (tmp_path / "b.py").write_text(skill_text().replace("Collect Wood", other))
+    with pytest.raises(SkillError, match=complaint):
+        load_library(CLASSIC, tmp_path)
+
+
+def test_an_unknown_environment_or_folder_is_named():
+    with pytest.raises(SkillError, match=r"'Pong'.*Craftax-Classic-Symbolic-v1"):
+        load_library("Pong")
+    with pytest.raises(SkillError, match="nowhere is not a folder"):
+        load_library(CLASSIC, Path("nowhere"))
