@@ -158,9 +158,28 @@ class GraphLayout:
         return self.root / "events.jsonl"
 
     @property
+    def requests(self) -> Path:
+        """What other programs ask of the daemon, one file each."""
+        return self.root / "requests"
+
+    @property
     def config_json(self) -> Path:
         """The resolved configuration of the last start."""
         return self.root / "config.json"
+
+    @property
+    def wishes(self) -> Path:
+        """What people asked of the scheduler from another terminal, one file per wish."""
+        return self.root / "wishes"
+
+    @property
+    def skill_files(self) -> Path:
+        """The source of each skill as it was first trained."""
+        return self.root / "skill_files"
+
+    def skill_file(self, skill: str) -> Path:
+        """The source of one skill; written once."""
+        return self.skill_files / f"{slug(skill)}.json"
 
     @property
     def checkpoints(self) -> Path:
