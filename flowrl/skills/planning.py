@@ -79,33 +79,31 @@ class Planner:
         )
 
     def _by_preference(self, needs: Mapping[str, int]) -> list[Step]:
-        steps = {item: self._provider(item, need) for item, need in needs.items()}
+        found = {item: self._provider(item, need) for item, need in needs.items()}
+        steps = {item: step for item, step in found.items() if step is not None}
         here = not self.ephemeral.isdisjoint(needs)
 
         def late_first(item: str) -> tuple[bool, int, str]:
             return item in self.ephemeral, -self.rank[steps[item].skill], item
 
-        items = [item for item in needs if not here or self._stays(steps[item].skill)]
+        items = [item for item in steps if not here or self._stays(steps[item].skill)]
         return [steps[item] for item in sorted(items, key=late_first)]
 
     def _before(self, needs: Mapping[str, int], step: Step) -> dict[str, int] | None:
+        """What must be there before the step; None when that can never be."""
         skill = self.skills[step.skill]
         before = needs_before(needs, skill, step.count, ephemeral=self.ephemeral)
-        if before is None or any(need > self.capacity for need in before.values()):
+        if before is None or not all(self._provider(*need) for need in before.items()):
             return None
         return before
 
-    def _provider(self, item: str, need: int) -> Step:
+    def _provider(self, item: str, need: int) -> Step | None:
         """The preferred skill that can reach this level, at the smallest count that does."""
-        for name in self.providers.get(item, ()):
+        for name in self.providers.get(item, ()) if need <= self.capacity else ():
             count = count_for(self.skills[name], item, need, capacity=self.capacity)
             if count is not None:
                 return Step(skill=name, count=count)
-        names = ", ".join(self.providers.get(item, ())) or "no skill"
-        raise GraphError(
-            f"{need} {item} are needed at once, more than {names} can yield within a capacity of "
-            f"{self.capacity}; let a gain of {item} grow with n, or lower what is required"
-        )
+        return None
 
     def _stays(self, name: str) -> bool:
         return stays(self.skills[name], self.ephemeral)

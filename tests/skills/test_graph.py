@@ -1,0 +1,314 @@
+"""The skill graph: needs, plans, cycles, and laws over random libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrl.errors import CycleError, GraphError, UnknownNeedError
+from flowrl.skills.graph import SkillGraph, simulate
+from flowrl.skills.skill import Skill, Step
+from tests.skills.making import skill
+
+WOOD = skill("Collect Wood", {"wood": "n"})
+TABLE = skill(
+    "Place Table",
+    {"near_table": 1},
+    {"wood": "2"},
+    uses={"wood": "2"},
+    ephemeral=("near_table",),
+)
+WOOD_PICKAXE = skill(
+    "Make Wood Pickaxe",
+    {"wood_pickaxe": 1},
+    {"wood": 1, "near_table": 1},
+    uses={"wood": 1},
+)
+STONE = skill("Collect Stone", {"stone": "n"}, {"wood_pickaxe": 1})
+STONE_PICKAXE = skill(
+    "Make Stone Pickaxe",
+    {"stone_pickaxe": 1},
+    {"wood": 1, "stone": 1, "near_table": 1},
+    uses={"wood": 1, "stone": 1},
+)
+BASICS = (WOOD, TABLE, WOOD_PICKAXE, STONE, STONE_PICKAXE)
+
+
+def plan(skills, name, count=1, **options) -> list[tuple[str, int]]:
+    graph = SkillGraph(skills, **options)
+    steps = graph.plan(name, count)
+    simulate(graph.skills, steps, capacity=graph.capacity)
+    return [(step.skill, step.count) for step in steps]
+
+
+def test_a_plan_gathers_once_and_places_the_table_right_before_it_is_needed():
+    assert plan(BASICS, "Make Wood Pickaxe") == [
+        ("Collect Wood", 3),
+        ("Place Table", 1),
+        ("Make Wood Pickaxe", 1),
+    ]
+
+
+def test_a_table_that_was_left_is_placed_again():
+    assert plan(BASICS, "Make Stone Pickaxe") == [
+        ("Collect Wood", 6),
+        ("Place Table", 1),
+        ("Make Wood Pickaxe", 1),
+        ("Collect Stone", 1),
+        ("Place Table", 1),
+        ("Make Stone Pickaxe", 1),
+    ]
+
+
+def test_tools_made_at_the_same_table_share_it():
+    sword = skill("Make Sword", {"sword": 1}, {"wood": 1, "near_table": 1}, uses={"wood": 1})
+    hunt = skill("Hunt", {"meat": "n"}, {"sword": 1, "wood_pickaxe": 1})
+    assert plan((*BASICS, sword, hunt), "Hunt") == [
+        ("Collect Wood", 4),
+        ("Place Table", 1),
+        ("Make Wood Pickaxe", 1),
+        ("Make Sword", 1),
+        ("Hunt", 1),
+    ]
+
+
+def test_gathering_is_split_where_the_inventory_would_overflow():
+    house = skill("Build House", {"house": 1}, {"wood": 8}, uses={"wood": 8})
+    tower = skill("Build Tower", {"tower": 1}, {"wood": 8, "house": 1}, uses={"wood": 8})
+    assert plan((WOOD, house, tower), "Build Tower") == [
+        ("Collect Wood", 8),
+        ("Build House", 1),
+        ("Collect Wood", 8),
+        ("Build Tower", 1),
+    ]
+    assert plan((WOOD, house, tower), "Build Tower", capacity=16)[0] == ("Collect Wood", 16)
+
+
+def test_what_comes_one_at_a_time_is_made_anew_for_each_use():
+    key = skill("Forge Key", {"key": 1})
+    door = skill("Open Door", {"door": 1}, {"key": 1}, uses={"key": 1})
+    chest = skill("Open Chest", {"gold": 1}, {"key": 1, "door": 1}, uses={"key": 1})
+    names = [name for name, _ in plan((key, door, chest), "Open Chest")]
+    assert names == ["Forge Key", "Open Door", "Forge Key", "Open Chest"]
+
+
+def test_a_better_tool_is_provided_by_the_skill_that_yields_that_level():
+    first = skill("Wood Pickaxe", {"pickaxe": 1}, {"wood": 1}, uses={"wood": 1})
+    stone = skill("Stone", {"stone": "n"}, {"pickaxe": 1})
+    second = skill("Stone Pickaxe", {"pickaxe": 2}, {"stone": 1}, uses={"stone": 1})
+    iron = skill("Iron", {"iron": "n"}, {"pickaxe": 2})
+    assert plan((WOOD, first, stone, second, iron), "Iron", 2) == [
+        ("Collect Wood", 1),
+        ("Wood Pickaxe", 1),
+        ("Stone", 1),
+        ("Stone Pickaxe", 1),
+        ("Iron", 2),
+    ]
+
+
+def test_the_goals_count_scales_what_it_needs():
+    plank = skill("Saw", {"plank": "n"}, {"wood": "2*n + 1"}, uses={"wood": "2*n"})
+    assert plan((WOOD, plank), "Saw", 3) == [("Collect Wood", 7), ("Saw", 3)]
+
+
+def test_the_first_of_equal_providers_is_taken_and_one_that_grows_goes_before_it():
+    one = skill("Find Stick", {"wood": 1})
+    other = skill("Chop", {"wood": "n"})
+    fire = skill("Fire", {"warm": 1}, {"wood": 1})
+    assert SkillGraph((WOOD, other, fire)).needs("Fire") == ("Collect Wood",)
+    assert SkillGraph((other, WOOD, fire)).needs("Fire") == ("Chop",)
+    assert SkillGraph((one, WOOD, fire)).needs("Fire") == ("Collect Wood",)
+
+
+def test_a_skill_may_ask_for_more_of_what_it_yields_when_another_provides_it():
+    more = skill("Breed Cows", {"cow": "n"}, {"cow": 2})
+    graph = SkillGraph((more, skill("Find Cow", {"cow": "n"})))
+    assert graph.needs("Breed Cows") == ("Find Cow",)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "complaint"),
+    [
+        ("Collect Wood", 10, "yields 10 wood; at most 9 can be carried"),
+        ("Make Wood Pickaxe", 0, "at least 1"),
+        ("Collect Wod", 1, "no skill 'Collect Wod'; closest are Collect Wood"),
+        ("Greedy", 1, "nothing can provide 8 wood, 1 near_table|within a capacity of 9"),
+    ],
+)
+def test_an_impossible_goal_is_refused(name, count, complaint):
+    greedy = skill("Greedy", {"x": 1}, {"wood": 8, "near_table": 1})
+    graph = SkillGraph((*BASICS, greedy))
+    with pytest.raises(GraphError, match=complaint):
+        graph.plan(name, count)
+
+
+def test_a_need_above_the_capacity_is_refused_at_once():
+    with pytest.raises(UnknownNeedError, match="requires 12 wood, which no skill gains"):
+        SkillGraph(BASICS).with_skill(skill("Hoard", {"y": 1}, {"wood": 12}))
+
+
+def test_a_missing_gain_is_named_with_the_closest_ones():
+    fire = skill("Fire", {"warm": 1}, {"wod": 1})
+    with pytest.raises(UnknownNeedError, match=re.escape("'wod', which no skill gains; closest")):
+        SkillGraph(BASICS).with_skill(fire)
+    with pytest.raises(UnknownNeedError, match=re.escape("wood (Collect Wood)")):
+        SkillGraph((*BASICS, fire)).check()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("ABC")), ids="".join)
+def test_a_cycle_is_drawn(order):
+    needs = {"A": "b", "B": "c", "C": "a"}
+    made = {name: skill(name, {name.lower(): 1}, {needs[name]: 1}) for name in needs}
+    graph = SkillGraph([made[name] for name in order])
+    with pytest.raises(CycleError, match=r"A → B → C → A|B → C → A → B|C → A → B → C"):
+        graph.check()
+    with pytest.raises(CycleError):
+        graph.plan("A")
+
+
+def test_a_skill_that_needs_only_itself_is_a_cycle():
+    with pytest.raises(CycleError, match="Egg → Egg"):
+        SkillGraph().with_skill(skill("Egg", {"egg": 1}, {"egg": 1}))
+
+
+def test_a_refused_skill_leaves_the_graph_as_it_was():
+    graph = SkillGraph(BASICS)
+    for refused in (skill("Egg", {"egg": 1}, {"egg": 1}), skill("Collect_Wood", {"x": 1})):
+        with pytest.raises(GraphError):
+            graph.with_skill(refused)
+    assert list(graph.skills) == [made.name for made in BASICS]
+    assert len(graph.with_skill(skill("New", {"x": 1})).skills) == len(BASICS) + 1
+    assert "New" not in graph.skills
+
+
+def test_two_names_with_one_slug_are_refused_by_both_names():
+    with pytest.raises(GraphError, match="'A B' and 'A_B'"):
+        SkillGraph((skill("A B", {"a": 1}), skill("A_B", {"b": 1})))
+
+
+def test_ready_are_the_skills_whose_needs_are_done_in_the_order_of_the_library():
+    graph = SkillGraph(BASICS[::-1])
+    assert graph.ready([]) == ("Collect Wood",)
+    assert graph.ready(["Collect Wood", "Place Table"]) == ("Make Wood Pickaxe",)
+    assert graph.ready(graph.skills) == ()
+    assert graph.order() == tuple(made.name for made in BASICS)
+    assert graph.all_needs("Collect Stone") == ("Collect Wood", "Place Table", "Make Wood Pickaxe")
+
+
+@pytest.mark.parametrize(
+    ("steps", "complaint"),
+    [
+        ([("Place Table", 1)], "step 0, Place Table × 1, needs 2 wood and has 0"),
+        ([("Collect Wood", 10)], "would reach 10 wood"),
+        ([("Dance", 1)], "unknown skill"),
+        (
+            [
+                ("Collect Wood", 9),
+                ("Place Table", 1),
+                ("Collect Wood", 9),
+                ("Make Wood Pickaxe", 1),
+            ],
+            "needs 1 near_table and has 0",
+        ),
+    ],
+)
+def test_the_simulator_says_which_step_lacks_what(steps, complaint):
+    skills = {made.name: made for made in BASICS}
+    with pytest.raises(GraphError, match=complaint):
+        simulate(skills, [Step(skill=name, count=count) for name, count in steps])
+
+
+def test_counts_are_levels_and_consumption_is_taken_whole():
+    skills = {made.name: made for made in BASICS}
+    steps = [("Collect Wood", 5), ("Place Table", 1), ("Collect Wood", 4), ("Collect Wood", 2)]
+    levels = simulate(skills, [Step(skill=name, count=count) for name, count in steps])
+    assert levels == {"wood": 4}
+
+
+def random_library(seed: int, *, size: int, fixed: bool = False) -> list[Skill]:
+    """Skills that need only items of earlier ones: resources, tools and ephemeral facts."""
+    chance = random.Random(seed)
+    items: list[tuple[str, bool]] = []
+    skills: list[Skill] = []
+    for index in range(size):
+        kind = chance.choice(["resource", "resource", "tool", "here"])
+        picked = chance.sample(items, k=min(len(items), chance.randint(0, 3)))
+        needs = {item: chance.randint(1, 2) if plenty else 1 for item, plenty in picked}
+        uses = {item: need for item, need in needs.items() if chance.random() < 0.6}
+        uses = {item: need for item, need in uses.items() if fixed or item.startswith("resource")}
+        item = f"{kind}_{index}"
+        grows = kind == "resource" and not (fixed and chance.random() < 0.5)
+        here = (item,) if kind == "here" else ()
+        gain = {item: "n" if grows else 1}
+        skills.append(skill(f"Skill {index}", gain, needs, uses=uses, ephemeral=here))
+        items.append((item, grows))
+    chance.shuffle(skills)
+    return skills
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 14))
+def test_every_plan_succeeds_is_repeatable_and_has_no_step_to_spare(seed, size):
+    skills = random_library(seed, size=size)
+    graph = SkillGraph(skills, capacity=100_000)
+    graph.check()
+    for name in graph.skills:
+        steps = graph.plan(name)
+        gained = simulate(graph.skills, steps, capacity=graph.capacity)
+        assert all(gained[item] >= amount.at(1) for item, amount in graph.skills[name].gain.items())
+        assert steps == SkillGraph(skills, capacity=100_000).plan(name)
+        assert {step.skill for step in steps} <= {*graph.all_needs(name), name}
+        for place in range(len(steps) - 1):
+            with pytest.raises(GraphError):
+                simulate(graph.skills, steps[:place] + steps[place + 1 :], capacity=100_000)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(3, 9))
+def test_in_a_small_inventory_a_plan_succeeds_or_is_refused(seed, size, capacity):
+    graph = SkillGraph(random_library(seed, size=size, fixed=True), capacity=capacity)
+    for name in graph.order():
+        with contextlib.suppress(GraphError):
+            simulate_plan(graph, name)
+
+
+def simulate_plan(graph: SkillGraph, name: str) -> None:
+    steps = graph.plan(name)
+    try:
+        simulate(graph.skills, steps, capacity=graph.capacity)
+    except GraphError as error:
+        raise AssertionError(f"the plan {steps} fails: {error}") from error
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6))
+def test_doing_what_is_ready_reaches_every_skill(seed):
+    graph = SkillGraph(random_library(seed, size=12))
+    done: list[str] = []
+    while ready := graph.ready(done):
+        done.append(ready[0])
+    assert sorted(done) == sorted(graph.skills)
+
+
+def test_planning_over_two_hundred_skills_takes_well_under_a_second():
+    chain = [WOOD, TABLE]
+    for index in range(198):
+        before = {f"tool_{index - 1}": 1} if index else {}
+        needs = {"wood": 1, "near_table": 1, **before}
+        if index % 2:
+            needs = {**before}
+        uses = {"wood": 1} if not index % 2 else {}
+        chain.append(skill(f"Make {index}", {f"tool_{index}": 1}, needs, uses=uses))
+    graph = SkillGraph(chain)
+    started = time.process_time()
+    steps = graph.plan("Make 197")
+    assert time.process_time() - started < 0.7
+    simulate(graph.skills, steps)
+    assert len(steps) > 300
