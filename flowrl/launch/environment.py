@@ -1,0 +1,86 @@
+"""The complete environment of a trainer: what it may inherit and what it must have.
+
+A trainer runs code that a language model may have written. So it inherits by an allowlist: the
+keys with which the daemon talks to that model, and whatever else is in its environment, stay here.
+
+CPUs are not divided among runs. On two cores, two runs pinned to one core each needed 3 to 10 %
+less CPU time than two that share both, but a run that is alone then takes twice as long.
+(XLA's CPU backend heeds a process's affinity, `Job.cpus`; OMP_NUM_THREADS and the XLA_FLAGS
+`--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1` change nothing in jax 0.10.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from flowrl.errors import ConfigError
+
+MEMORY_SHARE = 0.9  # of a GPU, for all its runs together: CUDA contexts need the rest
+_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+_INHERITED = re.compile(
+    "|".join(
+        [
+            # the person and the place
+            r"HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|COLORTERM|NO_COLOR",
+            # where programs, libraries and caches are
+            r"PATH|TMPDIR|XDG_\w+|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|CONDA_PREFIX|PYTHONPATH",
+            # the way to the network, for Weights & Biases
+            r"SSL_CERT_\w+|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|NETRC|WANDB_\w+",
+            r"(?i:https?_proxy|all_proxy|no_proxy)",
+            # the numerical stack and ourselves
+            r"(JAX|XLA|CUDA|NVIDIA|NCCL|TF_CPP|TF_GPU|FLOWRL)_\w+|NPROC|\w+_NUM_THREADS",
+        ]
+    )
+)
+_SECRET = re.compile(r"(?i)key|token|secret|passw")
+_OWN_SECRETS = re.compile(r"WANDB_\w+")
+
+
+def child_env(
+    device: str | None = None,
+    *,
+    skills_per_gpu: int = 1,
+    environ: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The environment of one run.
+
+    Args:
+      device: the GPU's id (`flowrl.launch.gpus`), or None to train without one.
+      skills_per_gpu: how many runs share it; each preallocates its part of the memory.
+      environ: what to inherit from; by default this process's environment.
+
+    Raises:
+      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is set, and is no share.
+    """
+    inherited = os.environ if environ is None else environ
+    env = {name: value for name, value in inherited.items() if _may_pass(name)}
+    env["PYTHONUNBUFFERED"] = "1"
+    if device is None:
+        env.setdefault("JAX_PLATFORMS", "cpu")  # set by a user, it may also say tpu
+        return env
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    env["CUDA_VISIBLE_DEVICES"] = device
+    env[_FRACTION] = f"{_share(env.get(_FRACTION)) / skills_per_gpu:.3f}"
+    return env
+
+
+def _may_pass(name: str) -> bool:
+    if _SECRET.search(name) and not _OWN_SECRETS.fullmatch(name):
+        return False
+    return _INHERITED.fullmatch(name) is not None
+
+
+def _share(text: str | None) -> float:
+    """The part of a GPU's memory for all its runs: the user's wish, or ours."""
+    if text is None:
+        return MEMORY_SHARE
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(f"{_FRACTION}={text} must lie in (0, 1]; unset it or correct it")
+    return share

@@ -1,0 +1,117 @@
+"""Which GPUs there are and which of them this graph may use.
+
+The ids are nvidia-smi's: PCI bus order, which children share by `CUDA_DEVICE_ORDER=PCI_BUS_ID`
+(`flowrl.launch.environment`); CUDA's own default, fastest first, may number them otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowrl.errors import ConfigError
+
+TIMEOUT_SECONDS = 5.0
+_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU; `id` is what CUDA_VISIBLE_DEVICES takes: an index, or a MIG slice's name."""
+
+    id: str
+    memory_mb: int  # 0: unknown
+    uuid: str = ""
+
+
+def visible_devices(
+    gpu_ids: tuple[int, ...] = (),
+    *,
+    last_known: tuple[Device, ...] = (),
+    environ: Mapping[str, str] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> tuple[Device, ...]:
+    """The GPUs to use: those named, else those that CUDA_VISIBLE_DEVICES leaves; () is the CPU.
+
+    An nvidia-smi that is missing, hangs or fails answers `last_known`.
+
+    Raises:
+      ConfigError: a named GPU is not there.
+    """
+    environ = os.environ if environ is None else environ
+    present = _probe(timeout_seconds)
+    if present is None:
+        present = last_known
+    if gpu_ids:
+        return _named(gpu_ids, present)
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        return _left_visible(environ["CUDA_VISIBLE_DEVICES"], present)
+    return present
+
+
+def _probe(timeout_seconds: float) -> tuple[Device, ...] | None:
+    """What nvidia-smi lists; None when it cannot be asked or talks nonsense."""
+    try:
+        return tuple(_parse(line) for line in _ask(timeout_seconds).splitlines() if line.strip())
+    except FileNotFoundError:
+        return None
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        logger.warning("nvidia-smi gives no answer", extra={"error": str(error)})
+        return None
+
+
+def _ask(timeout_seconds: float) -> str:
+    process = subprocess.Popen(
+        _QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+    )
+    try:
+        text, _ = process.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        # No wait: a driver that hangs may keep it from dying, and us with it.
+        process.kill()
+        raise
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, _QUERY)
+    return text
+
+
+def _parse(line: str) -> Device:
+    index, uuid, memory = (word.strip() for word in line.split(","))
+    if not uuid.startswith("GPU-"):
+        raise ValueError(f"{line!r} is not a line of nvidia-smi")
+    # Grace-Hopper and others share the machine's memory and say "[N/A]".
+    return Device(id=str(int(index)), memory_mb=int(memory) if memory.isdigit() else 0, uuid=uuid)
+
+
+def _named(gpu_ids: tuple[int, ...], present: tuple[Device, ...]) -> tuple[Device, ...]:
+    by_id = {device.id: device for device in present}
+    unknown = [str(number) for number in gpu_ids if str(number) not in by_id]
+    if unknown:
+        there = ", ".join(by_id) if by_id else "none (does nvidia-smi work?)"
+        raise ConfigError(f"--gpu_ids {' '.join(unknown)}: no such GPU; present: {there}")
+    return tuple(by_id[name] for name in dict.fromkeys(map(str, gpu_ids)))
+
+
+def _left_visible(words: str, present: tuple[Device, ...]) -> tuple[Device, ...]:
+    """As CUDA reads the variable: the list ends at the first word that names no device."""
+    devices: list[Device] = []
+    for word in words.split(","):
+        device = _by_word(word.strip(), present)
+        if device is None or device in devices:
+            break
+        devices.append(device)
+    return tuple(devices)
+
+
+def _by_word(word: str, present: tuple[Device, ...]) -> Device | None:
+    if word.startswith("MIG-"):
+        return Device(id=word, memory_mb=0)
+    for device in present:
+        if word == device.id or (word.startswith("GPU-") and device.uuid.startswith(word)):
+            return device
+    return None
