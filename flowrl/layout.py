@@ -168,11 +168,6 @@ class GraphLayout:
         return self.root / "config.json"
 
     @property
-    def wishes(self) -> Path:
-        """What people asked of the scheduler from another terminal, one file per wish."""
-        return self.root / "wishes"
-
-    @property
     def skill_files(self) -> Path:
         """The source of each skill as it was first trained."""
         return self.root / "skill_files"

@@ -1,20 +1,20 @@
-"""`flowrl retry`: a wish left in the graph's folder, which its scheduler takes up."""
+"""`flowrl retry`: a request left in the graph's folder, which its scheduler takes up."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from flowrl import durable
 from flowrl.errors import GraphError
-from flowrl.layout import GraphLayout, slug
+from flowrl.layout import GraphLayout
+from flowrl.parallel import requests
 from flowrl.report.snapshot import find_row, read_rows
 
 _RETRIED = {"failed", "held"}
 
 
 def ask_retry(graph_path: Path, skill: str) -> int:
-    """Leave a wish to retry a skill.
+    """Ask the scheduler to retry a skill.
 
     Raises:
       GraphError: there is no such skill, or it is neither failed nor held.
@@ -23,9 +23,7 @@ def ask_retry(graph_path: Path, skill: str) -> int:
     row = find_row(read_rows(layout), skill, graph_path)
     if row.status not in _RETRIED:
         raise GraphError(f"{row.skill} is {row.status}; only failed and held skills can be retried")
-    durable.make_dir(layout.wishes)
-    wish = {"format": 1, "wish": "retry", "skill": row.skill}
-    durable.write_json(layout.wishes / f"retry-{slug(row.skill)}.json", wish)
+    requests.ask(layout, "retry", row.skill)
     sys.stdout.write(
         f"{row.skill} will be tried again by the scheduler of {graph_path}; if none runs, start "
         f"python -m flowrl.bottomup_parallel --graph_path {graph_path}\n"
