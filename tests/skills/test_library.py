@@ -1,0 +1,190 @@
+"""The embedded skills are true of the games: what they require, consume, gain and reward."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from flowrl.skills.graph import load_graph, simulate
+from flowrl.skills.simulation import entry_needs
+from flowrl.skills.skill import Skill
+from tests.skills.worlds import BEHIND, Game, game_of
+
+CLASSIC = "Craftax-Classic-Symbolic-v1"
+FULL = "Craftax-Symbolic-v1"
+GRAPHS = {CLASSIC: load_graph(CLASSIC), FULL: load_graph(FULL)}
+SKILLS = [(env_name, name) for env_name, graph in GRAPHS.items() for name in graph.skills]
+NEEDS = [
+    (env_name, name, item)
+    for env_name, name in SKILLS
+    for item in GRAPHS[env_name].skills[name].requirements
+]
+# The action that reaches the skill's goal, and what stands in front of the player.
+DEEDS = {
+    "Collect Wood": ("DO", "TREE"),
+    "Place Table": ("PLACE_TABLE", "GRASS"),
+    "Make Wood Pickaxe": ("MAKE_WOOD_PICKAXE", "GRASS"),
+    "Make Wood Sword": ("MAKE_WOOD_SWORD", "GRASS"),
+    "Collect Stone": ("DO", "STONE"),
+    "Place Stone": ("PLACE_STONE", "GRASS"),
+    "Make Stone Pickaxe": ("MAKE_STONE_PICKAXE", "GRASS"),
+    "Make Stone Sword": ("MAKE_STONE_SWORD", "GRASS"),
+    "Collect Coal": ("DO", "COAL"),
+    "Place Furnace": ("PLACE_FURNACE", "GRASS"),
+    "Collect Iron": ("DO", "IRON"),
+    "Make Iron Pickaxe": ("MAKE_IRON_PICKAXE", "GRASS"),
+    "Make Iron Sword": ("MAKE_IRON_SWORD", "GRASS"),
+    "Collect Diamond": ("DO", "DIAMOND"),
+    "Collect Drink": ("DO", "WATER"),
+    "Collect Sapling": ("DO", "GRASS"),
+    "Place Plant": ("PLACE_PLANT", "GRASS"),
+    "Eat Plant": ("DO", "SAND"),
+    "Eat Cow": ("DO", "GRASS"),
+    "Wake Up": ("NOOP", "GRASS"),
+    "Defeat Zombie": ("DO", "GRASS"),
+    "Defeat Skeleton": ("DO", "PATH"),
+}
+MOBS = {"Eat Cow": "cows", "Defeat Zombie": "zombies", "Defeat Skeleton": "skeletons"}
+SEEDS = 60  # a sapling is found in one try of ten
+
+
+def world_for(game: Game, skill: Skill, *, without: str | None = None):
+    """A world in which the skill's requirements hold at count 1, but for one."""
+    needs = {item: need - (item == without) for item, need in entry_needs(skill, 1).items()}
+    world = game.with_block(game.empty, DEEDS[skill.name][1])
+    facts = {"near_table": "CRAFTING_TABLE", "near_furnace": "FURNACE"}
+    for fact, block in facts.items():
+        if needs.pop(fact, 0):
+            world = game.with_block(world, block, BEHIND[block])
+    if needs.pop("facing_plant", 0):
+        world = game.with_block(world, "RIPE_PLANT")
+    if skill.name in MOBS:
+        world = game.with_mob(world, MOBS[skill.name])
+    if skill.name == "Wake Up":
+        world = world.replace(is_sleeping=jnp.bool_(True), player_energy=jnp.int32(9))
+    return game.with_items(world, **needs)
+
+
+def outcome(game: Game, skill: Skill, world):
+    """The world after the deed: of several throws of the dice, the first that is done."""
+    action = DEEDS[skill.name][0]
+    for seed in range(SEEDS):
+        after, _ = game.act(world, action, seed)
+        if game.ask(skill, "task_is_done", world, after) or skill.name != "Collect Sapling":
+            return after
+    return after
+
+
+def items_of(world) -> dict[str, int]:
+    return {name: int(jnp.sum(value)) for name, value in vars(world.inventory).items()}
+
+
+def test_the_classic_library_covers_every_achievement():
+    assert set(GRAPHS[CLASSIC].skills) == set(DEEDS)
+    assert len(DEEDS) == 22
+
+
+@pytest.mark.parametrize(("env_name", "name"), SKILLS)
+def test_every_plan_of_a_library_succeeds_by_its_own_rules(env_name, name):
+    graph = GRAPHS[env_name]
+    levels = simulate(graph.skills, graph.plan(name), capacity=graph.capacity)
+    gain = graph.skills[name].gain
+    assert all(levels[item] >= amount.at(1) for item, amount in gain.items())
+
+
+def test_the_longest_classic_plan_is_short():
+    steps = GRAPHS[CLASSIC].plan("Collect Diamond")
+    assert [f"{step.skill} × {step.count}" for step in steps] == [
+        "Collect Wood × 9",
+        "Place Table × 1",
+        "Make Wood Pickaxe × 1",
+        "Collect Stone × 3",
+        "Collect Coal × 1",
+        "Place Table × 1",
+        "Make Stone Pickaxe × 1",
+        "Collect Iron × 1",
+        "Place Table × 1",
+        "Place Furnace × 1",
+        "Make Iron Pickaxe × 1",
+        "Collect Diamond × 1",
+    ]
+
+
+@pytest.mark.craftax
+def test_the_classic_library_names_the_games_own_achievements():
+    achievements = game_of(CLASSIC).constants.Achievement
+    names = {name.upper().replace(" ", "_") for name in GRAPHS[CLASSIC].skills}
+    assert names == set(achievements.__members__)
+
+
+@pytest.mark.craftax
+@pytest.mark.parametrize(("env_name", "name"), SKILLS)
+def test_with_its_requirements_a_skill_succeeds_at_exactly_its_cost(env_name, name):
+    game, skill = game_of(env_name), GRAPHS[env_name].skills[name]
+    before = world_for(game, skill)
+    assert not game.ask(skill, "task_is_done", before, before)
+    after = outcome(game, skill, before)
+    assert game.ask(skill, "task_is_done", before, after)
+    assert float(game.ask(skill, "task_reward", before, after)) > 0.5
+    expected = items_of(before)
+    for item, amount in skill.consumption.items():
+        expected[item] -= amount.at(1)
+    for item, amount in skill.gain.items():
+        if item in expected:
+            expected[item] = max(expected[item], amount.at(1))
+    assert items_of(after) == expected
+
+
+@pytest.mark.craftax
+@pytest.mark.parametrize(("env_name", "name", "item"), NEEDS)
+def test_without_any_one_requirement_a_skill_fails_and_costs_nothing(env_name, name, item):
+    game, skill = game_of(env_name), GRAPHS[env_name].skills[name]
+    before = world_for(game, skill, without=item)
+    after = outcome(game, skill, before)
+    assert not game.ask(skill, "task_is_done", before, after)
+    assert items_of(after) == items_of(before)
+
+
+@pytest.mark.craftax
+@pytest.mark.parametrize(("env_name", "name"), SKILLS)
+def test_standing_still_in_an_empty_world_earns_nothing(env_name, name):
+    game, skill = game_of(env_name), GRAPHS[env_name].skills[name]
+    after, _ = game.act(game.empty, "NOOP")
+    assert float(game.ask(skill, "task_reward", game.empty, after)) == 0.0
+    assert not game.ask(skill, "task_is_done", game.empty, after)
+
+
+@pytest.mark.craftax
+@pytest.mark.parametrize(("env_name", "name"), SKILLS)
+def test_walking_to_and_fro_earns_nothing(env_name, name):
+    game, skill = game_of(env_name), GRAPHS[env_name].skills[name]
+    world = game.with_block(game.empty, DEEDS[name][1])
+    earned = 0.0
+    for action in ("DOWN", "DOWN", "LEFT", "UP", "UP", "RIGHT"):
+        after, _ = game.act(world, action)
+        earned += float(game.ask(skill, "task_reward", world, after))
+        world = after
+    assert earned == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.craftax
+def test_a_table_counts_as_near_exactly_where_the_game_lets_one_craft():
+    game, skills = game_of(CLASSIC), GRAPHS[CLASSIC].skills
+    for dy in range(-2, 3):
+        for dx in range(-2, 3):
+            if (dy, dx) == (0, 0):
+                continue
+            world = game.with_block(game.empty, "CRAFTING_TABLE", (24 + dy, 24 + dx))
+            world = game.with_items(world, wood=1)
+            after, _ = game.act(world, "MAKE_WOOD_PICKAXE")
+            near = game.ask(skills["Place Table"], "task_is_done", world, world)
+            assert bool(near) == (int(after.inventory.wood_pickaxe) == 1), (dy, dx)
+
+
+@pytest.mark.craftax
+def test_gathering_again_what_was_thrown_away_earns_nothing():
+    game, skill = game_of(CLASSIC), GRAPHS[CLASSIC].skills["Collect Wood"]
+    world = game.with_items(game.empty, wood=2)
+    placed, _ = game.act(world, "PLACE_TABLE")
+    lost = float(game.ask(skill, "task_reward", world, placed, n=5))
+    assert lost == -2.0

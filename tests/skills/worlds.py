@@ -1,0 +1,118 @@
+"""Small crafted Craftax worlds: grass, a player who looks up, and whatever a test puts there."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from craftax.craftax_env import make_craftax_env_from_name
+
+from flowrl.envs import features
+from flowrl.skills.skill import Skill
+
+PACKAGES = {
+    "Craftax-Classic-Symbolic-v1": "craftax.craftax_classic",
+    "Craftax-Symbolic-v1": "craftax.craftax",
+}
+HERE = (24, 24)
+AHEAD = (23, 24)
+BEHIND = {"CRAFTING_TABLE": (25, 25), "FURNACE": (25, 23)}  # diagonal, so still in reach
+UP = 3
+
+
+class Game:
+    """One of the two games: an empty world, its step, and skill functions called on it."""
+
+    def __init__(self, env_name: str) -> None:
+        self.package = PACKAGES[env_name]
+        self.constants = importlib.import_module(f"{self.package}.constants")
+        env = make_craftax_env_from_name(env_name, auto_reset=False)
+        self.params = _quiet(env.default_params)
+        logic = importlib.import_module(f"{self.package}.game_logic")
+        self._step = jax.jit(
+            functools.partial(
+                logic.craftax_step, params=self.params, static_params=env.static_env_params
+            )
+        )
+        _, world = jax.jit(env.reset_env)(jax.random.key(0), self.params)
+        self.empty = self._cleared(world)
+
+    def _cleared(self, world: Any) -> Any:
+        mobs = {
+            name: getattr(world, name).replace(mask=jnp.zeros_like(getattr(world, name).mask))
+            for name in features.MOBS[self.package]
+        }
+        grass = jnp.full_like(world.map, self.block("GRASS"))
+        world = world.replace(map=grass, mob_map=jnp.zeros_like(world.mob_map), **mobs)
+        if hasattr(world, "item_map"):
+            world = world.replace(item_map=jnp.zeros_like(world.item_map))
+        return world.replace(
+            player_position=jnp.array(HERE, jnp.int32),
+            player_direction=jnp.int32(UP),
+            inventory=jax.tree.map(jnp.zeros_like, world.inventory),
+        )
+
+    def block(self, name: str) -> int:
+        return self.constants.BlockType[name].value
+
+    def with_block(self, world: Any, name: str, place: tuple[int, int] = AHEAD) -> Any:
+        floor = () if world.map.ndim == 2 else (0,)
+        return world.replace(map=world.map.at[(*floor, *place)].set(self.block(name)))
+
+    def with_items(self, world: Any, **items: int) -> Any:
+        kept = {
+            name: jnp.full_like(getattr(world.inventory, name), amount)
+            for name, amount in items.items()
+        }
+        return world.replace(inventory=world.inventory.replace(**kept))
+
+    def with_mob(self, world: Any, kind: str) -> Any:
+        """A mob of one health in front of the player."""
+        mobs = getattr(world, kind)
+        mobs = mobs.replace(
+            position=mobs.position.at[0].set(jnp.array(AHEAD)),
+            health=mobs.health.at[0].set(1),
+            mask=mobs.mask.at[0].set(True),
+        )
+        return world.replace(**{kind: mobs}, mob_map=world.mob_map.at[AHEAD].set(True))
+
+    def act(self, world: Any, action: str, seed: int = 0) -> tuple[Any, Any]:
+        """The world after an action, and the game's reward."""
+        number = jnp.int32(self.constants.Action[action].value)
+        return self._step(jax.random.key(seed), world, number)
+
+    def ask(self, skill: Skill, name: str, before: Any, after: Any, n: int = 1) -> Any:
+        """What a function of a skill says about one step."""
+        function = self.functions(skill)[name]
+        moment = features.Moment(before, after, jnp.float32(0))
+        wanted = [item for item in features.asked_by(function) if item != "n"]
+        given = features.compute(wanted, features.Game.of(self.package), moment)
+        return function(**given, **({"n": n} if asks_for_n(function) else {}))
+
+    def functions(self, skill: Skill) -> dict[str, Callable[..., Any]]:
+        """The two functions of a skill, which has passed the gate."""
+        names = ("Achievement", "Action", "BlockType")
+        enums = {name: getattr(self.constants, name) for name in names}
+        namespace: dict[str, Any] = {"jax": jax, "jnp": jnp, **enums}
+        exec(f"{skill.is_done}\n{skill.reward}\n", namespace)
+        return {name: namespace[name] for name in ("task_is_done", "task_reward")}
+
+
+@functools.cache
+def game_of(env_name: str) -> Game:
+    """One game per session: its step compiles once."""
+    return Game(env_name)
+
+
+def asks_for_n(function: Callable[..., Any]) -> bool:
+    return "n" in function.__code__.co_varnames[: function.__code__.co_argcount]
+
+
+def _quiet(params: Any) -> Any:
+    """The game's parameters with no mob ever spawned."""
+    chances = [name for name in vars(params) if name.startswith("spawn_")]
+    return params.replace(**dict.fromkeys(chances, 0.0))
