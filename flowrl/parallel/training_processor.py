@@ -1,0 +1,196 @@
+"""From a finished run folder to merged experts and an archive, exactly once.
+
+The order is: verify, commit (one manifest swap, which also records the run id), archive, remove the
+folder. Killed anywhere, the same call made again ends in the same place; `recover_graph` makes it
+for every run at start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrl import durable
+from flowrl.config import FrameAccounting
+from flowrl.errors import ExpertError, FileRefusedError, ResultRefusedError
+from flowrl.experts.manifest import Manifest
+from flowrl.experts.merge import FrameRule, Keep, MergePolicy, Take, Verdict
+from flowrl.experts.store import Commit, ExpertStore
+from flowrl.launch.files import lock_held
+from flowrl.layout import GraphLayout, RunLayout
+from flowrl.parallel.run_folders import live_runs, pinned_versions
+from flowrl.parallel.verification import records, verified_offers
+from flowrl.runs import TrainingRun, read_result, read_run
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What recovery found: summaries of merged runs, and why other finished runs were refused."""
+
+    merged: tuple[dict[str, Any], ...]
+    refused: Mapping[Path, str]
+
+
+def process_completed_training(
+    run_folder: Path | str,
+    skill_name: str,
+    global_expert_idx: int,
+    base_dir: Path | str,
+    *,
+    frame_accounting: FrameAccounting = "acted",
+    merge_policy: MergePolicy | None = None,
+) -> dict[str, Any]:
+    """Merge a finished run's experts, archive its records and remove its folder.
+
+    Called again for the same run it changes nothing and says `already_merged`. The answer holds
+    `run_id`, `skill`, `expert`, `generation`, `already_merged`, `frames`, `success_rate` and
+    `experts`: by global index, `verdict` ("take" or "keep"), `why`, `frames` and `version`.
+
+    Args:
+      run_folder: as `prepare_training_run` made it, with the trainer's result.json.
+      skill_name, global_expert_idx: what the run trained.
+      base_dir: the graph's folder.
+      frame_accounting: what the frame rule credits an expert with.
+      merge_policy: the rule to merge by, instead of the frame rule.
+
+    Raises:
+      ResultRefusedError: the result is of another run, incomplete or damaged; nothing has changed.
+      FileRefusedError: there is no such run, or the manifest is damaged.
+      BusyError: another process merges for longer than a minute; try again.
+    """
+    layout = GraphLayout(Path(base_dir))
+    place = RunLayout(Path(run_folder), global_expert_idx)
+    store = ExpertStore(layout)
+    archive = RunLayout(layout.skill_folder(global_expert_idx, skill_name), global_expert_idx)
+    if not place.folder.is_dir():
+        return _of_archive(archive, store.manifest(), place)
+    run = _read(place, skill_name)
+    commit = _commit(store, place, run, merge_policy or FrameRule(frame_accounting))
+    durable.fault_point("merge.committed")
+    _archive(place, archive)
+    durable.fault_point("merge.archived")
+    durable.remove_tree(place.folder)
+    durable.fault_point("merge.removed")
+    store.collect_garbage(pinned_versions(layout))
+    return _summary(archive, run, commit)
+
+
+def recover_graph(layout: GraphLayout, policy: MergePolicy | None = None) -> Recovery:
+    """Roll every finished run forward, and remove what a kill or a power cut left behind.
+
+    Runs with a living process are left alone, and so are those without a result. Nothing else may
+    prepare or merge runs of this graph meanwhile.
+
+    Raises:
+      FileRefusedError: the manifest is damaged; says which history file to restore.
+    """
+    ExpertStore(layout).recover(pinned_versions(layout))
+    for folder in (layout.training_runs, layout.failed_runs):
+        durable.sweep(folder)
+    merged: list[dict[str, Any]] = []
+    refused: dict[Path, str] = {}
+    for place in live_runs(layout):
+        if lock_held(place.folder) or not place.result_json.exists():
+            continue
+        try:
+            merged.append(_roll_forward(layout, place, policy))
+        except (ResultRefusedError, FileRefusedError, ExpertError) as error:
+            logger.warning("a finished run is refused", extra={"why": str(error)})
+            refused[place.folder] = str(error)
+    return Recovery(merged=tuple(merged), refused=refused)
+
+
+def _roll_forward(
+    layout: GraphLayout, place: RunLayout, policy: MergePolicy | None
+) -> dict[str, Any]:
+    run = read_run(place)
+    return process_completed_training(
+        place.folder,
+        run.skill,
+        place.expert,
+        layout.root,
+        frame_accounting=run.config.get("frame_accounting", "acted"),
+        merge_policy=policy,
+    )
+
+
+def _read(place: RunLayout, skill: str) -> TrainingRun:
+    run = read_run(place)
+    if (run.expert, run.skill) != (place.expert, skill):
+        raise ResultRefusedError(
+            f"{place.run_json}: give the call what the run is of\n"
+            f"- expert {place.expert} ({skill})\n+ expert {run.expert} ({run.skill})"
+        )
+    return run
+
+
+def _commit(store: ExpertStore, place: RunLayout, run: TrainingRun, policy: MergePolicy) -> Commit:
+    """Merge, unless the ledger says that it was done."""
+    if run.run_id in store.manifest().merged:
+        return store.commit(run.run_id, [], policy=policy)
+    _, offers = verified_offers(place, run)
+    durable.fault_point("merge.verified")
+    commit = store.commit(run.run_id, offers, policy=policy)
+    logger.info("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})
+    return commit
+
+
+def _archive(place: RunLayout, archive: RunLayout) -> None:
+    durable.make_dir(archive.folder)
+    for source, target in zip(records(place), records(archive), strict=True):
+        if source.exists():
+            durable.copy_file(source, target)
+
+
+def _of_archive(archive: RunLayout, manifest: Manifest, place: RunLayout) -> dict[str, Any]:
+    """The answer for a run whose folder is gone because it was merged."""
+    if archive.run_json.exists():
+        run = read_run(archive)
+        if run.run_id in manifest.merged:
+            commit = Commit(manifest=manifest, verdicts={}, already_merged=True)
+            return _summary(archive, run, commit)
+    raise FileRefusedError(
+        f"{place.folder} does not exist and {archive.folder} holds no merged run; train the skill"
+    )
+
+
+def _summary(archive: RunLayout, run: TrainingRun, commit: Commit) -> dict[str, Any]:
+    result = read_result(archive)
+    return {
+        "run_id": run.run_id,
+        "skill": run.skill,
+        "expert": run.expert,
+        "generation": commit.manifest.generation,
+        "already_merged": commit.already_merged,
+        "frames": result.frames,
+        "success_rate": result.success_rate,
+        "experts": {
+            expert: _expert_summary(expert, run, commit)
+            for expert in run.experts
+            if expert in commit.manifest.experts  # a rollback may have taken it out
+        },
+    }
+
+
+def _expert_summary(expert: int, run: TrainingRun, commit: Commit) -> dict[str, Any]:
+    version = commit.manifest.experts[expert]
+    verdict = commit.verdicts.get(expert) or _past_verdict(run, commit, expert)
+    return {
+        "verdict": "take" if isinstance(verdict, Take) else "keep",
+        "why": verdict.why,
+        "frames": version.frames,
+        "version": version.version,
+    }
+
+
+def _past_verdict(run: TrainingRun, commit: Commit, expert: int) -> Verdict:
+    """What is left of an earlier merge: whether the expert of today carries this run."""
+    version = commit.manifest.experts[expert]
+    if any(part.run_id == run.run_id for part in version.lineage):
+        return Take(frames=version.frames, why="merged before")
+    return Keep(why="merged before, not in today's version")

@@ -1,0 +1,224 @@
+"""From a skill of the graph to a run folder that a trainer can be started on.
+
+Everything is checked before anything is written, then built beside the place where it belongs and
+renamed into it: a run folder that can be seen is whole. Its seeds are copies, so that no merge can
+change what a run started from.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
+
+from flowrl import config as configs
+from flowrl import durable
+from flowrl.config import PPOConfig
+from flowrl.errors import (
+    ExpertCorruptError,
+    ExpertIndexError,
+    ExpertMissingError,
+    ExpertShapeError,
+    FileRefusedError,
+)
+from flowrl.experts.merge import ExpertVersion
+from flowrl.experts.remapping import Remapping
+from flowrl.experts.store import ExpertStore, check_digest
+from flowrl.layout import GraphLayout, RunLayout
+from flowrl.models.shapes import env_sizes, expert_shapes
+from flowrl.parallel.generated_module import generate_module_with_remapping
+from flowrl.parallel.run_folders import (
+    PreparedRun,
+    fail_run,
+    refuse_living,
+    resume_training_run,
+)
+from flowrl.runs import Ancestor, PlannedStep, Shapes, TrainingRun, write_run
+
+if TYPE_CHECKING:
+    from flowrl.skills.graph import SkillGraph
+
+__all__ = [
+    "PreparedRun",
+    "RunOrder",
+    "build_remapping",
+    "expected_shapes",
+    "fail_run",
+    "generate_module_with_remapping",
+    "prepare_training_run",
+    "resume_training_run",
+]
+
+
+class RunOrder(TypedDict):
+    """What `prepare_training_run` is told, by keyword."""
+
+    layout: GraphLayout
+    """The graph's folder."""
+    graph: SkillGraph
+    """The skills; the run's plan is `graph.plan(skill)`."""
+    skill: str
+    """The skill to train."""
+    expert: int
+    """The global index of its expert."""
+    attempt: int
+    """Which attempt this is, counted from 1."""
+    completed: Mapping[str, int]
+    """The global expert index of every trained skill."""
+    config: PPOConfig
+    """What the run is trained with."""
+    store: NotRequired[ExpertStore]
+    """The experts (default: those of `layout`)."""
+
+
+def build_remapping(
+    dependency_experts: Sequence[int] | Sequence[str],
+    new_expert_idx: int,
+    completed: Mapping[str, Any] | None = None,
+) -> Remapping:
+    """Number a run's experts from 0 without gaps; unpacks as (global_to_local, local_to_global).
+
+    Dependencies are global indices, or names of skills with `completed` saying the index of each,
+    as `{"Collect Wood": {"expert_idx": 0}}` or `{"Collect Wood": 0}`.
+
+    >>> global_to_local, local_to_global = build_remapping([0, 5, 10], 50)
+    >>> global_to_local[50], local_to_global[3]
+    (3, 50)
+
+    Raises:
+      ExpertMissingError: a named dependency is not completed.
+      ExpertIndexError: an index is negative, or occurs twice.
+    """
+    indices = [_index(dependency, completed or {}) for dependency in dependency_experts]
+    return Remapping.of(indices, new_expert_idx)
+
+
+def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
+    """Make the run folder of a skill: its module, the seeds of its experts and run.json.
+
+    A folder that an attempt which died left behind is moved to `training_runs/failed/` first. If
+    anything is refused, nothing on disk has changed.
+
+    Raises:
+      ExpertMissingError: a skill of the plan has no expert yet, or its files are gone.
+      ExpertCorruptError: an expert's files are not those that were merged.
+      ExpertShapeError: an expert has other array shapes than this run's networks.
+      SkillError: the plan cannot be made into a module.
+      BusyError: a process of an earlier attempt still lives.
+    """
+    layout = order["layout"]
+    store = order.get("store") or ExpertStore(layout)
+    run, seeds = _plan(order, store)
+    module = generate_module_with_remapping(run, order["graph"].skills)
+    place = layout.run(run.expert, run.skill)
+    refuse_living(place)
+    building = RunLayout(place.folder.with_name(f".tmp-{place.folder.name}"), run.expert)
+    try:
+        durable.remove_tree(building.folder)
+        _build(building, run, module, {store.path_of(seed): seed for seed in seeds})
+        fail_run(layout, run.expert, run.skill)
+        durable.fault_point("prepare.built")
+        durable.commit_dir(building.folder, place.folder)
+    finally:
+        durable.remove_tree(building.folder)
+    durable.fsync_dir(layout.root)
+    return PreparedRun(layout=place, run=run)
+
+
+def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The array shapes of one expert under a run's configuration."""
+    return expert_shapes(*env_sizes(config["env_name"]), config["layer_size"])
+
+
+def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:
+    if isinstance(dependency, int):
+        return dependency
+    if dependency not in completed:
+        raise ExpertMissingError(f"the skill {dependency!r} is not completed; train it first")
+    entry = completed[dependency]
+    return entry["expert_idx"] if isinstance(entry, Mapping) else entry
+
+
+def _plan(order: RunOrder, store: ExpertStore) -> tuple[TrainingRun, tuple[ExpertVersion, ...]]:
+    """What the run is, and the verified versions it starts from; nothing is written."""
+    skill, expert = order["skill"], order["expert"]
+    steps = order["graph"].plan(skill)
+    needed = list(dict.fromkeys(step.skill for step in steps if step.skill != skill))
+    experts = {name: _index(name, order["completed"]) for name in needed} | {skill: expert}
+    remapping = build_remapping([experts[name] for name in needed], expert)
+    config = configs.to_json(order["config"], PPOConfig)
+    seeds = _seeds(store, experts, expert, expected_shapes(config))
+    run = TrainingRun(
+        run_id=f"e{expert}.a{order['attempt']}.{secrets.token_hex(4)}",
+        skill=skill,
+        expert=expert,
+        attempt=order["attempt"],
+        plan=tuple(
+            PlannedStep(skill=step.skill, count=step.count, expert=experts[step.skill])
+            for step in steps
+        ),
+        experts=remapping.experts,
+        ancestors=tuple(_ancestor(seed) for seed in seeds),
+        config=config,
+    )
+    return run, seeds
+
+
+def _seeds(
+    store: ExpertStore, experts: Mapping[str, int], new: int, shapes: Shapes
+) -> tuple[ExpertVersion, ...]:
+    known = store.manifest().experts
+    for name, index in experts.items():
+        if index in known and known[index].skill != name:
+            raise ExpertIndexError(
+                f"expert {index} is that of {known[index].skill!r}, not of {name!r}; "
+                "train the skill as another expert"
+            )
+        if index not in known and index != new:
+            raise ExpertMissingError(
+                f"expert {index} ({name}) is not in {store.layout.manifest}; train it first"
+            )
+    seeds = tuple(known[index] for index in sorted(experts.values()) if index != new)
+    for seed in seeds:
+        _check_shapes(store.path_of(seed), seed, shapes)
+        store.verify(seed)
+    return seeds
+
+
+def _check_shapes(folder: Path, seed: ExpertVersion, wanted: Shapes) -> None:
+    for leaf in sorted({*seed.shapes, *wanted}):
+        found, needed = seed.shapes.get(leaf), wanted.get(leaf)
+        if found != needed:
+            width = seed.shapes.get("actor/dense_0/bias", ("N",))[0]
+            raise ExpertShapeError(
+                f"expert {seed.index} ({seed.skill}, {folder}) has {leaf} of shape {found}, "
+                f"this run needs {needed}; retrain it or set --layer_size {width}"
+            )
+
+
+def _ancestor(seed: ExpertVersion) -> Ancestor:
+    return Ancestor(
+        expert=seed.index,
+        skill=seed.skill,
+        version=seed.version,
+        frames=seed.frames,
+        sha256=seed.sha256,
+    )
+
+
+def _build(
+    building: RunLayout, run: TrainingRun, module: str, seeds: Mapping[Path, ExpertVersion]
+) -> None:
+    local = Remapping(run.experts).global_to_local
+    durable.make_dir(building.folder)
+    durable.write_atomic(building.module, module)
+    durable.make_dir(building.policies)
+    for folder, seed in seeds.items():
+        place = building.seed(local[seed.index])
+        try:
+            durable.copy_tree(folder, place)
+        except FileRefusedError as error:
+            raise ExpertCorruptError(f"expert {seed.index} ({seed.skill}): {error}") from error
+        check_digest(place, seed.sha256, index=seed.index, skill=seed.skill)
+    write_run(building, run)

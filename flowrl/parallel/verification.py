@@ -1,0 +1,124 @@
+"""Is what a run left behind what it was asked for, and whole? Nothing is merged before."""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flowrl import durable
+from flowrl.errors import ConfigError, FileRefusedError, ResultRefusedError
+from flowrl.experts.merge import Candidate
+from flowrl.experts.remapping import Remapping
+from flowrl.experts.store import Offer
+from flowrl.layout import RunLayout
+from flowrl.parallel.training_setup import expected_shapes
+from flowrl.runs import ExpertReport, RunResult, Shapes, TrainingRun, read_result
+
+REMEDY = "keep the folder for reading and train the skill again"
+
+
+def records(layout: RunLayout) -> tuple[Path, ...]:
+    """The files of a run that are kept for good, run.json last; some may not exist."""
+    return (
+        layout.module,
+        layout.training_log,
+        layout.metrics,
+        layout.result_json,
+        layout.run_json,
+    )
+
+
+def verified_offers(layout: RunLayout, run: TrainingRun) -> tuple[RunResult, tuple[Offer, ...]]:
+    """The result of a run and its experts, as offers to the store.
+
+    Raises:
+      ResultRefusedError: with a line `- wanted` and a line `+ found` for every difference.
+    """
+    try:
+        result = read_result(layout)
+        wanted = expected_shapes(run.config)
+    except (FileRefusedError, ConfigError, KeyError, TypeError) as error:
+        raise _refused(layout, run, [f"  {error}"]) from error
+    differences = [*_differences(run, result), *_bad_files(layout)]
+    for report in result.experts:
+        differences += _shape_differences(report, wanted)
+    if not differences:
+        differences = list(_file_differences(layout, run, result.experts))
+    if differences:
+        raise _refused(layout, run, differences)
+    return result, tuple(_offer(layout, run, result, report) for report in result.experts)
+
+
+def _refused(layout: RunLayout, run: TrainingRun, lines: Iterable[str]) -> ResultRefusedError:
+    return ResultRefusedError(
+        "\n".join([f"run {run.run_id} of {run.skill!r} in {layout.folder}: {REMEDY}", *lines])
+    )
+
+
+def _differences(run: TrainingRun, result: RunResult) -> Iterator[str]:
+    dependencies = [expert for expert in run.experts if expert != run.expert]
+    acted = sum(report.acted for report in result.experts)
+    figures = (result.mean_episode_length, result.wall_seconds)
+    yield from _differ("run id", run.run_id, result.run_id)
+    yield from _differ("experts", list(run.experts), sorted(r.expert for r in result.experts))
+    yield from _differ("ancestors", dependencies, sorted(a.expert for a in run.ancestors))
+    yield from _differ("acted steps, over all experts,", result.frames, acted)
+    yield from _differ("steps of the plan", len(run.plan), len(result.step_success))
+    yield from _differ("finite figures", True, all(math.isfinite(figure) for figure in figures))
+
+
+def _differ(what: str, wanted: Any, found: Any) -> Iterator[str]:
+    if wanted != found:
+        yield f"- {what} {wanted}"
+        yield f"+ {what} {found}"
+
+
+def _bad_files(layout: RunLayout) -> Iterator[str]:
+    for path in records(layout):
+        if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
+            yield from _differ(path.name, "a plain file", "a link or a special file")
+
+
+def _shape_differences(report: ExpertReport, wanted: Shapes) -> Iterator[str]:
+    for leaf in sorted({*report.shapes, *wanted}):
+        place = f"expert {report.expert} {leaf}"
+        yield from _differ(place, wanted.get(leaf, "absent"), report.shapes.get(leaf, "absent"))
+
+
+def _file_differences(
+    layout: RunLayout, run: TrainingRun, reports: Iterable[ExpertReport]
+) -> Iterator[str]:
+    if layout.finals.is_symlink() or not layout.finals.is_dir():
+        yield f"  {layout.finals} is not a folder"
+        return
+    local = Remapping(run.experts).global_to_local
+    folders = sorted(layout.final(number).name for number in local.values())
+    yield from _differ("folders", folders, sorted(path.name for path in layout.finals.iterdir()))
+    for report in reports:
+        place = layout.final(local[report.expert])
+        try:
+            found = durable.tree_digest(place)
+        except FileRefusedError as error:
+            yield f"  {error}"
+        else:
+            yield from _differ(f"expert {report.expert} sha256", report.sha256, found)
+
+
+def _offer(layout: RunLayout, run: TrainingRun, result: RunResult, report: ExpertReport) -> Offer:
+    ancestors: Mapping[int, Any] = {ancestor.expert: ancestor for ancestor in run.ancestors}
+    ancestor = ancestors.get(report.expert)
+    return Offer(
+        candidate=Candidate(
+            expert=report.expert,
+            skill=ancestor.skill if ancestor else run.skill,
+            ancestor=ancestor,
+            acted=report.acted,
+            total=result.frames,
+            sha256=report.sha256,
+            shapes=report.shapes,
+        ),
+        folder=layout.final(Remapping(run.experts).global_to_local[report.expert]),
+    )

@@ -1,0 +1,124 @@
+"""Graphs, runs and finished trainings, made without a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flowrl import durable
+from flowrl.config import PPOConfig
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout, RunLayout
+from flowrl.parallel.training_processor import process_completed_training
+from flowrl.parallel.training_setup import PreparedRun, prepare_training_run
+from flowrl.runs import ExpertReport, RunResult, read_run, write_result
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library, skill_from_data
+from tests.experts.making import SHAPES, make_expert
+
+LIBRARY = load_library("Craftax-Classic-Symbolic-v1")
+GRAPH = SkillGraph(LIBRARY.values())
+WOOD, TABLE, PICKAXE, SWORD = "Collect Wood", "Place Table", "Make Wood Pickaxe", "Make Wood Sword"
+
+
+def make_skill(name: str, *, needs: tuple[str, ...] = (), gain: str = "thing", **data):
+    """A small skill that passes the gate."""
+    return skill_from_data(
+        name,
+        {
+            "description": "Made for a test.",
+            "requirements": dict.fromkeys(needs, 1),
+            "gain": {gain: "n"},
+            "is_done": "def task_is_done(inventory, n):\n    return inventory.wood >= n\n",
+            "reward": "def task_reward(env_reward):\n    return env_reward\n",
+            **data,
+        },
+    )
+
+
+def prepare(
+    layout: GraphLayout,
+    skill: str,
+    expert: int,
+    completed: Mapping[str, int],
+    *,
+    graph: SkillGraph = GRAPH,
+    attempt: int = 1,
+) -> PreparedRun:
+    return prepare_training_run(
+        layout=layout,
+        graph=graph,
+        skill=skill,
+        expert=expert,
+        attempt=attempt,
+        completed=completed,
+        config=PPOConfig(),
+    )
+
+
+def finish(place: RunLayout, acted: Mapping[int, int]) -> RunResult:
+    """Leave behind what a trainer leaves: final experts, logs, and result.json last.
+
+    An expert that did not act comes back as it was.
+    """
+    run = read_run(place)
+    reports = []
+    for local, expert in enumerate(run.experts):
+        steps = acted.get(expert, 0)
+        if steps == 0 and place.seed(local).exists():
+            durable.copy_tree(place.seed(local), place.final(local))
+        else:
+            make_expert(place.final(local), f"{run.run_id} expert {expert}")
+        reports.append(
+            ExpertReport(
+                expert=expert,
+                acted=steps,
+                sha256=durable.tree_digest(place.final(local)),
+                shapes=SHAPES,
+            )
+        )
+    place.training_log.write_text(f"log of {run.run_id}\n")
+    place.metrics.write_text('{"updates": 1}\n')
+    result = RunResult(
+        run_id=run.run_id,
+        frames=sum(acted.values()),
+        experts=tuple(reports),
+        success_rate=0.9,
+        step_success=(0.9,) * len(run.plan),
+        mean_episode_length=40.0,
+        updates=3,
+        wall_seconds=1.5,
+        stopped_early=True,
+    )
+    write_result(place, result)
+    return result
+
+
+def merge(layout: GraphLayout, ready: PreparedRun, **options) -> dict:
+    return process_completed_training(
+        ready.run_folder, ready.run.skill, ready.run.expert, layout.root, **options
+    )
+
+
+def train(
+    layout: GraphLayout,
+    skill: str,
+    expert: int,
+    completed: Mapping[str, int],
+    *,
+    acted: Mapping[int, int],
+) -> dict:
+    """Prepare, finish and merge a run of the embedded library."""
+    ready = prepare(layout, skill, expert, completed)
+    finish(ready.layout, acted)
+    return merge(layout, ready)
+
+
+def frames(layout: GraphLayout) -> dict[int, int]:
+    experts = ExpertStore(layout).manifest().experts
+    return {index: version.frames for index, version in experts.items()}
+
+
+def tree(root: Path) -> list[str]:
+    """The names of everything below `root`."""
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))

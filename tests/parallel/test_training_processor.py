@@ -1,0 +1,468 @@
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowrl import durable
+from flowrl.errors import FileRefusedError, ResultRefusedError
+from flowrl.experts.merge import Take
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout, RunLayout
+from flowrl.parallel.training_processor import process_completed_training, recover_graph
+from flowrl.parallel.training_setup import PreparedRun
+from flowrl.runs import read_result, write_result
+from tests.experts.making import all_files, contents
+from tests.parallel.faults import Fault, killed_at, meet_fault
+from tests.parallel.making import (
+    PICKAXE,
+    SWORD,
+    TABLE,
+    WOOD,
+    finish,
+    frames,
+    merge,
+    prepare,
+    train,
+    tree,
+)
+
+MILLION = 1_000_000
+COMPLETED = {WOOD: 0, TABLE: 1}
+
+
+@pytest.fixture
+def layout(tmp_path) -> GraphLayout:
+    return GraphLayout(tmp_path / "graph")
+
+
+@pytest.fixture
+def trained(layout) -> GraphLayout:
+    """A graph with experts 0 (50 frames) and 1 (20 frames)."""
+    train(layout, WOOD, 0, {}, acted={0: 50})
+    train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
+    return layout
+
+
+def finished(layout: GraphLayout, skill: str = PICKAXE, expert: int = 4, acted=None) -> PreparedRun:
+    ready = prepare(layout, skill, expert, COMPLETED)
+    finish(ready.layout, acted or {0: 5, expert: 30})
+    return ready
+
+
+# --- what a merge does
+
+
+def test_a_first_run_becomes_expert_and_archive(layout):
+    ready = prepare(layout, WOOD, 0, {})
+    finish(ready.layout, {0: 50})
+    done = merge(layout, ready)
+    assert done["experts"][0]["verdict"] == "take"
+    assert (done["run_id"], done["generation"], done["frames"]) == (ready.run.run_id, 1, 50)
+    assert done["already_merged"] is False
+    assert frames(layout) == {0: 50}
+    home = layout.root / "skills" / "0_Collect_Wood"
+    assert {path.name for path in home.iterdir()} == {
+        "0.py",
+        "expert_0_policy",
+        "metrics.jsonl",
+        "result.json",
+        "run.json",
+        "training.log",
+    }
+    assert (home / "training.log").read_text() == f"log of {ready.run.run_id}\n"
+    assert tree(layout.training_runs) == []
+
+
+def test_every_expert_that_acted_is_updated_and_no_other(trained):
+    before = ExpertStore(trained).manifest().experts
+    done = train(trained, PICKAXE, 4, COMPLETED, acted={0: 5, 4: 30})
+    assert frames(trained) == {0: 55, 1: 20, 4: 30}
+    assert {i: entry["verdict"] for i, entry in done["experts"].items()} == {
+        0: "take",
+        1: "keep",
+        4: "take",
+    }
+    assert ExpertStore(trained).manifest().experts[1] == before[1]
+    assert len(list(trained.expert_folder(1, TABLE).iterdir())) == 1
+
+
+def test_an_expert_s_lineage_tells_which_runs_taught_it(trained):
+    done = train(trained, PICKAXE, 4, COMPLETED, acted={0: 5, 4: 30})
+    lineage = ExpertStore(trained).manifest().experts[0].lineage
+    assert [part.frames for part in lineage] == [50, 5]
+    assert lineage[1].run_id == done["run_id"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([0, 1])), ids=str)
+def test_the_documented_conflict_keeps_150_million_frames_in_either_order(layout, order):
+    train(layout, WOOD, 0, {}, acted={0: 50 * MILLION})
+    train(layout, TABLE, 1, {WOOD: 0}, acted={1: 1})
+    skill_a = finished(layout, PICKAXE, 2, {0: 80 * MILLION, 2: 1})
+    skill_b = finished(layout, SWORD, 3, {0: 100 * MILLION, 3: 1})
+    runs = [skill_a, skill_b]
+    steps = [merge(layout, runs[place])["experts"][0]["frames"] for place in order]
+    expected = {(0, 1): [130, 150], (1, 0): [150, 150]}[order]
+    assert steps == [millions * MILLION for millions in expected]
+    assert contents(layout)[0] == (150 * MILLION, f"{skill_b.run.run_id} expert 0")
+
+
+def test_the_shorter_run_that_arrives_last_changes_nothing(trained):
+    shorter = finished(trained, PICKAXE, 2, {0: 80, 2: 1})
+    longer = finished(trained, SWORD, 3, {0: 100, 3: 1})
+    merge(trained, longer)
+    kept = ExpertStore(trained).manifest().experts[0]
+    done = merge(trained, shorter)
+    assert done["experts"][0]["verdict"] == "keep"
+    assert ExpertStore(trained).manifest().experts[0] == kept
+    assert frames(trained)[2] == 1
+
+
+def test_total_accounting_credits_every_changed_expert_with_all_steps(trained):
+    ready = finished(trained, PICKAXE, 4, {0: 5, 1: 5, 4: 70})
+    merge(trained, ready, frame_accounting="total")
+    assert frames(trained) == {0: 130, 1: 100, 4: 80}
+
+
+def test_a_merge_policy_sees_ancestor_current_and_candidate(trained):
+    stale = finished(trained, PICKAXE, 2, {0: 3, 2: 1})
+    first = finished(trained, SWORD, 3, {0: 9, 3: 1})
+    merge(trained, first)
+    seen = {}
+
+    def policy(ancestor, current, candidate):
+        seen[candidate.expert] = (ancestor, current, candidate)
+        return Take(frames=candidate.ancestor_frames + candidate.acted, why="told to")
+
+    merge(trained, stale, merge_policy=policy)
+    ancestor, current, candidate = seen[0]
+    assert (ancestor.frames, current.frames, candidate.acted, candidate.total) == (50, 59, 3, 4)
+    assert seen[2][:2] == (None, None)
+    assert frames(trained)[0] == 53
+
+
+def test_twice_is_once_also_when_the_folder_is_gone(trained):
+    ready = finished(trained)
+    first = merge(trained, ready)
+    before = all_files(trained.root)
+    again = merge(trained, ready)
+    assert again["already_merged"] is True
+    assert {i: e["frames"] for i, e in again["experts"].items()} == {
+        i: e["frames"] for i, e in first["experts"].items()
+    }
+    assert again["experts"][4]["verdict"] == "take"
+    assert all_files(trained.root) == before
+
+
+def test_a_merged_run_whose_folder_came_back_is_only_cleaned_away(trained):
+    ready = finished(trained)
+    copy = trained.root.parent / "copy"
+    shutil.copytree(ready.run_folder, copy)
+    merge(trained, ready)
+    manifest = trained.manifest.read_bytes()
+    shutil.copytree(copy, ready.run_folder)
+    assert merge(trained, ready)["already_merged"] is True
+    assert trained.manifest.read_bytes() == manifest
+    assert tree(trained.training_runs) == []
+
+
+def test_a_run_that_never_was_is_refused(trained):
+    with pytest.raises(FileRefusedError, match="does not exist"):
+        process_completed_training(trained.run(4, PICKAXE).folder, PICKAXE, 4, trained.root)
+
+
+def test_the_same_skill_trained_again_replaces_its_archive(layout):
+    train(layout, WOOD, 0, {}, acted={0: 50})
+    done = train(layout, WOOD, 0, {}, acted={0: 70})
+    archive = RunLayout(layout.skill_folder(0, WOOD), 0)
+    assert json.loads(archive.run_json.read_text())["run_id"] == done["run_id"]
+    assert frames(layout) == {0: 70}
+
+
+# --- what is refused
+
+
+def rewrite(place: RunLayout, **changes) -> None:
+    write_result(place, dataclasses.replace(read_result(place), **changes))
+
+
+def edit_report(place: RunLayout, position: int, **changes) -> None:
+    reports = list(read_result(place).experts)
+    reports[position] = dataclasses.replace(reports[position], **changes)
+    rewrite(place, experts=tuple(reports))
+
+
+def edit_text(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def link_log(place: RunLayout) -> None:
+    place.training_log.unlink()
+    place.training_log.symlink_to("/etc/passwd")
+
+
+def link_array(place: RunLayout) -> None:
+    file = place.final(1) / "arrays" / "d0"
+    file.rename(place.folder / "d0")
+    file.symlink_to(place.folder / "d0")
+
+
+REFUSALS = {
+    "run of another attempt": (lambda p: rewrite(p, run_id="e4.a9.ff"), "+ run id e4.a9.ff"),
+    "expert left out": (
+        lambda p: rewrite(p, experts=read_result(p).experts[:2]),
+        "- experts [0, 1, 4]\n+ experts [0, 1]",
+    ),
+    "expert too many": (
+        lambda p: edit_report(p, 2, expert=5),
+        "- experts [0, 1, 4]\n+ experts [0, 1, 5]",
+    ),
+    "expert twice": (lambda p: edit_report(p, 1, expert=0), "+ experts [0, 0, 4]"),
+    "frames that nobody acted": (
+        lambda p: rewrite(p, frames=36),
+        "over all experts, 36\n+ acted steps, over all experts, 35",
+    ),
+    "another shape": (
+        lambda p: edit_report(p, 0, shapes={"actor/dense_0/kernel": (9, 9)}),
+        "- expert 0 actor/dense_0/kernel (1345, 64)\n+ expert 0 actor/dense_0/kernel (9, 9)",
+    ),
+    "a layer left out": (
+        lambda p: edit_report(p, 0, shapes={}),
+        "+ expert 0 critic/dense_3/bias absent",
+    ),
+    "steps left out": (lambda p: rewrite(p, step_success=()), "+ steps of the plan 0"),
+    "a NaN": (
+        lambda p: edit_text(p.result_json, '"wall_seconds": 1.5', '"wall_seconds": NaN'),
+        "+ finite figures False",
+    ),
+    "a bit flip": (
+        lambda p: (p.final(2) / "arrays" / "d0").write_text("flipped"),
+        "+ expert 4 sha256",
+    ),
+    "a truncated array": (
+        lambda p: (p.final(2) / "arrays" / "d0").write_bytes(b""),
+        "+ expert 4 sha256",
+    ),
+    "an expert's files lost": (lambda p: durable.remove_tree(p.final(1)), "expert_2']"),
+    "no final experts": (lambda p: durable.remove_tree(p.finals), "is not a folder"),
+    "a folder beside them": (lambda p: (p.finals / "expert_3").mkdir(), "'expert_3']"),
+    "a link for an array": (link_array, "is a link"),
+    "a link for the log": (link_log, "+ training.log a link"),
+    "half a result": (
+        lambda p: p.result_json.write_text(p.result_json.read_text()[:99]),
+        "not valid JSON",
+    ),
+    "no result": (lambda p: p.result_json.unlink(), "result.json"),
+    "an ancestor left out": (
+        lambda p: edit_text(p.run_json, '"ancestors"', '"ancestors": [], "were"'),
+        "- ancestors [0, 1]\n+ ancestors []",
+    ),
+    "another environment": (
+        lambda p: edit_text(p.run_json, "Craftax-Classic-Symbolic-v1", "Chess"),
+        "Chess",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_a_result_that_is_not_whole_changes_nothing(trained, damage, words):
+    ready = finished(trained)
+    damage(ready.layout)
+    before = all_files(trained.root)
+    with pytest.raises(ResultRefusedError) as refused:
+        merge(trained, ready)
+    assert words in str(refused.value)
+    assert str(ready.run_folder) in str(refused.value)
+    assert all_files(trained.root) == before
+
+
+@pytest.mark.parametrize(
+    ("skill", "expert"), [(SWORD, 4), (PICKAXE, 5)], ids=["other skill", "other expert"]
+)
+def test_a_call_for_another_run_than_the_folder_s_is_refused(trained, skill, expert):
+    ready = finished(trained)
+    (ready.run_folder / "5.py").write_text("")
+    with pytest.raises(ResultRefusedError, match=r"\+ expert 4 \(Make Wood Pickaxe\)"):
+        process_completed_training(ready.run_folder, skill, expert, trained.root)
+    assert ready.layout.result_json.exists()
+
+
+# --- recovery
+
+
+def test_recovery_merges_every_finished_run_and_leaves_the_rest(trained):
+    done = finished(trained, PICKAXE, 2)
+    broken = finished(trained, SWORD, 3)
+    (broken.layout.final(0) / "arrays" / "d0").write_text("flipped")
+    waiting = prepare(trained, "Collect Drink", 5, {})
+    (trained.training_runs / ".tmp-skill_9_X").mkdir()
+    (trained.training_runs / "skill_8_X.0.trash").mkdir()
+    (trained.training_runs / "notes.txt").write_text("of a person")
+    found = recover_graph(trained)
+    assert [summary["run_id"] for summary in found.merged] == [done.run.run_id]
+    assert list(found.refused) == [broken.run_folder]
+    assert "+ expert 0 sha256" in found.refused[broken.run_folder]
+    assert {path.name for path in trained.training_runs.iterdir()} == {
+        broken.run_folder.name,
+        waiting.run_folder.name,
+        "notes.txt",
+    }
+    assert recover_graph(trained).merged == ()
+
+
+def test_recovery_leaves_a_living_run_alone(trained):
+    ready = finished(trained)
+    descriptor = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert recover_graph(trained).merged == ()
+    os.close(descriptor)
+    assert len(recover_graph(trained).merged) == 1
+
+
+def test_recovery_counts_frames_as_the_run_was_told_to(trained):
+    ready = prepare(trained, PICKAXE, 4, COMPLETED)
+    edit_text(ready.layout.run_json, '"frame_accounting": "acted"', '"frame_accounting": "total"')
+    finish(ready.layout, {0: 5, 4: 30})
+    recover_graph(trained)
+    assert frames(trained) == {0: 85, 1: 20, 4: 35}
+
+
+def test_a_live_run_keeps_its_ancestors_from_the_garbage(trained):
+    ready = prepare(trained, SWORD, 3, COMPLETED)
+    ancestor = ready.run.ancestors[0]
+    for _ in range(22):
+        train(trained, WOOD, 0, {}, acted={0: frames(trained)[0] + 1})
+    names = {path.name for path in trained.expert_folder(0, WOOD).iterdir()}
+    assert ancestor.version in names
+    assert len(names) == 21
+    finish(ready.layout, {3: 1})
+    merge(trained, ready)
+    assert not (trained.expert_folder(0, WOOD) / ancestor.version).exists()
+
+
+# --- crashes and failing disks
+
+POINTS = [
+    "merge.verified",
+    "commit.copied",
+    "commit.published",
+    "write.3.json",
+    "commit.history",
+    "write.global_latest.json",
+    "commit.swapped",
+    "write.global_latest.pkl",
+    "merge.committed",
+    "merge.archived",
+    "remove_tree.renamed",
+    "merge.removed",
+]
+
+
+@pytest.fixture
+def memory(tmp_path) -> Iterator[Path]:
+    """A folder in memory where there is one: the loops below flush thousands of times."""
+    place = Path("/dev/shm")
+    if not os.access(place, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)
+
+
+def whole_state(layout: GraphLayout) -> tuple:
+    return contents(layout), ExpertStore(layout).manifest().merged, tree(layout.root)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_a_named_point_a_run_is_merged_exactly_once(trained, point):
+    ready = finished(trained)
+    before = contents(trained)
+    reference = _merged_elsewhere(trained, ready)
+    assert killed_at(point, lambda: merge(trained, ready))
+    assert contents(trained) in (before, reference[0])
+    recover_graph(trained)
+    assert whole_state(trained) == reference
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_same_call_again_ends_what_a_kill_interrupted(trained, point):
+    ready = finished(trained)
+    reference = _merged_elsewhere(trained, ready)
+    assert killed_at(point, lambda: merge(trained, ready))
+    again = merge(trained, ready)
+    assert again["already_merged"] is (POINTS.index(point) >= POINTS.index("commit.swapped"))
+    assert whole_state(trained)[:2] == reference[:2]
+
+
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
+def test_a_merge_survives_a_fault_at_every_operation(trained, memory, fault):
+    ready = finished(trained)
+    before = contents(trained)
+    reference = _merged_elsewhere(trained, ready)
+    for at in itertools.count():
+        again = _copied(trained, memory / f"at{at}")
+        run = dataclasses.replace(ready, layout=again.run(4, PICKAXE))
+        met = meet_fault(lambda again=again, run=run: merge(again, run), fault, at)
+        assert contents(again) in (before, reference[0]), at
+        recover_graph(again)
+        assert whole_state(again) == reference, at
+        shutil.rmtree(again.root)
+        if not met:
+            break
+    assert at > 10
+
+
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
+def test_preparing_survives_a_fault_at_every_operation(trained, memory, fault):
+    dead = prepare(trained, PICKAXE, 4, COMPLETED)
+    for at in itertools.count():
+        again = _copied(trained, memory / f"at{at}")
+        met = meet_fault(
+            lambda again=again: prepare(again, PICKAXE, 4, COMPLETED, attempt=2), fault, at
+        )
+        recover_graph(again)
+        place = again.run(4, PICKAXE)
+        if place.folder.exists():  # the dead attempt's or the new one, whole
+            assert tree(place.folder) == tree(dead.run_folder), at
+        assert {path.name for path in again.training_runs.iterdir()} <= {
+            "failed",
+            place.folder.name,
+        }
+        third = prepare(again, PICKAXE, 4, COMPLETED, attempt=3)
+        assert tree(third.run_folder) == tree(dead.run_folder), at
+        assert third.run.attempt == 3
+        shutil.rmtree(again.root)
+        if not met:
+            break
+    assert at > 10
+
+
+def _copied(layout: GraphLayout, root: Path) -> GraphLayout:
+    shutil.copytree(layout.root, root)
+    return GraphLayout(root)
+
+
+def _merged_elsewhere(layout: GraphLayout, ready: PreparedRun) -> tuple:
+    """What the graph looks like after an undisturbed merge of this run."""
+    other = _copied(layout, layout.root.with_name("reference"))
+    merge(other, dataclasses.replace(ready, layout=other.run(ready.run.expert, ready.run.skill)))
+    return whole_state(other)
+
+
+def test_the_daemon_s_side_loads_no_arrays():
+    code = (
+        "import sys, flowrl.parallel.training_setup, flowrl.parallel.training_processor;"
+        "sys.exit(bool({'jax', 'numpy', 'orbax', 'flax'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

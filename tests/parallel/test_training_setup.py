@@ -1,0 +1,458 @@
+from __future__ import annotations
+
+import ast
+import dataclasses
+import fcntl
+import os
+
+import pytest
+
+from flowrl import durable
+from flowrl.config import PPOConfig
+from flowrl.errors import (
+    BusyError,
+    ExpertCorruptError,
+    ExpertIndexError,
+    ExpertMissingError,
+    ExpertShapeError,
+    FileRefusedError,
+    GateError,
+    GraphError,
+    SkillError,
+)
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout
+from flowrl.parallel.run_folders import KEPT_FAILURES, pinned_versions
+from flowrl.parallel.training_setup import (
+    build_remapping,
+    fail_run,
+    generate_module_with_remapping,
+    prepare_training_run,
+    resume_training_run,
+)
+from flowrl.runs import PlannedStep, TrainingRun, read_run
+from flowrl.skills.graph import SkillGraph
+from tests.experts.making import all_files, content_of, make_expert, offer
+from tests.parallel.making import (
+    GRAPH,
+    LIBRARY,
+    PICKAXE,
+    SWORD,
+    TABLE,
+    WOOD,
+    finish,
+    make_skill,
+    prepare,
+    train,
+    tree,
+)
+
+
+@pytest.fixture
+def layout(tmp_path) -> GraphLayout:
+    return GraphLayout(tmp_path / "graph")
+
+
+@pytest.fixture
+def trained(layout) -> GraphLayout:
+    """A graph whose experts 0 and 5 are merged."""
+    train(layout, WOOD, 0, {}, acted={0: 50})
+    train(layout, TABLE, 5, {WOOD: 0}, acted={0: 10, 5: 20})
+    return layout
+
+
+def a_run(*plan: tuple[str, int, int], expert: int | None = None, **changes) -> TrainingRun:
+    steps = tuple(PlannedStep(skill=name, count=count, expert=i) for name, count, i in plan)
+    return TrainingRun(
+        run_id="e1.a1.aa",
+        skill=steps[-1].skill,
+        expert=steps[-1].expert if expert is None else expert,
+        attempt=1,
+        plan=steps,
+        experts=tuple(sorted({step.expert for step in steps})),
+        ancestors=(),
+        config={"env_name": "Craftax-Classic-Symbolic-v1"} | changes,
+    )
+
+
+# --- remapping
+
+
+def test_contiguous_experts_keep_their_numbers():
+    global_to_local, local_to_global = build_remapping([0, 1, 2], 3)
+    assert global_to_local == local_to_global == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_sparse_experts_are_numbered_without_gaps():
+    global_to_local, local_to_global = build_remapping([0, 5, 10], 50)
+    assert global_to_local == {0: 0, 5: 1, 10: 2, 50: 3}
+    assert local_to_global == {0: 0, 1: 5, 2: 10, 3: 50}
+
+
+def test_a_run_for_expert_51_on_experts_0_5_10_and_50_holds_five_networks():
+    assert len(build_remapping([0, 5, 10, 50], 51)) == 5
+
+
+@pytest.mark.parametrize(
+    "completed",
+    [{"A": {"expert_idx": 7, "frames": 3}, "B": {"expert_idx": 2}}, {"A": 7, "B": 2}],
+    ids=["entries", "indices"],
+)
+def test_dependencies_may_be_named(completed):
+    global_to_local, _ = build_remapping(["A", "B"], 9, completed)
+    assert global_to_local == {2: 0, 7: 1, 9: 2}
+
+
+def test_without_dependencies_there_is_one_network():
+    assert build_remapping([], 4).local_to_global == {0: 4}
+
+
+def test_a_named_dependency_that_is_not_completed_is_refused():
+    with pytest.raises(ExpertMissingError, match="'B' is not completed"):
+        build_remapping(["A", "B"], 9, {"A": 7})
+
+
+def test_a_dependency_named_twice_is_refused():
+    with pytest.raises(ExpertIndexError, match="expert 7 occurs twice"):
+        build_remapping([7, 7], 9)
+
+
+# --- the generated module
+
+
+def constants_of(text: str) -> dict:
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+
+
+def functions_of(text: str) -> dict[str, ast.FunctionDef]:
+    return {n.name: n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
+
+
+def test_the_module_carries_remapping_plan_and_functions_of_every_step():
+    text = generate_module_with_remapping(a_run((WOOD, 3, 0), (TABLE, 1, 10)), LIBRARY)
+    assert constants_of(text) == {
+        "GLOBAL_TO_LOCAL": {0: 0, 10: 1},
+        "LOCAL_TO_GLOBAL": {0: 0, 1: 10},
+        "PLAN": [
+            {"skill": WOOD, "count": 3, "expert": 0},
+            {"skill": TABLE, "count": 1, "expert": 10},
+        ],
+    }
+    assert list(functions_of(text)) == [
+        f"task_{step}_{part}" for step in (0, 1) for part in ("is_done", "reward", "network_number")
+    ]
+    assert "return GLOBAL_TO_LOCAL[10]" in text
+    assert "# Step 0: Collect Wood × 3, expert 0\n" in text
+
+
+def test_a_step_s_count_is_the_default_of_n():
+    text = generate_module_with_remapping(a_run((WOOD, 3, 0), (WOOD, 5, 0)), LIBRARY)
+    assert "def task_0_is_done(inventory, n=3):" in text
+    assert "def task_1_is_done(inventory, n=5):" in text
+
+
+def test_n_comes_last_and_is_not_added_unasked():
+    skill = make_skill(
+        "Odd",
+        is_done='def task_is_done(n, inventory):\n    """Enough?"""\n    return inventory.wood > n',
+    )
+    text = generate_module_with_remapping(a_run(("Odd", 4, 1)), {"Odd": skill})
+    assert 'def task_0_is_done(inventory, n=4):\n    """Enough?"""\n' in text
+    assert "def task_0_reward(env_reward):" in text
+
+
+@pytest.mark.parametrize(
+    ("env_name", "package"),
+    [
+        ("Craftax-Classic-Symbolic-v1", "craftax.craftax_classic"),
+        ("Craftax-Symbolic-v1", "craftax.craftax"),
+    ],
+)
+def test_the_enums_come_from_the_run_s_environment(env_name, package):
+    text = generate_module_with_remapping(a_run((WOOD, 1, 0), env_name=env_name), LIBRARY)
+    assert f"from {package}.constants import Achievement, Action, BlockType\n" in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        'a"""\nimport os\nos.abort()\n"""',
+        "x\nimport os",
+        "x\rimport os",
+        'quote " and \' and """',
+        "ends with a backslash \\",
+        "\\u000aimport os",
+        "line\u2028import os",
+        "木を集める",
+        "{0} %s $(id)",
+        '"',
+    ],
+    ids=repr,
+)
+def test_a_name_never_becomes_code(name):
+    skills = {name: dataclasses.replace(LIBRARY[WOOD], name=name)}
+    plain = generate_module_with_remapping(a_run((WOOD, 2, 0)), LIBRARY)
+    text = generate_module_with_remapping(a_run((name, 2, 0)), skills)
+    assert constants_of(text)["PLAN"] == [{"skill": name, "count": 2, "expert": 0}]
+    shape, wanted = ([type(n) for n in ast.parse(t).body] for t in (text, plain))
+    assert shape == wanted
+    assert len(text.splitlines()) == len(plain.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("is_done", "error"),
+    [
+        ("def task_is_done(n):\n    return n\nimport os", SkillError),
+        ("task_is_done = 1", SkillError),
+        ("def (", SkillError),
+        ("def task_is_done(n):\n    return __import__('os')", GateError),
+        ("def task_is_done(n=jnp.load('x')):\n    return n", GateError),
+    ],
+    ids=["two statements", "no function", "no Python", "import", "default"],
+)
+def test_a_source_that_is_not_one_clean_function_is_refused(is_done, error):
+    skills = {WOOD: dataclasses.replace(LIBRARY[WOOD], is_done=is_done)}
+    with pytest.raises(error, match=WOOD):
+        generate_module_with_remapping(a_run((WOOD, 2, 0)), skills)
+
+
+def test_every_skill_of_the_library_makes_a_module_in_the_gate_s_limits():
+    for name in LIBRARY:
+        steps = GRAPH.plan(name)
+        experts = {step: number for number, step in enumerate(LIBRARY)}
+        run = a_run(*((step.skill, step.count, experts[step.skill]) for step in steps))
+        assert len(functions_of(generate_module_with_remapping(run, LIBRARY))) == 3 * len(steps)
+
+
+# --- preparing a run
+
+
+def test_a_first_run_has_no_seeds_and_one_network(layout):
+    run_folder, module_path, policies_folder = prepare(layout, WOOD, 0, {})
+    assert run_folder == layout.training_runs / "skill_0_Collect_Wood"
+    assert module_path == run_folder / "0.py"
+    assert policies_folder == run_folder / "0_policies"
+    assert tree(run_folder) == ["0.py", "0_policies", "run.json"]
+
+
+def test_run_json_says_what_the_run_is(trained):
+    ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, attempt=2)
+    run = read_run(ready.layout)
+    assert run == ready.run
+    assert run.run_id.startswith("e50.a2.")
+    assert run.experts == (0, 5, 50)
+    assert [(s.skill, s.count, s.expert) for s in run.plan] == [
+        (WOOD, 3, 0),
+        (TABLE, 1, 5),
+        (PICKAXE, 1, 50),
+    ]
+    assert [(a.expert, a.skill, a.frames) for a in run.ancestors] == [(0, WOOD, 60), (5, TABLE, 20)]
+    assert run.config["layer_size"] == PPOConfig().layer_size
+    assert run.config["lr"] == PPOConfig().lr
+
+
+def test_seeds_are_copies_by_local_index(trained):
+    store = ExpertStore(trained)
+    ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
+    for local, index in enumerate((0, 5)):
+        committed = store.path_of(store.manifest().experts[index])
+        assert content_of(ready.layout.seed(local)) == content_of(committed)
+        durable.remove_tree(committed)
+        assert content_of(ready.layout.seed(local)).endswith(f"expert {index}")
+    assert not ready.layout.seed(2).exists()
+
+
+def test_with_twelve_experts_none_takes_another_s_seed(layout):
+    store = ExpertStore(layout)
+    items = [f"item{letter}" for letter in "abcdefghijkl"]
+    skills = [make_skill(f"Skill {i}", gain=item) for i, item in enumerate(items)]
+    graph = SkillGraph([*skills, make_skill("Last", needs=tuple(items), gain="last")])
+    for index in range(12):
+        folder = make_expert(layout.root / "offers" / str(index), f"content {index}")
+        store.commit(f"r{index}", [offer(folder, index, 5)], policy=_take)
+    completed = {f"Skill {index}": index for index in range(12)}
+    ready = prepare(layout, "Last", 12, completed, graph=graph)
+    assert len(ready.run.experts) == 13
+    for local in range(12):
+        assert content_of(ready.layout.seed(local)) == f"content {local}"
+
+
+def _take(ancestor, current, candidate):
+    from flowrl.experts.merge import Take
+
+    return Take(frames=candidate.acted, why="test")
+
+
+def drop_version(layout: GraphLayout) -> None:
+    store = ExpertStore(layout)
+    durable.remove_tree(store.path_of(store.manifest().experts[5]))
+
+
+def flip_a_bit(layout: GraphLayout) -> None:
+    store = ExpertStore(layout)
+    file = store.path_of(store.manifest().experts[5]) / "arrays" / "d0"
+    file.write_bytes(b"\x00" + file.read_bytes()[1:])
+
+
+@pytest.mark.parametrize(
+    ("completed", "damage", "error", "words"),
+    [
+        ({WOOD: 0}, None, ExpertMissingError, "'Place Table' is not completed"),
+        ({WOOD: 0, TABLE: 7}, None, ExpertMissingError, r"expert 7 \(Place Table\) is not in"),
+        ({WOOD: 5, TABLE: 0}, None, ExpertIndexError, "expert 5 is that of 'Place Table'"),
+        ({WOOD: 0, TABLE: 0}, None, ExpertIndexError, "occurs twice"),
+        ({WOOD: 0, TABLE: 50}, None, ExpertIndexError, "own dependency"),
+        ({WOOD: 0, TABLE: 5}, drop_version, ExpertMissingError, r"expert 5 \(Place Table\)"),
+        ({WOOD: 0, TABLE: 5}, flip_a_bit, ExpertCorruptError, r"expert 5 \(Place Table\)"),
+    ],
+    ids=["not trained", "not merged", "swapped", "shared", "itself", "lost", "bit flip"],
+)
+def test_a_refused_run_leaves_the_disk_as_it_was(trained, completed, damage, error, words):
+    if damage:
+        damage(trained)
+    before = all_files(trained.root)
+    with pytest.raises(error, match=words):
+        prepare(trained, PICKAXE, 50, completed)
+    assert all_files(trained.root) == before
+    assert tree(trained.training_runs) == []
+
+
+def test_a_seed_that_was_copied_wrongly_is_refused(trained, monkeypatch):
+    copy_tree = durable.copy_tree
+
+    def copy_badly(source, target):
+        copy_tree(source, target)
+        (target / "arrays" / "d0").write_text("other")
+
+    monkeypatch.setattr(durable, "copy_tree", copy_badly)
+    with pytest.raises(ExpertCorruptError, match="expert 0"):
+        prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
+    assert tree(trained.training_runs) == []
+
+
+def test_a_run_of_another_width_is_refused_with_the_remedy(trained):
+    with pytest.raises(ExpertShapeError) as refused:
+        prepare_training_run(
+            layout=trained,
+            graph=GRAPH,
+            skill=PICKAXE,
+            expert=50,
+            attempt=1,
+            completed={WOOD: 0, TABLE: 5},
+            config=PPOConfig(layer_size=128),
+        )
+    message = str(refused.value)
+    for words in (
+        "expert 0 (Collect Wood, ",
+        "actor/dense_0/bias",
+        "(64,)",
+        "(128,)",
+        "retrain it or set --layer_size 64",
+    ):
+        assert words in message
+
+
+def test_an_unknown_skill_is_refused_before_anything_is_made(layout):
+    with pytest.raises(GraphError):
+        prepare(layout, "Fly", 0, {})
+    assert not layout.root.exists()
+
+
+def test_the_folder_of_a_dead_attempt_moves_to_failed(layout):
+    first = prepare(layout, WOOD, 0, {})
+    (first.run_folder / "half.txt").write_text("left")
+    second = prepare(layout, WOOD, 0, {}, attempt=2)
+    assert tree(second.run_folder) == ["0.py", "0_policies", "run.json"]
+    failed = layout.failed_runs / "skill_0_Collect_Wood.attempt1"
+    assert (failed / "half.txt").read_text() == "left"
+    assert first.run.run_id != second.run.run_id
+
+
+def test_a_living_run_is_not_prepared_over(layout):
+    ready = prepare(layout, WOOD, 0, {})
+    descriptor = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(BusyError, match=r"run\.lock"):
+        prepare(layout, WOOD, 0, {}, attempt=2)
+    with pytest.raises(BusyError, match=r"run\.lock"):
+        resume_training_run(layout, 0, WOOD)
+    os.close(descriptor)
+    assert read_run(ready.layout) == ready.run
+
+
+def test_a_disk_that_fails_while_building_leaves_nothing(trained, monkeypatch):
+    monkeypatch.setenv("FLOWRL_FAULT", "prepare.built:enospc")
+    before = all_files(trained.root)
+    with pytest.raises(OSError, match="No space left"):
+        prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
+    assert all_files(trained.root) == before
+    assert tree(trained.training_runs) == []
+
+
+# --- run folders afterwards
+
+
+def test_the_same_attempt_is_launched_again_without_its_old_ending(layout):
+    ready = prepare(layout, WOOD, 0, {})
+    make_expert(ready.layout.resume, "half trained")
+    for path in (ready.layout.start_json, ready.layout.exit_json, ready.layout.training_log):
+        path.write_text("{}")
+    again = resume_training_run(layout, 0, WOOD)
+    assert (again.run, tuple(again)) == (ready.run, tuple(ready))
+    assert not ready.layout.start_json.exists()
+    assert not ready.layout.exit_json.exists()
+    assert ready.layout.training_log.exists()
+    assert content_of(ready.layout.resume) == "half trained"
+
+
+def test_there_is_nothing_to_resume_without_a_folder(layout):
+    with pytest.raises(FileRefusedError, match=r"run\.json"):
+        resume_training_run(layout, 0, WOOD)
+
+
+def test_the_newest_failures_are_kept_also_after_attempts_began_anew(layout):
+    for attempt in (1, 2, 3, 1, 2, 3, 1):
+        prepare(layout, WOOD, 0, {}, attempt=attempt)
+        target = fail_run(layout, 0, WOOD, attempt)
+        assert target is not None
+        assert target.is_dir()
+    assert len(list(layout.failed_runs.iterdir())) == KEPT_FAILURES
+    assert sorted(path.name.partition(".")[2] for path in layout.failed_runs.iterdir()) == [
+        "attempt1.1",
+        "attempt1.2",
+        "attempt2.1",
+        "attempt3",
+        "attempt3.1",
+    ]
+
+
+def test_a_failure_of_one_skill_forgets_none_of_another(layout):
+    prepare(layout, WOOD, 0, {})
+    fail_run(layout, 0, WOOD, 1)
+    for attempt in range(1, KEPT_FAILURES + 3):
+        prepare(layout, "Collect Drink", 1, {}, attempt=attempt)
+        fail_run(layout, 1, "Collect Drink", attempt)
+    assert layout.failed_run(0, WOOD, 1).is_dir()
+
+
+def test_failing_a_run_without_a_folder_is_no_error(layout):
+    assert fail_run(layout, 0, WOOD, 1) is None
+
+
+def test_a_live_run_pins_the_versions_it_started_from(trained):
+    prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
+    experts = ExpertStore(trained).manifest().experts
+    assert pinned_versions(trained) == {(0, experts[0].version), (5, experts[5].version)}
+
+
+def test_two_runs_may_be_prepared_side_by_side_and_merged_in_any_order(trained):
+    completed = {WOOD: 0, TABLE: 5}
+    first = prepare(trained, PICKAXE, 6, completed)
+    second = prepare(trained, SWORD, 7, completed)
+    finish(first.layout, {0: 1})
+    finish(second.layout, {0: 2})
+    assert read_run(first.layout).ancestors == read_run(second.layout).ancestors
