@@ -117,6 +117,16 @@ class MergeDone(RunPrepared):
 
 
 @dataclass(frozen=True, slots=True)
+class FoundMerged:
+    """The run was merged without the scheduler: its state is older than the global checkpoint."""
+
+    skill: str
+    run_id: str
+    frames: int
+    success_rate: float
+
+
+@dataclass(frozen=True, slots=True)
 class MergeRefused:
     """The run's result cannot be merged."""
 
@@ -156,6 +166,7 @@ Event = (
     | RunEnded
     | RunHung
     | MergeDone
+    | FoundMerged
     | MergeRefused
     | Retry
     | Hold

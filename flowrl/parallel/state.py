@@ -44,8 +44,8 @@ def step(
     return turn.draft.close(), tuple(turn.commands)
 
 
-def next_due(state: SchedulerState) -> datetime | None:
-    """When the next wait for `not_before` is over; None when nothing waits for the clock."""
+def next_due(state: SchedulerState, *, after: datetime) -> datetime | None:
+    """The next time at which a wait for `not_before` is over; None when nothing waits for one."""
     ready = (state.entries[name].status for *_, name in state.index.ready)
     active = (entry.status for entry in state.active())
     times = [
@@ -53,4 +53,4 @@ def next_due(state: SchedulerState) -> datetime | None:
         for status in (*ready, *active)
         if isinstance(status, Waiting | Merging) and status.not_before is not None
     ]
-    return min(times, default=None)
+    return min((time for time in times if time > after), default=None)

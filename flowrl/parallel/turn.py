@@ -136,6 +136,22 @@ class Turn:
         )
         self._move(replace(entry, refusals=0), completed)
 
+    def found_merged(self, event: signals.FoundMerged) -> None:
+        """The skill was done before the scheduler heard of it."""
+        entry = self.draft.entries[event.skill]
+        status = entry.status
+        if not isinstance(status, Running) or status.run_id != event.run_id:
+            return
+        completed = Completed(
+            run_id=status.run_id,
+            attempt=status.attempt,
+            frames=event.frames,
+            success_rate=event.success_rate,
+            wall_seconds=(self._beat.now - status.since).total_seconds(),
+            at=self._beat.now,
+        )
+        self._move(replace(entry, refusals=0, requeues=0), completed)
+
     def merge_refused(self, event: signals.MergeRefused) -> None:
         """A result that cannot be merged is an attempt that failed."""
         entry = self.draft.entries[event.skill]
@@ -274,6 +290,7 @@ HEARS: dict[type, Callable[[Turn, Any], None]] = {
     signals.RunEnded: Turn.ended,
     signals.RunHung: Turn.hung,
     signals.MergeDone: Turn.merged,
+    signals.FoundMerged: Turn.found_merged,
     signals.MergeRefused: Turn.merge_refused,
     signals.Retry: Turn.retry,
     signals.Hold: Turn.hold,

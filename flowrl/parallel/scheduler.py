@@ -1,0 +1,290 @@
+"""The daemon's loop: hear of ended runs, step, save, act, until nothing moves.
+
+All that is decided is decided in `state.step`; here is the I/O around it. Each state is saved
+before the commands that came with it are carried out, and each command may be carried out twice,
+so a daemon killed at any point goes on where it was when it is started again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from flowrl.errors import ConfigError, GraphError
+from flowrl.launch.job import Handle, Job, Launcher
+from flowrl.launch.local import LocalLauncher
+from flowrl.layout import GraphLayout, display_name
+from flowrl.parallel import signals
+from flowrl.parallel.acts import Acts
+from flowrl.parallel.book import Book
+from flowrl.parallel.claim import Claim
+from flowrl.parallel.codec import StateFile
+from flowrl.parallel.heartbeat import Heartbeats
+from flowrl.parallel.requests import Inbox
+from flowrl.parallel.settings import Settings, SettingsDict
+from flowrl.parallel.signals import Command, Event, NewSkill, Task
+from flowrl.parallel.state import SchedulerState, next_due
+from flowrl.parallel.status import Completed, Entry, Failed, Running, Status
+from flowrl.parallel.story import Story
+from flowrl.parallel.workshop import CallbackWorkshop, Workshop
+
+_LOOK_SECONDS = 1.0  # between looks at requests/ while nothing happens
+
+
+class Callbacks(TypedDict, total=False):
+    """What `SkillScheduler.set_callbacks` takes: a workshop, or its two main verbs.
+
+    `on_skill_complete` and `on_skill_failed` are called with the skill's name, after the state
+    is saved. They may add skills. They are not called again after a crash: look at `state`.
+    """
+
+    workshop: Workshop
+    prepare: Callable[[Task], Job]
+    process: Callable[[Task], Mapping[str, Any]]
+    on_skill_complete: Callable[[str], object]
+    on_skill_failed: Callable[[str], object]
+
+
+class Known(TypedDict, total=False):
+    """What `SkillScheduler.add_skill` may be told besides: see `signals.NewSkill`."""
+
+    priority: int
+    expert: int | None
+    status: Status
+
+
+class SkillScheduler:
+    """Trains skills side by side as soon as their needs are trained, and merges each once."""
+
+    def __init__(
+        self,
+        base_dir: Path | str,
+        *,
+        launcher: Launcher | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        **settings: Unpack[SettingsDict],
+    ) -> None:
+        """Schedule in the graph's folder `base_dir`; the settings are those of `Settings`."""
+        self.layout = GraphLayout(Path(base_dir))
+        self.settings = Settings(**settings)
+        self.skill_data: dict[str, Any] = {}  # what add_skill was given; not saved
+        self._launcher = launcher or LocalLauncher()
+        self._clock = clock
+        self._claim = Claim(self.layout.daemon_lock)
+        self._story = Story(self.layout.events)
+        self._inbox = Inbox(self.layout)
+        self._heartbeats = Heartbeats(self.settings.hung_seconds)
+        self._callbacks: Callbacks = {}
+        self._loaded: Book | None = None
+        self._crew: Acts | None = None
+        self._last_beat = self._clock()
+        self._stopping = False
+        self._cancelling = False
+
+    def __enter__(self) -> SkillScheduler:
+        self.load()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def state(self) -> SchedulerState:
+        """What the scheduler knows; the first look claims the folder and loads it."""
+        return self.load().state
+
+    def load(self) -> Book:
+        """Claim the folder and load its state; later calls change nothing.
+
+        Raises:
+          BusyError: another daemon has the folder; the message names it.
+          FileRefusedError: scheduler_state.json is damaged or of another version.
+        """
+        if self._loaded is None:
+            self._claim.acquire()
+            try:
+                file = StateFile(self.layout.scheduler_state)
+                jitter = self.settings.retry_jitter
+                self._loaded = Book(file, self.settings.rules(), most_jitter=jitter)
+            except BaseException:
+                self._claim.release()
+                raise
+            self._tell(signals.Restarted())
+        return self._loaded
+
+    def save(self) -> None:
+        """Write scheduler_state.json if something has changed; a full disk is logged."""
+        self.load().saved()
+
+    def close(self) -> None:
+        """Give the folder back; runs go on and are adopted by the next daemon."""
+        self._launcher.close()
+        self._claim.release()
+        self._loaded = None
+
+    def set_callbacks(self, **callbacks: Unpack[Callbacks]) -> None:
+        """Say who makes and merges runs, and whom to tell; later calls add to earlier ones."""
+        self._callbacks.update(callbacks)
+        workshop = self._callbacks.get("workshop")
+        prepare, process = self._callbacks.get("prepare"), self._callbacks.get("process")
+        if workshop is None and prepare is not None and process is not None:
+            workshop = CallbackWorkshop(prepare, process)
+        if workshop is not None:
+            self._crew = Acts(self._launcher, workshop, self._heartbeats)
+
+    def add_skill(
+        self,
+        skill_name: str,
+        skill_data: Any = None,
+        dependency_skill_names: Collection[str] = (),
+        **known: Unpack[Known],
+    ) -> None:
+        """Add a skill; the same skill with the same dependencies may be added again.
+
+        `priority` (higher starts sooner), and `expert` and `status` of a skill that was trained
+        without this state, may be said by keyword.
+
+        Raises:
+          GraphError: a dependency is unknown, or the skill is there with other dependencies.
+          NameRefusedError: the name cannot be used, or shares its folder name with another's.
+        """
+        name = display_name(skill_name)
+        needs = tuple(dict.fromkeys(map(display_name, dependency_skill_names)))
+        entry = self.state.entries.get(name)
+        if entry is None:
+            self.add_skills([NewSkill(skill=name, needs=needs, **known)])
+        elif set(entry.needs) != set(needs):
+            raise GraphError(
+                f"{name!r} is there with the needs {list(entry.needs)}, not {list(needs)}; give "
+                "the changed skill another name, or use another --graph_path"
+            )
+        self.skill_data[name] = skill_data
+
+    def add_skills(self, skills: Collection[NewSkill]) -> None:
+        """Add skills, all of them or none; they may need one another in any order.
+
+        Raises:
+          GraphError, NameRefusedError: as `add_skill`, or they need one another in a circle.
+        """
+        self._tell(signals.SkillsAdded(tuple(skills)))
+
+    def assign_expert(self, skill_name: str) -> int:
+        """The skill's expert number, given now or before; training gives one by itself."""
+        self._known(skill_name)
+        self._tell(signals.ExpertWanted(skill_name))
+        expert = self.state.entries[skill_name].expert
+        assert expert is not None
+        return expert
+
+    def retry(self, skill_name: str) -> None:
+        """Let a failed or held skill train again, or a waiting one start at once."""
+        self._known(skill_name)
+        self._tell(signals.Retry(skill_name))
+
+    def hold(self, skill_name: str) -> None:
+        """Pause a skill until it is retried; a running one saves what it has and ends."""
+        self._known(skill_name)
+        self._tell(signals.Hold(skill_name))
+
+    def tick(self, now: datetime | None = None) -> None:
+        """One beat: hear of requests and ended runs, step, save and act until all is still."""
+        now = self._last_beat = now or self._clock()
+        book = self.load()
+        self._claim.check()
+        events = [*self._inbox.take(book.state.entries), *self._heard()]
+        book.tell(events, now, launching=not self._stopping)
+        if book.saved():
+            self._inbox.done()
+        while book.saved() and book.pending:
+            answers = self._act(book.pending.popleft(), now)
+            book.tell(answers, now, launching=not self._stopping)
+
+    def wait(self) -> None:
+        """Sleep until a run may have ended, a request comes, a wait is over, or poll_interval."""
+        seconds = self.settings.poll_interval
+        due = next_due(self.state, after=self._last_beat)
+        if due is not None:
+            seconds = min(seconds, (due - self._clock()).total_seconds())
+        until = time.monotonic() + max(0.0, seconds)
+        handles = self._handles()
+        while (left := until - time.monotonic()) > 0 and not self._inbox.waiting:
+            if self._stopping and not self._cancelling:
+                return
+            began = time.monotonic()
+            self._launcher.wait(handles, timeout_seconds=min(left, _LOOK_SECONDS))
+            if time.monotonic() - began < 0.9 * min(left, _LOOK_SECONDS):
+                return  # it did not sleep to the end: something has happened
+
+    def run(self, *, stop_when: Callable[[SchedulerState], bool] | None = None) -> SchedulerState:
+        """Tick until every skill is settled, or `stop_when` says so, or `stop` is called."""
+        finished = stop_when or (lambda state: state.settled)
+        book = self.load()
+        while True:
+            self.tick()
+            if self._stopping and not (self._cancelling and self._running()):
+                return self.state
+            if finished(self.state) and not book.pending:
+                return self.state
+            self.wait()
+
+    def stop(self, *, cancel: bool = False) -> None:
+        """End `run` soon; runs go on and are adopted later, or, with `cancel`, save and end.
+
+        It may be called from a signal handler or another thread.
+        """
+        self._cancelling = self._cancelling or cancel
+        self._stopping = True
+
+    def _tell(self, event: Event) -> None:
+        """Take in one event between two beats; nothing is started before the next one."""
+        book = self.load()
+        book.tell([event], self._clock(), launching=False)
+        book.saved()
+
+    def _heard(self) -> list[Event]:
+        """What became of the runs since the last beat."""
+        events: list[Event] = []
+        for entry in self._running():
+            told = self._acts.heard(entry)
+            events.extend(told)
+            if self._cancelling and not told:
+                self._acts.stop(entry)
+        return events
+
+    def _act(self, command: Command, now: datetime) -> Collection[Event]:
+        if isinstance(command, signals.Announce):
+            self._announce(command.before, command.entry, now)
+            return ()
+        return self._acts.carry_out(command, self.state.entries[command.task.skill].status)
+
+    def _announce(self, before: Status | None, entry: Entry, now: datetime) -> None:
+        self._story.tell(before, entry, now)
+        if isinstance(entry.status, Completed) and "on_skill_complete" in self._callbacks:
+            self._callbacks["on_skill_complete"](entry.skill)
+        if isinstance(entry.status, Failed) and "on_skill_failed" in self._callbacks:
+            self._callbacks["on_skill_failed"](entry.skill)
+
+    @property
+    def _acts(self) -> Acts:
+        if self._crew is None:
+            raise ConfigError("nobody prepares runs; call set_callbacks(workshop=…) first")
+        return self._crew
+
+    def _running(self) -> list[Entry]:
+        """The entries whose run has a process."""
+        return [
+            entry
+            for entry in self.state.active()
+            if isinstance(entry.status, Running) and entry.status.handle is not None
+        ]
+
+    def _handles(self) -> list[Handle]:
+        statuses = (entry.status for entry in self._running())
+        return [s.handle for s in statuses if isinstance(s, Running) and s.handle is not None]
+
+    def _known(self, skill: str) -> None:
+        if skill not in self.state.entries:
+            raise GraphError(f"there is no skill {skill!r}; add it first")

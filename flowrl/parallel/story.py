@@ -1,0 +1,115 @@
+"""The scheduler's moves in words: one line for people, one JSON line for events.jsonl."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime
+from pathlib import Path
+from typing import Any, assert_never
+
+from flowrl import durable
+from flowrl.parallel.status import (
+    Blocked,
+    Completed,
+    Entry,
+    Failed,
+    Held,
+    Merging,
+    Preparing,
+    Running,
+    Status,
+    Waiting,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Story:
+    """Tells moves to the log and to events.jsonl; nothing decides by either."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def tell(self, before: Status | None, entry: Entry, now: datetime) -> None:
+        """Tell one move."""
+        text = sentence(before, entry, now)
+        if not text:
+            return
+        facts = {
+            "at": now.isoformat().replace("+00:00", "Z"),
+            "skill": entry.skill,
+            "before": None if before is None else before.word,
+            "status": entry.status.word,
+            "expert": entry.expert,
+            **_facts(entry.status),
+        }
+        level = logging.WARNING if isinstance(entry.status, Failed) else logging.INFO
+        logger.log(level, "%s %s", entry.skill, text, extra={"move": facts})
+        try:
+            durable.append_line(self._path, json.dumps({**facts, "text": text}, ensure_ascii=False))
+        except OSError as error:
+            logger.warning("events.jsonl is not written: %s", error.strerror)
+
+
+def sentence(before: Status | None, entry: Entry, now: datetime) -> str:
+    """What happened to a skill, to be read after its name; nothing when it is not worth saying."""
+    match entry.status:
+        case Waiting() as status:
+            return _waiting(before, entry, status, now)
+        case Blocked(by=by):
+            return f"is blocked by {', '.join(by)}"
+        case Running() as status:
+            return _running(before, entry, status) if status.handle else ""
+        case Merging(why=why, not_before=due):
+            return f"is merged {_in(due, now)}: {why}" if due else ""
+        case Preparing():
+            return ""
+        case Completed() | Failed() | Held() as status:
+            return _ended(entry, status)
+        case _:
+            assert_never(entry.status)
+
+
+def _ended(entry: Entry, status: Completed | Failed | Held) -> str:
+    match status:
+        case Completed(success_rate=rate, frames=frames, wall_seconds=seconds):
+            return (
+                f"is done: expert {entry.expert}, {rate:.0%} success after {frames:,} frames in "
+                f"{seconds:.0f} s"
+            )
+        case Failed(why=why, attempt=attempt):
+            return f"has failed, attempt {attempt}: {why}"
+        case Held(why=why):
+            return f"is held until `flowrl retry`: {why}"
+
+
+def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime) -> str:
+    if before is None:
+        return f"is added, needs {', '.join(entry.needs)}" if entry.needs else "is added"
+    if isinstance(before, Blocked):
+        return "is no longer blocked"
+    if isinstance(before, Failed | Held):
+        return f"is retried, attempt {status.attempt}"
+    how = "goes on" if status.run_id else "tries again"
+    return f"{how} {_in(status.not_before, now)}, attempt {status.attempt}: {status.why}"
+
+
+def _running(before: Status | None, entry: Entry, status: Running) -> str:
+    if isinstance(before, Running) and before.handle is not None:
+        return f"is asked to end ({status.asked.value})" if status.asked else ""
+    session = status.handle.session if status.handle else ""
+    where = "" if status.device is None else f", device {status.device}"
+    how = "goes on" if status.resumed else "is training"
+    return f"{how} as expert {entry.expert}, attempt {status.attempt}{where}, session {session}"
+
+
+def _facts(status: Status) -> dict[str, Any]:
+    names = ("attempt", "run_id", "device", "why", "by", "frames", "success_rate", "wall_seconds")
+    return {name: getattr(status, name) for name in names if hasattr(status, name)}
+
+
+def _in(due: datetime | None, now: datetime) -> str:
+    if due is None:
+        return "as soon as it can"
+    return f"in {max(0.0, (due - now).total_seconds()):.0f} s"
