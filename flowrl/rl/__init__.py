@@ -1,0 +1,1 @@
+"""Proximal policy optimisation of several experts that take turns in one episode."""

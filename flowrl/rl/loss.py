@@ -1,0 +1,60 @@
+"""The loss of PPO, row by row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.config import PPOConfig
+
+
+class Rows(NamedTuple):
+    """What the loss needs of N steps."""
+
+    obs: jax.Array  # f32[N, observation]
+    expert: jax.Array  # int32[N], local index of the expert that acted
+    action: jax.Array  # int32[N]
+    log_prob: jax.Array  # f32[N], of the action when it was taken
+    advantage: jax.Array  # f32[N], normalised per expert
+    target: jax.Array  # f32[N], the return the critic should predict
+
+
+def ppo_loss(
+    logits: jax.Array, value: jax.Array, rows: Rows, *, config: PPOConfig
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Loss and figures of each row; a row's loss belongs to the expert that acted in it.
+
+    Schulman et al. 2017 (arXiv:1707.06347), equations 7 and 9: the clipped surrogate, minus
+    entropy, plus half the squared error of the value. The value is not clipped: it has no
+    ground in the paper, and Andrychowicz et al. 2021 (arXiv:2006.05990, section 3.2) found it to
+    harm.
+
+    Args:
+      logits: f32 `[N, actions]`.
+      value: f32 `[N]`.
+      rows: N rows.
+      config: clip range and weights.
+
+    Returns:
+      Losses f32 `[N]` and named figures f32 `[N]` each.
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    chosen = jnp.take_along_axis(log_probs, rows.action[:, None], axis=-1)[:, 0]
+    log_ratio = chosen - rows.log_prob
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - config.clip_eps, 1.0 + config.clip_eps)
+    policy_loss = -jnp.minimum(ratio * rows.advantage, clipped * rows.advantage)
+    value_loss = 0.5 * jnp.square(value - rows.target)
+    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+    loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+    figures = {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        # Schulman's low-variance, always positive estimate of the divergence.
+        "approx_kl": ratio - 1.0 - log_ratio,
+        "clip_fraction": (jnp.abs(ratio - 1.0) > config.clip_eps).astype(jnp.float32),
+    }
+    return loss, figures

@@ -1,0 +1,111 @@
+"""Updates until the plan's last step succeeds often enough, or the budget is spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import numpy as np
+
+from flowrl.config import PPOConfig
+from flowrl.envs.interface import WalkingEnv
+from flowrl.errors import TrainingError
+from flowrl.rl.metrics import EpisodeLog, Rates
+from flowrl.rl.update import Learner, Stats, update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What a run has done so far; exact, over all starts of its trainer."""
+
+    updates: int = 0
+    frames: int = 0
+    acted: tuple[int, ...]  # per local expert; the sum is `frames`
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Where a run stands after one update.
+
+    The arrays of `learner` are given up to the next update: use them before asking for it.
+    """
+
+    learner: Learner
+    counters: Counters
+    rates: Rates
+    figures: dict[str, float]
+    reached: bool  # the success rate that ends the run early
+
+
+def num_updates(config: PPOConfig) -> int:
+    """Updates of a whole run: the fewest that take total_timesteps steps."""
+    return -(-config.total_timesteps // frames_per_update(config))
+
+
+def frames_per_update(config: PPOConfig) -> int:
+    """Environment steps of one update, over all environments."""
+    return config.num_envs * config.num_steps
+
+
+def learning_rate(config: PPOConfig, updates: int) -> float:
+    """The rate of the update that follows `updates` others; falls linearly when annealed."""
+    return config.lr * (1.0 - updates / num_updates(config)) if config.anneal_lr else config.lr
+
+
+def train(
+    env: WalkingEnv, config: PPOConfig, *, learner: Learner, counters: Counters
+) -> Iterator[Turn]:
+    """Update after update, ending with the budget or with enough success.
+
+    The update is compiled before this returns. `learner` is given up.
+
+    Raises:
+      TrainingError: from the iterator, when a loss or a parameter is not finite.
+    """
+    step = jax.jit(partial(update, env, config), donate_argnums=0)
+    compiled = step.lower(learner, np.float32(config.lr)).compile()
+    return _turns(compiled, config, learner=learner, counters=counters, num_tasks=env.num_tasks)
+
+
+def _turns(
+    compiled, config: PPOConfig, *, learner: Learner, counters: Counters, num_tasks: int
+) -> Iterator[Turn]:
+    episodes = EpisodeLog(config.num_envs, num_tasks)
+    reached = False
+    while counters.updates < num_updates(config) and not reached:
+        began = time.monotonic()
+        learner, stats = compiled(learner, np.float32(learning_rate(config, counters.updates)))
+        stats = jax.device_get(stats)
+        counters = _counted(counters, stats, seconds=time.monotonic() - began)
+        _refuse_infinite(stats, config, counters)
+        episodes.add(stats)
+        rates = episodes.rates()
+        reached = rates.full and rates.success >= config.success_state_rate
+        figures = {name: float(figure) for name, figure in stats.figures.items()}
+        yield Turn(
+            learner=learner, counters=counters, rates=rates, figures=figures, reached=reached
+        )
+
+
+def _counted(counters: Counters, stats: Stats, *, seconds: float) -> Counters:
+    acted = tuple(old + int(new) for old, new in zip(counters.acted, stats.acted, strict=True))
+    return replace(
+        counters,
+        updates=counters.updates + 1,
+        frames=counters.frames + stats.done.size,
+        acted=acted,
+        seconds=counters.seconds + seconds,
+    )
+
+
+def _refuse_infinite(stats: Stats, config: PPOConfig, counters: Counters) -> None:
+    if not stats.finite:
+        raise TrainingError(
+            f"update {counters.updates} of {num_updates(config)} left the loss at "
+            f"{float(stats.figures['loss']):g} with parameters or loss not finite; "
+            f"lower --lr (now {config.lr:g}) or mend the rewards of the plan's skills"
+        )

@@ -1,0 +1,117 @@
+"""One update: act, estimate advantages, learn from shuffled minibatches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.config import PPOConfig
+from flowrl.envs.interface import WalkingEnv
+from flowrl.models import dispatch
+from flowrl.models.dispatch import Packed
+from flowrl.rl import gae, optimizer
+from flowrl.rl.loss import Rows, ppo_loss
+from flowrl.rl.rollout import Place, Step, rollout
+
+
+class Learner(NamedTuple):
+    """All that changes from update to update on the device."""
+
+    params: Packed  # leaves [E, …]
+    opt_state: Any  # leaves [E, …]
+    place: Place
+
+
+class Stats(NamedTuple):
+    """What one update tells the host."""
+
+    figures: dict[str, jax.Array]  # scalars
+    acted: jax.Array  # int32[E], steps in which each expert acted
+    finite: jax.Array  # bool, whether the loss and all parameters are finite
+    done: jax.Array  # bool[T, B]
+    task_success: jax.Array  # bool[T, B, tasks]
+    episode_length: jax.Array  # int32[T, B]
+    episode_return: jax.Array  # f32[T, B]
+
+
+def start(env: WalkingEnv, config: PPOConfig, *, params: Packed, key: jax.Array) -> Learner:
+    """A learner in fresh environments, with a fresh optimizer."""
+    reset_key, key = jax.random.split(key)
+    obs, state = jax.jit(env.reset, static_argnums=1)(reset_key, config.num_envs)
+    return Learner(params, optimizer.init(config, params), Place(state, obs, key))
+
+
+def update(
+    env: WalkingEnv, config: PPOConfig, learner: Learner, lr: jax.Array
+) -> tuple[Learner, Stats]:
+    """Act for num_steps × num_envs steps and learn from them for update_epochs passes."""
+    place, steps, last_value = rollout(env, config, packed=learner.params, place=learner.place)
+    rows = _rows(config, steps, last_value, num_experts=env.num_experts)
+    key, shuffle_key = jax.random.split(place.key)
+
+    def learn(state: tuple[Packed, Any], index: jax.Array):
+        params, opt_state = state
+        found = dispatch.evaluate_rows(
+            params,
+            rows,
+            index,
+            row_loss=partial(ppo_loss, config=config),
+            activation=config.activation,
+        )
+        moved = optimizer.step(
+            config, params=params, state=opt_state, grads=found.grads, rows=found.rows, lr=lr
+        )
+        return moved, {"loss": found.loss, **found.figures}
+
+    indices = _minibatches(config, shuffle_key)
+    (params, opt_state), figures = jax.lax.scan(learn, (learner.params, learner.opt_state), indices)
+    stats = _stats(steps, rows, figures=figures, params=params)
+    return Learner(params, opt_state, place._replace(key=key)), stats
+
+
+def _rows(config: PPOConfig, steps: Step, last_value: jax.Array, *, num_experts: int) -> Rows:
+    output = steps.output
+    advantage = gae.advantages(
+        output.reward,
+        steps.value,
+        boundaries=output.boundary,
+        last_value=last_value,
+        gamma=config.gamma,
+        lam=config.gae_lambda,
+    )
+    rows = Rows(
+        obs=steps.obs,
+        expert=output.expert,
+        action=steps.action,
+        log_prob=steps.log_prob,
+        advantage=gae.normalised(advantage, output.expert, num_experts=num_experts),
+        target=advantage + steps.value,
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)
+
+
+def _minibatches(config: PPOConfig, key: jax.Array) -> jax.Array:
+    """Row indices int32 `[epochs × minibatches, rows]`; every epoch is a permutation."""
+    num_rows = config.num_envs * config.num_steps
+    keys = jax.random.split(key, config.update_epochs)
+    orders = jax.vmap(lambda key: jax.random.permutation(key, num_rows))(keys)
+    return orders.reshape(config.update_epochs * config.num_minibatches, -1)
+
+
+def _stats(steps: Step, rows: Rows, *, figures: dict[str, jax.Array], params: Packed) -> Stats:
+    output = steps.output
+    means = {name: figure.mean() for name, figure in figures.items()}
+    leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
+    num_experts = params.first.kernel.shape[0]
+    return Stats(
+        figures={**means, "reward": output.reward.mean(), "value": steps.value.mean()},
+        acted=jnp.bincount(rows.expert, length=num_experts),
+        finite=jnp.isfinite(means["loss"]) & jnp.stack(leaves).all(),
+        done=output.done,
+        task_success=output.task_success,
+        episode_length=output.episode_length,
+        episode_return=output.episode_return,
+    )
