@@ -1,0 +1,50 @@
+"""docs/skills.md says what the gate and the library do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flowrl.skills.admitted import INJECTED, METHODS
+from flowrl.skills.graph import load_graph
+from flowrl.skills.skill import parse_skill
+
+PAGE = (Path(__file__).parents[2] / "docs" / "skills.md").read_text()
+CODE = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def words_in(heading: str) -> set[str]:
+    """The words in code style in the first column under a heading."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| ([^|]*`[^|]*) \|", section, flags=re.MULTILINE)
+    return {word for cell in cells for word in re.findall(r"`([a-z_]+)`", cell)}
+
+
+def test_the_table_of_features_lists_each_of_them():
+    assert words_in("Features") == set(INJECTED)
+
+
+def test_the_table_of_items_lists_what_the_libraries_gain():
+    graphs = [load_graph(name) for name in ("Craftax-Classic-Symbolic-v1", "Craftax-Symbolic-v1")]
+    gains = {item for graph in graphs for skill in graph.skills.values() for item in skill.gain}
+    assert words_in("Items") == gains
+
+
+def test_every_admitted_method_is_named():
+    assert set(re.findall(r"`?\.([a-z]+)\(\)", PAGE)) == METHODS
+
+
+def test_the_example_skill_passes_the_gate():
+    assert parse_skill(CODE[0], place="docs/skills.md").name == "Carry Wood To Water"
+
+
+def test_the_example_in_python_runs(capsys):
+    exec(compile(CODE[1], "docs/skills.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[0] == "Collect Wood 6"
+
+
+@pytest.mark.parametrize("limit", ["20 kB", "4,000 nodes", "60 levels", "4,096 elements", "1,024"])
+def test_the_limits_are_told(limit):
+    assert limit in PAGE
