@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ from typing import Annotated
 
 import tyro
 
-from flowrl import __version__
+from flowrl import console
 from flowrl.config import Count
-from flowrl.errors import FlowrlError
 from flowrl.report import check, control, logs, status
 
 DEFAULT_GRAPH = Path("exp/bottom_up_parallel")
@@ -138,28 +136,13 @@ To train: python -m flowrl.bottomup_parallel --help (or flowrl.bottomup, one at 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    if words in (["--version"], ["-V"]):
-        sys.stdout.write(f"flowrl {__version__}\n")
+    if console.say_version(words):
         return 0
+    console.start_logging()
     command = tyro.extras.subcommand_cli_from_dict(
         COMMANDS, args=words or ["--help"], prog="flowrl", description=DESCRIPTION
     )
-    return guarded(command)
-
-
-def guarded(program) -> int:
-    """Run a program: an error of ours becomes one line and its exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    try:
-        return program()
-    except FlowrlError as error:
-        sys.stderr.write(f"flowrl: {error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+    return console.guarded(command)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -137,6 +138,10 @@ class BottomUpConfig(PPOConfig):
     """GPUs to use, e.g. --gpu_ids 0 1 (default: all that are visible)."""
     skills_per_gpu: Count = 1
     """Runs that share one GPU."""
+    cpus_per_run: Count = 0
+    """CPUs that a run without a GPU is pinned to, none of them shared; 0 shares all."""
+    stall_timeout: float = 1800.0
+    """Seconds without progress after which a run is ended and counts as failed."""
     launcher: Literal["tmux", "local"] = "tmux"
     """Run each skill in a tmux session, or as a plain child process."""
     tmux_socket: str | None = None
@@ -145,14 +150,12 @@ class BottomUpConfig(PPOConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialConfig(BottomUpConfig):
-    """Train a graph of skills one after another, in this process's own children."""
+    """Train a graph of skills one after another, in this very process."""
 
     graph_path: Path = Path("exp/bottom_up")
     """Folder of this graph; made when missing, continued when there."""
     max_parallel_skills: Count = 1
-    """Most runs side by side."""
-    launcher: Literal["tmux", "local"] = "local"
-    """Run each skill in a tmux session, or as a plain child process."""
+    """Runs side by side: always one."""
 
 
 Config = TypeVar("Config", bound=PPOConfig)
@@ -169,24 +172,14 @@ def checked(config: Config) -> Config:
     Raises:
       ConfigError: names the flag, its value and what is allowed.
     """
-    for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches", "layer_size"):
-        _at_least(config, name, 1)
-    for name in ("total_timesteps", "max_episode_steps"):
-        _at_least(config, name, 1)
-    _at_least(config, "world_pool", 0)
-    for name in ("gamma", "gae_lambda", "success_state_rate"):
-        _within(config, name, 0.0, 1.0)
-    for name in ("lr", "max_grad_norm", "clip_eps"):
-        if not getattr(config, name) > 0:
-            raise ConfigError(f"--{name} {getattr(config, name)} must be above 0")
-    rows = config.num_envs * config.num_steps
-    if rows % config.num_minibatches:
-        raise ConfigError(
-            f"--num_envs {config.num_envs} × --num_steps {config.num_steps} = {rows} rows do not "
-            f"divide into --num_minibatches {config.num_minibatches}; choose a divisor of {rows}"
-        )
+    _check_training(config)
     if isinstance(config, BottomUpConfig):
         _check_graph(config)
+    if isinstance(config, SequentialConfig) and config.max_parallel_skills != 1:
+        raise ConfigError(
+            f"--max_parallel_skills {config.max_parallel_skills} must be 1 here; "
+            "use python -m flowrl.bottomup_parallel"
+        )
     return config
 
 
@@ -221,6 +214,41 @@ def to_json(config: PPOConfig, kind: type[PPOConfig] | None = None) -> dict[str,
     }
 
 
+def from_json(kind: type[Config], facts: Mapping[str, Any]) -> Config:
+    """The configuration that `to_json` made these facts of.
+
+    Raises:
+      ConfigError: a field is missing, unknown, or of another type.
+    """
+    known = {item.name for item in dataclasses.fields(kind)}
+    if strange := sorted(set(facts) ^ known):
+        raise ConfigError(f"a recorded configuration differs in: {', '.join(strange)}; start anew")
+    hints = typing.get_type_hints(kind)
+    return checked(kind(**{name: _typed(name, hints[name], facts[name]) for name in facts}))
+
+
+def _typed(name: str, hint: Any, value: Any) -> Any:
+    """A JSON value as the type of its field."""
+    kinds = typing.get_args(hint) or (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    if Path in kinds and isinstance(value, str):
+        return Path(value)
+    if isinstance(value, list):
+        value = tuple(value)
+    if float in kinds and type(value) is int:
+        return float(value)
+    choices = kinds if typing.get_origin(hint) is Literal else None
+    if choices is None:
+        plain = (*kinds, typing.get_origin(hint))
+        fits = any(isinstance(kind, type) and type(value) is kind for kind in plain)
+    else:
+        fits = value in choices
+    if not fits:
+        raise ConfigError(f"a recorded configuration has {name} = {value!r}; start anew")
+    return value
+
+
 def _at_least(config: PPOConfig, name: str, least: int) -> None:
     if getattr(config, name) < least:
         raise ConfigError(f"--{name} {getattr(config, name)} must be at least {least}")
@@ -229,6 +257,25 @@ def _at_least(config: PPOConfig, name: str, least: int) -> None:
 def _within(config: PPOConfig, name: str, low: float, high: float) -> None:
     if not low <= getattr(config, name) <= high:
         raise ConfigError(f"--{name} {getattr(config, name)} must lie in [{low:g}, {high:g}]")
+
+
+def _check_training(config: PPOConfig) -> None:
+    for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches", "layer_size"):
+        _at_least(config, name, 1)
+    for name in ("total_timesteps", "max_episode_steps"):
+        _at_least(config, name, 1)
+    _at_least(config, "world_pool", 0)
+    for name in ("gamma", "gae_lambda", "success_state_rate"):
+        _within(config, name, 0.0, 1.0)
+    for name in ("lr", "max_grad_norm", "clip_eps"):
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"--{name} {getattr(config, name)} must be above 0")
+    rows = config.num_envs * config.num_steps
+    if rows % config.num_minibatches:
+        raise ConfigError(
+            f"--num_envs {config.num_envs} × --num_steps {config.num_steps} = {rows} rows do not "
+            f"divide into --num_minibatches {config.num_minibatches}; choose a divisor of {rows}"
+        )
 
 
 def _check_graph(config: BottomUpConfig) -> None:

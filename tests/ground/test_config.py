@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from flowrl.config import (
     SequentialConfig,
     TrainConfig,
     checked,
+    from_json,
     parse,
     to_argv,
+    to_json,
 )
 from flowrl.errors import ConfigError
 
@@ -43,7 +46,7 @@ def other_value(item: dataclasses.Field):
             return 0.625
         case Path():
             return Path("else where/x")
-    return {"Path | None": Path("/a b"), "Count | None": 12_345}.get(
+    return {"Path | None": Path("/a b"), "Count | None": 12_345, "float | None": 2.5}.get(
         str(item.type), "$(id); 'x' -t"
     )
 
@@ -57,7 +60,7 @@ def fields(kind):
 
 @pytest.mark.parametrize(
     ("kind", "item"),
-    [*fields(TrainConfig), *fields(BottomUpConfig), *fields(SequentialConfig)],
+    [*fields(TrainConfig), *fields(BottomUpConfig)],
 )
 def test_every_flag_reaches_the_other_side(kind, item):
     base = {"module_path": Path("m/0.py")} if kind is TrainConfig else {}
@@ -72,6 +75,25 @@ def test_the_trainers_part_of_a_storys_flags_is_a_trainers_command_line():
     argv = ("--module_path", "x/2.py", *to_argv(story, PPOConfig))
     trainer = parse(TrainConfig, argv)
     assert (trainer.lr, trainer.total_timesteps, trainer.anneal_lr) == (3e-3, 7_000, False)
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, BottomUpConfig])
+def test_a_recorded_configuration_comes_back(kind):
+    base = kind(**{item.name: other_value(item) for item in dataclasses.fields(kind)})
+    config = checked(dataclasses.replace(base, num_envs=64, num_steps=8, num_minibatches=4))
+    facts = json.loads(json.dumps(to_json(config)))
+    assert from_json(kind, facts) == config
+    assert from_json(kind, json.loads(json.dumps(to_json(kind())))) == kind()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lr", "x"), ("num_envs", 2.5), ("num_envs", True), ("activation", "sin"), ("seed", None),
+     ("use_wandb", 1), ("compile_cache", 7), ("stranger", 1)],
+)  # fmt: skip
+def test_a_wrong_value_in_a_recorded_configuration_is_named(name, value):
+    with pytest.raises(ConfigError, match=name):
+        from_json(PPOConfig, {**to_json(PPOConfig()), name: value})
 
 
 @pytest.mark.parametrize(
@@ -119,3 +141,10 @@ def test_what_is_no_whole_number_is_refused(word, capsys):
 def test_a_value_that_makes_no_sense_is_refused_by_name(change, flag):
     with pytest.raises(ConfigError, match=flag):
         checked(BottomUpConfig(**change))
+
+
+def test_the_sequential_story_takes_the_same_flags_and_one_slot():
+    config = parse(SequentialConfig, ["--max_nodes", "3", "--no-use_wandb"])
+    assert (config.max_nodes, config.max_parallel_skills) == (3, 1)
+    with pytest.raises(ConfigError, match="--max_parallel_skills 2"):
+        parse(SequentialConfig, ["--max_parallel_skills", "2"])

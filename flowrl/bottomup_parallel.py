@@ -1,0 +1,133 @@
+"""Train a graph of skills side by side: `python -m flowrl.bottomup_parallel --help`.
+
+The whole story: a flow hands out skills; the scheduler waits for what each one needs, makes its
+run, launches it in a session, hears of its end and merges its experts into the global checkpoint;
+a completed skill may unblock the next ones.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from flowrl import config as configs
+from flowrl import console, durable
+from flowrl.config import BottomUpConfig
+from flowrl.launch.gpus import visible_devices
+from flowrl.launch.job import Launcher
+from flowrl.launch.local import LocalLauncher
+from flowrl.launch.tmux import TmuxLauncher
+from flowrl.layout import GraphLayout
+from flowrl.llm.flow import Flow
+from flowrl.parallel.known import known_skills
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.status import Blocked, Completed, Failed, Held
+from flowrl.parallel.training_processor import recover_graph
+from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.report.training_screen import training_screen
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library
+
+PROGRAM = "python -m flowrl.bottomup_parallel"
+
+
+def train_graph(config: BottomUpConfig, launcher: Launcher | None = None) -> int:
+    """Train until every skill has ended; 0 when all that was asked for is completed."""
+    layout = GraphLayout(config.graph_path)
+    book = SkillBook(layout)
+    graph = SkillGraph(book.over(load_library(config.env_name, config.skills_dir)).values())
+    scheduler = open_scheduler(layout, config, launcher or open_launcher(config))
+    with scheduler, training_screen(layout, console.ERRORS):
+        recover_graph(layout)
+        scheduler.add_skills(known_skills(layout, graph, scheduler.state))
+        flow = Flow(
+            graph,
+            known=scheduler.state.entries,
+            target=config.target_skill,
+            max_nodes=config.max_nodes,
+        )
+        durable.write_json(layout.config_json, {"format": 1, **configs.to_json(config)})
+        feeder = Feeder(flow, book, scheduler)
+        scheduler.set_callbacks(
+            workshop=TrainingWorkshop(layout, config, lambda: graph),
+            on_skill_complete=feeder.on_skill_complete,
+            on_skill_failed=feeder.on_skill_failed,
+        )
+        feeder.catch_up()
+        feeder.offer()
+        state = scheduler.run()
+        return 0 if state.complete and flow.exhausted else 1
+
+
+class Feeder:
+    """Hands skills from the flow to the scheduler, and tells the flow how they ended."""
+
+    def __init__(self, flow: Flow, book: SkillBook, scheduler: SkillScheduler) -> None:
+        self._flow = flow
+        self._book = book
+        self._scheduler = scheduler
+
+    def offer(self) -> None:
+        """Add skills until the frontier is blocked; a completed skill unblocks it."""
+        while not self._flow.check_frontier_blocked() and (handed := self._flow.next_skill()):
+            name, skill = handed
+            self._book.record(skill)
+            self._scheduler.add_skill(name, skill, self._flow.dependencies(name))
+
+    def on_skill_complete(self, skill: str) -> None:
+        """Go on from a skill whose expert is merged."""
+        self._flow.on_skill_complete(skill)
+        self.offer()
+
+    def on_skill_failed(self, skill: str) -> None:
+        """Go on without a skill that is given up."""
+        self._flow.on_skill_failed(skill)
+        self.offer()
+
+    def catch_up(self) -> None:
+        """Tell the flow what ended before this start."""
+        for entry in self._scheduler.state.entries.values():
+            match entry.status:
+                case Completed():
+                    self._flow.on_skill_complete(entry.skill)
+                case Failed() | Held() | Blocked():
+                    self._flow.on_skill_failed(entry.skill)
+                case _:
+                    pass
+
+
+def open_scheduler(
+    layout: GraphLayout, config: BottomUpConfig, launcher: Launcher
+) -> SkillScheduler:
+    """The scheduler of this graph, on the devices that were asked for."""
+    devices = visible_devices(config.gpu_ids)
+    return SkillScheduler(
+        layout.root,
+        launcher=launcher,
+        max_parallel_skills=config.max_parallel_skills,
+        poll_interval=config.scheduler_poll_interval,
+        max_retries=config.max_retries,
+        retry_backoff=config.retry_backoff,
+        min_success_rate=config.min_success_rate,
+        skill_timesteps_budget=config.skill_timesteps_budget,
+        devices=tuple(device.id for device in devices),
+        skills_per_gpu=config.skills_per_gpu,
+        hung_seconds=config.stall_timeout,
+    )
+
+
+def open_launcher(config: BottomUpConfig) -> Launcher:
+    """Sessions in tmux, or plain processes."""
+    if config.launcher == "local":
+        return LocalLauncher()
+    return TmuxLauncher(config.tmux_socket)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit code."""
+    return console.run_program(PROGRAM, BottomUpConfig, train_graph, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

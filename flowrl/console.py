@@ -1,0 +1,87 @@
+"""What all programs do alike: versions, command lines, one-line errors, Ctrl-C, exit codes."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from flowrl import __version__
+from flowrl.config import BottomUpConfig, Config, parse
+from flowrl.errors import FlowrlError
+
+EXIT_INTERRUPTED = 130
+ERRORS = Console(stderr=True)
+
+
+def say_version(words: Sequence[str]) -> bool:
+    """Whether the version was asked for, and is now said."""
+    if list(words) not in (["--version"], ["-V"]):
+        return False
+    sys.stdout.write(f"flowrl {__version__}\n")
+    return True
+
+
+def run_program(
+    program: str,
+    kind: type[Config],
+    story: Callable[[Config], int],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Parse a command line and run a story on it; returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if say_version(words):
+        return 0
+    start_logging()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return guarded(lambda: _told(program, words, story, parse(kind, words, prog=program)))
+
+
+def guarded(program: Callable[[], int]) -> int:
+    """Run a program: an error of ours becomes one line and its exit code."""
+    try:
+        return program()
+    except FlowrlError as error:
+        sys.stderr.write(f"flowrl: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has left
+        return 0
+
+
+def start_logging() -> None:
+    """One line per event: coloured above the live table on a terminal, plain elsewhere."""
+    handler = (
+        RichHandler(console=ERRORS, show_path=False, log_time_format="%H:%M:%S")
+        if ERRORS.is_terminal
+        else _plain_handler()
+    )
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    logging.getLogger("flowrl").setLevel(logging.INFO)
+
+
+def _plain_handler() -> logging.Handler:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    return handler
+
+
+def _told(
+    program: str, words: Sequence[str], story: Callable[[Config], int], config: Config
+) -> int:
+    try:
+        return story(config)
+    except KeyboardInterrupt:
+        if isinstance(config, BottomUpConfig):
+            sys.stderr.write(
+                "\nflowrl: stopped scheduling; runs that are launched go on in their sessions.\n"
+                f"To take them up again: {program} {shlex.join(words)}\n"
+            )
+        return EXIT_INTERRUPTED

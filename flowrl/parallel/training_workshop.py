@@ -1,0 +1,132 @@
+"""The workshop that makes real runs: a folder, a generated module, a trainer's command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flowrl import config as configs
+from flowrl import durable
+from flowrl.config import BottomUpConfig, PPOConfig
+from flowrl.errors import FileRefusedError
+from flowrl.experts.store import ExpertStore
+from flowrl.launch.environment import child_env
+from flowrl.launch.files import lock_held
+from flowrl.launch.job import Job
+from flowrl.layout import GraphLayout, session_name
+from flowrl.parallel.run_folders import PreparedRun, fail_run, live_runs, resume_training_run
+from flowrl.parallel.signals import Task
+from flowrl.parallel.training_processor import process_completed_training
+from flowrl.parallel.training_setup import prepare_training_run
+from flowrl.runs import read_run
+from flowrl.skills.graph import SkillGraph
+
+
+class TrainingWorkshop:
+    """Makes, reopens, merges and discards the runs of one graph; a `Workshop`.
+
+    `graph` is asked anew for every run, since skills may be added while others train.
+    """
+
+    def __init__(
+        self, layout: GraphLayout, config: BottomUpConfig, graph: Callable[[], SkillGraph]
+    ) -> None:
+        self._layout = layout
+        self._config = config
+        self._graph = graph
+        self._store = ExpertStore(layout)
+
+    def prepare(self, task: Task) -> Job:
+        """Make a new run folder from the experts that are merged by now."""
+        prepared = prepare_training_run(
+            layout=self._layout,
+            graph=self._graph(),
+            skill=task.skill,
+            expert=task.expert,
+            attempt=task.attempt,
+            completed=self._trained(),
+            config=self._within_budget(task.frames_left),
+            store=self._store,
+        )
+        return self._job(prepared, task)
+
+    def resume(self, task: Task) -> Job:
+        """Make the run ready to go on from its last checkpoint, with the flags it began with."""
+        return self._job(self._own(resume_training_run, task), task)
+
+    def reopen(self, task: Task) -> Job | None:
+        """The run's job again, its folder untouched; None when it is not there."""
+        try:
+            return self._job(self._own(_as_it_is, task), task)
+        except FileRefusedError:
+            return None
+
+    def merge(self, task: Task) -> Mapping[str, Any]:
+        """Merge the run's experts into the global checkpoint, once."""
+        return process_completed_training(
+            self._layout.run(task.expert, task.skill).folder,
+            task.skill,
+            task.expert,
+            self._layout.root,
+            frame_accounting=self._config.frame_accounting,
+        )
+
+    def discard(self, task: Task) -> Path | None:
+        """Move a failed attempt's folder aside, for reading."""
+        return fail_run(self._layout, task.expert, task.skill)
+
+    def _own(self, find: Callable[[GraphLayout, int, str], PreparedRun], task: Task) -> PreparedRun:
+        """The run's folder, provided that it is this run's and not another attempt's."""
+        run = read_run(self._layout.run(task.expert, task.skill))
+        if run.run_id != task.run_id:
+            raise FileRefusedError(f"{task.skill}: run {task.run_id} has no folder any more")
+        return find(self._layout, task.expert, task.skill)
+
+    def _job(self, prepared: PreparedRun, task: Task) -> Job:
+        config = configs.from_json(PPOConfig, prepared.run.config)
+        module = ("--module_path", str(prepared.module_path.resolve()))
+        return Job(
+            name=session_name(task.expert, task.skill),
+            run_id=prepared.run.run_id,
+            argv=(sys.executable, "-m", "flowrl.ppo_flow", *module, *configs.to_argv(config)),
+            env=child_env(task.device, skills_per_gpu=self._neighbours(task)),
+            cwd=Path.cwd(),
+            folder=prepared.run_folder.resolve(),
+            cpus=self._cpus(prepared.run_folder) if task.device is None else (),
+        )
+
+    def _neighbours(self, task: Task) -> int:
+        return 1 if task.alone else self._config.skills_per_gpu
+
+    def _trained(self) -> dict[str, int]:
+        experts = self._store.manifest().experts
+        return {version.skill: index for index, version in experts.items()}
+
+    def _within_budget(self, frames_left: int | None) -> BottomUpConfig:
+        if frames_left is None or frames_left >= self._config.total_timesteps:
+            return self._config
+        return dataclasses.replace(self._config, total_timesteps=frames_left)
+
+    def _cpus(self, folder: Path) -> tuple[int, ...]:
+        """The first share of CPUs that no other living run is pinned to; () shares them all."""
+        width = self._config.cpus_per_run
+        if not width:
+            return ()
+        others = (place for place in live_runs(self._layout) if place.folder != folder)
+        taken = {
+            cpu
+            for place in others
+            if lock_held(place.folder)
+            for cpu in durable.read_json(place.spec_json).get("cpus") or ()
+        }
+        free = [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in taken]
+        return tuple(free[:width])
+
+
+def _as_it_is(layout: GraphLayout, expert: int, skill: str) -> PreparedRun:
+    place = layout.run(expert, skill)
+    return PreparedRun(layout=place, run=read_run(place))
