@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 DONE, FAILED, BROKEN = 0, 3, 4
@@ -69,14 +72,23 @@ def meet_fault(work: Callable[[], Any], fault: Fault, at: int) -> bool:
     return code != DONE
 
 
-def killed_at(point: str, work: Callable[[], Any]) -> bool:
-    """Do `work` in a child that kills itself at a named fault point; whether it did."""
+def killed_at(point: str, module: str, *words: object) -> bool:
+    """Run `python -m module` with a kill at a named fault point; whether it was killed there."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, words)],
+        env={**os.environ, "FLOWRL_FAULT": f"{point}:kill"},
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    return done.returncode == -signal.SIGKILL
 
-    def with_point() -> None:
-        os.environ["FLOWRL_FAULT"] = f"{point}:kill"
-        work()
 
-    return in_child(with_point) == -signal.SIGKILL
+def in_clean_process(work: Callable[..., None], *args: Any) -> None:
+    """Do `work` in a new interpreter, which has no threads and may therefore fork."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=args)
+    process.start()
+    process.join()
+    assert process.exitcode == 0, "see the traceback above"
 
 
 def in_child(work: Callable[[], Any]) -> int:

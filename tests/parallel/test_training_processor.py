@@ -23,7 +23,7 @@ from flowrl.parallel.training_processor import process_completed_training, recov
 from flowrl.parallel.training_setup import PreparedRun
 from flowrl.runs import read_result, write_result
 from tests.experts.making import all_files, contents
-from tests.parallel.faults import Fault, killed_at, meet_fault
+from tests.parallel.faults import Fault, in_clean_process, killed_at, meet_fault
 from tests.parallel.making import (
     PICKAXE,
     SWORD,
@@ -384,12 +384,17 @@ def whole_state(layout: GraphLayout) -> tuple:
     return contents(layout), ExpertStore(layout).manifest().merged, tree(layout.root)
 
 
+def kill_a_merge(layout: GraphLayout, ready: PreparedRun, point: str) -> None:
+    words = (layout.root, ready.run_folder, ready.run.expert, ready.run.skill)
+    assert killed_at(point, "tests.parallel.merge_once", *words)
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_a_named_point_a_run_is_merged_exactly_once(trained, point):
     ready = finished(trained)
     before = contents(trained)
     reference = _merged_elsewhere(trained, ready)
-    assert killed_at(point, lambda: merge(trained, ready))
+    kill_a_merge(trained, ready, point)
     assert contents(trained) in (before, reference[0])
     recover_graph(trained)
     assert whole_state(trained) == reference
@@ -399,7 +404,7 @@ def test_killed_at_a_named_point_a_run_is_merged_exactly_once(trained, point):
 def test_the_same_call_again_ends_what_a_kill_interrupted(trained, point):
     ready = finished(trained)
     reference = _merged_elsewhere(trained, ready)
-    assert killed_at(point, lambda: merge(trained, ready))
+    kill_a_merge(trained, ready, point)
     again = merge(trained, ready)
     assert again["already_merged"] is (POINTS.index(point) >= POINTS.index("commit.swapped"))
     assert whole_state(trained)[:2] == reference[:2]
@@ -408,11 +413,15 @@ def test_the_same_call_again_ends_what_a_kill_interrupted(trained, point):
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
 def test_a_merge_survives_a_fault_at_every_operation(trained, memory, fault):
     ready = finished(trained)
-    before = contents(trained)
     reference = _merged_elsewhere(trained, ready)
+    in_clean_process(_merge_until_no_fault_is_met, trained, ready, reference, memory, fault)
+
+
+def _merge_until_no_fault_is_met(layout, ready, reference, memory, fault) -> None:
+    before = contents(layout)
     for at in itertools.count():
-        again = _copied(trained, memory / f"at{at}")
-        run = dataclasses.replace(ready, layout=again.run(4, PICKAXE))
+        again = _copied(layout, memory / f"at{at}")
+        run = dataclasses.replace(ready, layout=again.run(ready.run.expert, ready.run.skill))
         met = meet_fault(lambda again=again, run=run: merge(again, run), fault, at)
         assert contents(again) in (before, reference[0]), at
         recover_graph(again)
@@ -426,22 +435,23 @@ def test_a_merge_survives_a_fault_at_every_operation(trained, memory, fault):
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
 def test_preparing_survives_a_fault_at_every_operation(trained, memory, fault):
     dead = prepare(trained, PICKAXE, 4, COMPLETED)
+    in_clean_process(_prepare_until_no_fault_is_met, trained, tree(dead.run_folder), memory, fault)
+
+
+def _prepare_until_no_fault_is_met(layout, whole, memory, fault) -> None:
     for at in itertools.count():
-        again = _copied(trained, memory / f"at{at}")
+        again = _copied(layout, memory / f"at{at}")
         met = meet_fault(
             lambda again=again: prepare(again, PICKAXE, 4, COMPLETED, attempt=2), fault, at
         )
         recover_graph(again)
         place = again.run(4, PICKAXE)
         if place.folder.exists():  # the dead attempt's or the new one, whole
-            assert tree(place.folder) == tree(dead.run_folder), at
-        assert {path.name for path in again.training_runs.iterdir()} <= {
-            "failed",
-            place.folder.name,
-        }
+            assert tree(place.folder) == whole, at
+        names = {path.name for path in again.training_runs.iterdir()}
+        assert names <= {"failed", place.folder.name}, at
         third = prepare(again, PICKAXE, 4, COMPLETED, attempt=3)
-        assert tree(third.run_folder) == tree(dead.run_folder), at
-        assert third.run.attempt == 3
+        assert (tree(third.run_folder), third.run.attempt) == (whole, 3), at
         shutil.rmtree(again.root)
         if not met:
             break

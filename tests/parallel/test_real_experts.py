@@ -1,0 +1,93 @@
+"""Experts with real arrays on their whole way: seed, training, merge, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from flowrl import checkpoints, durable
+from flowrl.experts.merge import FrameRule
+from flowrl.experts.store import ExpertStore, Offer
+from flowrl.layout import GraphLayout
+from flowrl.parallel.training_setup import PreparedRun
+from flowrl.runs import read_result, write_result
+from flowrl.skills.graph import SkillGraph
+from tests.experts.making import SHAPES, offer
+from tests.parallel.making import finish, make_skill, merge, prepare
+
+ITEMS = tuple(f"item{letter}" for letter in "abcdefghijkl")
+LIKE = checkpoints.like_of(SHAPES)
+
+
+def arrays(number: int) -> dict:
+    """An expert whose every bit is told by its number."""
+    rng = np.random.default_rng(number)
+    tree: dict = {}
+    for path, shape in SHAPES.items():
+        net, layer, leaf = path.split("/")
+        place = tree.setdefault(net, {}).setdefault(layer, {})
+        place[leaf] = rng.standard_normal(shape).astype(np.float32)
+    return tree
+
+
+def number_of(folder, numbers) -> int:
+    """Which of the experts is in a folder, bit for bit."""
+    found = checkpoints.load_expert(folder, LIKE)
+    (number,) = [number for number in numbers if _same(found, arrays(number))]
+    return number
+
+
+def _same(one: dict, other: dict) -> bool:
+    return all(
+        one[net][layer][leaf].tobytes() == other[net][layer][leaf].tobytes()
+        for net, layer, leaf in (path.split("/") for path in SHAPES)
+    )
+
+
+@pytest.fixture
+def twelve(tmp_path) -> GraphLayout:
+    layout = GraphLayout(tmp_path / "graph")
+    store = ExpertStore(layout)
+    offers: list[Offer] = []
+    for number in range(12):
+        folder = tmp_path / "offers" / str(number)
+        checkpoints.save_expert(folder, arrays(number))
+        offers.append(offer(folder, number, acted=5))
+    store.commit("r0", offers, policy=FrameRule())
+    return layout
+
+
+def trained(ready: PreparedRun, numbers: dict[int, int]) -> None:
+    """Finish a run; experts named in `numbers` come back with the arrays of that number."""
+    result = finish(ready.layout, dict.fromkeys(numbers, 100))
+    reports = list(result.experts)
+    for local, expert in enumerate(ready.run.experts):
+        if expert in numbers:
+            durable.remove_tree(ready.layout.final(local))
+            checkpoints.save_expert(ready.layout.final(local), arrays(numbers[expert]))
+            digest = durable.tree_digest(ready.layout.final(local))
+            reports[local] = dataclasses.replace(reports[local], sha256=digest)
+    write_result(ready.layout, dataclasses.replace(result, experts=tuple(reports)))
+    assert read_result(ready.layout).frames == 100 * len(numbers)
+
+
+def test_twelve_experts_come_back_bit_for_bit_and_1_is_not_10(twelve):
+    skills = [make_skill(f"Skill {i}", gain=item) for i, item in enumerate(ITEMS)]
+    graph = SkillGraph([*skills, make_skill("Last", needs=ITEMS, gain="last")])
+    completed = {f"Skill {i}": i for i in range(12)}
+    ready = prepare(twelve, "Last", 30, completed, graph=graph)
+    for local in range(12):
+        assert number_of(ready.layout.seed(local), range(12)) == local
+    trained(ready, {1: 101, 10: 110, 30: 130})
+    done = merge(twelve, ready)
+    taken = {index for index, entry in done["experts"].items() if entry["verdict"] == "take"}
+    assert taken == {1, 10, 30}
+    store = ExpertStore(twelve)
+    numbers = [*range(12), 101, 110, 130]
+    found = {
+        index: number_of(store.verify(version), numbers)
+        for index, version in store.manifest().experts.items()
+    }
+    assert found == {**{i: i for i in range(12)}, 1: 101, 10: 110, 30: 130}
