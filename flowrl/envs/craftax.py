@@ -1,0 +1,235 @@
+"""Craftax walking the plan of a generated module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from craftax.craftax_env import make_craftax_env_from_name
+
+from flowrl.envs.features import Game, Moment, asked_by, compute
+from flowrl.envs.interface import StepOutput
+from flowrl.envs.skill_module import Task, TaskModule
+from flowrl.errors import ConfigError, SkillError
+
+GAMES = {
+    "Craftax-Classic-Symbolic-v1": "craftax.craftax_classic",
+    "Craftax-Symbolic-v1": "craftax.craftax",
+}
+NEVER = np.iinfo(np.int32).max
+
+
+class WalkState(NamedTuple):
+    """One episode: the world, and how far the plan has come in it."""
+
+    world: Any
+    """Craftax's EnvState."""
+    task: jax.Array
+    """int32: index of the plan's step under way."""
+    success: jax.Array
+    """bool[num_tasks]: steps completed in this episode."""
+    length: jax.Array
+    """int32: environment steps of this episode."""
+    total: jax.Array
+    """f32: sum of this episode's rewards."""
+
+
+def make_env(
+    env_name: str, module: TaskModule, *, max_episode_steps: int, success_bonus: float = 1.0
+) -> SkillEnv:
+    """Craftax walking the module's plan.
+
+    Args:
+      max_episode_steps: an episode is cut after this many steps.
+      success_bonus: reward for completing a task, on top of the task's own; it lets a skill
+        whose reward function is silent be learned.
+
+    Raises:
+      ConfigError: the environment is unknown.
+      SkillError: the module was written for the other game.
+    """
+    if env_name not in GAMES:
+        raise ConfigError(f"--env_name {env_name} is unknown; choose one of {', '.join(GAMES)}")
+    if GAMES[env_name] != module.game:
+        raise SkillError(
+            f"the module was written for {module.game}, --env_name {env_name} is "
+            f"{GAMES[env_name]}; write it again with generate_module_with_remapping"
+        )
+    craftax: Any = make_craftax_env_from_name(env_name, auto_reset=False)
+    return SkillEnv(
+        craftax=craftax,
+        # The time limit is ours: without Craftax's own, its `done` means death or victory.
+        params=craftax.default_params.replace(max_timesteps=NEVER),
+        game=Game.of(module.game),
+        module=module,
+        max_episode_steps=max_episode_steps,
+        success_bonus=success_bonus,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SkillEnv:
+    """One environment that walks a plan; `BatchedEnv` makes a `WalkingEnv` of it.
+
+    The plan moves on by at most one task per step, so that every task has a step in which its
+    expert acts, earns its bonus and is counted: a task that is already done when it begins
+    takes one step. A player's death ends the episode; it carries no penalty but the reward that
+    the skill's author gives and the return that is lost.
+    """
+
+    craftax: Any
+    params: Any
+    game: Game
+    module: TaskModule
+    max_episode_steps: int
+    success_bonus: float
+
+    @cached_property
+    def observation_size(self) -> int:
+        """Length of one observation."""
+        return self.craftax.observation_space(self.params).shape[0]
+
+    @property
+    def num_actions(self) -> int:
+        """Actions are 0 … num_actions - 1."""
+        return self.craftax.num_actions
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of the run."""
+        return len(self.module.global_to_local)
+
+    @property
+    def num_tasks(self) -> int:
+        """Length of the plan."""
+        return len(self.module.tasks)
+
+    def new_world(self, key: jax.Array) -> Any:
+        """A freshly generated world: Craftax's EnvState."""
+        return settle(self.craftax.reset_env(key, self.params)[1])
+
+    def begin_in(self, world: Any) -> WalkState:
+        """A new episode in a given world, at the plan's first task."""
+        return WalkState(
+            world=world,
+            task=jnp.zeros((), jnp.int32),
+            success=jnp.zeros(self.num_tasks, bool),
+            length=jnp.zeros((), jnp.int32),
+            total=jnp.zeros((), jnp.float32),
+        )
+
+    def observe(self, state: WalkState) -> jax.Array:
+        """Craftax's symbolic observation, unchanged: f32[observation_size]."""
+        return self.craftax.get_obs(state.world)
+
+    def current_expert(self, state: WalkState) -> jax.Array:
+        """int32: local index of the expert that acts next."""
+        return self._experts[state.task]
+
+    def advance(
+        self, key: jax.Array, state: WalkState, action: jax.Array
+    ) -> tuple[WalkState, StepOutput]:
+        """Take one action, without a reset: after `done` the state is that of the old episode."""
+        _, world, env_reward, over, _ = self.craftax.step_env(key, state.world, action, self.params)
+        world = settle(world)
+        completed, reward = self._judge(
+            state.task, Moment(state.world, world, jnp.asarray(env_reward, jnp.float32))
+        )
+        return self._walk(state, world, completed=completed, reward=reward, over=over)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, WalkState]:
+        """A new episode and its first observation."""
+        state = self.begin_in(self.new_world(key))
+        return self.observe(state), state
+
+    def step(
+        self, key: jax.Array, state: WalkState, action: jax.Array
+    ) -> tuple[jax.Array, WalkState, StepOutput]:
+        """Take one action; an episode that ended is followed by a new one.
+
+        Under vmap every environment would generate a world in every step: use `BatchedEnv`.
+        """
+        step_key, world_key = jax.random.split(key)
+        state, output = self.advance(step_key, state, action)
+        state = jax.lax.cond(
+            output.done, lambda: self.begin_in(self.new_world(world_key)), lambda: state
+        )
+        return self.observe(state), state, output
+
+    def _walk(
+        self,
+        state: WalkState,
+        world: Any,
+        *,
+        completed: jax.Array,
+        reward: jax.Array,
+        over: jax.Array,
+    ) -> tuple[WalkState, StepOutput]:
+        """Move the plan on and say what the step was."""
+        last = self.num_tasks - 1
+        reward = reward + self.success_bonus * completed
+        ended = over | (completed & (state.task == last))
+        walked = WalkState(
+            world=world,
+            task=jnp.minimum(state.task + completed, last).astype(jnp.int32),
+            success=state.success | (completed & (jnp.arange(self.num_tasks) == state.task)),
+            length=state.length + 1,
+            total=state.total + reward,
+        )
+        truncated = ~ended & (walked.length >= self.max_episode_steps)
+        done = ended | truncated
+        return walked, StepOutput(
+            reward=reward,
+            done=done,
+            boundary=done | completed,
+            truncated=truncated,
+            task=state.task,
+            expert=self._experts[state.task],
+            next_expert=self._experts[jnp.where(done, 0, walked.task)],
+            task_success=walked.success,
+            episode_length=walked.length,
+            episode_return=walked.total,
+        )
+
+    def _judge(self, task: jax.Array, moment: Moment) -> tuple[jax.Array, jax.Array]:
+        """Whether the task under way is done, and the reward it gives for the step.
+
+        All tasks are computed and one is picked: under vmap a switch would do the same.
+        """
+        functions = [f for each in self.module.tasks for f in (each.is_done, each.reward)]
+        features = compute((name for f in functions for name in asked_by(f)), self.game, moment)
+        done = [_call(each, each.is_done, features) for each in self.module.tasks]
+        reward = [_call(each, each.reward, features) for each in self.module.tasks]
+        return (
+            jnp.stack([value.astype(bool) for value in done])[task],
+            jnp.stack([value.astype(jnp.float32) for value in reward])[task],
+        )
+
+    @property
+    def _experts(self) -> jax.Array:
+        return jnp.array([each.expert_local for each in self.module.tasks], jnp.int32)
+
+
+def settle(tree: Any) -> Any:
+    """The same values with settled types, so that reset and step agree and compile once.
+
+    Craftax's fresh states hold Python numbers, which jax types weakly; stepped ones do not.
+    """
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
+
+
+def _call(task: Task, function: Callable[..., Any], features: dict[str, Any]) -> jax.Array:
+    """A skill function's value, one number."""
+    place = f"{function.__name__} of skill {task.skill!r}"
+    try:
+        value = jnp.asarray(function(**{name: features[name] for name in asked_by(function)}))
+    except (TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError) as why:
+        raise SkillError(f"{place} cannot be computed: {why}; correct the skill") from why
+    if value.shape:
+        raise SkillError(f"{place} returns shape {value.shape}; return one number")
+    return value

@@ -1,0 +1,138 @@
+"""Many environments side by side, with resets that cost only what ended.
+
+World generation is by far the dearest part of Craftax, cheapest by the batch, and most steps end
+no episode. So worlds are generated a batch at a time into a store, and the rows that ended take
+theirs from it, in a loop that runs only while there are any. No world is thrown away.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.envs.craftax import SkillEnv, WalkState
+from flowrl.envs.interface import StepOutput
+
+BATCH = 8  # worlds generated at once: fewer cost as much, more are slower per world on CPUs
+
+
+class Store(NamedTuple):
+    """Worlds for episodes to begin in."""
+
+    worlds: Any
+    """Craftax worlds, leaves [BATCH, …], or [world_pool, …] for a pool."""
+    used: jax.Array
+    """int32[1]: how many of them episodes have begun in; a pool's are never used up."""
+
+
+class BatchedState(NamedTuple):
+    """B episodes, and the worlds that resets take."""
+
+    walk: WalkState
+    """Leaves [B, …]."""
+    store: Store
+
+
+class BatchedEnv:
+    """A `WalkingEnv`: B copies of a SkillEnv.
+
+    With `world_pool` 0 every episode has a new world of its own. With a pool of W worlds, each
+    episode begins in one of them drawn at random; `reset` makes the pool from its key, and it
+    stays. Without a pool `step` has to generate worlds, which makes it slower to compile and run.
+    """
+
+    def __init__(self, env: SkillEnv, *, world_pool: int = 0) -> None:
+        self.env = env
+        self.world_pool = world_pool
+        self.observation_size = env.observation_size
+        self.num_actions = env.num_actions
+        self.num_experts = env.num_experts
+        self.num_tasks = env.num_tasks
+
+    def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, BatchedState]:
+        """First observations f32[B, observation_size] and state of B = num_envs episodes."""
+        store_key, draw_key = jax.random.split(key)
+        if self.world_pool:
+            store = Store(self._generate(store_key, self.world_pool), _count(0))
+            worlds = _draw(draw_key, store.worlds, num_envs)
+        else:
+            worlds = self._generate(draw_key, num_envs)
+            store = Store(self._nothing(BATCH), _count(BATCH))
+        walk = jax.vmap(self.env.begin_in)(worlds)
+        return jax.vmap(self.env.observe)(walk), BatchedState(walk, store)
+
+    def step(
+        self, key: jax.Array, state: BatchedState, actions: jax.Array
+    ) -> tuple[jax.Array, BatchedState, StepOutput]:
+        """Take int32[B] actions; observations and state are those after resets."""
+        step_key, reset_key = jax.random.split(key)
+        keys = jax.random.split(step_key, actions.shape[0])
+        walk, output = jax.vmap(self.env.advance)(keys, state.walk, actions)
+        state = self._begin_again(reset_key, BatchedState(walk, state.store), output.done)
+        return jax.vmap(self.env.observe)(state.walk), state, output
+
+    def current_expert(self, state: BatchedState) -> jax.Array:
+        """int32[B]: local index of the expert that acts next in each environment."""
+        return jax.vmap(self.env.current_expert)(state.walk)
+
+    def _begin_again(self, key: jax.Array, state: BatchedState, done: jax.Array) -> BatchedState:
+        """New episodes in the rows that ended, up to BATCH rows at a time."""
+        size = done.shape[0]
+        # The rows that ended, in order, then `size`: a row that is not there takes no writes.
+        ended = jnp.sort(jnp.where(done, jnp.arange(size), size))
+        ended = jnp.concatenate([ended, jnp.full(BATCH, size, ended.dtype)])
+        lanes = jnp.arange(BATCH)
+
+        def begin_some(carry: tuple[jax.Array, BatchedState]) -> tuple[jax.Array, BatchedState]:
+            begun, (walk, store) = carry
+            rows = jax.lax.dynamic_slice(ended, (begun,), (BATCH,))
+            worlds, count, store = self._take(
+                jax.random.fold_in(key, begun), store, (rows < size).sum()
+            )
+            rows = jnp.where(lanes < count, rows, size)
+            fresh = jax.vmap(self.env.begin_in)(worlds)
+            walk = jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), walk, fresh)
+            return begun + count, BatchedState(walk, store)
+
+        start = (jnp.zeros((), jnp.int32), state)
+        return jax.lax.while_loop(lambda carry: carry[0] < done.sum(), begin_some, start)[1]
+
+    def _take(
+        self, key: jax.Array, store: Store, wanted: jax.Array
+    ) -> tuple[Any, jax.Array, Store]:
+        """BATCH worlds, how many of them count (1 … wanted), and the store without them."""
+        if self.world_pool:
+            return _draw(key, store.worlds, BATCH), wanted.astype(jnp.int32), store
+        store = jax.lax.cond(
+            store.used[0] == BATCH,
+            lambda: Store(self._generate(key, BATCH), _count(0)),
+            lambda: store,
+        )
+        count = jnp.minimum(wanted, BATCH - store.used[0]).astype(jnp.int32)
+        order = (store.used[0] + jnp.arange(BATCH)) % BATCH
+        worlds = jax.tree.map(lambda leaf: leaf[order], store.worlds)
+        return worlds, count, Store(store.worlds, store.used + count)
+
+    def _generate(self, key: jax.Array, count: int) -> Any:
+        """`count` new worlds, leaves [count, …], generated a batch at a time."""
+        batches = -(-count // BATCH)
+        keys = jax.random.split(key, (batches, BATCH))
+        worlds = jax.lax.map(jax.vmap(self.env.new_world), keys)
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], worlds)
+
+    def _nothing(self, count: int) -> Any:
+        """Room for `count` worlds."""
+        like = jax.eval_shape(self.env.new_world, jax.random.key(0))
+        return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), like)
+
+
+def _draw(key: jax.Array, worlds: Any, count: int) -> Any:
+    """`count` of the worlds at random, with replacement."""
+    drawn = jax.random.randint(key, (count,), 0, jax.tree.leaves(worlds)[0].shape[0])
+    return jax.tree.map(lambda leaf: leaf[drawn], worlds)
+
+
+def _count(number: int) -> jax.Array:
+    return jnp.full(1, number, jnp.int32)
