@@ -193,10 +193,12 @@ def read_exit(folder: Path, run_id: str) -> Ending | None:
 
 
 def _why(ending: Ending, handle: Handle) -> Why:
-    if "term" in ending.asked_by or ending.code == EXIT_RESUMABLE:
+    if "term" in ending.asked_by:
         return Why.STOPPED
     if "hup" in ending.asked_by:
         return _why_hung_up(handle)
+    if ending.code == EXIT_RESUMABLE:
+        return Why.STOPPED
     if ending.oom:
         return Why.OOM
     if ending.signal in (signal.SIGINT, signal.SIGQUIT) or ending.code == _EXIT_INTERRUPTED:

@@ -1,0 +1,302 @@
+"""What holds for every launcher, with real processes and real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import LaunchError
+from flowrl.launch import files, processes
+from flowrl.launch.job import Exited, Finished, Lost, Why
+from flowrl.launch.local import LocalLauncher
+from tests.launch.conftest import (
+    READY,
+    SLEEP,
+    STUBBORN,
+    SUCCEED,
+    end_of,
+    start_of,
+    trainer_of,
+    until,
+)
+
+
+def test_exit_code_0_with_a_result_is_success(launcher, make_job):
+    job = make_job(SUCCEED % "e0.a1.x")
+    outcome = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(outcome, Finished)
+    assert outcome.result.frames == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "why", "code", "number"),
+    [
+        pytest.param("pass", Why.NO_RESULT, 0, None, id="no result"),
+        pytest.param(SUCCEED % "e0.a0.y", Why.NO_RESULT, 0, None, id="result of another run"),
+        pytest.param("open('result.json', 'w').write('{')", Why.NO_RESULT, 0, None, id="torn"),
+        pytest.param(SUCCEED % "e0.a1.x" + "raise SystemExit(3)", Why.EXIT, 3, None, id="exit 3"),
+        pytest.param("raise SystemExit(85)", Why.STOPPED, 85, None, id="resumable"),
+        pytest.param("raise SystemExit(130)", Why.INTERRUPTED, 130, None, id="interrupted"),
+        pytest.param("import os; os.kill(os.getpid(), 9)", Why.SIGNAL, None, 9, id="killed"),
+        pytest.param("import os; os.abort()", Why.SIGNAL, None, 6, id="aborted"),
+        pytest.param("import os; os.kill(os.getpid(), 15)", Why.SIGNAL, None, 15, id="its TERM"),
+    ],
+)
+def test_other_ends_are_told_apart(launcher, make_job, source, why, code, number):
+    job = make_job(source)
+    outcome = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code, outcome.signal) == (why, code, number)
+    assert outcome.detail
+
+
+def test_a_program_that_cannot_be_started_says_so(launcher, make_job):
+    job = replace(make_job(""), argv=("/no",))
+    outcome = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code) == (Why.EXIT, 127)
+    assert "No such file" in outcome.detail
+
+
+def test_a_killed_trainer_is_a_signal(launcher, make_job):
+    job = make_job(SLEEP)
+    handle = launcher.launch(job)
+    os.kill(trainer_of(job), signal.SIGKILL)
+    outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.signal) == (Why.SIGNAL, 9)
+
+
+def test_cancel_lets_the_trainer_save(launcher, make_job):
+    saving = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
+    job = make_job(saving + SLEEP)
+    handle = launcher.launch(job)
+    start_of(job)
+    launcher.cancel(handle, job.folder)
+    outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code) == (Why.STOPPED, 85)
+
+
+def test_a_stubborn_trainer_is_killed_after_the_grace(launcher, make_job):
+    launcher._grace_seconds = 0.2
+    job = make_job(STUBBORN)
+    handle = launcher.launch(job)
+    start_of(job)
+    launcher.cancel(handle, job.folder)
+    outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.signal) == (Why.STOPPED, 9)
+
+
+def test_a_trainer_whose_runner_was_killed_is_ended(launcher, make_job):
+    job = make_job(STUBBORN)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    os.kill(start.runner_pid, signal.SIGKILL)
+    assert isinstance(end_of(launcher, handle, job), Lost)
+    assert not files.lock_held(job.folder)
+    # The kernel closes a process's files an instant before it is gone.
+    until(lambda: not processes.alive(start.trainer_pid or 0, start.trainer_birth))
+
+
+def test_an_orphan_that_holds_the_lock_under_another_name_is_ended(launcher, make_job):
+    child = "import os, sys\nif os.fork(): sys.exit(0)\nos.setsid()\n"
+    job = make_job(child + STUBBORN + READY)
+    handle = launcher.launch(job)
+    until((job.folder / "exit.json").exists)
+    until((job.folder / "ready").exists)
+    assert files.lock_held(job.folder)
+    (job.folder / "exit.json").unlink()  # as if the runner had been killed too
+    assert isinstance(end_of(launcher, handle, job), Lost)
+    assert not files.lock_held(job.folder)
+
+
+def test_runner_and_trainer_killed_leave_no_trace(launcher, make_job):
+    job = make_job(STUBBORN)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    for pid in (start.runner_pid, start.trainer_pid):
+        os.kill(pid or 0, signal.SIGKILL)
+    assert isinstance(end_of(launcher, handle, job), Lost)
+
+
+def test_a_frozen_runner_is_alive(launcher, make_job):
+    job = make_job(SLEEP)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    os.kill(start.runner_pid, signal.SIGSTOP)
+    assert launcher.poll(handle, job.folder) is None
+    os.kill(start.runner_pid, signal.SIGCONT)
+    launcher.cancel(handle, job.folder)
+    assert isinstance(end_of(launcher, handle, job), Exited)
+
+
+def test_launching_a_live_run_again_adopts_it(launcher, make_job):
+    job = make_job(SLEEP)
+    first = launcher.launch(job)
+    trainer = trainer_of(job)
+    second = launcher.launch(job)
+    assert second.pid == first.pid
+    assert trainer_of(job) == trainer
+
+
+def test_an_ended_run_is_started_anew_in_its_folder(launcher, make_job):
+    source = "import os, sys\nif not os.path.exists('old'): open('old', 'w'); sys.exit(85)\n"
+    job = make_job(source + SUCCEED % "e0.a1.x")
+    first = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(first, Exited)
+    assert first.why is Why.STOPPED
+    assert isinstance(end_of(launcher, launcher.launch(job), job), Finished)
+
+
+def test_another_daemon_finds_the_run_and_hears_its_end(launcher, make_job):
+    job = make_job(SLEEP)
+    assert launcher.find(job) is None
+    handle = launcher.launch(job)
+    start_of(job)
+    found = type(launcher)().find(job)
+    assert found is not None
+    assert (found.pid, found.birth, found.pane) == (handle.pid, handle.birth, handle.pane)
+    assert found.server_pid == handle.server_pid
+    other = LocalLauncher()
+    assert other.poll(found, job.folder) is None
+    os.kill(trainer_of(job), signal.SIGKILL)
+    assert isinstance(end_of(other, found, job), Exited)
+
+
+def test_a_run_that_ended_unwatched_is_found_with_its_outcome(launcher, make_job):
+    job = make_job(SUCCEED % "e0.a1.x")
+    end_of(launcher, launcher.launch(job), job)
+    found = launcher.find(job)
+    assert found is not None
+    assert isinstance(launcher.poll(found, job.folder), Finished)
+
+
+def test_a_folder_of_another_run_is_not_found(launcher, make_job):
+    job = make_job("pass")
+    end_of(launcher, launcher.launch(job), job)
+    assert launcher.find(replace(job, run_id="e0.a2")) is None
+
+
+def test_a_held_lock_of_unknown_origin_refuses_the_launch(launcher, make_job):
+    job = make_job("pass")
+    first = launcher.launch(make_job(STUBBORN, run_id="e0.a9.z"))
+    lock = until(lambda: list(job.folder.parent.rglob("run.lock")))[0]
+    until(lambda: files.lock_held(lock.parent))
+    (job.folder / "run.lock").hardlink_to(lock)
+    with pytest.raises(LaunchError, match=r"run\.lock is held"):
+        launcher.launch(job)
+    assert processes.alive(first.pid, first.birth)
+
+
+def test_argv_and_environment_arrive_as_they_are(launcher, make_job):
+    words = ("$(id)", "`id`", "a b", "'\"", "new\nline", "end;", ";", "ünïcödé ☃", "#{pid} %d", "")
+    env = {"ODD": "$(id); '\"\n☃;", "EMPTY": ""}
+    source = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ), os.getcwd()]"
+    job = make_job(source + ", open('got', 'w'))", argv=words, env=env)
+    end_of(launcher, launcher.launch(job), job)
+    argv, environ, cwd = json.loads((job.folder / "got").read_text())
+    assert tuple(argv) == words
+    assert {name: environ[name] for name in environ if name != "LC_CTYPE"} == env  # Python's own
+    assert cwd == str(job.folder)
+
+
+def test_the_spec_is_for_its_owner_alone(launcher, make_job):
+    job = make_job("pass")
+    launcher.launch(job)
+    assert (job.folder / "spec.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_log_takes_everything(launcher, make_job):
+    job = make_job("for i in range(20000): print('line', i)\nprint('☃', flush=True)")
+    end_of(launcher, launcher.launch(job), job)
+    log = job.folder / "training.log"
+    until(lambda: log.exists() and "☃" in log.read_text())
+    assert log.read_text().splitlines() == [f"line {i}" for i in range(20000)] + ["☃"]
+
+
+def test_the_trainer_runs_on_the_cpus_of_its_job(launcher, make_job):
+    cpu = max(os.sched_getaffinity(0))
+    source = "import os; open('got', 'w').write(str(sorted(os.sched_getaffinity(0))))"
+    job = make_job(source, cpus=(cpu,))
+    end_of(launcher, launcher.launch(job), job)
+    assert (job.folder / "got").read_text() == str([cpu])
+
+
+def test_every_fast_exit_is_noticed(launcher, make_job):
+    jobs = [make_job(f"raise SystemExit({n})", name=f"flowrl_e{n}") for n in range(1, 26)]
+    handles = [(launcher.launch(job), job) for job in jobs]
+    ends = [end_of(launcher, handle, job) for handle, job in handles]
+    assert [end.code for end in ends if isinstance(end, Exited)] == list(range(1, 26))
+
+
+def test_waiting_ends_with_the_first_end(launcher, make_job):
+    slow, quick = make_job(SLEEP), make_job(SLEEP, name="flowrl_e1_x")
+    handles = [launcher.launch(slow), launcher.launch(quick)]
+    start_of(slow)
+    os.kill(trainer_of(quick), signal.SIGKILL)
+    began = time.monotonic()
+    while launcher.poll(handles[1], quick.folder) is None:
+        launcher.wait(handles, timeout_seconds=60.0)
+    assert time.monotonic() - began < 20.0
+    assert launcher.poll(handles[0], slow.folder) is None
+
+
+def test_a_reused_pid_is_not_our_run(launcher, make_job):
+    job = make_job(SLEEP)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    for pid in (start.runner_pid, start.trainer_pid):
+        os.kill(pid or 0, signal.SIGKILL)
+    end_of(launcher, handle, job)
+    facts = json.loads((job.folder / "start.json").read_text())
+    facts["runner"]["pid"] = facts["trainer"]["pid"] = os.getpid()
+    (job.folder / "start.json").write_text(json.dumps(facts))
+    forged = type(handle)(
+        **{n: getattr(handle, n) for n in handle.__slots__} | {"pid": os.getpid()}
+    )
+    launcher.cancel(forged, job.folder)  # would end this test
+    assert isinstance(launcher.poll(forged, job.folder), Lost)
+
+
+def test_a_run_from_before_a_reboot_went_down_with_the_machine(launcher, make_job):
+    job = make_job("pass")
+    handle = launcher.launch(job)
+    end_of(launcher, handle, job)
+    (job.folder / "exit.json").unlink()
+    (job.folder / "start.json").unlink()
+    outcome = launcher.poll(replace(handle, birth="0:1"), job.folder)
+    assert isinstance(outcome, Exited)
+    assert outcome.why is Why.SERVER_KILLED
+
+
+def test_a_runner_that_cannot_read_its_spec_is_lost(launcher, make_job, monkeypatch):
+    monkeypatch.setattr(files, "RUNNER", files.RUNNER.with_name("missing.py"))
+    job = make_job("pass")
+    assert isinstance(end_of(launcher, launcher.launch(job), job), Lost)
+
+
+def test_children_of_the_daemon_leave_no_zombies(make_job):
+    launcher = LocalLauncher()
+    jobs = [make_job("pass") for _ in range(3)]
+    pids = []
+    for job in jobs:
+        handle = launcher.launch(job)
+        end_of(launcher, handle, job)
+        pids.append(handle.pid)
+    until(lambda: launcher._reap() or not launcher._children)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_no_python_is_a_launch_error(local, make_job, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(LaunchError, match="cannot be started"):
+        local.launch(make_job("pass"))

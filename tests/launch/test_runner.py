@@ -1,0 +1,147 @@
+"""The two stand-alone scripts: the runner and the log that cannot fill a disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from flowrl.launch import capped_log, files, runner
+from flowrl.launch.job import Exited, Why
+from flowrl.launch.local import LocalLauncher
+from tests.launch.conftest import SLEEP, end_of, start_of, trainer_of, until
+
+
+def run_log(path: Path, text: bytes, cap: int, **facts) -> None:
+    words = [sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(path), str(cap)]
+    subprocess.run(words, input=text, check=True, timeout=30, **facts)
+
+
+def test_a_second_runner_of_a_folder_does_nothing(local, make_job):
+    job = make_job(SLEEP)
+    handle = local.launch(job)
+    trainer = trainer_of(job)
+    words = [sys.executable, "-I", "-S", str(files.RUNNER), str(job.folder / "spec.json")]
+    second = subprocess.run(words, check=False, capture_output=True, text=True, timeout=30)
+    assert second.returncode == runner.EXIT_BUSY
+    assert "another process of run e0.a1.x is alive" in second.stderr
+    assert trainer_of(job) == trainer
+    assert local.poll(handle, job.folder) is None
+
+
+@pytest.mark.parametrize(("source", "code"), [("raise SystemExit(3)", 3), (SLEEP, 128 + 9)])
+def test_the_runner_exits_as_its_trainer_did(make_job, source, code):
+    job = make_job(source)
+    files.prepare(job, grace_seconds=1.0)
+    words = [sys.executable, "-I", "-S", str(files.RUNNER), str(job.folder / "spec.json")]
+    process = subprocess.Popen(words)
+    if source == SLEEP:
+        os.kill(trainer_of(job), signal.SIGKILL)
+    assert process.wait(timeout=30) == code
+
+
+def test_a_hangup_reaches_the_trainer_as_term(local, make_job):
+    told = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
+    job = make_job(told + SLEEP)
+    handle = local.launch(job)
+    os.kill(start_of(job).runner_pid, signal.SIGHUP)
+    end_of(local, handle, job)
+    record = json.loads((job.folder / "exit.json").read_text())
+    assert (record["code"], record["asked_by"]) == (85, ["hup"])
+
+
+def test_a_full_disk_is_waited_for(monkeypatch, tmp_path):
+    tries = []
+
+    def write_record(path, record, *, durable):
+        tries.append(path)
+        if len(tries) < 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runner, "write_record", write_record)
+    monkeypatch.setattr(runner, "WRITE_PAUSE_SECONDS", 0.0)
+    assert runner.finish({"run_id": "r"}, str(tmp_path), code=4) == 4
+    assert len(tries) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("low 0\nhigh 2\noom 1\noom_kill 3\n", 3), ("under_oom 0\noom_kill 1\n", 1)],
+    ids=["version 2", "version 1"],
+)
+def test_kills_are_counted_in_our_own_cgroup(monkeypatch, tmp_path, text, count):
+    (tmp_path / "events").write_text(text)
+    monkeypatch.setattr(runner, "memory_event_files", lambda: ["/none", f"{tmp_path}/events"])
+    assert runner.oom_kills() == count
+
+
+@contextmanager
+def small_cgroup(megabytes: int):
+    """A cgroup below ours with little memory; skips where we may not make one."""
+    own = [Path(path).parent for path in runner.memory_event_files() if Path(path).exists()]
+    if not own:
+        pytest.skip("no memory cgroup")
+    group = own[0] / f"flowrl_test_{os.getpid()}"
+    names = ("memory.max", "memory.limit_in_bytes")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup of our own: {error}")
+    try:
+        limit = next((group / name for name in names if (group / name).exists()), None)
+        if limit is None:
+            pytest.skip("the memory controller is not passed on")
+        limit.write_text(str(megabytes * 2**20))
+        yield group
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+def test_a_trainer_that_runs_out_of_memory_is_told_apart(make_job):
+    launcher = LocalLauncher()
+    greedy = (
+        "import time\nwhile not __import__('os').path.exists('go'): time.sleep(0.01)\n"
+        "b'x' * 400_000_000\ntime.sleep(600)\n"
+    )
+    job = make_job("open('ready', 'w').close()\n" + greedy)
+    with small_cgroup(50) as group:
+        handle = launcher.launch(job)
+        start = start_of(job)
+        for pid in (start.runner_pid, start.trainer_pid):
+            (group / "cgroup.procs").write_text(str(pid))
+        (job.folder / "go").touch()
+        outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert outcome.why is Why.OOM
+
+
+def test_a_short_log_is_kept_whole(tmp_path):
+    log = tmp_path / "training.log"
+    run_log(log, b"one\n", 1000)
+    run_log(log, b"two\n", 1000)
+    assert log.read_bytes() == b"one\ntwo\n"
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_flood_keeps_its_end_within_the_cap(tmp_path):
+    log, cap = tmp_path / "training.log", 2**20
+    text = b"".join(b"%09d\n" % number for number in range(500_000))
+    run_log(log, text, cap)
+    kept = (tmp_path / "training.log.1").read_bytes() + log.read_bytes()
+    assert cap // 2 - capped_log.CHUNK_BYTES <= len(kept) <= cap
+    assert text.endswith(kept)
+
+
+def test_a_full_disk_does_not_block_who_writes():
+    run_log(Path("/dev/full"), b"x" * 10**6, 10**9)
+
+
+def test_a_log_that_cannot_be_opened_does_not_block_who_writes(tmp_path):
+    run_log(tmp_path / "missing" / "training.log", b"x" * 10**6, 10**9)

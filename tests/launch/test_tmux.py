@@ -1,0 +1,328 @@
+"""What only holds for tmux: its sessions, their users, and its server's death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import LaunchError
+from flowrl.launch import files, processes
+from flowrl.launch.job import Exited, Finished, Outcome, Why
+from flowrl.launch.tmux import TmuxLauncher
+from tests.launch.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, until
+
+pytestmark = pytest.mark.tmux
+
+
+def why(outcome: Outcome) -> Why:
+    assert isinstance(outcome, Exited)
+    return outcome.why
+
+
+def sessions(tmux: TmuxLauncher) -> list[str]:
+    return tmux._tmux("list-sessions", "-F", "#{session_name}").stdout
+
+
+def option(tmux: TmuxLauncher, *words: str) -> str:
+    return "".join(tmux._tmux("show-options", "-v", *words).stdout)
+
+
+@contextmanager
+def somebody_attached(tmux: TmuxLauncher, session: str) -> Iterator[None]:
+    """A client in control mode: tmux counts it as attached, and it needs no terminal."""
+    client = subprocess.Popen(
+        ["tmux", "-L", "test", "-C", "attach", "-t", f"={session}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    until(
+        lambda: (
+            tmux._tmux("display-message", "-p", "-t", f"={session}:", "#{session_attached}").stdout
+            == ["1"]
+        )
+    )
+    try:
+        yield
+    finally:
+        client.kill()
+        client.communicate()
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["the only session", "one of two"])
+def test_a_killed_session_is_told_from_a_killed_server(tmux, make_job, others):
+    for number in range(others):
+        tmux.launch(make_job(SLEEP, name=f"flowrl_e{number + 1}_x"))
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux._tmux("kill-session", "-t", f"={job.name}")
+    assert why(end_of(tmux, handle, job)) is Why.SESSION_KILLED
+
+
+def test_a_killed_session_of_a_trainer_that_saves_is_held(tmux, make_job):
+    saving = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
+    job = make_job(saving + SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux._tmux("kill-session", "-t", f"={job.name}")
+    outcome = end_of(tmux, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code) == (Why.SESSION_KILLED, 85)
+
+
+@pytest.mark.parametrize("how", ["kill-server", "SIGKILL", "SIGTERM"])
+def test_a_dead_server_ends_its_runs_and_is_recognised(tmux, make_job, how):
+    jobs = [make_job(SLEEP, name=f"flowrl_e{number}_x") for number in range(3)]
+    handles = [tmux.launch(job) for job in jobs]
+    for job in jobs:
+        start_of(job)
+    if how == "kill-server":
+        tmux._tmux("kill-server")
+    else:
+        os.kill(handles[0].server_pid or 0, getattr(signal, how))
+    for handle, job in zip(handles, jobs, strict=True):
+        assert why(end_of(tmux, handle, job)) is Why.SERVER_KILLED
+
+
+def test_runs_start_again_on_a_new_server(tmux, make_job):
+    job = make_job(SLEEP)
+    first = tmux.launch(job)
+    start_of(job)
+    os.kill(first.server_pid or 0, signal.SIGKILL)
+    end_of(tmux, first, job)
+    (job.folder / "ready").unlink()
+    second = tmux.launch(job)
+    start_of(job)
+    assert second.server_pid != first.server_pid
+    assert tmux.poll(second, job.folder) is None
+
+
+def test_ctrl_c_in_the_pane_is_an_interruption(tmux, make_job):
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux._tmux("send-keys", "-t", f"={job.name}:", "C-c")
+    assert why(end_of(tmux, handle, job)) is Why.INTERRUPTED
+
+
+def test_the_pane_runs_on_whatever_a_user_does_with_it(tmux, make_job):
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux._tmux("rename-session", "-t", f"={job.name}", "mine")
+    tmux._tmux("send-keys", "-t", "=mine:", "exit", "Enter", "C-z", "C-d", "q")
+    tmux._tmux("split-window", "-d", "-t", "=mine:", "--", "sleep", "600")
+    with somebody_attached(tmux, "mine"):
+        assert tmux.poll(handle, job.folder) is None
+    assert tmux.poll(handle, job.folder) is None
+    tmux.cancel(handle, job.folder)
+    assert why(end_of(tmux, handle, job)) is Why.STOPPED
+
+
+def test_a_name_that_begins_like_another_is_another(tmux, make_job):
+    long, short = make_job(SLEEP, name="flowrl_e1_Collect_Wood"), make_job(SLEEP, name="flowrl_e1")
+    first = tmux.launch(long)
+    second = tmux.launch(short)
+    assert first.pid != second.pid
+    assert sorted(sessions(tmux)) == ["flowrl_e1", "flowrl_e1_Collect_Wood"]
+
+
+def test_a_former_run_leaves_its_session_to_the_next(tmux, make_job):
+    old, new = make_job("raise SystemExit(1)"), make_job(SLEEP, run_id="e0.a2.y")
+    first = tmux.launch(old)
+    end_of(tmux, first, old)
+    with somebody_attached(tmux, old.name):
+        second = tmux.launch(new)
+        start_of(new)
+        assert sessions(tmux) == [old.name]
+    assert second.pane == first.pane
+    assert tmux.find(new) == second
+    assert tmux.poll(second, new.folder) is None
+
+
+def test_the_output_of_the_next_run_goes_to_its_own_log(tmux, make_job):
+    old, new = make_job("print('old')"), make_job("print('new')", run_id="e0.a2.y")
+    for job in (old, new):
+        end_of(tmux, tmux.launch(job), job)
+    until(lambda: (new.folder / "training.log").read_text() == "new\n")
+    assert (old.folder / "training.log").read_text() == "old\n"
+
+
+def test_another_live_run_keeps_its_session(tmux, make_job):
+    other = make_job(SLEEP, run_id="e0.a1.other")
+    handle = tmux.launch(other)
+    with pytest.raises(LaunchError, match=r"run e0\.a1\.other still lives in tmux session"):
+        tmux.launch(make_job(SLEEP))
+    assert tmux.poll(handle, other.folder) is None
+
+
+def test_a_session_that_is_not_ours_is_left_alone(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "flowrl_e0_Wood", "--", "sleep", "600")
+    with pytest.raises(LaunchError, match=r"flowrl_e0_Wood exists that is not flowrl's"):
+        tmux.launch(make_job(SLEEP))
+    assert sessions(tmux) == ["flowrl_e0_Wood"]
+
+
+def test_a_run_that_has_just_been_launched_is_adopted_by_name(tmux, make_job, monkeypatch):
+    job = make_job(STUBBORN)
+    first = tmux.launch(job)
+    start_of(job)
+    (job.folder / "start.json").unlink()  # as if its runner had not come so far
+    monkeypatch.setattr(files, "prepare", lambda job, *, grace_seconds: None)
+    assert tmux.launch(job) == first
+
+
+def test_a_succeeded_session_is_reaped_when_nobody_watches(server_folder, make_job):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    keeper = make_job(SLEEP, name="flowrl_e1_x")
+    watched, other = make_job(SUCCEED % "e0.a1.x"), tmux.launch(keeper)
+    handle = tmux.launch(watched)
+    with somebody_attached(tmux, watched.name):
+        assert isinstance(end_of(tmux, handle, watched), Finished)
+        assert not tmux.reap(handle)
+        assert watched.name in sessions(tmux)
+    until(lambda: tmux.wait([other], timeout_seconds=0) or sessions(tmux) == [keeper.name])
+
+
+def test_a_failed_session_stays_to_be_read(server_folder, make_job):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    job = make_job("print('what went wrong'); raise SystemExit(1)")
+    end_of(tmux, tmux.launch(job), job)
+    tmux.wait([], timeout_seconds=0)
+    tmux.close()
+    text = "\n".join(tmux._tmux("capture-pane", "-p", "-S", "-", "-t", f"={job.name}:").stdout)
+    assert "what went wrong" in text
+
+
+def test_reaping_never_ends_a_pane_of_another_run(tmux, make_job):
+    job = make_job("pass")
+    handle = tmux.launch(job)
+    end_of(tmux, handle, job)
+    until(lambda: tmux._tmux("list-panes", "-a", "-F", "#{pane_dead}").stdout == ["1"])
+    assert not tmux.reap(replace(handle, run_id="e0.a2.y"))
+    assert tmux.reap(handle)
+
+
+def test_closing_lets_an_empty_server_end(tmux, make_job):
+    job = make_job(SUCCEED % "e0.a1.x")
+    handle = tmux.launch(job)
+    end_of(tmux, handle, job)
+    tmux.close()
+    until(lambda: not processes.birth_of(handle.server_pid or 0))
+
+
+def test_closing_leaves_runs_and_their_server_alone(tmux, make_job):
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux.close()
+    assert tmux.poll(handle, job.folder) is None
+    assert option(tmux, "-s", "exit-empty") == "off"
+
+
+def test_a_user_who_keeps_empty_servers_still_does(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set-option", "-s", "exit-empty", "off")
+    job = make_job(SUCCEED % "e0.a1.x")
+    end_of(tmux, tmux.launch(job), job)
+    tmux.close()
+    assert option(tmux, "-s", "exit-empty") == "off"
+
+
+def test_no_option_of_the_users_sessions_changes(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine")
+    scopes = (("-g",), ("-gw",), ("-t", "mine"), ("-w", "-t", "mine"), ("-p", "-t", "mine"))
+    before = [tmux._tmux("show-options", *scope).stdout for scope in scopes]
+    job = make_job("pass")
+    end_of(tmux, tmux.launch(job), job)
+    assert [tmux._tmux("show-options", *scope).stdout for scope in scopes] == before
+
+
+def test_a_users_destroy_unattached_does_not_end_runs(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set", "-g", "destroy-unattached", "on")
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    with somebody_attached(tmux, job.name):
+        pass
+    assert job.name in sessions(tmux)
+    assert tmux.poll(handle, job.folder) is None
+
+
+def test_folders_with_odd_names_work(tmux, make_job, tmp_path):
+    job = make_job("print('here')")
+    odd = tmp_path / "a b'\"#{pid}%d%%$(id);"
+    odd.mkdir()
+    job = replace(job, folder=odd, cwd=odd)
+    assert why(end_of(tmux, tmux.launch(job), job)) is Why.NO_RESULT
+    until(lambda: (odd / "training.log").exists() and (odd / "training.log").stat().st_size)
+    assert (odd / "training.log").read_text() == "here\n"
+
+
+@pytest.mark.parametrize("name", ["a:b", "a;b", "#{pid}", "", "a\nb", "=a"])
+def test_odd_session_names_are_refused(tmux, make_job, name):
+    with pytest.raises(LaunchError, match="cannot name a tmux session"):
+        tmux.launch(replace(make_job("pass"), name=name))
+
+
+def test_twenty_ends_at_once_are_all_heard(tmux, make_job):
+    jobs = [make_job(SLEEP, name=f"flowrl_e{number}_x") for number in range(20)]
+    runs = [(tmux.launch(job), job) for job in jobs]
+    for job in jobs:
+        os.kill(start_of(job).trainer_pid or 0, signal.SIGKILL)
+    assert [why(end_of(tmux, handle, job)) for handle, job in runs] == [Why.SIGNAL] * 20
+
+
+def test_the_trainer_has_a_terminal(tmux, make_job):
+    job = make_job("import os; print(os.isatty(0), os.isatty(1), os.get_terminal_size().columns)")
+    end_of(tmux, tmux.launch(job), job)
+    until(lambda: (job.folder / "training.log").read_text() == "True True 160\n")
+
+
+def test_a_missing_tmux_is_a_launch_error_with_the_remedy(tmux, make_job, monkeypatch):
+    job = make_job("pass")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(LaunchError, match="apt install tmux, or use --launcher local"):
+            tmux.launch(job)
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        pytest.param("echo 'server exited unexpectedly' >&2; exit 1", None, id="once"),
+        pytest.param("echo 'no space' >&2; exit 1", "no space", id="refused"),
+    ],
+)
+def test_a_tmux_that_fails_is_tried_again_only_when_that_may_help(
+    tmux, make_job, monkeypatch, tmp_path, words, match
+):
+    fake = tmp_path / "bin" / "tmux"
+    fake.parent.mkdir()
+    fake.write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/failed 2>/dev/null; then {words}; fi\n"
+        'exec /usr/bin/env PATH="${PATH#*:}" tmux "$@"\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    job = make_job("pass")
+    if match is not None:
+        with pytest.raises(LaunchError, match=match):
+            tmux.launch(job)
+        assert sessions(tmux) == []
+    assert why(end_of(tmux, tmux.launch(job), job)) is Why.NO_RESULT
+
+
+def test_a_socket_may_be_a_path(server_folder: Path, make_job):
+    tmux = TmuxLauncher(str(server_folder / "socket"))
+    job = make_job(SUCCEED % "e0.a1.x")
+    handle = tmux.launch(job)
+    assert isinstance(end_of(tmux, handle, job), Finished)
+    tmux.close()
+    until(lambda: not processes.birth_of(handle.server_pid or 0))

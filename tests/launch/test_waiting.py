@@ -1,0 +1,78 @@
+"""Waiting without polling, and without spinning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowrl.launch import processes
+from flowrl.launch.job import Handle
+from flowrl.launch.waiting import EndWatcher
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def handle_of(process: subprocess.Popen) -> Handle:
+    birth = processes.birth_of(process.pid)
+    return Handle(run_id="r", session="s", pid=process.pid, birth=birth)
+
+
+def seconds_waited(watcher: EndWatcher, handles: list[Handle], timeout_seconds: float) -> float:
+    began = time.monotonic()
+    watcher.wait(handles, timeout_seconds=timeout_seconds)
+    return time.monotonic() - began
+
+
+def test_waiting_ends_at_the_timeout(sleeper):
+    assert seconds_waited(EndWatcher(), [handle_of(sleeper)], 0.1) >= 0.09
+    assert seconds_waited(EndWatcher(), [], 0.1) >= 0.09
+
+
+def test_an_end_before_the_wait_is_told_at_once_but_only_once(sleeper):
+    handle, watcher = handle_of(sleeper), EndWatcher()
+    sleeper.kill()
+    sleeper.wait()
+    assert seconds_waited(watcher, [handle], 60.0) < 10.0
+    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 10.0
+
+
+def test_an_end_during_the_wait_is_heard(sleeper):
+    handle = handle_of(sleeper)
+    killer = subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -9 {sleeper.pid}"])
+    assert seconds_waited(EndWatcher(), [handle], 60.0) < 10.0
+    killer.wait()
+
+
+def test_a_system_without_pidfds_is_looked_at_often(sleeper, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    handle, watcher = handle_of(sleeper), EndWatcher()
+    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 10.0
+    sleeper.kill()
+    sleeper.wait()
+    watcher.wait([handle], timeout_seconds=60.0)
+
+
+def test_no_descriptor_left_is_no_loss(sleeper, monkeypatch):
+    def refuse(pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert 0.04 <= seconds_waited(EndWatcher(), [handle_of(sleeper)], 60.0) < 10.0
+
+
+def test_waiting_leaves_no_descriptor_open(sleeper):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        EndWatcher().wait([handle_of(sleeper)] * 3, timeout_seconds=0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
