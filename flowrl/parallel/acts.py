@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flowrl import durable
-from flowrl.errors import BusyError, FileRefusedError, FlowrlError, LaunchError
+from flowrl.errors import BusyError, FileRefusedError, FlowrlError, LaunchError, ResultRefusedError
 from flowrl.launch.job import Finished, Handle, Job, Launcher, Lost, Outcome
 from flowrl.layout import RunLayout
 from flowrl.parallel import signals
@@ -103,7 +104,7 @@ class Acts:
         """Merge the run."""
         assert task.run_id is not None
         try:
-            self._workshop.merge(task)
+            self._merged(task)
         except BusyError as error:
             return (signals.PutOff(task.skill, str(error)),)
         except FlowrlError as error:
@@ -202,11 +203,18 @@ class Acts:
             self._jobs[task.skill] = job
         return job
 
+    def _merged(self, task: Task) -> Mapping[str, Any]:
+        facts = self._workshop.merge(task)
+        found = facts.get("run_id", task.run_id)
+        if found != task.run_id:
+            raise ResultRefusedError(f"{task.skill}: found run {found} instead of {task.run_id}")
+        return facts
+
     def _without_folder(self, task: Task) -> Sequence[Event]:
         """The run's folder is gone: it was merged, or it is lost."""
         assert task.run_id is not None
         try:
-            facts = self._workshop.merge(task)
+            facts = self._merged(task)
         except BusyError as error:
             return (signals.PutOff(task.skill, str(error)),)
         except FlowrlError as error:

@@ -10,6 +10,7 @@ from flowrl.launch.job import Exited, Finished, Lost, Outcome, Why
 from flowrl.parallel.signals import Rules
 from flowrl.parallel.status import (
     Asked,
+    Completed,
     Entry,
     Failed,
     Held,
@@ -94,6 +95,22 @@ def put_off(entry: Entry, why: str, beat: Beat) -> Entry:
     tries = min(entry.refusals + 1, _MOST_PUT_OFF_DOUBLINGS)
     merging = replace(status, not_before=beat.later(tries), why=why)
     return replace(entry, refusals=tries, status=merging)
+
+
+def completed(entry: Entry, frames: int, success_rate: float, beat: Beat) -> Entry:
+    """The entry whose expert is in the global checkpoint."""
+    status = entry.status
+    assert isinstance(status, Running | Merging)
+    lived_seconds = (beat.now - status.since).total_seconds()
+    done = Completed(
+        run_id=status.run_id,
+        attempt=status.attempt,
+        frames=frames,
+        success_rate=success_rate,
+        wall_seconds=status.wall_seconds if isinstance(status, Merging) else lived_seconds,
+        at=beat.now,
+    )
+    return replace(entry, refusals=0, requeues=0, status=done)
 
 
 def described(outcome: Exited | Lost) -> str:

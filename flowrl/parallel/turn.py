@@ -14,9 +14,9 @@ from flowrl.parallel.endings import Beat
 from flowrl.parallel.signals import Command, Task
 from flowrl.parallel.slots import Slots
 from flowrl.parallel.status import (
+    Active,
     Asked,
     Blocked,
-    Completed,
     Entry,
     Failed,
     Held,
@@ -56,8 +56,11 @@ class Turn:
         self._announce()
 
     def added(self, event: signals.SkillsAdded) -> None:
-        """New skills."""
+        """New skills; what is said to be under way is looked for."""
         self.draft.add(event.skills)
+        for item in event.skills:
+            if isinstance(item.status, Active):
+                self._order_again(self.draft.entries[item.skill])
 
     def expert_wanted(self, event: signals.ExpertWanted) -> None:
         """An expert number ahead of training."""
@@ -124,33 +127,14 @@ class Turn:
         """The skill is done."""
         entry = self.draft.entries[event.skill]
         status = entry.status
-        if not isinstance(status, Merging) or status.run_id != event.run_id:
-            return
-        completed = Completed(
-            run_id=status.run_id,
-            attempt=status.attempt,
-            frames=status.frames,
-            success_rate=status.success_rate,
-            wall_seconds=status.wall_seconds,
-            at=self._beat.now,
-        )
-        self._move(replace(entry, refusals=0), completed)
+        if isinstance(status, Merging) and status.run_id == event.run_id:
+            self._put(endings.completed(entry, status.frames, status.success_rate, self._beat))
 
     def found_merged(self, event: signals.FoundMerged) -> None:
         """The skill was done before the scheduler heard of it."""
         entry = self.draft.entries[event.skill]
-        status = entry.status
-        if not isinstance(status, Running) or status.run_id != event.run_id:
-            return
-        completed = Completed(
-            run_id=status.run_id,
-            attempt=status.attempt,
-            frames=event.frames,
-            success_rate=event.success_rate,
-            wall_seconds=(self._beat.now - status.since).total_seconds(),
-            at=self._beat.now,
-        )
-        self._move(replace(entry, refusals=0, requeues=0), completed)
+        if isinstance(entry.status, Running) and entry.status.run_id == event.run_id:
+            self._put(endings.completed(entry, event.frames, event.success_rate, self._beat))
 
     def merge_refused(self, event: signals.MergeRefused) -> None:
         """A result that cannot be merged is an attempt that failed."""
@@ -192,18 +176,21 @@ class Turn:
     def restarted(self, _event: signals.Restarted) -> None:
         """Order again what the last daemon may not have carried out; all of it is idempotent."""
         for entry in self._entries(self.draft.active):
-            task = self._task(entry.skill)
-            match entry.status:
-                case Preparing():
-                    self.commands.append(signals.Prepare(task))
-                case Running(handle=None):
-                    self.commands.append(signals.Launch(task, seek=True))
-                case Running(asked=Asked.HOLD | Asked.HUNG):
-                    self.commands.append(signals.Cancel(task))
-                case Merging(not_before=None):
-                    self.commands.append(signals.Merge(task))
-                case _:
-                    pass
+            self._order_again(entry)
+
+    def _order_again(self, entry: Entry) -> None:
+        task = self._task(entry.skill)
+        match entry.status:
+            case Preparing():
+                self.commands.append(signals.Prepare(task))
+            case Running(handle=None):
+                self.commands.append(signals.Launch(task, seek=True))
+            case Running(asked=Asked.HOLD | Asked.HUNG):
+                self.commands.append(signals.Cancel(task))
+            case Merging(not_before=None):
+                self.commands.append(signals.Merge(task))
+            case _:
+                pass
 
     def _fill_slots(self) -> None:
         slots = Slots(self._beat.rules, self._entries(self.draft.active))

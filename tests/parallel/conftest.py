@@ -1,0 +1,38 @@
+"""A daemon per test, in a folder and a world of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrl.parallel.scheduler import SkillScheduler
+from tests.parallel.scheduling import Clock, FakeLauncher, FakeWorkshop, World
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(root=tmp_path / "runs")
+
+
+@pytest.fixture
+def start(tmp_path, world, clock):
+    """Start a daemon in the same folder; the one before it is gone by then."""
+    daemons = []
+
+    def start_one(**settings):
+        while daemons:
+            daemons.pop().close()
+        settings = {"retry_jitter": 0.0, **settings}
+        launcher = FakeLauncher(world, on_wait=lambda: clock.pass_seconds(1))
+        daemon = SkillScheduler(tmp_path / "graph", launcher=launcher, clock=clock, **settings)
+        daemon.set_callbacks(workshop=FakeWorkshop(world))
+        daemons.append(daemon)
+        return daemon
+
+    yield start_one
+    while daemons:
+        daemons.pop().close()

@@ -1,0 +1,220 @@
+"""A world for the scheduler that obeys no clock: run folders, processes and a ledger in memory.
+
+The world outlives a scheduler, as the disk and the sessions do. It fails a test at once when a
+run is started twice, merged twice, or a slot is used twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import FileRefusedError, ResultRefusedError
+from flowrl.launch.job import Exited, Finished, Handle, Job, Outcome, Why
+from flowrl.parallel.signals import Task
+from flowrl.runs import RunResult
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+class Killed(BaseException):
+    """The daemon dies here."""
+
+
+def finished(run_id: str, *, success_rate: float = 0.9, frames: int = 1000) -> Finished:
+    return Finished(
+        RunResult(
+            run_id=run_id,
+            frames=frames,
+            experts=(),
+            success_rate=success_rate,
+            step_success=(success_rate,),
+            mean_episode_length=10.0,
+            updates=3,
+            wall_seconds=2.0,
+            stopped_early=False,
+        )
+    )
+
+
+def exited(why: Why, **facts: Any) -> Exited:
+    return Exited(why=why, **facts)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@dataclass
+class Process:
+    task: Task
+    job: Job
+    outcome: Outcome | None = None
+    launches: int = 0
+    cancelled: bool = False
+
+
+@dataclass
+class World:
+    root: Path = Path("/nowhere")
+    folders: dict[str, str] = field(default_factory=dict)  # skill → run id
+    runs: dict[str, Process] = field(default_factory=dict)  # by run id
+    ledger: list[str] = field(default_factory=list)
+    discarded: list[str | None] = field(default_factory=list)
+    prepared: list[Task] = field(default_factory=list)
+    refusals: dict[str, list[BaseException]] = field(default_factory=dict)  # verb → errors
+    die_at: int = -1  # the daemon dies at this operation
+    operations: int = 0
+
+    def op(self, verb: str) -> None:
+        self.operations += 1
+        if self.operations == self.die_at:
+            raise Killed(verb)
+        if self.refusals.get(verb):
+            raise self.refusals[verb].pop(0)
+
+    def living(self) -> list[Process]:
+        return [p for p in self.runs.values() if p.launches and p.outcome is None]
+
+    def of(self, skill: str) -> Process:
+        """The newest run of a skill."""
+        return self.runs[self.folders[skill]]
+
+    def end(self, skill: str, outcome: Outcome | None = None) -> None:
+        process = self.of(skill)
+        assert process.launches, f"{skill} is not launched"
+        assert process.outcome is None, f"{skill} has ended before"
+        process.outcome = outcome or finished(process.job.run_id)
+
+
+class FakeWorkshop:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def prepare(self, task: Task) -> Job:
+        self.world.op("prepare")
+        old = self.world.folders.get(task.skill)
+        if old is not None:
+            assert self.world.runs[old] not in self.world.living(), "its folder is in use"
+        run_id = f"e{task.expert}.a{task.attempt}.{len(self.world.runs):08x}"
+        job = Job(
+            name=f"flowrl_e{task.expert}_{task.skill}",
+            run_id=run_id,
+            argv=("true",),
+            env={},
+            cwd=self.world.root,
+            folder=self.world.root / run_id,
+        )
+        self.world.prepared.append(task)
+        self.world.folders[task.skill] = run_id
+        self.world.runs[run_id] = Process(task, job)
+        self.world.op("prepared")
+        return job
+
+    def resume(self, task: Task) -> Job:
+        self.world.op("resume")
+        job = self.reopen(task)
+        if job is None:
+            raise FileRefusedError(f"{task.skill}: no folder")
+        process = self.world.runs[job.run_id]
+        assert not (process.launches and process.outcome is None), "it lives"
+        process.launches, process.outcome, process.cancelled = 0, None, False
+        process.task = task
+        self.world.prepared.append(task)
+        self.world.op("resumed")
+        return job
+
+    def reopen(self, task: Task) -> Job | None:
+        assert task.run_id is not None
+        if self.world.folders.get(task.skill) != task.run_id:
+            return None
+        return self.world.runs[task.run_id].job
+
+    def merge(self, task: Task) -> Mapping[str, Any]:
+        assert task.run_id is not None
+        self.world.op("merge")
+        again = task.run_id in self.world.ledger
+        if not again:
+            if self.world.folders.get(task.skill) != task.run_id:
+                raise ResultRefusedError(f"{task.skill}: no run {task.run_id}")
+            if not isinstance(self.world.runs[task.run_id].outcome, Finished):
+                raise ResultRefusedError(f"{task.skill}: no result")
+            self.world.ledger.append(task.run_id)
+        self.world.op("merged")
+        self.world.folders.pop(task.skill, None)
+        return {"run_id": task.run_id, "frames": 1000, "success_rate": 0.9, "again": again}
+
+    def discard(self, task: Task) -> None:
+        self.world.op("discard")
+        if self.world.folders.get(task.skill) == task.run_id:
+            del self.world.folders[task.skill]
+        self.world.discarded.append(task.run_id)
+
+
+class FakeLauncher:
+    """Satisfies `Launcher`; `on_wait` plays what happens while the scheduler sleeps."""
+
+    def __init__(self, world: World, *, on_wait: Any = None) -> None:
+        self.world = world
+        self.on_wait = on_wait
+        self.waits: list[float] = []
+
+    def launch(self, job: Job) -> Handle:
+        self.world.op("launch")
+        process = self.world.runs[job.run_id]
+        if not (process.launches and process.outcome is None):
+            assert process.launches == 0, "an ended run is launched again without resuming it"
+            process.launches += 1
+        self.world.op("launched")
+        return self._handle(job)
+
+    def find(self, job: Job) -> Handle | None:
+        return self._handle(job) if self.world.runs[job.run_id].launches else None
+
+    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
+        assert folder.name == handle.run_id
+        self.world.op("poll")
+        return self.world.runs[handle.run_id].outcome
+
+    def cancel(self, handle: Handle, folder: Path) -> None:
+        self.world.op("cancel")
+        self.world.runs[handle.run_id].cancelled = True
+
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
+        self.waits.append(timeout_seconds)
+        assert len(self.waits) < 10_000, "the scheduler waits for ever"
+        if self.on_wait is not None:
+            self.on_wait()
+
+    def close(self) -> None:
+        pass
+
+    def _handle(self, job: Job) -> Handle:
+        return Handle(run_id=job.run_id, session=job.name, pid=1)
+
+
+def words(scheduler):
+    return {name: entry.status.word for name, entry in scheduler.state.entries.items()}
+
+
+def status(scheduler, skill):
+    return scheduler.state.entries[skill].status
+
+
+def saved(scheduler):
+    return json.loads(scheduler.layout.scheduler_state.read_text())
+
+
+def lines(scheduler):
+    return {line["skill"]: line for line in saved(scheduler)["skills"]}

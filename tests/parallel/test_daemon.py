@@ -1,0 +1,230 @@
+"""The daemon around the scheduler: locks, full disks, kills, stops, waiting."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flowrl.errors import (
+    BusyError,
+    ExpertMissingError,
+    FileRefusedError,
+    FormatVersionError,
+)
+from flowrl.launch.job import Lost, Why
+from flowrl.parallel.scheduler import SkillScheduler
+from tests.parallel.scheduling import (
+    Clock,
+    FakeLauncher,
+    FakeWorkshop,
+    Killed,
+    World,
+    exited,
+    finished,
+    lines,
+    status,
+    words,
+)
+
+
+def test_one_skills_broken_needs_do_not_stop_the_others(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.add_skill("B")
+    world.refusals["prepare"] = [ExpertMissingError("expert 3 is gone; retrain it")]
+    scheduler.tick()
+    assert words(scheduler) == {"A": "failed", "B": "running"}
+    assert "expert 3 is gone" in status(scheduler, "A").why
+
+
+def test_a_run_whose_folder_is_gone_is_completed_if_it_was_merged_and_lost_if_not(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.add_skill("B")
+    scheduler.tick()
+    for skill in "AB":
+        world.end(skill)
+    world.ledger.append(world.folders.pop("A"))
+    world.folders.pop("B")
+    scheduler = start()
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "B": "waiting"}
+    assert "folder is gone" in status(scheduler, "B").why
+
+
+def test_a_daemon_killed_at_any_operation_goes_on_where_it_was(tmp_path):
+    """The fault loop: every N-th operation on the world and its files, until none is met."""
+    for fatal in range(1, 1000):
+        if _survives(tmp_path / str(fatal), fatal):
+            break
+    assert 30 < fatal < 999
+
+
+def _survives(root, fatal):
+    """Whether the daemon came through without meeting its fault."""
+    world, clock = World(root=root / "runs", die_at=fatal), Clock()
+    trouble = iter([exited(Why.EXIT, code=1), None, exited(Why.STOPPED)])
+
+    def play():
+        clock.pass_seconds(5)
+        for process in world.living():
+            outcome = next(trouble, None)
+            process.outcome = outcome or finished(process.job.run_id)
+
+    unharmed = True
+    for _ in range(2):
+        launcher = FakeLauncher(world, on_wait=play)
+        scheduler = SkillScheduler(root, launcher=launcher, clock=clock, max_parallel_skills=2)
+        scheduler.set_callbacks(workshop=FakeWorkshop(world))
+        try:
+            for name, needs in (("A", []), ("B", []), ("C", ["A", "B"])):
+                scheduler.add_skill(name, {}, needs)
+            state = scheduler.run()
+            break
+        except Killed:
+            unharmed = False
+        finally:
+            scheduler.close()
+    assert state.complete
+    merged = [entry.status.run_id for entry in state.entries.values()]
+    assert sorted(world.ledger) == sorted(merged)
+    assert sorted(entry.expert for entry in state.entries.values()) == [0, 1, 2]
+    assert not world.living()
+    return unharmed
+
+
+def test_the_intent_is_in_the_file_before_the_act(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    seen = []
+
+    class Spy(FakeLauncher):
+        def launch(self, job):
+            seen.append(lines(scheduler)["A"])
+            return super().launch(job)
+
+    scheduler = start()
+    scheduler._launcher = Spy(world)
+    scheduler.set_callbacks(workshop=FakeWorkshop(world))
+    scheduler.tick()
+    assert seen[0]["status"] == "running"
+    assert seen[0]["run_id"] == world.folders["A"]
+    assert seen[0]["handle"] is None
+
+
+def test_a_full_disk_under_the_state_file_stops_all_acts_until_there_is_room(
+    start, world, monkeypatch, caplog
+):
+    scheduler = start()
+    scheduler.add_skill("A")
+    monkeypatch.setenv("FLOWRL_FAULT", "write.scheduler_state.json:enospc")
+    scheduler.tick()
+    scheduler.tick()
+    assert not world.living()
+    assert "paused (disk)" in caplog.text
+    assert lines(scheduler)["A"]["status"] == "waiting"
+    monkeypatch.delenv("FLOWRL_FAULT")
+    scheduler.tick()
+    assert len(world.living()) == 1
+    assert lines(scheduler)["A"]["status"] == "running"
+
+
+def test_any_other_failure_to_save_ends_the_daemon(start, world, monkeypatch):
+    scheduler = start()
+    scheduler.add_skill("A")
+    monkeypatch.setenv("FLOWRL_FAULT", "write.scheduler_state.json:raise")
+    with pytest.raises(OSError, match="injected"):
+        scheduler.run()
+    assert not world.living()
+
+
+def test_a_second_daemon_is_told_who_has_the_folder(start, tmp_path):
+    first = start()
+    first.add_skill("A")
+    second = SkillScheduler(tmp_path / "graph", launcher=FakeLauncher(World()))
+    began = time.monotonic()
+    with pytest.raises(BusyError, match=f"process {os.getpid()} on ") as caught:
+        second.add_skill("B")
+    assert time.monotonic() - began < 0.5
+    assert caught.value.exit_code == 75
+    first.close()
+    second.add_skill("B")
+    second.close()
+
+
+def test_a_deleted_lock_file_stops_the_daemon(start):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.layout.daemon_lock.unlink()
+    with pytest.raises(BusyError, match="deleted or replaced"):
+        scheduler.tick()
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", FileRefusedError),
+        ("[]", FormatVersionError),
+        ('{"format": 99, "next_expert": 0, "skills": []}', FormatVersionError),
+    ],
+    ids=["torn", "another form", "newer"],
+)
+def test_an_unreadable_state_stops_the_program_and_is_left_alone(start, text, error):
+    scheduler = start()
+    scheduler.layout.root.mkdir(parents=True)
+    scheduler.layout.scheduler_state.write_text(text)
+    with pytest.raises(error, match=r"scheduler_state\.json"):
+        scheduler.run()
+    assert scheduler.layout.scheduler_state.read_text() == text
+
+
+def test_stop_leaves_runs_to_be_adopted(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    scheduler.stop()
+    scheduler.run()
+    assert len(world.living()) == 1
+    assert lines(scheduler)["A"]["status"] == "running"
+
+
+def test_stop_with_cancel_waits_for_the_runs_to_save_and_end(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.add_skill("B")
+    scheduler.tick()
+
+    def play():
+        for process in world.living():
+            assert process.cancelled
+            process.outcome = exited(Why.STOPPED)
+
+    scheduler._launcher.on_wait = play
+    scheduler.stop(cancel=True)
+    scheduler.run()
+    assert words(scheduler) == {"A": "waiting", "B": "waiting"}
+    assert lines(scheduler)["A"]["run_id"] == world.folders["A"]
+    assert start().run(stop_when=lambda state: True) is not None
+    assert len(world.living()) == 2
+
+
+def test_waiting_ends_when_a_retry_is_due(start, world, clock):
+    scheduler = start(retry_backoff=7, poll_interval=30)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A", Lost())
+    scheduler.tick()
+    scheduler.wait()
+    assert scheduler._launcher.waits[-1] == pytest.approx(1.0)
+    clock.pass_seconds(100)
+    scheduler.tick()
+    assert words(scheduler) == {"A": "running"}
+
+
+def test_the_daemon_needs_no_jax():
+    code = "import sys, flowrl.parallel.scheduler; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,200 @@
+"""SkillScheduler, beat by beat: adding, order, slots, expert numbers, persistence, completion."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from flowrl.errors import (
+    CycleError,
+    GraphError,
+    NameRefusedError,
+    UnknownNeedError,
+)
+from flowrl.launch.job import Lost
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.signals import NewSkill
+from flowrl.parallel.status import Completed
+from tests.parallel.scheduling import (
+    FakeLauncher,
+    FakeWorkshop,
+    lines,
+    saved,
+    status,
+    words,
+)
+
+
+def test_an_added_skill_waits_and_is_in_the_state_file(start):
+    scheduler = start()
+    scheduler.add_skill("Collect Wood", {"gain": {"wood": "n"}}, [])
+    scheduler.add_skill("Make Pickaxe", {}, ["Collect Wood"])
+    assert words(scheduler) == {"Collect Wood": "waiting", "Make Pickaxe": "waiting"}
+    assert scheduler.skill_data["Collect Wood"] == {"gain": {"wood": "n"}}
+    assert lines(scheduler)["Make Pickaxe"]["waits_for"] == ["Collect Wood"]
+
+
+def test_skills_train_in_the_order_of_their_needs_and_the_run_ends(start, world):
+    scheduler = start()
+    scheduler.add_skill("Wood", {}, [])
+    scheduler.add_skill("Table", {}, ["Wood"])
+    scheduler.tick()
+    assert words(scheduler) == {"Wood": "running", "Table": "waiting"}
+    world.end("Wood")
+    scheduler.tick()
+    assert words(scheduler) == {"Wood": "completed", "Table": "running"}
+    world.end("Table")
+    assert scheduler.run().complete
+    assert len(world.ledger) == 2
+
+
+def test_expert_numbers_come_with_training_and_stay(start, world, clock):
+    scheduler = start(max_parallel_skills=1)
+    scheduler.add_skill("A")
+    scheduler.add_skill("B")
+    assert scheduler.assign_expert("B") == 0
+    scheduler.tick()
+    assert scheduler.assign_expert("A") == 1
+    world.end("A", Lost())
+    scheduler.tick()
+    clock.pass_seconds(60)
+    scheduler.tick()
+    assert scheduler.assign_expert("A") == 1
+    assert start().assign_expert("B") == 0
+
+
+def test_no_more_runs_than_slots_and_the_higher_priority_first(start, world):
+    scheduler = start(max_parallel_skills=2)
+    for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 9)):
+        scheduler.add_skill(name, priority=priority)
+    scheduler.tick()
+    assert [process.task.skill for process in world.living()] == ["d", "b"]
+    world.end("b")
+    scheduler.tick()
+    assert [process.task.skill for process in world.living()] == ["d", "a"]
+
+
+def test_every_device_takes_its_share_of_runs(start, world):
+    scheduler = start(max_parallel_skills=9, devices=("0", "1"), skills_per_gpu=2)
+    for name in "abcdef":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    assert [process.task.device for process in world.living()] == ["0", "1", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("add", "error", "named"),
+    [
+        (lambda s: s.add_skill("B", {}, ["Nobody"]), UnknownNeedError, "Nobody"),
+        (lambda s: s.add_skill("A", {}, ["A"]), GraphError, "needs"),
+        (lambda s: s.add_skill("C", {}, ["C"]), CycleError, "C → C"),
+        (
+            lambda s: s.add_skills(
+                [NewSkill(skill="X", needs=("Y",)), NewSkill(skill="Y", needs=("X",))]
+            ),
+            CycleError,
+            "circle",
+        ),
+        (lambda s: s.add_skill("a\nb"), NameRefusedError, "control"),
+        (lambda s: s.add_skill("A_b"), NameRefusedError, "'A b' and 'A_b'"),
+        (lambda s: s.add_skills([NewSkill(skill="N"), NewSkill(skill="N")]), GraphError, "N"),
+        (lambda s: s.add_skill("N", expert=7), GraphError, "expert 7"),
+        (lambda s: s.assign_expert("Nobody"), GraphError, "Nobody"),
+    ],
+    ids=["unknown", "changed", "itself", "circle", "newline", "slug", "twice", "expert", "ask"],
+)
+def test_what_cannot_be_added_is_refused_whole(start, add, error, named):
+    scheduler = start()
+    scheduler.add_skill("A", {}, [])
+    scheduler.add_skill("A b", {}, ["A"], expert=7)
+    before, text = scheduler.state, saved(scheduler)
+    with pytest.raises(error, match=re.escape(named)):
+        add(scheduler)
+    assert scheduler.state is before
+    assert saved(scheduler) == text
+
+
+def test_a_dependant_may_be_added_late(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A")
+    scheduler.tick()
+    scheduler.add_skill("A")  # again: nothing changes
+    scheduler.add_skill("B", {}, ["A"])
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "B": "running"}
+
+
+def test_a_restart_adopts_running_skills_with_the_same_run(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.add_skill("B", {}, ["A"])
+    scheduler.tick()
+    run_id = world.folders["A"]
+    scheduler = start()
+    scheduler.tick()
+    assert status(scheduler, "A").run_id == run_id
+    assert [process.launches for process in world.runs.values()] == [1]
+    world.end("A")
+    scheduler = start()
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "B": "running"}
+    assert world.ledger == [run_id]
+
+
+def test_callbacks_hear_of_ends_and_may_add_skills(start, world):
+    scheduler = start(max_retries=0)
+    heard = []
+
+    def on_complete(skill):
+        heard.append(skill)
+        if skill == "A":
+            scheduler.add_skill("B", {}, ["A"])
+
+    scheduler.set_callbacks(on_skill_complete=on_complete, on_skill_failed=heard.append)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A")
+    scheduler.tick()
+    scheduler.tick()
+    world.end("B", Lost())
+    scheduler.tick()
+    assert heard == ["A", "B"]
+    assert words(scheduler) == {"A": "completed", "B": "failed"}
+
+
+def test_two_callbacks_are_enough_of_a_workshop(tmp_path, world, clock):
+    made = FakeWorkshop(world)
+    launcher = FakeLauncher(world)
+    with SkillScheduler(tmp_path / "graph", launcher=launcher, clock=clock) as scheduler:
+        scheduler.set_callbacks(prepare=made.prepare, process=made.merge)
+        scheduler.add_skill("A")
+        scheduler.tick()
+        world.end("A")
+        assert scheduler.run().complete
+
+
+def test_a_skill_trained_before_the_state_was_lost_is_known_again(start, world, clock):
+    scheduler = start()
+    done = Completed(
+        run_id="e4.a1.0", attempt=1, frames=9, success_rate=1.0, wall_seconds=1.0, at=clock.now
+    )
+    scheduler.add_skill("A", expert=4, status=done)
+    scheduler.add_skill("B", {}, ["A"])
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "B": "running"}
+    assert lines(scheduler)["B"]["expert"] == 5
+
+
+def test_every_move_is_one_line_of_the_story(start, world):
+    scheduler = start()
+    scheduler.add_skill("木を集める")
+    scheduler.tick()
+    world.end("木を集める")
+    scheduler.tick()
+    story = [json.loads(line) for line in scheduler.layout.events.read_text().splitlines()]
+    assert [line["status"] for line in story] == ["waiting", "running", "completed"]
+    assert "is done: expert 0, 90% success after 1,000 frames" in story[-1]["text"]

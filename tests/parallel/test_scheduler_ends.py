@@ -1,0 +1,276 @@
+"""What each way for a run to end leads to, as SkillScheduler plays it."""
+
+from __future__ import annotations
+
+import errno
+import time
+
+import pytest
+
+from flowrl.errors import (
+    BusyError,
+    ExpertMissingError,
+    LaunchError,
+    ResultRefusedError,
+)
+from flowrl.launch.job import Lost, Why
+from flowrl.parallel import requests
+from flowrl.parallel.status import Held, Running
+from tests.parallel.scheduling import (
+    exited,
+    finished,
+    lines,
+    status,
+    words,
+)
+
+
+def test_a_run_out_of_memory_is_tried_again_alone_on_a_device(start, world, clock):
+    scheduler = start(max_parallel_skills=9, devices=("0",), skills_per_gpu=2)
+    for name in "abc":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    world.end("a", exited(Why.OOM))
+    clock.pass_seconds(1)
+    scheduler.tick()
+    assert sorted(p.task.skill for p in world.living()) == ["b", "c"]
+    clock.pass_seconds(60)
+    world.end("b")
+    scheduler.tick()
+    assert status(scheduler, "a").word == "waiting"  # c still shares the device
+    world.end("c")
+    scheduler.tick()
+    assert world.of("a").task.alone
+    assert [p.task.skill for p in world.living()] == ["a"]
+
+
+@pytest.mark.parametrize("max_retries", [0, 1, 2])
+def test_max_retries_counts_the_retries_after_the_first_attempt(start, world, clock, max_retries):
+    scheduler = start(max_retries=max_retries)
+    scheduler.add_skill("A")
+    for _ in range(max_retries + 1):
+        scheduler.tick()
+        world.end("A", exited(Why.EXIT, code=1, detail="ImportError"))
+        scheduler.tick()
+        clock.pass_seconds(3600)
+    assert [task.attempt for task in world.prepared] == list(range(1, max_retries + 2))
+    assert words(scheduler) == {"A": "failed"}
+    assert "exit 1 (ImportError)" in lines(scheduler)["A"]["why"]
+    assert len(world.discarded) == max_retries + 1
+    assert not scheduler.state.complete
+    assert scheduler.run() is scheduler.state
+
+
+def test_waits_before_retries_double_up_to_a_cap(start, world, clock):
+    scheduler = start(max_retries=9, retry_backoff=100)
+    scheduler.add_skill("A")
+    waits = []
+    for _ in range(5):
+        scheduler.tick()
+        world.end("A", Lost())
+        scheduler.tick()
+        waits.append((status(scheduler, "A").not_before - clock.now).total_seconds())
+        clock.pass_seconds(waits[-1])
+    assert waits == [100, 200, 400, 600, 600]
+
+
+@pytest.mark.parametrize("why", [Why.STOPPED, Why.SERVER_KILLED])
+def test_nobodys_fault_goes_on_at_once_in_the_same_run(start, world, why):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    run_id = world.folders["A"]
+    world.end("A", exited(why))
+    scheduler.tick()
+    assert world.folders["A"] == run_id
+    assert world.of("A").launches == 1
+    assert [(task.attempt, task.run_id) for task in world.prepared] == [(1, None), (1, run_id)]
+    assert status(scheduler, "A").resumed
+
+
+def test_a_run_that_stops_itself_again_and_again_is_slowed_down(start, world, clock):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    for _ in range(3):
+        world.end("A", exited(Why.STOPPED))
+        scheduler.tick()
+        clock.pass_seconds(20)
+        scheduler.tick()
+    world.end("A", exited(Why.STOPPED))
+    scheduler.tick()
+    assert status(scheduler, "A").not_before > clock.now
+
+
+@pytest.mark.parametrize("why", [Why.SESSION_KILLED, Why.INTERRUPTED])
+def test_what_a_user_ended_is_held_until_he_asks_for_a_retry(start, world, clock, why):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.add_skill("B", {}, ["A"])
+    scheduler.tick()
+    run_id = world.folders["A"]
+    world.end("A", exited(why))
+    scheduler.tick()
+    clock.pass_seconds(10_000)
+    scheduler.tick()
+    assert words(scheduler) == {"A": "held", "B": "blocked"}
+    assert scheduler.state.settled
+    requests.ask(scheduler.layout, "retry", "A")
+    requests.ask(scheduler.layout, "retry", "Nobody")
+    scheduler.tick()
+    assert words(scheduler) == {"A": "running", "B": "waiting"}
+    assert world.folders["A"] == run_id
+    assert not list(scheduler.layout.requests.iterdir())
+
+
+def test_a_failure_blocks_its_dependants_and_nobody_else(start, world):
+    scheduler = start(max_retries=0, max_parallel_skills=2)
+    for name, needs in (("A", []), ("B", ["A"]), ("C", ["B"]), ("D", []), ("E", ["D"])):
+        scheduler.add_skill(name, {}, needs)
+    scheduler.tick()
+    world.end("A", exited(Why.SIGNAL, signal=9))
+    scheduler.tick()
+    assert lines(scheduler)["C"]["blocked_by"] == ["A"]
+    world.end("D")
+    scheduler.tick()
+    assert words(scheduler) == {
+        "A": "failed",
+        "B": "blocked",
+        "C": "blocked",
+        "D": "completed",
+        "E": "running",
+    }
+    scheduler.add_skill("F", {}, ["C"])
+    assert words(scheduler)["F"] == "blocked"
+    scheduler.retry("A")
+    assert words(scheduler)["F"] == "waiting"
+    scheduler.tick()
+    assert world.of("A").task.attempt == 2
+
+
+def test_too_little_success_is_a_failed_attempt_and_is_not_merged(start, world, clock):
+    scheduler = start(min_success_rate=0.5, max_retries=1, skill_timesteps_budget=1500)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A", finished(world.folders["A"], success_rate=0.4))
+    scheduler.tick()
+    assert scheduler.state.entries["A"].frames_used == 1000
+    clock.pass_seconds(60)
+    scheduler.tick()
+    assert world.of("A").task.frames_left == 500
+    world.end("A", finished(world.folders["A"], success_rate=0.5))
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed"}
+    assert len(world.ledger) == 1
+
+
+def test_a_spent_budget_ends_the_retries(start, world):
+    scheduler = start(min_success_rate=0.5, skill_timesteps_budget=1000)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A", finished(world.folders["A"], success_rate=0.4))
+    scheduler.tick()
+    assert "budget of 1000 frames" in status(scheduler, "A").why
+
+
+def test_a_refused_launch_is_tried_again_without_a_charge_but_not_for_ever(start, world, clock):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    world.refusals["launch"] = [LaunchError("no tmux") for _ in range(5)]
+    scheduler.tick()
+    assert words(scheduler) == {"A": "waiting"}
+    assert "no tmux" in lines(scheduler)["A"]["why"]
+    for _ in range(5):
+        clock.pass_seconds(600)
+        scheduler.tick()
+    assert words(scheduler) == {"A": "running"}
+    assert scheduler.state.entries["A"].failures == 0
+    assert len(world.runs) == 1
+    scheduler.add_skill("B")
+    world.refusals["launch"] = [LaunchError("no tmux") for _ in range(6)]
+    for _ in range(6):
+        scheduler.tick()
+        clock.pass_seconds(600)
+    assert words(scheduler)["B"] == "failed"
+
+
+def test_one_skills_broken_needs_do_not_stop_the_others(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.add_skill("B")
+    world.refusals["prepare"] = [ExpertMissingError("expert 3 is gone; retrain it")]
+    scheduler.tick()
+    assert words(scheduler) == {"A": "failed", "B": "running"}
+    assert "expert 3 is gone" in status(scheduler, "A").why
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BusyError("global.lock was held"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EROFS, "Read-only file system"),
+    ],
+    ids=["busy", "disk full", "read-only"],
+)
+def test_a_merge_that_lacks_room_or_a_lock_waits_and_never_fails(start, world, clock, error):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.refusals["merge"] = [error] * 30
+    world.end("A")
+    for _ in range(30):
+        scheduler.tick()
+        assert words(scheduler) == {"A": "merging"}
+        assert lines(scheduler)["A"]["why"]
+        scheduler.tick()
+        clock.pass_seconds(600)
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed"}
+    assert len(world.ledger) == 1
+
+
+def test_a_refused_merge_is_a_failed_attempt(start, world, clock):
+    scheduler = start(max_retries=1)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    first = world.folders["A"]
+    world.refusals["merge"] = [ResultRefusedError("expert 0 has NaN")]
+    world.end("A")
+    scheduler.tick()
+    assert "NaN" in status(scheduler, "A").why
+    assert world.discarded == [first]
+    clock.pass_seconds(60)
+    scheduler.tick()
+    world.end("A")
+    scheduler.tick()
+    assert status(scheduler, "A").attempt == 2
+    assert first not in world.ledger
+
+
+def test_a_held_running_skill_ends_and_waits_for_its_retry(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    scheduler.hold("A")
+    scheduler.tick()
+    assert world.of("A").cancelled
+    world.end("A", exited(Why.STOPPED))
+    scheduler.tick()
+    assert isinstance(status(scheduler, "A"), Held)
+    scheduler.retry("A")
+    scheduler.tick()
+    assert isinstance(status(scheduler, "A"), Running)
+
+
+def test_a_silent_run_is_ended_and_charged(start, world, clock):
+    scheduler = start(hung_seconds=0.001, max_retries=0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    deadline = time.monotonic() + 10
+    while not world.of("A").cancelled and time.monotonic() < deadline:
+        scheduler.tick()
+    world.end("A", exited(Why.STOPPED))
+    scheduler.tick()
+    assert words(scheduler) == {"A": "failed"}
+    assert "no progress" in status(scheduler, "A").why
