@@ -1,0 +1,256 @@
+"""Random histories of the core: faults, requests and crashes at any moment, judged afterwards.
+
+Each seed plays one graph. A crash drops every command and event under way and goes on from the
+saved text of an earlier or the newest state that was saved before the command in question.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from flowrl.launch.job import Exited, Finished, Handle, Lost, Why
+from flowrl.parallel import signals
+from flowrl.parallel.codec import decode, encode
+from flowrl.parallel.signals import NewSkill, Rules
+from flowrl.parallel.state import SchedulerState, next_due, step
+from flowrl.parallel.status import Completed, Failed, Held, Running, Slotted, Waiting
+from tests.parallel.scheduling import NOW, finished
+
+SEEDS_PER_CASE = 100
+ENDS = (
+    *(Exited(why=why) for why in Why),
+    Lost(),
+    *[None] * 6,
+)
+
+
+@dataclass
+class Disk:
+    """What survives a crash: run folders, living processes, the ledger, the story for the judge."""
+
+    runs: dict[str, object] = field(default_factory=dict)  # run id → outcome, None while it lives
+    newest: dict[str, str] = field(default_factory=dict)  # skill → run id
+    started: list[tuple[str, int, tuple[str, ...]]] = field(default_factory=list)
+    ledger: list[str] = field(default_factory=list)
+    attempts: Counter = field(default_factory=Counter)
+
+
+class Play:
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.rules = Rules(
+            max_parallel=self.dice.randint(1, 4),
+            max_retries=self.dice.randint(0, 2),
+            max_refusals=self.dice.randint(0, 2),
+            min_success_rate=0.5,
+            devices=self.dice.choice([(), ("0",), ("0", "1")]),
+            runs_per_device=self.dice.randint(1, 2),
+        )
+        self.now = NOW
+        self.disk = Disk()
+        self.state = SchedulerState()
+        self.saved = encode(self.state)
+        self.pending: deque = deque()
+        self.trouble = self.dice.random() * 0.5
+
+    def tell(self, *events) -> None:
+        before = self.state
+        self.state, commands = step(
+            self.state, events, self.now, self.rules, jitter=self.dice.random()
+        )
+        if self.state is not before:
+            self.saved = encode(self.state)
+        self.pending.extend(commands)
+        self.check_slots()
+
+    def crash(self) -> None:
+        self.pending.clear()
+        self.state = decode(self.saved, "saved")
+        self.tell(signals.Restarted())
+
+    def unlucky(self) -> bool:
+        return self.dice.random() < self.trouble
+
+    def act(self) -> None:
+        command = self.pending.popleft()
+        if isinstance(command, signals.Announce | signals.Discard | signals.Cancel):
+            return
+        task = command.task
+        status = self.state.entries[task.skill].status
+        if task.run_id != getattr(status, "run_id", None):
+            return
+        crash_before, crash_after = self.unlucky() and self.unlucky(), self.unlucky()
+        if crash_before:
+            self.crash()
+            return
+        events = self.carry_out(command, task)
+        if crash_after and self.unlucky():
+            self.crash()
+            return
+        self.tell(*events)
+
+    def carry_out(self, command, task):
+        match command:
+            case signals.Prepare():
+                return self.prepare(task)
+            case signals.Launch(seek=seek):
+                return self.launch(task, seek)
+            case signals.Merge():
+                return self.merge(task)
+
+    def prepare(self, task):
+        if self.unlucky():
+            return [
+                self.dice.choice(
+                    [
+                        signals.PutOff(task.skill, "disk"),
+                        signals.LaunchRefused(task.skill, "no"),
+                        signals.PrepareRefused(task.skill, "bad") if self.unlucky()
+                        else signals.PutOff(task.skill, "busy"),
+                    ]
+                )
+            ]  # fmt: skip
+        run_id = task.run_id
+        if run_id is None:
+            run_id = f"{task.skill}/{task.expert}/{task.attempt}/{len(self.disk.runs)}"
+        assert self.disk.runs.get(run_id, "ended") is not None, "it lives"
+        old = self.disk.newest.get(task.skill)
+        assert old is None or self.disk.runs[old] is not None, "its folder is in use"
+        self.disk.runs[run_id] = "prepared"
+        self.disk.newest[task.skill] = run_id
+        return [signals.RunPrepared(task.skill, run_id)]
+
+    def launch(self, task, seek):
+        handle = Handle(run_id=task.run_id, session="s", pid=1)
+        if seek and self.disk.runs[task.run_id] != "prepared":
+            return [signals.RunLaunched(task.skill, task.run_id, handle)]
+        if self.unlucky():
+            return [signals.LaunchRefused(task.skill, "no tmux")]
+        assert self.disk.runs[task.run_id] == "prepared", "launched twice"
+        self.disk.runs[task.run_id] = None
+        done = [n for n, e in self.state.entries.items() if isinstance(e.status, Completed)]
+        self.disk.started.append((task.skill, task.expert, tuple(done)))
+        return [signals.RunLaunched(task.skill, task.run_id, handle)]
+
+    def merge(self, task):
+        if task.run_id in self.disk.ledger:
+            return [signals.MergeDone(task.skill, task.run_id)]
+        if self.unlucky():
+            if self.unlucky():
+                return [signals.MergeRefused(task.skill, task.run_id, "NaN")]
+            return [signals.PutOff(task.skill, "disk")]
+        assert isinstance(self.disk.runs[task.run_id], Finished)
+        self.disk.ledger.append(task.run_id)
+        return [signals.MergeDone(task.skill, task.run_id)]
+
+    def live(self) -> None:
+        """Processes go on, users act, time passes."""
+        for run_id, outcome in list(self.disk.runs.items()):
+            if outcome is None and self.dice.random() < 0.5:
+                end = self.dice.choice(ENDS) if self.unlucky() else None
+                rate = 0.2 if self.unlucky() else 0.9
+                self.disk.runs[run_id] = end or finished(run_id, success_rate=rate)
+        if self.unlucky() and self.unlucky() and self.state.entries:
+            skill = self.dice.choice(list(self.state.entries))
+            self.tell(self.dice.choice([signals.Retry, signals.Hold])(skill))
+        self.now += timedelta(seconds=self.dice.choice([0, 1, 60, 700]))
+
+    def hear(self) -> None:
+        for entry in self.state.active():
+            status = entry.status
+            if not isinstance(status, Running) or status.handle is None:
+                continue
+            outcome = self.disk.runs[status.run_id]
+            if outcome not in (None, "prepared"):
+                self.tell(signals.RunEnded(entry.skill, status.run_id, outcome, 10))
+                if self.unlucky():
+                    self.tell(signals.RunEnded(entry.skill, status.run_id, outcome, 10))
+        self.tell()
+
+    def add(self, count: int) -> None:
+        names = list(self.state.entries)
+        for _ in range(count):
+            needs = self.dice.sample(names, k=min(len(names), self.dice.randint(0, 2)))
+            name = f"s{len(names)}"
+            new = NewSkill(skill=name, needs=tuple(needs), priority=self.dice.randint(0, 2))
+            self.tell(signals.SkillsAdded((new,)))
+            names.append(name)
+
+    def check_slots(self) -> None:
+        slotted = [e.status for e in self.state.active() if isinstance(e.status, Slotted)]
+        assert len(slotted) <= self.rules.max_parallel
+        loads = Counter(status.device for status in slotted)
+        for device in self.rules.devices:
+            assert loads[device] <= self.rules.runs_per_device
+        for status in slotted:
+            if status.alone and self.rules.devices:
+                assert loads[status.device] == 1
+        if self.rules.devices:
+            assert None not in loads
+
+
+def play(seed: int) -> Play:
+    game = Play(seed)
+    game.add(game.dice.randint(1, 5))
+    late = game.dice.randint(0, 2)
+    for beat in range(4000):
+        while game.pending:
+            game.act()
+        game.live()
+        game.hear()
+        if beat == 5:
+            game.add(late)
+        if beat > 60:
+            game.trouble = 0.0  # faults end some time; then everything must come to rest
+        if beat > 5 and game.state.settled and not game.pending:
+            return game
+    raise AssertionError(f"seed {seed} never comes to rest: {game.state}")
+
+
+def judge(game: Play) -> None:
+    """The laws of every history, from what is left on disk and in the state."""
+    entries = game.state.entries
+    completed = {n: e.status for n, e in entries.items() if isinstance(e.status, Completed)}
+    assert sorted(game.disk.ledger) == sorted(s.run_id for s in completed.values())
+    assert len(set(game.disk.ledger)) == len(game.disk.ledger)
+    numbers: dict[str, set[int]] = {}
+    for skill, expert, done in game.disk.started:
+        numbers.setdefault(skill, set()).add(expert)
+        assert set(entries[skill].needs) <= set(done), f"{skill} began before its needs"
+    assert all(len(experts) == 1 for experts in numbers.values())
+    experts = [e.expert for e in entries.values() if e.expert is not None]
+    assert len(set(experts)) == len(experts)
+    assert all(expert < game.state.next_expert for expert in experts)
+    assert None not in game.disk.runs.values(), "something still runs"
+    for entry in entries.values():
+        assert not isinstance(entry.status, Waiting), "nothing waits when all is settled"
+        assert entry.failures <= game.rules.max_retries + 1
+        if isinstance(entry.status, Completed):
+            assert all(need in completed for need in entry.needs)
+        elif not isinstance(entry.status, Failed | Held):
+            by = entry.status.by
+            assert by
+            assert all(isinstance(entries[name].status, Failed | Held) for name in by)
+    assert next_due(game.state, after=NOW) is None
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_every_random_history_keeps_the_laws(case):
+    for seed in range(case * SEEDS_PER_CASE, (case + 1) * SEEDS_PER_CASE):
+        judge(play(seed))
+
+
+def test_the_histories_meet_every_kind_of_end():
+    seen: Counter = Counter()
+    for seed in range(150):
+        game = play(seed)
+        seen.update(e.status.word for e in game.state.entries.values())
+        seen.update(type(r).__name__ for r in game.disk.runs.values())
+        seen["retried"] += any(e.failures for e in game.state.entries.values())
+    for word in ("completed", "failed", "held", "blocked", "Lost", "Exited", "Finished", "retried"):
+        assert seen[word] > 5, (word, seen)

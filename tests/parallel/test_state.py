@@ -1,0 +1,294 @@
+"""The scheduler's core as a pure function, and its file."""
+
+from __future__ import annotations
+
+import json
+import random
+import typing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import FileRefusedError
+from flowrl.launch.job import Exited, Handle, Lost, Why
+from flowrl.parallel import signals
+from flowrl.parallel.board import Index
+from flowrl.parallel.claim import filesystem_of
+from flowrl.parallel.codec import StateFile, decode, encode
+from flowrl.parallel.endings import described
+from flowrl.parallel.heartbeat import Heartbeats
+from flowrl.parallel.signals import NewSkill, Rules
+from flowrl.parallel.state import SchedulerState, next_due, step
+from flowrl.parallel.status import (
+    Asked,
+    Blocked,
+    Completed,
+    Entry,
+    Failed,
+    Held,
+    Merging,
+    Preparing,
+    Running,
+    Waiting,
+)
+from flowrl.parallel.turn import HEARS
+from tests.parallel.scheduling import NOW, finished
+
+FROZEN = Path(__file__).parents[1] / "data" / "scheduler_state_v1.json"
+HANDLE = Handle(run_id="e3.a2.0badcafe", session="s", pid=7, birth="b 1", pane="%4", server_pid=9)
+EVERY_STATUS = (
+    Waiting(),
+    Waiting(attempt=3, not_before=NOW, why="exit 1", run_id="e1.a3.x", alone=True),
+    Preparing(attempt=2, device="0", since=NOW, run_id=None),
+    Running(run_id="e3.a2.0badcafe", attempt=2, handle=HANDLE, device="GPU-1", since=NOW),
+    Running(
+        run_id="e4.a1.1",
+        attempt=1,
+        handle=None,
+        device=None,
+        since=NOW + timedelta(microseconds=1),
+        resumed=True,
+        asked=Asked.HOLD,
+    ),
+    Merging(
+        run_id="e5.a1.1", attempt=1, frames=8, success_rate=0.1, wall_seconds=0.5, since=NOW,
+        not_before=NOW, why="disk full",
+    ),
+    Completed(run_id="e6.a1.1", attempt=1, frames=8, success_rate=1.0, wall_seconds=2.5, at=NOW),
+    Failed(why="exit 1 – „ü“", attempt=3, at=NOW),
+    Held(why="session killed", attempt=1, at=NOW, run_id="e8.a1.1"),
+    Blocked(by=("skill 7",)),
+)  # fmt: skip
+
+
+def state_of_all() -> SchedulerState:
+    """One skill in each status."""
+    entries = [
+        Entry(
+            skill=f"skill {number}",
+            needs=("skill 7",) if isinstance(status, Blocked) else (),
+            order=number,
+            status=status,
+            priority=-number,
+            expert=number,
+            failures=number % 3,
+            frames_used=number,
+        )
+        for number, status in enumerate(EVERY_STATUS)
+    ]
+    return SchedulerState.of(entries, next_expert=40)
+
+
+def test_the_frozen_state_file_of_version_1_loads_for_ever():
+    assert decode(FROZEN.read_bytes(), "v1") == state_of_all()
+
+
+def test_a_state_goes_to_its_file_and_back():
+    state = state_of_all()
+    back = decode(encode(state), "there")
+    assert back == state
+    assert back.index == state.index
+    assert {type(entry.status) for entry in back.entries.values()} == set(
+        typing.get_args(signals.Status)
+    )
+
+
+def test_the_file_is_json_with_one_line_per_skill_and_plain_fields():
+    text = encode(state_of_all())
+    skills = json.loads(text)["skills"]
+    assert len(text.splitlines()) == len(skills) + 2
+    by_name = {line["skill"]: line for line in skills}
+    assert by_name["skill 4"]["session"] == "flowrl_e4_skill_4"
+    assert by_name["skill 3"] | {} == by_name["skill 3"] | {
+        "status": "running",
+        "session": "s",
+        "device": "GPU-1",
+        "since": "2030-01-01T00:00:00Z",
+    }
+    assert by_name["skill 9"]["blocked_by"] == by_name["skill 9"]["waits_for"] == ["skill 7"]
+    common = {"skill", "status", "expert", "attempt", "session", "device", "needs", "waits_for"}
+    common |= {"blocked_by", "frames", "success_rate", "why"}
+    assert all(common <= line.keys() for line in skills)
+
+
+def damaged(**changes):
+    document = json.loads(FROZEN.read_text())
+    document["skills"][3] |= changes
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        damaged(status="dancing"),
+        damaged(needs=["nobody"]),
+        damaged(needs=["skill 3"]),
+        damaged(skill="skill 1"),
+        damaged(expert=1),
+        damaged(expert=40),
+        damaged(expert=None),
+        damaged(expert=True),
+        damaged(attempt=-1),
+        damaged(since="yesterday"),
+        damaged(since="2030-01-01T00:00:00"),
+        damaged(handle={"pid": 3}),
+        damaged(skill="a\nb"),
+        '{"format": 1, "next_expert": 0}',
+        '{"format": 1, "next_expert": 0, "skills": [3]}',
+    ],
+)
+def test_a_damaged_state_is_refused_with_its_place_and_a_remedy(text):
+    with pytest.raises(FileRefusedError, match=r"^there is damaged .*restore it"):
+        decode(text, "there")
+
+
+def test_saved_lines_are_made_anew_when_what_they_say_changes(tmp_path):
+    file = StateFile(tmp_path / "state.json")
+    added = signals.SkillsAdded((NewSkill(skill="A"), NewSkill(skill="B", needs=("A",))))
+    state, _ = step(SchedulerState(), [added], NOW, Rules())
+    assert file.encode(state) == encode(state)
+    state = through(state, "A")
+    assert file.encode(state) == encode(state)
+    assert '"waits_for": ["A"]' not in file.encode(state)
+
+
+def through(state, skill):
+    """The state once this skill's next run has gone all the way."""
+    handle = Handle(run_id="r", session="s", pid=1)
+    for event in (
+        signals.RunPrepared(skill, "r"),
+        signals.RunLaunched(skill, "r", handle),
+        signals.RunEnded(skill, "r", finished("r")),
+        signals.MergeDone(skill, "r"),
+    ):
+        state, _ = step(state, [event], NOW, Rules())
+    return state
+
+
+def test_every_event_is_heard():
+    assert set(HEARS) == set(typing.get_args(signals.Event))
+
+
+def test_an_event_of_another_run_or_status_changes_nothing():
+    state = state_of_all()
+    handle = Handle(run_id="other", session="s", pid=1)
+    rules = Rules(launching=False)
+    for skill in state.entries:
+        for event in (
+            signals.RunLaunched(skill, "other", handle),
+            signals.RunEnded(skill, "other", Lost()),
+            signals.RunHung(skill, "other"),
+            signals.MergeDone(skill, "other"),
+            signals.FoundMerged(skill, "other", 1, 1.0),
+            signals.MergeRefused(skill, "other", "no"),
+        ):
+            # (the postponed merge would be due)
+            after, commands = step(state, [event], NOW - timedelta(1), rules)
+            assert after is state
+            assert commands == ()
+
+
+def test_the_same_history_gives_the_same_state():
+    first, second = (history(seed=5) for _ in range(2))
+    assert first == second
+
+
+def history(seed):
+    dice = random.Random(seed)
+    state, trace = SchedulerState(), []
+    names = [f"s{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        needs = tuple(dice.sample(names[:number], k=min(number, dice.randint(0, 2))))
+        added = signals.SkillsAdded((NewSkill(skill=name, needs=needs),))
+        state, commands = step(state, [added], NOW, Rules(), jitter=dice.random())
+        trace.append((state, commands))
+    return trace
+
+
+@pytest.mark.parametrize("size", [1_000, 10_000])
+def test_the_index_kept_by_steps_is_the_index_from_scratch(size):
+    dice = random.Random(size)
+    skills = tuple(
+        NewSkill(
+            skill=f"s{number}",
+            needs=tuple({f"s{dice.randrange(number)}" for _ in range(3)} if number else ()),
+            priority=dice.randrange(4),
+        )
+        for number in range(size)
+    )
+    shuffled = list(skills)
+    dice.shuffle(shuffled)
+    state, _ = step(SchedulerState(), [signals.SkillsAdded(tuple(shuffled))], NOW, Rules())
+    assert [*state.entries] == [item.skill for item in shuffled]
+    for _ in range(4):
+        for entry in state.active():
+            state = through(state, entry.skill)
+    entry = next(iter(state.active()))
+    refused = signals.PrepareRefused(entry.skill, "broken")
+    state, _ = step(state, [refused], NOW, Rules())
+    assert any(isinstance(e.status, Blocked) for e in state.entries.values())
+    scratch = Index.of(state.entries)
+    for name in ("missing", "ready", "active", "names"):
+        assert getattr(state.index, name) == getattr(scratch, name), name
+    assert {name: set(users) for name, users in state.index.dependants.items()} == {
+        name: set(users) for name, users in scratch.dependants.items()
+    }
+
+
+def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
+    skills = [NewSkill(skill=n) for n in "AB"] + [
+        NewSkill(skill="C", needs=("A", "B")),
+        NewSkill(skill="D", needs=("C",)),
+    ]
+    state, _ = step(SchedulerState(), [signals.SkillsAdded(tuple(skills))], NOW, Rules())
+    refused = [signals.PrepareRefused(n, "no") for n in "AB"]
+    state, _ = step(state, refused, NOW, Rules())
+    assert state.entries["D"].status == Blocked(by=("A", "B"))
+    state, _ = step(state, [signals.Retry("A")], NOW, Rules())
+    assert state.entries["D"].status == Blocked(by=("B",))
+    state, _ = step(state, [signals.Retry("B")], NOW, Rules())
+    assert state.entries["D"].status == Waiting()
+    state, _ = step(state, [signals.Hold("C")], NOW, Rules())
+    assert state.entries["D"].status == Blocked(by=("C",))
+
+
+def test_nothing_is_due_but_what_lies_ahead():
+    entry = replace(state_of_all().entries["skill 1"], skill="x", order=0)
+    state = SchedulerState.of([entry], next_expert=2)
+    assert next_due(state, after=NOW - timedelta(seconds=1)) == NOW
+    assert next_due(state, after=NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Exited(why=Why.EXIT, code=3), "exit 3"),
+        (Exited(why=Why.SIGNAL, signal=9, detail="killed"), "signal 9 (killed)"),
+        (Exited(why=Why.NO_RESULT, code=0), "no result"),
+        (Lost(), "it left no trace"),
+    ],
+)
+def test_an_end_is_described_for_people(outcome, words):
+    assert described(outcome) == words
+
+
+def test_a_heartbeat_is_the_change_of_progress_and_not_the_wall_clock(tmp_path):
+    seconds = 0.0
+    heartbeats = Heartbeats(10, monotonic=lambda: seconds)
+    path = tmp_path / "progress.json"
+    assert not heartbeats.silent("r", path)
+    seconds = 9.0
+    path.write_text("1")
+    assert not heartbeats.silent("r", path)
+    seconds = 18.0
+    assert not heartbeats.silent("r", path)
+    seconds = 20.0
+    assert heartbeats.silent("r", path)
+
+
+def test_the_deepest_mount_tells_the_file_system():
+    mounts = "1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /home/a\\040b rw x:1 - nfs4 s rw\n"
+    assert filesystem_of(Path("/home/a b/c"), mounts) == "nfs4"
+    assert filesystem_of(Path("/home/a bc"), mounts) == "ext4"
