@@ -131,6 +131,11 @@ class RunLayout:
         return self.folder / "metrics.jsonl"
 
     @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files, when they are asked for."""
+        return self.folder / "tensorboard"
+
+    @property
     def progress(self) -> Path:
         """The newest metrics, for eyes and heartbeats."""
         return self.folder / "progress.json"

@@ -24,7 +24,7 @@ class Counters:
     updates: int = 0
     frames: int = 0
     acted: tuple[int, ...]  # per local expert; the sum is `frames`
-    seconds: float = 0.0
+    seconds: float = 0.0  # from each start of `train` on, compiling included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class Turn:
     rates: Rates
     figures: dict[str, float]
     reached: bool  # the success rate that ends the run early
+    ended: bool  # no update follows
 
 
 def num_updates(config: PPOConfig) -> int:
@@ -53,52 +54,63 @@ def frames_per_update(config: PPOConfig) -> int:
 
 def learning_rate(config: PPOConfig, updates: int) -> float:
     """The rate of the update that follows `updates` others; falls linearly when annealed."""
-    return config.lr * (1.0 - updates / num_updates(config)) if config.anneal_lr else config.lr
+    left = max(0.0, 1.0 - updates / num_updates(config))
+    return config.lr * left if config.anneal_lr else config.lr
 
 
 def train(
     env: WalkingEnv, config: PPOConfig, *, learner: Learner, counters: Counters
 ) -> Iterator[Turn]:
-    """Update after update, ending with the budget or with enough success.
+    """Update after update, at least one, ending with the budget or with enough success.
 
     The update is compiled before this returns. `learner` is given up.
 
     Raises:
       TrainingError: from the iterator, when a loss or a parameter is not finite.
     """
+    began = time.monotonic() - counters.seconds
     step = jax.jit(partial(update, env, config), donate_argnums=0)
     compiled = step.lower(learner, np.float32(config.lr)).compile()
-    return _turns(compiled, config, learner=learner, counters=counters, num_tasks=env.num_tasks)
+    episodes = EpisodeLog(config.num_envs, env.num_tasks)
+    turns = _turns(compiled, config, learner=learner, counters=counters, episodes=episodes)
+    return (_timed(turn, seconds=time.monotonic() - began) for turn in turns)
 
 
 def _turns(
-    compiled, config: PPOConfig, *, learner: Learner, counters: Counters, num_tasks: int
+    compiled, config: PPOConfig, *, learner: Learner, counters: Counters, episodes: EpisodeLog
 ) -> Iterator[Turn]:
-    episodes = EpisodeLog(config.num_envs, num_tasks)
-    reached = False
-    while counters.updates < num_updates(config) and not reached:
-        began = time.monotonic()
+    ended = False
+    while not ended:
         learner, stats = compiled(learner, np.float32(learning_rate(config, counters.updates)))
         stats = jax.device_get(stats)
-        counters = _counted(counters, stats, seconds=time.monotonic() - began)
+        counters = _counted(counters, stats)
         _refuse_infinite(stats, config, counters)
         episodes.add(stats)
         rates = episodes.rates()
         reached = rates.full and rates.success >= config.success_state_rate
+        ended = reached or counters.updates >= num_updates(config)
         figures = {name: float(figure) for name, figure in stats.figures.items()}
         yield Turn(
-            learner=learner, counters=counters, rates=rates, figures=figures, reached=reached
+            learner=learner,
+            counters=counters,
+            rates=rates,
+            figures=figures,
+            reached=reached,
+            ended=ended,
         )
 
 
-def _counted(counters: Counters, stats: Stats, *, seconds: float) -> Counters:
+def _timed(turn: Turn, *, seconds: float) -> Turn:
+    return replace(turn, counters=replace(turn.counters, seconds=seconds))
+
+
+def _counted(counters: Counters, stats: Stats) -> Counters:
     acted = tuple(old + int(new) for old, new in zip(counters.acted, stats.acted, strict=True))
     return replace(
         counters,
         updates=counters.updates + 1,
         frames=counters.frames + stats.done.size,
         acted=acted,
-        seconds=counters.seconds + seconds,
     )
 
 

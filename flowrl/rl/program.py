@@ -1,0 +1,130 @@
+"""The trainer: from a run folder with a module to its final experts and result.json."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from flowrl import checkpoints, durable, runs
+from flowrl.config import TrainConfig
+from flowrl.envs.craftax import make_env
+from flowrl.envs.interface import WalkingEnv
+from flowrl.envs.skill_module import load_module
+from flowrl.envs.wrappers import BatchedEnv
+from flowrl.models import dispatch
+from flowrl.models.actor_critic import ActorCriticMoE
+from flowrl.rl import resuming
+from flowrl.rl.assignment import Assignment, initial_experts, read_assignment, save_finals
+from flowrl.rl.reporting import Reporter
+from flowrl.rl.stopping import StopWish
+from flowrl.rl.train import Counters, Turn, train
+from flowrl.rl.update import Learner, start
+from flowrl.runs import RunResult
+
+
+class Prepared(NamedTuple):
+    """A run that is ready to train."""
+
+    env: WalkingEnv
+    learner: Learner
+    counters: Counters
+
+
+def run(config: TrainConfig, stop: StopWish) -> int:
+    """Train the run in the module's folder to its end, or until a stop is wished.
+
+    Returns:
+      The exit code: 0 with result.json written, else that of the stop with the state saved.
+
+    Raises:
+      FlowrlError: the run cannot be trained; its folder holds no result.
+    """
+    use_compile_cache(config.compile_cache)
+    module = load_module(config.module_path)
+    walk = make_env(config.env_name, module, max_episode_steps=config.max_episode_steps)
+    env = BatchedEnv(walk, world_pool=config.world_pool)
+    assignment = read_assignment(config, module)
+    reporter = Reporter(assignment, config)
+    try:
+        reporter.phase("compiling", Counters(acted=(0,) * env.num_experts))
+        prepared = prepare(assignment, config, env)
+        return _train(assignment, config, prepared, stop=stop, reporter=reporter)
+    finally:
+        reporter.close()
+
+
+def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Prepared:
+    """Experts, environments and counters: of a stopped trainer when it left them."""
+    body = ActorCriticMoE(
+        num_experts=env.num_experts,
+        observation_size=env.observation_size,
+        num_actions=env.num_actions,
+        layer_size=config.layer_size,
+        activation=config.activation,
+    )
+    init_key, key = jax.random.split(jax.random.key(assignment.seed))
+    packed = jax.jit(dispatch.pack)(initial_experts(assignment, body, init_key))
+    learner = start(env, config, params=packed, key=key)
+    counters = Counters(acted=(0,) * env.num_experts)
+    if config.resume and checkpoints.has_resume(assignment.layout.resume):
+        learner, counters = resuming.load(
+            assignment.layout, learner, env=env, num_envs=config.num_envs
+        )
+    return Prepared(env, learner, counters)
+
+
+def use_compile_cache(folder: Path | None) -> None:
+    """Keep compiled programs between processes, also small and quick ones.
+
+    Without a folder: JAX_COMPILATION_CACHE_DIR, or flowrl/jax in the user's cache folder.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    default = os.environ.get("JAX_COMPILATION_CACHE_DIR") or Path(caches, "flowrl", "jax")
+    jax.config.update("jax_compilation_cache_dir", str(folder or default))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _train(
+    assignment: Assignment,
+    config: TrainConfig,
+    prepared: Prepared,
+    *,
+    stop: StopWish,
+    reporter: Reporter,
+) -> int:
+    env, learner, counters = prepared
+    turns = train(env, config, learner=learner, counters=counters)
+    reporter.phase("training", counters)
+    for turn in turns:
+        reporter.turn(turn)
+        if turn.ended:
+            _finish(assignment, turn)
+        elif stop.heard:
+            resuming.save(assignment.layout, turn.learner, turn.counters)
+            return stop.exit_code
+    return 0
+
+
+def _finish(assignment: Assignment, turn: Turn) -> None:
+    """Final experts first, result.json last: it vouches for them."""
+    layout = assignment.layout
+    layout.result_json.unlink(missing_ok=True)  # of an earlier run in the same folder
+    params = jax.jit(dispatch.unpack)(turn.learner.params)
+    experts = save_finals(assignment, params, acted=turn.counters.acted)
+    durable.remove_tree(layout.resume)
+    result = RunResult(
+        run_id=assignment.run_id,
+        frames=turn.counters.frames,
+        experts=experts,
+        success_rate=turn.rates.success,
+        step_success=turn.rates.step_success,
+        mean_episode_length=turn.rates.mean_episode_length,
+        updates=turn.counters.updates,
+        wall_seconds=turn.counters.seconds,
+        stopped_early=turn.reached,
+    )
+    runs.write_result(layout, result)

@@ -1,0 +1,136 @@
+"""Where a run's figures go: a file of JSON lines, TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from flowrl import durable
+from flowrl.config import PPOConfig, to_json
+from flowrl.errors import ConfigError
+from flowrl.layout import RunLayout
+
+logger = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    """Takes a run's figures."""
+
+    def log(self, figures: Mapping[str, float], *, frames: int) -> None:
+        """Take the figures that hold after so many frames."""
+        ...
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        ...
+
+
+class JsonLines:
+    """metrics.jsonl: one object per line; a figure that is no number is null."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        self._path = layout.metrics
+
+    def log(self, figures: Mapping[str, float], *, frames: int) -> None:
+        """Append one line."""
+        numbers = {name: _number(figure) for name, figure in figures.items()}
+        durable.append_line(self._path, json.dumps({"frames": frames, **numbers}))
+
+    def close(self) -> None:
+        """Every line is written already."""
+
+
+class TensorBoard:
+    """Event files in the run folder."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(layout.tensorboard))
+
+    def log(self, figures: Mapping[str, float], *, frames: int) -> None:
+        """One scalar per figure."""
+        for name, figure in figures.items():
+            self._writer.add_scalar(name, figure, frames)
+
+    def close(self) -> None:
+        """Flush the event file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run at Weights & Biases; kept on disk for `wandb sync` when there is no key."""
+
+    def __init__(self, layout: RunLayout, config: PPOConfig, *, run_id: str) -> None:
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise ConfigError("--use_wandb needs wandb: pip install 'flowrl[wandb]'") from error
+        self._run: Any = wandb.init(
+            project=config.wandb_project,
+            entity=config.wandb_entity,
+            id=run_id.replace(".", "-") if run_id != "standalone" else None,
+            name=layout.folder.name,
+            dir=str(layout.folder),
+            resume="allow",
+            mode=None if os.environ.get("WANDB_API_KEY") else "offline",
+            config=to_json(config, PPOConfig),
+        )
+
+    def log(self, figures: Mapping[str, float], *, frames: int) -> None:
+        """One step of the run's history."""
+        self._run.log(dict(figures), step=frames)
+
+    def close(self) -> None:
+        """Hand the rest over."""
+        self._run.finish()
+
+
+class Guarded:
+    """Several trackers; one whose disk or network fails is left out, and training goes on."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    def log(self, figures: Mapping[str, float], *, frames: int) -> None:
+        """Hand the figures to every tracker that still works."""
+        for tracker in list(self._trackers):
+            try:
+                tracker.log(figures, frames=frames)
+            except OSError as error:
+                self._drop(tracker, error)
+
+    def close(self) -> None:
+        """Close every tracker that still works."""
+        for tracker in list(self._trackers):
+            try:
+                tracker.close()
+            except OSError as error:
+                self._drop(tracker, error)
+
+    def _drop(self, tracker: Tracker, error: OSError) -> None:
+        self._trackers.remove(tracker)
+        logger.warning("a tracker failed and is left out", extra={"tracker": str(tracker)})
+        logger.warning("%s: %s", type(tracker).__name__, error)
+
+
+def open_trackers(layout: RunLayout, config: PPOConfig, *, run_id: str) -> Guarded:
+    """The trackers that the configuration asks for.
+
+    Raises:
+      ConfigError: one needs a package that is not installed.
+    """
+    trackers: list[Tracker] = [JsonLines(layout)]
+    if config.use_tensorboard:
+        trackers.append(TensorBoard(layout))
+    if config.use_wandb:
+        trackers.append(WeightsAndBiases(layout, config, run_id=run_id))
+    return Guarded(trackers)
+
+
+def _number(figure: float) -> float | None:
+    return figure if math.isfinite(figure) else None
