@@ -77,8 +77,9 @@ def read(layout: GraphLayout) -> Manifest:
       FileRefusedError: it is damaged, or lost while its history is there.
       FormatVersionError: another version of flowrl wrote it.
     """
+    past = generations(layout)  # looked at first: a first merge writes it after the manifest
     if not layout.manifest.exists() and not layout.manifest.is_symlink():
-        if generations(layout):
+        if past:
             raise FileRefusedError(f"{layout.manifest} is lost; {_remedy(layout)}")
         return Manifest()
     try:

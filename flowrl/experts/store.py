@@ -35,6 +35,7 @@ from flowrl.layout import GraphLayout
 from flowrl.runs import Ancestor
 
 logger = logging.getLogger(__name__)
+REMEDY = "restore it from a backup, or go back to an earlier version (flowrl.experts.repair)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,7 @@ class ExpertStore:
         path = self.path_of(version)
         if not path.is_dir():
             raise ExpertMissingError(
-                f"expert {version.index} ({version.skill}): {path} is missing; restore it from a "
-                "backup, or go back with `flowrl rollback`"
+                f"expert {version.index} ({version.skill}): {path} is missing; {REMEDY}"
             )
         check_digest(path, version.sha256, index=version.index, skill=version.skill)
         return path
@@ -251,7 +251,7 @@ def check_digest(folder: Path, sha256: str, *, index: int, skill: str) -> None:
     if found != sha256:
         raise ExpertCorruptError(
             f"expert {index} ({skill}): {folder} has sha256 {found[:12]}…, {sha256[:12]}… was "
-            "committed; restore it from a backup, or go back with `flowrl rollback`"
+            f"committed; {REMEDY}"
         )
 
 

@@ -80,11 +80,14 @@ def process_completed_training(
     return _summary(archive, run, commit)
 
 
-def recover_graph(layout: GraphLayout, policy: MergePolicy | None = None) -> Recovery:
+def recover_graph(
+    layout: GraphLayout, policy: MergePolicy | None = None, *, min_success_rate: float = 0.0
+) -> Recovery:
     """Roll every finished run forward, and remove what a kill or a power cut left behind.
 
-    Runs with a living process are left alone, and so are those without a result. Nothing else may
-    prepare or merge runs of this graph meanwhile.
+    Left to the scheduler: runs with a living process, without a result, or that succeeded less
+    often than `min_success_rate` and are not merged yet. Nothing else may prepare or merge runs of
+    this graph meanwhile.
 
     Raises:
       FileRefusedError: the manifest is damaged; says which history file to restore.
@@ -98,11 +101,18 @@ def recover_graph(layout: GraphLayout, policy: MergePolicy | None = None) -> Rec
         if lock_held(place.folder) or not place.result_json.exists():
             continue
         try:
-            merged.append(_roll_forward(layout, place, policy))
+            if _is_due(layout, place, min_success_rate):
+                merged.append(_roll_forward(layout, place, policy))
         except (ResultRefusedError, FileRefusedError, ExpertError) as error:
             logger.warning("a finished run is refused", extra={"why": str(error)})
             refused[place.folder] = str(error)
     return Recovery(merged=tuple(merged), refused=refused)
+
+
+def _is_due(layout: GraphLayout, place: RunLayout, min_success_rate: float) -> bool:
+    if read_run(place).run_id in ExpertStore(layout).manifest().merged:
+        return True
+    return read_result(place).success_rate >= min_success_rate
 
 
 def _roll_forward(

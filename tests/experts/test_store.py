@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,19 @@ def test_a_replaced_lock_file_stops_the_merge_before_its_swap(store, layout, mon
     assert layout.manifest.read_bytes() == before
 
 
+def test_a_reader_during_the_first_merge_finds_an_empty_graph_or_the_merge(store, monkeypatch):
+    generations = manifests.generations
+
+    def merged_meanwhile(layout):
+        past = generations(layout)
+        monkeypatch.setattr(manifests, "generations", generations)
+        merge(store, "r1", expert=0, acted=5)
+        return past
+
+    monkeypatch.setattr(manifests, "generations", merged_meanwhile)
+    assert store.manifest().merged in {(), ("r1",)}
+
+
 def _merge_in_its_own_process(root: Path, number: int, barrier) -> None:
     store = ExpertStore(GraphLayout(root))
     barrier.wait(timeout=60)
@@ -308,18 +322,19 @@ def test_six_mergers_at_once_lose_nothing_and_readers_see_no_mix(layout):
     ]
     for merger in mergers:
         merger.start()
-    seen, ended = [], threading.Event()
+    seen = []
+    ended = threading.Event()
 
     def read() -> None:
         while not ended.is_set():
             seen.append(contents(layout))  # raises at a version that is not whole
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    for merger in mergers:
-        merger.join(timeout=120)
-    ended.set()
-    reader.join(timeout=60)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        reading = pool.submit(read)
+        for merger in mergers:
+            merger.join(timeout=120)
+        ended.set()
+        reading.result(timeout=60)
     assert [merger.exitcode for merger in mergers] == [0] * 6
     manifest = ExpertStore(layout).manifest()
     assert sorted(manifest.merged) == sorted(
@@ -329,4 +344,3 @@ def test_six_mergers_at_once_lose_nothing_and_readers_see_no_mix(layout):
     assert contents(layout)[0] == (6, "run5 of 0")
     frames = [found[0][0] for found in seen if 0 in found]
     assert frames == sorted(frames)
-    assert not reader.is_alive()

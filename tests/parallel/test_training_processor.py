@@ -338,6 +338,18 @@ def test_recovery_counts_frames_as_the_run_was_told_to(trained):
     assert frames(trained) == {0: 85, 1: 20, 4: 35}
 
 
+def test_recovery_leaves_a_run_that_rarely_succeeded_to_the_scheduler(trained):
+    finished(trained)  # succeeds in 90 % of its episodes
+    assert recover_graph(trained, min_success_rate=0.95).merged == ()
+    assert len(recover_graph(trained, min_success_rate=0.9).merged) == 1
+
+
+def test_a_run_in_the_ledger_is_cleaned_away_however_often_it_succeeded(trained):
+    kill_a_merge(trained, finished(trained), "merge.committed")
+    assert len(recover_graph(trained, min_success_rate=1.0).merged) == 1
+    assert tree(trained.training_runs) == []
+
+
 def test_a_live_run_keeps_its_ancestors_from_the_garbage(trained):
     ready = prepare(trained, SWORD, 3, COMPLETED)
     ancestor = ready.run.ancestors[0]
