@@ -1,0 +1,154 @@
+"""A generated module is read as text, and only if it is exactly what flowrl writes."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from flowrl.config import PPOConfig, to_json
+from flowrl.envs.features import asked_by
+from flowrl.envs.skill_module import load_module
+from flowrl.errors import FileRefusedError, GateError, SkillError
+from flowrl.parallel.generated_module import generate_module_with_remapping
+from flowrl.runs import PlannedStep, TrainingRun
+from flowrl.skills.skill import load_library
+from tests.envs.making import CLASSIC, PLAN, STONE, WOOD, module_text
+
+TEXT = module_text()
+
+
+def test_a_module_says_its_plan_with_local_experts():
+    module = load_module(TEXT)
+    assert module.game == "craftax.craftax_classic"
+    assert module.global_to_local == {0: 0, 2: 1, 5: 2}
+    assert module.local_to_global == {0: 0, 1: 2, 2: 5}
+    found = [(task.skill, task.count, task.expert_local) for task in module.tasks]
+    assert found == [("Collect Wood", 2, 0), ("Collect Stone", 1, 2), ("Collect Coal", 1, 1)]
+
+
+def test_the_functions_of_a_module_are_those_of_its_text():
+    first, second, _ = load_module(TEXT).tasks
+    assert not first.is_done(SimpleNamespace(wood=1))
+    assert first.is_done(SimpleNamespace(wood=2))
+    assert second.reward(SimpleNamespace(stone=3)) == 30
+
+
+def test_n_is_a_default_and_not_asked_of_the_environment():
+    first = load_module(TEXT).tasks[0]
+    assert asked_by(first.is_done) == ("inventory",)
+
+
+def test_a_module_on_disk_names_itself_in_its_errors(tmp_path):
+    path = tmp_path / "2.py"
+    path.write_text(TEXT)
+    assert len(load_module(path).tasks) == 3
+    path.write_text(TEXT.replace("import jax\n", "import os\n"))
+    with pytest.raises(SkillError, match=re.escape(f"{path}:3: ")):
+        load_module(path)
+
+
+def test_a_missing_module_and_one_that_is_not_text_are_refused(tmp_path):
+    with pytest.raises(FileRefusedError):
+        load_module(tmp_path / "2.py")
+    (tmp_path / "2.py").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SkillError, match="write it again"):
+        load_module(tmp_path / "2.py")
+
+
+def test_whatever_the_generator_writes_of_the_library_is_read():
+    library = load_library(CLASSIC, None)
+    names = list(library)
+    plan = tuple(PlannedStep(skill=name, count=k + 1, expert=2 * k) for k, name in enumerate(names))
+    run = TrainingRun(
+        run_id="e42.a1.00000000",
+        skill=names[-1],
+        expert=plan[-1].expert,
+        attempt=1,
+        plan=plan,
+        experts=tuple(step.expert for step in plan),
+        ancestors=(),
+        config=to_json(PPOConfig()),
+    )
+    module = load_module(generate_module_with_remapping(run, library))
+    assert [(task.skill, task.count) for task in module.tasks] == [
+        (step.skill, step.count) for step in plan
+    ]
+
+
+DEPARTURES = {
+    "no docstring": (TEXT.split("\n", 1)[1], "docstring"),
+    "another import": (TEXT.replace("import jax\n", "import os\n"), "import jax"),
+    "another game": (TEXT.replace("craftax_classic", "chess"), "craftax.craftax_classic.constants"),
+    "an import more": (TEXT.replace("GLOBAL_TO", "import os\nGLOBAL_TO", 1), "GLOBAL_TO_LOCAL"),
+    "a star import": (TEXT.replace("Achievement, Action, BlockType", "*"), "not `from"),
+    "code between": (TEXT.replace("def task_1_is", "print(1)\n\ndef task_1_is"), "task_1_is_done"),
+    "code at the end": (TEXT + "\nprint(1)\n", "beyond the 3 tasks"),
+    "a task too many": (TEXT + "\ndef task_3_is_done(n):\n    return n\n", "beyond the 3 tasks"),
+    "a computed plan": (TEXT.replace("PLAN = [", "PLAN = 2 * ["), "literal"),
+    "a called plan": (TEXT.replace("PLAN = ", "PLAN = list() + "), "literal"),
+    "an annotated map": (TEXT.replace("LOCAL_TO_GLOBAL =", "LOCAL_TO_GLOBAL: dict ="), "LOCAL_TO"),
+    "a map to text": (TEXT.replace("{0: 0, 2: 1", "{0: '0', 2: 1"), "indices to indices"),
+    "a map to true": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: False, 2: True}"), "indices to"),
+    "maps that disagree": (TEXT.replace("{0: 0, 1: 2, 2: 5}", "{0: 0, 1: 5, 2: 2}"), "inverse"),
+    "a gap in the map": (TEXT.replace("5: 2}", "5: 3}"), "in order from 0"),
+    "maps out of order": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: 0, 2: 2, 5: 1}"), "in order"),
+    "an unknown expert": (TEXT.replace("'expert': 5", "'expert': 4"), "names expert 4"),
+    "a count of zero": (TEXT.replace("'count': 2", "'count': 0"), "step 0 of PLAN"),
+    "a count of true": (TEXT.replace("'count': 2", "'count': True"), "step 0 of PLAN"),
+    "a key too many": (TEXT.replace("'count': 2", "'count': 2, 'x': 1"), "step 0 of PLAN"),
+    "an empty plan": (re.sub(r"PLAN = .*", "PLAN = []", TEXT), "list of steps"),
+    "a shorter plan": (re.sub(r"PLAN = .*", "PLAN = [{'skill': 'a', 'count': 2, 'expert': 0}]", TEXT), "beyond the 1 tasks"),  # noqa: E501
+    "a missing function": (TEXT.replace("def task_2_reward", "def task_3_reward"), "def task_2_re"),
+    "functions out of order": (module_text((WOOD, STONE)).replace("task_0", "task_9"), "task_0"),
+    "an async function": (TEXT.replace("def task_0_is", "async def task_0_is"), "task_0_is_done"),
+    "a class": (TEXT.replace("def task_0_is_done(inventory, n=2)", "class task_0_is_done"), "def "),
+    "another count": (TEXT.replace("n=2", "n=3"), "n=3, PLAN says 2"),
+    "n without its count": (TEXT.replace("n=2", "n"), "must have no default but n=2"),
+    "another default": (TEXT.replace("(inventory, n=2)", "(n, inventory=2)"), "only n may have"),
+    "another network": (TEXT.replace("GLOBAL_TO_LOCAL[5]", "GLOBAL_TO_LOCAL[2]"), "task_1_network"),
+    "a bare network": (TEXT.replace("return GLOBAL_TO_LOCAL[5]", "return 2"), "task_1_network"),
+    "only a docstring": ('"""Nothing."""\n', "ends before"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "why"), DEPARTURES.values(), ids=DEPARTURES)
+def test_a_module_that_departs_from_the_frame_is_refused(text, why):
+    assert text != TEXT
+    with pytest.raises(SkillError, match=re.escape(why)) as refused:
+        load_module(text)
+    assert re.match(r"<module>:\d+: ", str(refused.value))
+
+
+HOSTILE = {
+    "a system call": "(n=2):\n    return __import__('os').system('id')",
+    "a dunder walk": "(n=2):\n    return ().__class__.__bases__",
+    "a callback": "(inventory, n=2):\n    return jax.pure_callback(abs, 1, 2)",
+    "a file": "(n=2):\n    return jnp.load('/etc/passwd')",
+    "an import inside": "(n=2):\n    import os\n    return 1",
+    "a nested function": "(n=2):\n    def f():\n        return 1\n    return 1",
+    "an unknown feature": "(everything, n=2):\n    return 1",
+    "a call in the default": "(n=print(1)):\n    return n",
+    "an endless loop": "(n=2):\n    while True:\n        n = n\n    return n",
+    "another task's function": "(n=2):\n    return task_1_is_done",
+    "the maps": "(n=2):\n    return GLOBAL_TO_LOCAL",
+}
+
+
+@pytest.mark.parametrize("is_done", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_function_is_refused_before_it_can_run(is_done):
+    with pytest.raises(SkillError):
+        load_module(module_text([WOOD._replace(is_done=is_done), *PLAN[1:]]))
+
+
+def test_a_decorated_function_is_refused_and_its_decorator_never_called():
+    with pytest.raises(GateError):
+        load_module(TEXT.replace("def task_0_is_done", "@exec\ndef task_0_is_done"))
+
+
+def test_the_namespace_of_skill_functions_holds_no_other_builtins():
+    function = load_module(TEXT).tasks[0].is_done
+    assert set(function.__globals__["__builtins__"]) == {
+        *("abs", "bool", "float", "int", "len", "max", "min", "range"),
+    }

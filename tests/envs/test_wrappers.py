@@ -1,0 +1,170 @@
+"""A batch resets the rows that ended, each in a world of its own, and nothing else."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flowrl.envs.craftax import WalkState
+from flowrl.envs.interface import StepOutput
+from flowrl.envs.wrappers import BATCH, BatchedEnv
+
+ENDS = 1  # the action that ends an episode
+
+
+class CountingWorlds:
+    """A stand-in for a SkillEnv: a world is a random number, kept until its episode ends."""
+
+    observation_size = 1
+    num_actions = 2
+    num_experts = 1
+    num_tasks = 1
+
+    def new_world(self, key: jax.Array) -> Any:
+        return {"number": jax.random.bits(key)}
+
+    def begin_in(self, world: Any) -> WalkState:
+        zero = jnp.zeros((), jnp.int32)
+        return WalkState(world, zero, jnp.zeros(1, bool), zero, jnp.zeros((), jnp.float32))
+
+    def observe(self, state: WalkState) -> jax.Array:
+        return state.length[None].astype(jnp.float32)
+
+    def current_expert(self, state: WalkState) -> jax.Array:
+        return jnp.zeros((), jnp.int32)
+
+    def advance(self, key: jax.Array, state: WalkState, action: jax.Array):
+        done = action == ENDS
+        state = state._replace(length=state.length + 1)
+        number = jnp.zeros((), jnp.int32)
+        return state, StepOutput(
+            *(jnp.zeros((), jnp.float32), done, done, ~done & done, number, number, number),
+            *(done[None], state.length, jnp.zeros((), jnp.float32)),
+        )
+
+
+class Compiled(BatchedEnv):
+    """A batch whose reset and step are compiled, once per size."""
+
+    def __init__(self, world_pool: int) -> None:
+        super().__init__(CountingWorlds(), world_pool=world_pool)  # type: ignore[arg-type]
+        self.reset = jax.jit(super().reset, static_argnums=1)
+        self.step = jax.jit(super().step)
+
+
+@cache
+def batch(world_pool: int = 0) -> BatchedEnv:
+    return Compiled(world_pool)
+
+
+def numbers(state: Any) -> np.ndarray:
+    return np.asarray(state.walk.world["number"])
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, BATCH, 2 * BATCH + 1])
+def test_every_first_episode_has_a_world_of_its_own(num_envs):
+    obs, state = batch().reset(jax.random.key(0), num_envs)
+    assert obs.shape == (num_envs, 1)
+    assert len(set(numbers(state))) == num_envs
+
+
+@pytest.mark.parametrize("world_pool", [0, 1000])
+def test_only_the_rows_that_ended_begin_again(world_pool):
+    env = batch(world_pool)
+    _, before = env.reset(jax.random.key(0), 30)
+    ends = np.random.default_rng(0).random(30) < 0.4
+    obs, after, output = env.step(jax.random.key(1), before, jnp.where(ends, ENDS, 0))
+    assert (np.asarray(output.done) == ends).all()
+    assert (numbers(after) != numbers(before))[ends].all()
+    assert (numbers(after) == numbers(before))[~ends].all()
+    assert (np.asarray(after.walk.length) == np.where(ends, 0, 1)).all()
+    assert (np.asarray(obs)[:, 0] == np.where(ends, 0, 1)).all()
+
+
+def test_the_output_of_a_last_step_is_that_of_the_old_episode():
+    env = batch()
+    _, state = env.reset(jax.random.key(0), 2)
+    for _ in range(3):
+        _, state, output = env.step(jax.random.key(1), state, jnp.array([0, 0]))
+    _, state, output = env.step(jax.random.key(1), state, jnp.array([ENDS, 0]))
+    assert output.episode_length.tolist() == [4, 4]
+    assert state.walk.length.tolist() == [0, 4]
+
+
+def test_without_a_pool_no_world_is_used_twice_however_many_end():
+    env = batch()
+    _, state = env.reset(jax.random.key(0), 30)
+    seen, begun = set(numbers(state)), 30
+    rng = np.random.default_rng(1)
+    for i in range(60):
+        ends = rng.random(30) < rng.choice([0, 0.1, 1])
+        _, state, _ = env.step(jax.random.key(i), state, jnp.where(ends, ENDS, 0))
+        seen |= set(numbers(state))
+        begun += ends.sum()
+    assert len(seen) == begun
+
+
+def test_worlds_are_generated_by_the_batch_and_none_is_thrown_away():
+    env = batch()
+    _, state = env.reset(jax.random.key(0), 4)
+    used = []
+    for i in range(2 * BATCH // 4):
+        _, state, _ = env.step(jax.random.key(i), state, jnp.full(4, ENDS))
+        used.append(int(state.store.used[0]))
+    assert used == [4 * (i + 1) - BATCH * (4 * i // BATCH) for i in range(2 * BATCH // 4)]
+
+
+def test_a_pool_is_drawn_from_evenly_and_never_changes():
+    env = batch(world_pool=4)
+    _, state = env.reset(jax.random.key(0), 32)
+    pool = np.asarray(state.store.worlds["number"])
+    assert set(numbers(state)) <= set(pool)
+    drawn = []
+    for i in range(50):
+        _, state, _ = env.step(jax.random.key(i), state, jnp.full(32, ENDS))
+        drawn.append(numbers(state))
+    shares = [np.mean(np.stack(drawn) == number) for number in pool]
+    assert np.asarray(state.store.worlds["number"]).tolist() == pool.tolist()
+    assert np.allclose(shares, 0.25, atol=0.05)
+    assert sum(shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("world_pool", [0, 5])
+def test_the_same_key_gives_the_same_worlds_and_another_key_others(world_pool):
+    def run(seed: int) -> np.ndarray:
+        env = batch(world_pool)
+        reset_key, step_key = jax.random.split(jax.random.key(seed))
+        _, state = env.reset(reset_key, 6)
+        _, state, _ = env.step(step_key, state, jnp.array([0, 1, 1, 0, 1, 1]))
+        return numbers(state)
+
+    assert (run(0) == run(0)).all()
+    assert not (run(0) == run(1)).any()
+
+
+@pytest.mark.parametrize("world_pool", [0, 3])
+def test_a_batch_can_be_split_over_devices_by_its_leading_axis(world_pool):
+    _, state = batch(world_pool).reset(jax.random.key(0), 6)
+    assert all(leaf.ndim > 0 for leaf in jax.tree.leaves(state))
+
+
+def test_the_size_of_a_batch_is_static_and_read_off_the_actions():
+    env = Compiled(0)
+    _, state = env.reset(jax.random.key(0), 5)
+    for i in range(3):
+        _, state, output = env.step(jax.random.key(i), state, jnp.zeros(5, jnp.int32))
+    assert output.done.shape == (5,)
+    assert env.step._cache_size() == 1
+
+
+def test_a_scan_over_steps_keeps_the_types_of_the_state():
+    env = batch()
+    _, state = env.reset(jax.random.key(0), 4)
+    step = partial(env.step, jax.random.key(0))
+    after = jax.eval_shape(step, state, jnp.zeros(4, jnp.int32))[1]
+    assert jax.tree.map(jax.typeof, after) == jax.tree.map(jax.typeof, state)
