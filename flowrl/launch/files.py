@@ -6,6 +6,7 @@ server?). Every function may be called at any time and by any process.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -24,6 +25,7 @@ FORMAT = 1
 RUNNER = Path(__file__).with_name("runner.py")
 CAPPED_LOG = Path(__file__).with_name("capped_log.py")
 _EXIT_INTERRUPTED = 130
+_CANNOT_LOOK = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 _SERVER_EXIT_SECONDS = 0.25
 
 
@@ -69,8 +71,9 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
         "cpus": list(job.cpus),
     }
     try:
-        paths.exit_json.unlink(missing_ok=True)
-        paths.start_json.unlink(missing_ok=True)
+        for stale in (paths.exit_json, paths.start_json, paths.result_json):
+            stale.unlink(missing_ok=True)
+        paths.training_log.touch(mode=0o600)  # there from the start, for whoever follows it
         durable.write_json(paths.spec_json, spec)
     except OSError as error:
         raise LaunchError(f"{paths.spec_json} cannot be written: {error}") from error
@@ -107,7 +110,11 @@ def found(job: Job) -> Handle | None:
 
 
 def outcome(handle: Handle, folder: Path) -> Outcome | None:
-    """How the run ended, or None while anything of it lives; orphans are ended here."""
+    """How the run ended, or None while anything of it lives; orphans are ended here.
+
+    Raises:
+      OSError: it cannot be looked at now, for instance for lack of file descriptors.
+    """
     ending = read_exit(folder, handle.run_id)
     if ending is not None:
         return judge(ending, handle, folder)
@@ -256,7 +263,9 @@ def _end_orphans(start: Start | None, folder: Path) -> None:
 def _facts(path: Path, run_id: str) -> dict[str, Any]:
     try:
         facts = durable.read_json(path)
-    except FileRefusedError:
+    except FileRefusedError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _CANNOT_LOOK:
+            raise error.__cause__ from error
         return {}
     return facts if facts.get("format") == FORMAT and facts.get("run_id") == run_id else {}
 

@@ -1,4 +1,7 @@
-"""Processes by pid and birth, so that a reused pid is never taken for the process it once was."""
+"""Processes by pid and birth, so that a reused pid is never taken for the process it once was.
+
+Whoever cannot look (out of file descriptors) gets an OSError, never the answer "it is gone".
+"""
 
 from __future__ import annotations
 
@@ -70,6 +73,6 @@ def with_open_file(path: Path) -> list[int]:
 def _stat(pid: int) -> list[str]:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
     return text.rpartition(")")[2].split()

@@ -91,9 +91,11 @@ class TmuxLauncher:
         files.prepare(job, grace_seconds=self._grace_seconds)
         reply = self._tmux(*_new_session(job))
         if reply.returncode == 0:
-            return _handle(job, _Pane.parse(f"{reply.stdout[0]}"))
+            return _handle(job, _Pane.parse(reply.stdout[0]))
         if any("duplicate session" in line for line in reply.stderr):
             return self._reuse_session(job)
+        if reply.stdout:  # it has started, without one of its options
+            self._tmux("kill-pane", "-t", _Pane.parse(reply.stdout[0]).pane)
         raise LaunchError(f"tmux cannot start {job.name}: {_why(reply)}")
 
     def find(self, job: Job) -> Handle | None:
@@ -114,8 +116,10 @@ class TmuxLauncher:
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
         """Return as soon as one of the runs may have ended, or after the timeout."""
         for handle, due in list(self._succeeded.values()):
-            if due <= time.monotonic() and not self.reap(handle):
+            if due <= time.monotonic():
                 self._succeeded[handle.run_id] = (handle, due + self._keep_seconds)
+                with contextlib.suppress(LaunchError):
+                    self.reap(handle)
         self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def reap(self, handle: Handle) -> bool:
@@ -227,7 +231,7 @@ def _settings(job: Job, target: str) -> list[str]:
         *(";", "set-option", "-p", "-t", target, "remain-on-exit", "on"),
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
         # It runs in the server's folder, and tmux expands times and formats before the shell.
-        *(";", "pipe-pane", "-t", target, log.replace("%", "%%").replace("#", "##")),
+        *(";", "pipe-pane", "-t", target, f"exec {log}".replace("%", "%%").replace("#", "##")),
     ]
 
 

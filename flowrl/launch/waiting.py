@@ -46,7 +46,7 @@ class EndWatcher:
             descriptor = os.pidfd_open(handle.pid)
         except (OSError, AttributeError):  # ended, out of descriptors, or an old kernel
             return None
-        if processes.alive(handle.pid, handle.birth):
+        if _lives(handle):
             return descriptor
         os.close(descriptor)
         return None
@@ -54,7 +54,7 @@ class EndWatcher:
     def _is_news(self, handle: Handle) -> bool:
         """Whether an end is told for the first time."""
         key = (handle.pid, handle.birth)
-        if processes.alive(*key) or key in self._told:
+        if _lives(handle) or key in self._told:
             return False
         self._told.add(key)
         return True
@@ -67,3 +67,10 @@ class EndWatcher:
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
         poll.poll(max(0.0, timeout_seconds) * 1000)
+
+
+def _lives(handle: Handle) -> bool:
+    try:
+        return processes.alive(handle.pid, handle.birth)
+    except OSError:
+        return True  # it cannot be looked at now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -180,6 +181,15 @@ def test_a_run_that_ended_unwatched_is_found_with_its_outcome(launcher, make_job
     assert isinstance(launcher.poll(found, job.folder), Finished)
 
 
+def test_a_former_launchs_result_does_not_count(launcher, make_job):
+    once = "import os, sys\nif os.path.exists('old'): sys.exit(0)\nopen('old', 'w')\n"
+    job = make_job(once + SUCCEED % "e0.a1.x" + "\nsys.exit(85)")
+    for why in (Why.STOPPED, Why.NO_RESULT):
+        outcome = end_of(launcher, launcher.launch(job), job)
+        assert isinstance(outcome, Exited)
+        assert outcome.why is why
+
+
 def test_a_folder_of_another_run_is_not_found(launcher, make_job):
     job = make_job("pass")
     end_of(launcher, launcher.launch(job), job)
@@ -265,6 +275,25 @@ def test_a_reused_pid_is_not_our_run(launcher, make_job):
     )
     launcher.cancel(forged, job.folder)  # would end this test
     assert isinstance(launcher.poll(forged, job.folder), Lost)
+
+
+def test_a_daemon_out_of_descriptors_takes_no_run_for_dead(launcher, make_job):
+    job = make_job(STUBBORN)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    for spare in range(open_now + 3):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
+        try:
+            outcome = launcher.poll(handle, job.folder)
+        except OSError:
+            outcome = None
+        finally:
+            launcher.wait([handle], timeout_seconds=0)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert outcome is None
+    assert processes.alive(start.trainer_pid or 0, start.trainer_birth)
 
 
 def test_a_run_from_before_a_reboot_went_down_with_the_machine(launcher, make_job):

@@ -285,12 +285,30 @@ def test_the_trainer_has_a_terminal(tmux, make_job):
     until(lambda: (job.folder / "training.log").read_text() == "True True 160\n")
 
 
+def test_a_tmux_that_went_missing_does_not_disturb_waiting(server_folder, make_job, monkeypatch):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    job = make_job(SUCCEED % "e0.a1.x")
+    end_of(tmux, tmux.launch(job), job)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        tmux.wait([], timeout_seconds=0)
+        tmux.close()
+    until(lambda: tmux.wait([], timeout_seconds=0) or sessions(tmux) == [])
+
+
 def test_a_missing_tmux_is_a_launch_error_with_the_remedy(tmux, make_job, monkeypatch):
     job = make_job("pass")
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
         with pytest.raises(LaunchError, match="apt install tmux, or use --launcher local"):
             tmux.launch(job)
+
+
+def test_a_session_without_its_options_is_no_launch(tmux, make_job, monkeypatch):
+    monkeypatch.setattr("flowrl.launch.tmux.RUN_OPTION", "no_such_option")
+    with pytest.raises(LaunchError, match="no_such_option"):
+        tmux.launch(make_job(SLEEP))
+    assert sessions(tmux) == []
 
 
 @pytest.mark.parametrize(
