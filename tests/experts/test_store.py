@@ -293,14 +293,15 @@ def test_a_replaced_lock_file_stops_the_merge_before_its_swap(store, layout, mon
     assert layout.manifest.read_bytes() == before
 
 
-def test_a_reader_during_the_first_merge_finds_an_empty_graph_or_the_merge(store, monkeypatch):
+@pytest.mark.parametrize("before", [True, False], ids=["before the look", "after the look"])
+def test_a_reader_during_the_first_merge_finds_no_damage(store, monkeypatch, before):
     generations = manifests.generations
 
     def merged_meanwhile(layout):
-        past = generations(layout)
         monkeypatch.setattr(manifests, "generations", generations)
+        past = () if before else generations(layout)
         merge(store, "r1", expert=0, acted=5)
-        return past
+        return generations(layout) if before else past
 
     monkeypatch.setattr(manifests, "generations", merged_meanwhile)
     assert store.manifest().merged in {(), ("r1",)}
