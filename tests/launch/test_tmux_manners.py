@@ -1,0 +1,161 @@
+"""How flowrl behaves as a guest on the user's tmux server, and when the server misbehaves."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import LaunchError
+from flowrl.launch import processes
+from flowrl.launch.job import Finished, Why
+from flowrl.launch.tmux import TmuxLauncher
+from tests.launch.conftest import SLEEP, SUCCEED, end_of, start_of, until
+from tests.launch.tmux_sessions import option, sessions, somebody_attached, why
+
+pytestmark = pytest.mark.tmux
+
+
+def test_a_succeeded_session_is_reaped_when_nobody_watches(server_folder, make_job):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    keeper = make_job(SLEEP, name="flowrl_e1_x")
+    watched, other = make_job(SUCCEED % "e0.a1.x"), tmux.launch(keeper)
+    handle = tmux.launch(watched)
+    with somebody_attached(tmux, watched.name):
+        assert isinstance(end_of(tmux, handle, watched), Finished)
+        assert not tmux.reap(handle)
+        assert watched.name in sessions(tmux)
+    until(lambda: tmux.wait([other], timeout_seconds=0) or sessions(tmux) == [keeper.name])
+
+
+def test_a_failed_session_stays_to_be_read(server_folder, make_job):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    job = make_job("print('what went wrong'); raise SystemExit(1)")
+    end_of(tmux, tmux.launch(job), job)
+    tmux.wait([], timeout_seconds=0)
+    tmux.close()
+    text = "\n".join(tmux._tmux("capture-pane", "-p", "-S", "-", "-t", f"={job.name}:").stdout)
+    assert "what went wrong" in text
+
+
+def test_reaping_never_ends_a_pane_of_another_run(tmux, make_job):
+    job = make_job("pass")
+    handle = tmux.launch(job)
+    end_of(tmux, handle, job)
+    until(lambda: tmux._tmux("list-panes", "-a", "-F", "#{pane_dead}").stdout == ["1"])
+    assert not tmux.reap(replace(handle, run_id="e0.a2.y"))
+    assert tmux.reap(handle)
+
+
+def test_closing_lets_an_empty_server_end(tmux, make_job):
+    job = make_job(SUCCEED % "e0.a1.x")
+    handle = tmux.launch(job)
+    end_of(tmux, handle, job)
+    tmux.close()
+    until(lambda: not processes.birth_of(handle.server_pid or 0))
+
+
+def test_closing_leaves_runs_and_their_server_alone(tmux, make_job):
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux.close()
+    assert tmux.poll(handle, job.folder) is None
+    assert option(tmux, "-s", "exit-empty") == "off"
+
+
+def test_a_user_who_keeps_empty_servers_still_does(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set-option", "-s", "exit-empty", "off")
+    job = make_job(SUCCEED % "e0.a1.x")
+    end_of(tmux, tmux.launch(job), job)
+    tmux.close()
+    assert option(tmux, "-s", "exit-empty") == "off"
+
+
+def test_no_option_of_the_users_sessions_changes(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine")
+    scopes = (("-g",), ("-gw",), ("-t", "mine"), ("-w", "-t", "mine"), ("-p", "-t", "mine"))
+    before = [tmux._tmux("show-options", *scope).stdout for scope in scopes]
+    job = make_job("pass")
+    end_of(tmux, tmux.launch(job), job)
+    assert [tmux._tmux("show-options", *scope).stdout for scope in scopes] == before
+
+
+def test_a_users_destroy_unattached_does_not_end_runs(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set", "-g", "destroy-unattached", "on")
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    with somebody_attached(tmux, job.name):
+        pass
+    assert job.name in sessions(tmux)
+    assert tmux.poll(handle, job.folder) is None
+
+
+@pytest.mark.parametrize("name", ["a:b", "a;b", "#{pid}", "", "a\nb", "=a"])
+def test_odd_session_names_are_refused(tmux, make_job, name):
+    with pytest.raises(LaunchError, match="cannot name a tmux session"):
+        tmux.launch(replace(make_job("pass"), name=name))
+
+
+def test_a_tmux_that_went_missing_does_not_disturb_waiting(server_folder, make_job, monkeypatch):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    job = make_job(SUCCEED % "e0.a1.x")
+    end_of(tmux, tmux.launch(job), job)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        tmux.wait([], timeout_seconds=0)
+        tmux.close()
+    until(lambda: tmux.wait([], timeout_seconds=0) or sessions(tmux) == [])
+
+
+def test_a_missing_tmux_is_a_launch_error_with_the_remedy(tmux, make_job, monkeypatch):
+    job = make_job("pass")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(LaunchError, match="apt install tmux, or use --launcher local"):
+            tmux.launch(job)
+
+
+def test_a_session_without_its_options_is_no_launch(tmux, make_job, monkeypatch):
+    monkeypatch.setattr("flowrl.launch.tmux.RUN_OPTION", "no_such_option")
+    with pytest.raises(LaunchError, match="no_such_option"):
+        tmux.launch(make_job(SLEEP))
+    assert sessions(tmux) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        pytest.param("echo 'server exited unexpectedly' >&2; exit 1", None, id="once"),
+        pytest.param("echo 'no space' >&2; exit 1", "no space", id="refused"),
+    ],
+)
+def test_a_tmux_that_fails_is_tried_again_only_when_that_may_help(
+    tmux, make_job, monkeypatch, tmp_path, words, match
+):
+    fake = tmp_path / "bin" / "tmux"
+    fake.parent.mkdir()
+    fake.write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/failed 2>/dev/null; then {words}; fi\n"
+        'exec /usr/bin/env PATH="${PATH#*:}" tmux "$@"\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    job = make_job("pass")
+    if match is not None:
+        with pytest.raises(LaunchError, match=match):
+            tmux.launch(job)
+        assert sessions(tmux) == []
+    assert why(end_of(tmux, tmux.launch(job), job)) is Why.NO_RESULT
+
+
+def test_a_socket_may_be_a_path(server_folder: Path, make_job):
+    tmux = TmuxLauncher(str(server_folder / "socket"))
+    job = make_job(SUCCEED % "e0.a1.x")
+    handle = tmux.launch(job)
+    assert isinstance(end_of(tmux, handle, job), Finished)
+    tmux.close()
+    until(lambda: not processes.birth_of(handle.server_pid or 0))
