@@ -11,7 +11,14 @@ from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.training_processor import process_completed_training
 from flowrl.parallel.training_setup import PreparedRun, prepare_training_run
-from flowrl.runs import ExpertReport, RunResult, read_run, write_result
+from flowrl.runs import (
+    ExpertReport,
+    PlannedStep,
+    RunResult,
+    TrainingRun,
+    read_run,
+    write_result,
+)
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library, skill_from_data
 from tests.experts.making import SHAPES, make_expert
@@ -33,6 +40,20 @@ def make_skill(name: str, *, needs: tuple[str, ...] = (), gain: str = "thing", *
             "reward": "def task_reward(env_reward):\n    return env_reward\n",
             **data,
         },
+    )
+
+
+def a_run(*plan: tuple[str, int, int], expert: int | None = None, **changes) -> TrainingRun:
+    steps = tuple(PlannedStep(skill=name, count=count, expert=i) for name, count, i in plan)
+    return TrainingRun(
+        run_id="e1.a1.aa",
+        skill=steps[-1].skill,
+        expert=steps[-1].expert if expert is None else expert,
+        attempt=1,
+        plan=steps,
+        experts=tuple(sorted({step.expert for step in steps})),
+        ancestors=(),
+        config={"env_name": "Craftax-Classic-Symbolic-v1"} | changes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Experts with real arrays on their whole way: seed, training, merge, and back."""
+"""Both ends of the seam: experts with real arrays, and modules as the trainer reads them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ import numpy as np
 import pytest
 
 from flowrl import checkpoints, durable
+from flowrl.envs.skill_module import load_module
 from flowrl.experts.merge import FrameRule
 from flowrl.experts.store import ExpertStore, Offer
 from flowrl.layout import GraphLayout
-from flowrl.parallel.training_setup import PreparedRun
+from flowrl.parallel.training_setup import PreparedRun, generate_module_with_remapping
 from flowrl.runs import read_result, write_result
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import SHAPES, offer
-from tests.parallel.making import finish, make_skill, merge, prepare
+from tests.parallel.making import (
+    GRAPH,
+    LIBRARY,
+    WOOD,
+    a_run,
+    finish,
+    make_skill,
+    merge,
+    prepare,
+)
 
 ITEMS = tuple(f"item{letter}" for letter in "abcdefghijkl")
 LIKE = checkpoints.like_of(SHAPES)
@@ -91,3 +101,24 @@ def test_twelve_experts_come_back_bit_for_bit_and_1_is_not_10(twelve):
         for index, version in store.manifest().experts.items()
     }
     assert found == {**{i: i for i in range(12)}, 1: 101, 10: 110, 30: 130}
+
+
+@pytest.mark.parametrize("skill", LIBRARY)
+def test_the_trainer_reads_every_generated_module(skill):
+    steps = GRAPH.plan(skill)
+    numbers = {name: 3 * place for place, name in enumerate(LIBRARY)}
+    run = a_run(*((step.skill, step.count, numbers[step.skill]) for step in steps))
+    module = load_module(generate_module_with_remapping(run, LIBRARY))
+    assert [(task.skill, task.count) for task in module.tasks] == [
+        (step.skill, step.count) for step in steps
+    ]
+    assert [module.local_to_global[task.expert_local] for task in module.tasks] == [
+        numbers[step.skill] for step in steps
+    ]
+
+
+def test_the_trainer_reads_a_module_with_a_hostile_name():
+    name = 'a"""\nimport os\n"""\\'
+    skills = {name: dataclasses.replace(LIBRARY[WOOD], name=name)}
+    module = load_module(generate_module_with_remapping(a_run((name, 2, 0)), skills))
+    assert [task.skill for task in module.tasks] == [name]

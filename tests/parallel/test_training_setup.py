@@ -30,7 +30,7 @@ from flowrl.parallel.training_setup import (
     prepare_training_run,
     resume_training_run,
 )
-from flowrl.runs import PlannedStep, TrainingRun, read_run
+from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import all_files, content_of, make_expert, offer
 from tests.parallel.making import (
@@ -40,6 +40,7 @@ from tests.parallel.making import (
     SWORD,
     TABLE,
     WOOD,
+    a_run,
     finish,
     make_skill,
     prepare,
@@ -59,20 +60,6 @@ def trained(layout) -> GraphLayout:
     train(layout, WOOD, 0, {}, acted={0: 50})
     train(layout, TABLE, 5, {WOOD: 0}, acted={0: 10, 5: 20})
     return layout
-
-
-def a_run(*plan: tuple[str, int, int], expert: int | None = None, **changes) -> TrainingRun:
-    steps = tuple(PlannedStep(skill=name, count=count, expert=i) for name, count, i in plan)
-    return TrainingRun(
-        run_id="e1.a1.aa",
-        skill=steps[-1].skill,
-        expert=steps[-1].expert if expert is None else expert,
-        attempt=1,
-        plan=steps,
-        experts=tuple(sorted({step.expert for step in steps})),
-        ancestors=(),
-        config={"env_name": "Craftax-Classic-Symbolic-v1"} | changes,
-    )
 
 
 # --- remapping
