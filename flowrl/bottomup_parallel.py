@@ -39,7 +39,7 @@ def train_graph(config: BottomUpConfig, launcher: Launcher | None = None) -> int
     graph = SkillGraph(book.over(load_library(config.env_name, config.skills_dir)).values())
     scheduler = open_scheduler(layout, config, launcher or open_launcher(config))
     with scheduler, training_screen(layout, console.ERRORS):
-        recover_graph(layout)
+        recover_graph(layout, min_success_rate=config.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
         flow = Flow(
             graph,

@@ -16,7 +16,8 @@ from flowrl.config import BottomUpConfig, Config, parse
 from flowrl.errors import FlowrlError
 
 EXIT_INTERRUPTED = 130
-ERRORS = Console(stderr=True)
+_WIDTH = 120  # where no terminal says how wide it is
+ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
 
 
 def say_version(words: Sequence[str]) -> bool:

@@ -184,7 +184,7 @@ class ExpertStore:
         manifests.swap(self.layout, after)
         durable.fault_point("commit.swapped")
         manifests.write_pickle(self.layout, after)
-        logger.info("manifest swapped", extra={"generation": after.generation})
+        logger.debug("manifest swapped", extra={"generation": after.generation})
 
     def _lineage(
         self, run_id: str, before: Manifest, candidate: Candidate, verdict: Take

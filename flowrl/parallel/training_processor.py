@@ -146,7 +146,7 @@ def _commit(store: ExpertStore, place: RunLayout, run: TrainingRun, policy: Merg
     _, offers = verified_offers(place, run)
     durable.fault_point("merge.verified")
     commit = store.commit(run.run_id, offers, policy=policy)
-    logger.info("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})
+    logger.debug("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})
     return commit
 
 

@@ -17,6 +17,7 @@ from flowrl.report.snapshot import SkillRow, all_ended, read_rows
 from flowrl.report.table import skill_table, tally
 
 _WATCH_SECONDS = 1.0
+_WIDTH = 140  # into a file or a pipe
 
 
 def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
@@ -28,7 +29,7 @@ def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
             time.sleep(_WATCH_SECONDS)
             _print_json(layout)
         return 0
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     rows = read_rows(layout)
     if not watch:
         console.print(screen(layout, rows))

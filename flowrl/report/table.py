@@ -22,16 +22,24 @@ _STYLE = {
 }
 
 
+_COLUMNS = (
+    "skill", "status", "expert", "attempt", "frames", "steps/s", "success", "time", "ETA",
+    "waits for / why",
+)  # fmt: skip
+_WORDS = frozenset({"skill", "status", "waits for / why"})
+
+
 def skill_table(rows: Sequence[SkillRow], *, title: str | None = None) -> Table:
-    """One line per skill."""
+    """One line per skill; columns in which nothing is said are left out."""
     table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold")
-    table.add_column("skill", overflow="fold")
-    table.add_column("status", no_wrap=True)
-    for name in ("expert", "attempt", "frames", "steps/s", "success", "time", "ETA"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("waits for / why", overflow="fold", ratio=1)
-    for row in rows:
-        table.add_row(*_cells(row))
+    lines = [_cells(row) for row in rows]
+    said = [any(str(line[name]) for line in lines) for name in _COLUMNS]
+    shown = [name for name, any_said in zip(_COLUMNS, said, strict=True) if any_said]
+    for name in shown:
+        justify = "left" if name in _WORDS else "right"
+        table.add_column(name, justify=justify, no_wrap=name != _COLUMNS[-1])
+    for line in lines:
+        table.add_row(*(line[name] for name in shown))
     return table
 
 
@@ -52,28 +60,24 @@ def clock(seconds: float | None) -> str:
     return "" if seconds is None else str(timedelta(seconds=int(seconds)))
 
 
-def _cells(row: SkillRow) -> tuple[Text | str, ...]:
+def _cells(row: SkillRow) -> dict[str, Text | str]:
     shown = row.phase if row.status == "running" and row.phase else row.status
-    return (
-        Text(row.skill),
-        Text(shown, style=_STYLE.get(row.status, "")),
-        _number(row.expert),
-        _number(row.attempt),
-        _frames(row),
-        "" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}",
-        "" if row.success_rate is None else f"{row.success_rate:.0%}",
-        clock(row.seconds),
-        clock(row.eta_seconds),
-        Text(_reason(row)),
-    )
+    return {
+        "skill": Text(row.skill),
+        "status": Text(shown, style=_STYLE.get(row.status, "")),
+        "expert": _number(row.expert),
+        "attempt": _number(row.attempt),
+        "frames": "" if row.frames is None else f"{row.frames:,}",
+        "steps/s": "" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}",
+        "success": "" if row.success_rate is None else f"{row.success_rate:.0%}",
+        "time": clock(row.seconds),
+        "ETA": clock(row.eta_seconds),
+        "waits for / why": Text(_reason(row)),
+    }
 
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
-
-
-def _frames(row: SkillRow) -> str:
-    return "" if row.frames is None else f"{row.frames:,}"
 
 
 def _reason(row: SkillRow) -> str:

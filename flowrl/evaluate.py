@@ -1,0 +1,242 @@
+"""`flowrl evaluate`: the merged experts walk a skill's plan in worlds no training has seen."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from flowrl import checkpoints
+from flowrl import config as configs
+from flowrl.config import PPOConfig
+from flowrl.envs.craftax import make_env
+from flowrl.envs.skill_module import load_module
+from flowrl.envs.wrappers import BatchedEnv
+from flowrl.errors import ConfigError, ExpertMissingError
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout, RunLayout
+from flowrl.models import dispatch
+from flowrl.models.actor_critic import stack_experts
+from flowrl.parallel.training_setup import expected_shapes
+from flowrl.rl.program import use_compile_cache
+from flowrl.runs import PlannedStep, TrainingRun, read_run
+
+if TYPE_CHECKING:
+    from flowrl.cli import Evaluate
+
+_Z95 = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
+_BATCH = 256  # episodes side by side
+_CHUNK = 50  # steps between looks whether all episodes have ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRate:
+    """How often a step of the plan was completed, with its 95 % Wilson interval."""
+
+    skill: str
+    count: int
+    expert: int
+    successes: int
+    success_rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What the merged experts achieved."""
+
+    graph: str
+    generation: int
+    skill: str
+    episodes: int
+    mean_episode_length: float
+    mean_episode_return: float
+    steps: tuple[StepRate, ...]
+
+    @property
+    def success_rate(self) -> float:
+        """The share of episodes that completed the whole plan."""
+        return self.steps[-1].success_rate
+
+
+class Tally(NamedTuple):
+    """The first episode of each environment; leaves `[B, …]`."""
+
+    over: jax.Array
+    success: jax.Array  # bool[B, tasks]
+    length: jax.Array
+    total: jax.Array
+
+
+def show(command: Evaluate) -> int:
+    """Evaluate and print."""
+    found = evaluate(
+        GraphLayout(command.graph_path),
+        command.skill,
+        episodes=command.episodes,
+        seed=command.seed,
+    )
+    if command.json:
+        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+    else:
+        Console().print(_table(found))
+    return 0
+
+
+def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Evaluation:
+    """Play `episodes` episodes, each in a fresh world of its own.
+
+    Raises:
+      ExpertMissingError: no such skill is merged.
+      ExpertCorruptError: an expert's files are not those that were merged.
+    """
+    if episodes < 1:
+        raise ConfigError(f"--episodes {episodes} must be at least 1")
+    store = ExpertStore(layout)
+    archive = trained(store, skill)
+    run, module = read_run(archive), load_module(archive.module)
+    config = configs.from_json(PPOConfig, run.config)
+    use_compile_cache(config.compile_cache)
+    env = make_env(config.env_name, module, max_episode_steps=config.max_episode_steps)
+    params = load_experts(store, run)
+    tallies = [
+        play(BatchedEnv(env), config, params, key=key, count=count)
+        for key, count in _batches(seed, episodes)
+    ]
+    tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
+    return Evaluation(
+        graph=str(layout.root),
+        generation=store.manifest().generation,
+        skill=run.skill,
+        episodes=episodes,
+        mean_episode_length=float(tally.length.mean()),
+        mean_episode_return=float(tally.total.mean()),
+        steps=tuple(
+            _rate(step, int(wins), episodes)
+            for step, wins in zip(run.plan, tally.success.sum(axis=0), strict=True)
+        ),
+    )
+
+
+def trained(store: ExpertStore, skill: str) -> RunLayout:
+    """The archive of the run that trained a skill: its plan and its module.
+
+    Raises:
+      ExpertMissingError: no such skill is merged; says which are.
+    """
+    merged = store.manifest().experts
+    for index, version in merged.items():
+        if skill.strip().casefold() in (version.skill.casefold(), str(index)):
+            return RunLayout(store.layout.skill_folder(index, version.skill), index)
+    names = ", ".join(version.skill for version in merged.values()) or "none yet"
+    raise ExpertMissingError(
+        f"{store.layout.root} has no merged expert of {skill!r}; merged are: {names}"
+    )
+
+
+def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
+    """The run's experts as they are merged now, verified; leaves `[E, …]` by local index."""
+    versions = store.manifest().experts
+    like = checkpoints.like_of(expected_shapes(run.config))
+    return stack_experts(
+        [checkpoints.load_expert(store.verify(versions[index]), like) for index in run.experts]
+    )
+
+
+def play(env: BatchedEnv, config: PPOConfig, params: Any, *, key: jax.Array, count: int) -> Tally:
+    """The first episode of each of `count` environments, as numpy arrays."""
+    packed = dispatch.pack(params)
+    act = jax.jit(partial(_chunk, env, config.activation))
+    reset_key, key = jax.random.split(key)
+    obs, state = jax.jit(env.reset, static_argnums=1)(reset_key, count)
+    tally = Tally(
+        over=jnp.zeros(count, bool),
+        success=jnp.zeros((count, env.num_tasks), bool),
+        length=jnp.zeros(count, jnp.int32),
+        total=jnp.zeros(count, jnp.float32),
+    )
+    carry = (obs, state, key, tally)
+    while not bool(carry[3].over.all()):
+        carry = act(packed, carry)
+    return jax.device_get(carry[3])
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927, equation for p with continuity left out).
+
+    >>> low, high = wilson(8, 10)
+    >>> round(low, 3), round(high, 3)
+    (0.49, 0.943)
+    """
+    share, z2 = successes / trials, _Z95**2
+    middle = share + z2 / (2 * trials)
+    spread = _Z95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    scale = 1 + z2 / trials
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+
+
+def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:
+    def act(carry, _):
+        obs, state, key, tally = carry
+        key, action_key, step_key = jax.random.split(key, 3)
+        expert = env.current_expert(state)
+        logits, _ = dispatch.apply_packed(packed, obs, expert, activation=activation)
+        actions = jax.random.categorical(action_key, logits).astype(jnp.int32)
+        obs, state, output = env.step(step_key, state, actions)
+        fresh = ~tally.over
+        tally = Tally(
+            over=tally.over | output.done,
+            success=jnp.where(fresh[:, None], output.task_success, tally.success),
+            length=jnp.where(fresh, output.episode_length, tally.length),
+            total=jnp.where(fresh, output.episode_return, tally.total),
+        )
+        return (obs, state, key, tally), None
+
+    return jax.lax.scan(act, carry, None, length=_CHUNK)[0]
+
+
+def _batches(seed: int, episodes: int) -> list[tuple[jax.Array, int]]:
+    sizes = [min(_BATCH, episodes - start) for start in range(0, episodes, _BATCH)]
+    return list(zip(jax.random.split(jax.random.key(seed), len(sizes)), sizes, strict=True))
+
+
+def _rate(step: PlannedStep, wins: int, episodes: int) -> StepRate:
+    low, high = wilson(wins, episodes)
+    return StepRate(
+        skill=step.skill,
+        count=step.count,
+        expert=step.expert,
+        successes=wins,
+        success_rate=wins / episodes,
+        low=low,
+        high=high,
+    )
+
+
+def _table(found: Evaluation) -> Table:
+    table = Table(
+        title=f"{found.skill}: {found.episodes} episodes of the experts of generation "
+        f"{found.generation}, {found.mean_episode_length:.0f} steps each",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    table.add_column("step")
+    for name in ("count", "expert", "success", "95 % interval"):
+        table.add_column(name, justify="right")
+    for rate in found.steps:
+        interval = f"{rate.low:.1%} to {rate.high:.1%}"
+        table.add_row(
+            rate.skill, str(rate.count), str(rate.expert), f"{rate.success_rate:.1%}", interval
+        )
+    return table
