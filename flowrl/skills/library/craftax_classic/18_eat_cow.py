@@ -14,4 +14,4 @@ def task_reward(achievements_diff, nearest_mobs, nearest_mobs_prev):
     now = jnp.sum(jnp.abs(nearest_mobs[1]))
     before = jnp.sum(jnp.abs(nearest_mobs_prev[1]))
     closer = jnp.minimum(before, 8) - jnp.minimum(now, 8)
-    return 1.0 * achievements_diff[Achievement.EAT_COW.value] + 0.05 * closer
+    return 1.0 * achievements_diff[Achievement.EAT_COW.value] + 0.1 * closer

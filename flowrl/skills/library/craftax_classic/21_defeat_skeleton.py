@@ -10,12 +10,8 @@ def task_is_done(achievements):
     return achievements[Achievement.DEFEAT_SKELETON.value] > 0
 
 
-def task_reward(achievements_diff, nearest_mobs, nearest_mobs_prev, player_intrinsics_diff):
+def task_reward(achievements_diff, nearest_mobs, nearest_mobs_prev):
     now = jnp.sum(jnp.abs(nearest_mobs[2]))
     before = jnp.sum(jnp.abs(nearest_mobs_prev[2]))
     closer = jnp.minimum(before, 8) - jnp.minimum(now, 8)
-    return (
-        1.0 * achievements_diff[Achievement.DEFEAT_SKELETON.value]
-        + 0.05 * closer
-        + 0.05 * player_intrinsics_diff[0]
-    )
+    return 1.0 * achievements_diff[Achievement.DEFEAT_SKELETON.value] + 0.1 * closer
