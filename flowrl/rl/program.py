@@ -12,13 +12,14 @@ from flowrl import checkpoints, durable, runs
 from flowrl.config import TrainConfig
 from flowrl.envs.craftax import make_env
 from flowrl.envs.interface import WalkingEnv
-from flowrl.envs.skill_module import load_module
+from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.envs.wrappers import BatchedEnv
 from flowrl.models import dispatch
 from flowrl.models.actor_critic import ActorCriticMoE
-from flowrl.rl import resuming
+from flowrl.rl import optimizer, resuming
 from flowrl.rl.assignment import Assignment, initial_experts, read_assignment, save_finals
 from flowrl.rl.reporting import Reporter
+from flowrl.rl.resuming import Kept
 from flowrl.rl.stopping import StopWish
 from flowrl.rl.train import Counters, Turn, train
 from flowrl.rl.update import Learner, start
@@ -44,8 +45,7 @@ def run(config: TrainConfig, stop: StopWish) -> int:
     """
     use_compile_cache(config.compile_cache)
     module = load_module(config.module_path)
-    walk = make_env(config.env_name, module, max_episode_steps=config.max_episode_steps)
-    env = BatchedEnv(walk, world_pool=config.world_pool)
+    env = open_env(config, module)
     assignment = read_assignment(config, module)
     reporter = Reporter(assignment, config)
     try:
@@ -54,6 +54,12 @@ def run(config: TrainConfig, stop: StopWish) -> int:
         return _train(assignment, config, prepared, stop=stop, reporter=reporter)
     finally:
         reporter.close()
+
+
+def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
+    """The environments that walk the module's plan."""
+    walk = make_env(config.env_name, module, max_episode_steps=config.max_episode_steps)
+    return BatchedEnv(walk, world_pool=config.world_pool)
 
 
 def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Prepared:
@@ -66,14 +72,17 @@ def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Pre
         activation=config.activation,
     )
     init_key, key = jax.random.split(jax.random.key(assignment.seed))
-    packed = jax.jit(dispatch.pack)(initial_experts(assignment, body, init_key))
-    learner = start(env, config, params=packed, key=key)
-    counters = Counters(acted=(0,) * env.num_experts)
+    params = jax.jit(dispatch.pack)(initial_experts(assignment, body, init_key))
+    kept = Kept(
+        params,
+        optimizer.init(config, params),
+        key,
+        Counters(acted=(0,) * env.num_experts),
+    )
     if config.resume and checkpoints.has_resume(assignment.layout.resume):
-        learner, counters = resuming.load(
-            assignment.layout, learner, env=env, num_envs=config.num_envs
-        )
-    return Prepared(env, learner, counters)
+        kept = resuming.load(assignment.layout, params=params, opt_state=kept.opt_state)
+    learner = start(env, config, params=kept.params, opt_state=kept.opt_state, key=kept.key)
+    return Prepared(env, learner, kept.counters)
 
 
 def use_compile_cache(folder: Path | None) -> None:

@@ -2,56 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flowrl import checkpoints
-from flowrl.envs.interface import WalkingEnv
 from flowrl.layout import RunLayout
+from flowrl.models.dispatch import Packed
 from flowrl.rl.train import Counters
 from flowrl.rl.update import Learner
 
 
+class Kept(NamedTuple):
+    """What outlives a stop; environments start afresh from the key."""
+
+    params: Packed
+    opt_state: Any
+    key: jax.Array
+    counters: Counters
+
+
 def save(layout: RunLayout, learner: Learner, counters: Counters) -> None:
     """Keep parameters, optimizer state, random key and counters; not the environments."""
-    checkpoints.save_resume(layout.resume, _kept(learner, counters))
+    key = learner.place.key
+    tree = _tree(learner.params, learner.opt_state, key=key, counters=counters)
+    checkpoints.save_resume(layout.resume, tree)
 
 
-def load(
-    layout: RunLayout, learner: Learner, *, env: WalkingEnv, num_envs: int
-) -> tuple[Learner, Counters]:
-    """Where the stopped trainer was, in fresh environments.
-
-    Args:
-      layout: the run folder.
-      learner: a fresh one of the same run, for its shapes.
-      env, num_envs: the environments to restart, from the kept key.
+def load(layout: RunLayout, *, params: Packed, opt_state: Any) -> Kept:
+    """What the stopped trainer left; `params` and `opt_state` give the shapes.
 
     Raises:
-      ExpertError: the kept state is damaged, or of a run with other sizes.
+      ExpertError: it is damaged, or of a run with other sizes.
     """
-    blank = Counters(acted=(0,) * env.num_experts)
-    kept = checkpoints.load_resume(layout.resume, _kept(learner, blank))
-    params, opt_state = jax.tree.map(jax.numpy.asarray, (kept["params"], kept["opt_state"]))
-    reset_key, key = jax.random.split(jax.random.wrap_key_data(kept["key"]))
-    obs, state = jax.jit(env.reset, static_argnums=1)(reset_key, num_envs)
-    place = learner.place._replace(env=state, obs=obs, key=key)
+    blank = Counters(acted=(0,) * params.first.bias.shape[0])
+    like = _tree(params, opt_state, key=jax.random.key(0), counters=blank)
+    found = checkpoints.load_resume(layout.resume, like)
+    params, opt_state = jax.tree.map(jnp.asarray, (found["params"], found["opt_state"]))
     counters = Counters(
-        updates=int(kept["updates"]),
-        frames=int(kept["frames"]),
-        acted=tuple(int(frames) for frames in kept["acted"]),
-        seconds=float(kept["seconds"]),
+        updates=int(found["updates"]),
+        frames=int(found["frames"]),
+        acted=tuple(int(frames) for frames in found["acted"]),
+        seconds=float(found["seconds"]),
     )
-    return Learner(params, opt_state, place), counters
+    return Kept(params, opt_state, jax.random.wrap_key_data(found["key"]), counters)
 
 
-def _kept(learner: Learner, counters: Counters) -> dict[str, Any]:
+def _tree(params: Packed, opt_state: Any, *, key: jax.Array, counters: Counters) -> dict[str, Any]:
     return {
-        "params": learner.params,
-        "opt_state": learner.opt_state,
-        "key": np.asarray(jax.random.key_data(learner.place.key)),
+        "params": params,
+        "opt_state": opt_state,
+        "key": np.asarray(jax.random.key_data(key)),
         "updates": np.asarray(counters.updates, np.int64),
         "frames": np.asarray(counters.frames, np.int64),
         "acted": np.asarray(counters.acted, np.int64),

@@ -37,11 +37,13 @@ class Stats(NamedTuple):
     episode_return: jax.Array  # f32[T, B]
 
 
-def start(env: WalkingEnv, config: PPOConfig, *, params: Packed, key: jax.Array) -> Learner:
-    """A learner in fresh environments, with a fresh optimizer."""
+def start(
+    env: WalkingEnv, config: PPOConfig, *, params: Packed, opt_state: Any, key: jax.Array
+) -> Learner:
+    """A learner in fresh environments."""
     reset_key, key = jax.random.split(key)
     obs, state = jax.jit(env.reset, static_argnums=1)(reset_key, config.num_envs)
-    return Learner(params, optimizer.init(config, params), Place(state, obs, key))
+    return Learner(params, opt_state, Place(state, obs, key))
 
 
 def update(

@@ -11,6 +11,7 @@ from flowrl.config import PPOConfig
 from flowrl.errors import TrainingError
 from flowrl.models import dispatch
 from flowrl.models.actor_critic import ActorCriticMoE
+from flowrl.rl import optimizer
 from flowrl.rl.train import Counters, num_updates, train
 from flowrl.rl.update import start
 from tests.rl import tiny_envs
@@ -41,7 +42,14 @@ def fresh_params(env):
 
 
 def turns(env, config=CONFIG):
-    learner = start(env, config, params=fresh_params(env), key=jax.random.key(1))
+    params = fresh_params(env)
+    learner = start(
+        env,
+        config,
+        params=params,
+        opt_state=optimizer.init(config, params),
+        key=jax.random.key(1),
+    )
     return train(env, config, learner=learner, counters=Counters(acted=(0,) * env.num_experts))
 
 

@@ -1,0 +1,69 @@
+"""Run folders with a generated module, for the trainer's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowrl import runs
+from flowrl.layout import RunLayout
+from flowrl.runs import PlannedStep, TrainingRun
+
+RELAY_EXPERTS = (3, 5, 9)
+RELAY_PLAN = (
+    PlannedStep(skill="Go First", count=1, expert=9),
+    PlannedStep(skill="Go Second", count=2, expert=3),
+)
+WALK = (
+    PlannedStep(skill="Walk On", count=2, expert=0),
+    PlannedStep(skill="Rest", count=1, expert=4),
+)
+DONE = "return inventory.wood >= n"
+REWARD = "return inventory_diff.wood * 1.0"
+
+
+def module_text(plan, experts, *, done: str = DONE, reward: str = REWARD) -> str:
+    entries = [{"skill": s.skill, "count": s.count, "expert": s.expert} for s in plan]
+    lines = [
+        '"""A run."""',
+        "import jax",
+        "import jax.numpy as jnp",
+        "from craftax.craftax_classic.constants import Achievement, Action, BlockType",
+        f"GLOBAL_TO_LOCAL = { {expert: local for local, expert in enumerate(experts)} }",
+        f"LOCAL_TO_GLOBAL = {dict(enumerate(experts))}",
+        f"PLAN = {entries}",
+    ]
+    for number, step in enumerate(plan):
+        lines += [
+            f"def task_{number}_is_done(inventory, n={step.count}):",
+            f"    {done}",
+            f"def task_{number}_reward(inventory_diff):",
+            f"    {reward}",
+            f"def task_{number}_network_number():",
+            f"    return GLOBAL_TO_LOCAL[{step.expert}]",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def run_folder(folder: Path, plan=RELAY_PLAN, experts=RELAY_EXPERTS, **text) -> RunLayout:
+    """A folder that holds the module alone, named after its last expert."""
+    folder.mkdir()
+    layout = RunLayout(folder, experts[-1])
+    layout.module.write_text(module_text(plan, experts, **text))
+    return layout
+
+
+def relay_run(layout: RunLayout, **changes) -> TrainingRun:
+    """run.json for a folder of `run_folder`."""
+    facts = {
+        "run_id": "e9.a1.0badcafe",
+        "skill": "Go Second",
+        "expert": 9,
+        "attempt": 1,
+        "plan": RELAY_PLAN,
+        "experts": RELAY_EXPERTS,
+        "ancestors": (),
+        "config": {},
+    }
+    run = TrainingRun(**{**facts, **changes})
+    runs.write_run(layout, run)
+    return run

@@ -1,0 +1,162 @@
+"""The trainer as a process of its own, on the real environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from flowrl import checkpoints, durable, runs
+from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
+from flowrl.layout import RunLayout
+from flowrl.models.shapes import expert_shapes
+from tests.rl.modules import WALK, run_folder
+
+EXPERTS = (0, 4)
+SHAPES = expert_shapes(1345, 17, 8)
+FRAMES = 8 * 16
+DEADLINE_SECONDS = 240.0
+
+
+def command(layout: RunLayout, *flags: str) -> list[str]:
+    small = {
+        "total_timesteps": 12 * FRAMES,
+        "num_envs": 8,
+        "num_steps": 16,
+        "num_minibatches": 2,
+        "update_epochs": 1,
+        "layer_size": 8,
+        "max_episode_steps": 20,
+        "world_pool": 8,
+        "log_seconds": 0,
+    }
+    words = [f"--{name}={value}" for name, value in small.items()]
+    module = f"--module_path={layout.module}"
+    return [sys.executable, "-m", "flowrl.ppo_flow", module, *words, *flags]
+
+
+def ended(layout: RunLayout, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(layout, *flags),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+
+
+def wait_for_update(layout: RunLayout, trainer: subprocess.Popen) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not layout.metrics.exists():
+        assert trainer.poll() is None, "the trainer ended before its first update"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def layout(tmp_path):
+    # Nothing is ever done twice over in a few steps: every run spends its budget.
+    return run_folder(tmp_path / "run", WALK, EXPERTS, reward="return inventory_diff.sapling * 1.0")
+
+
+@pytest.mark.craftax
+def test_a_run_ends_with_experts_digests_and_exact_frames(layout):
+    done = ended(layout)
+    assert done.returncode == 0, done.stderr
+    result = runs.read_result(layout)
+    assert result.frames == 12 * FRAMES
+    assert sum(report.acted for report in result.experts) == result.frames
+    assert [report.expert for report in result.experts] == [0, 4]
+    for local, report in enumerate(result.experts):
+        assert report.sha256 == durable.tree_digest(layout.final(local))
+        expert = checkpoints.load_expert(layout.final(local), checkpoints.like_of(SHAPES))
+        assert checkpoints.shapes_of(expert) == SHAPES
+    assert "training" in done.stdout
+    assert "Walk On" in done.stdout
+
+
+@pytest.mark.craftax
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, EXIT_RESUMABLE), (signal.SIGINT, 130)],
+    ids=["SIGTERM", "Ctrl-C"],
+)
+def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(layout, number, code):
+    forever = ("--total_timesteps=1e9", "--no-anneal_lr")
+    trainer = subprocess.Popen(command(layout, *forever), stdout=subprocess.DEVNULL)
+    wait_for_update(layout, trainer)
+    trainer.send_signal(number)
+    assert trainer.wait(DEADLINE_SECONDS) == code
+    assert not layout.result_json.exists()
+    assert checkpoints.has_resume(layout.resume)
+    stopped_at = json.loads(layout.metrics.read_text().splitlines()[-1])["updates"]
+    done = ended(layout, f"--total_timesteps={(stopped_at + 50) * FRAMES}", "--no-anneal_lr")
+    assert done.returncode == 0, done.stderr
+    result = runs.read_result(layout)
+    assert result.updates == stopped_at + 50
+    assert sum(report.acted for report in result.experts) == result.frames
+    assert not layout.resume.exists()
+
+
+@pytest.mark.craftax
+def test_a_seed_that_is_no_number_ends_in_one_clear_line(layout):
+    for local in range(2):
+        leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in SHAPES.items()}
+        checkpoints.save_expert(layout.seed(local), checkpoints._nested(leaves))
+    done = ended(layout)
+    assert done.returncode == 1
+    assert "update 1 of 12 left the loss at nan" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not layout.finals.exists()
+    assert not layout.result_json.exists()
+
+
+@pytest.mark.craftax
+def test_a_hostile_module_ends_in_one_clear_line(layout):
+    text = layout.module.read_text()
+    layout.module.write_text(text.replace("return inventory.wood >= n", "return open('x')", 1))
+    done = ended(layout)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert f"{layout.module}:" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--lr=-1",), ("--num_minibatches=7",), ("--no_such_flag",)],
+    ids=lambda flags: flags[0],
+)
+def test_a_wrong_command_line_ends_with_2_and_names_the_flag(layout, flags):
+    done = ended(layout, *flags)
+    assert done.returncode == EXIT_USAGE
+    assert flags[0].split("=")[0].lstrip("-") in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_module_is_named(layout):
+    layout.module.unlink()
+    done = ended(layout)
+    assert done.returncode in (1, EXIT_USAGE)
+    assert str(layout.module) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_there_before_jax_is(tmp_path):
+    code = (
+        "import sys; from flowrl import ppo_flow\n"
+        "try: ppo_flow.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('jax' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert done.returncode == 0
+    assert "--module_path" in done.stdout
