@@ -1,0 +1,289 @@
+"""An episode walks the plan: one task after another, until success, death or the time limit."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flowrl.envs.craftax import make_env
+from flowrl.envs.skill_module import load_module
+from flowrl.envs.wrappers import BatchedEnv
+from flowrl.errors import ConfigError, SkillError
+from tests.envs.making import CLASSIC, FULL, PLAN, WOOD, module_text, with_items
+
+pytestmark = pytest.mark.craftax
+NOOP = 0
+LIMIT = 5  # the environment's max_episode_steps
+EXPERTS = [0, 2, 1]  # local experts of the plan
+
+
+class Walk:
+    """Eight episodes advanced side by side by NOOPs, so that only what a test sets happens."""
+
+    def __init__(self, env: Any, worlds: Any) -> None:
+        self.env = env
+        self.begin = jax.jit(jax.vmap(env.begin_in))
+        self.state = self.begin(worlds)
+        self.advance = jax.jit(jax.vmap(env.advance, in_axes=(0, 0, 0)))
+        self.observe = jax.jit(jax.vmap(env.observe))
+
+    def step(self, state: Any, action: int = NOOP, seed: int = 0) -> tuple[Any, Any]:
+        keys = jax.random.split(jax.random.key(seed), 8)
+        return self.advance(keys, state, jnp.full(8, action, jnp.int32))
+
+
+@pytest.fixture(scope="module")
+def walk(worlds_of):
+    return Walk(*worlds_of(CLASSIC))
+
+
+def same(values: Any, wanted: Any) -> bool:
+    return bool((np.asarray(values) == np.asarray(wanted)).all())
+
+
+def test_an_episode_begins_with_the_first_task_and_its_expert(walk):
+    assert same(walk.state.task, 0)
+    assert same(jax.vmap(walk.env.current_expert)(walk.state), 0)
+    assert not walk.state.success.any()
+
+
+def test_a_step_without_success_stays_with_its_task(walk):
+    state, output = walk.step(walk.state)
+    assert same(state.task, 0)
+    for flag in (output.done, output.boundary, output.truncated, output.task_success):
+        assert not flag.any()
+    assert same(output.expert, 0)
+    assert same(output.next_expert, 0)
+    assert same(output.episode_length, 1)
+
+
+def test_success_hands_over_to_the_next_task_and_cuts_the_return_there(walk):
+    state, output = walk.step(with_items(walk.state, wood=2))
+    assert same(state.task, 1)
+    assert same(output.boundary, True)
+    assert not output.done.any()
+    assert same(output.task, 0)
+    assert same(output.expert, EXPERTS[0])
+    assert same(output.next_expert, EXPERTS[1])
+    assert same(output.task_success, [True, False, False])
+
+
+def test_a_count_that_is_not_reached_is_no_success(walk):
+    state, output = walk.step(with_items(walk.state, wood=1))
+    assert same(state.task, 0)
+    assert not output.boundary.any()
+
+
+def test_tasks_that_are_all_done_already_take_one_step_each(walk):
+    state = with_items(walk.state, wood=2, stone=1, coal=1)
+    seen = []
+    for _ in PLAN:
+        state, output = walk.step(state)
+        seen.append(output)
+    assert [int(output.expert[0]) for output in seen] == EXPERTS
+    assert [int(output.task[0]) for output in seen] == [0, 1, 2]
+    assert [bool(output.boundary[0]) for output in seen] == [True, True, True]
+    assert [bool(output.done[0]) for output in seen] == [False, False, True]
+    assert [int(output.task_success[0].sum()) for output in seen] == [1, 2, 3]
+    assert not seen[-1].truncated.any()
+    assert same(seen[-1].next_expert, EXPERTS[0])
+    assert same(seen[-1].episode_length, 3)
+
+
+def test_the_reward_is_the_current_tasks_with_a_bonus_for_success(walk):
+    state, output = walk.step(with_items(walk.state, wood=2, stone=1))
+    assert same(output.reward, 1.0)
+    state, output = walk.step(state)
+    assert same(output.reward, 1.0)
+    state, output = walk.step(state)
+    assert same(output.reward, 0.5)
+    state, output = walk.step(with_items(state, coal=1))
+    assert same(output.reward, 1.5)
+    assert same(output.episode_return, 4.0)
+
+
+def test_the_time_limit_cuts_an_episode(walk):
+    state = walk.state
+    for step in range(LIMIT):
+        state, output = walk.step(state)
+        assert same(output.truncated, step == LIMIT - 1)
+        assert same(output.done, step == LIMIT - 1)
+        assert same(output.boundary, step == LIMIT - 1)
+    assert same(output.episode_length, LIMIT)
+    assert not output.task_success.any()
+
+
+def test_success_of_the_last_task_at_the_time_limit_is_no_truncation(walk):
+    state = with_items(walk.state, wood=2, stone=1)
+    for _ in range(LIMIT - 1):
+        state, _ = walk.step(state)
+    _, output = walk.step(with_items(state, coal=1))
+    assert same(output.done, True)
+    assert not output.truncated.any()
+    assert same(output.task_success, True)
+
+
+def test_success_of_a_middle_task_at_the_time_limit_counts_and_is_cut(walk):
+    state = walk.state
+    for _ in range(LIMIT - 1):
+        state, _ = walk.step(state)
+    _, output = walk.step(with_items(state, wood=2))
+    assert same(output.truncated, True)
+    assert same(output.task_success, [True, False, False])
+    assert same(output.next_expert, EXPERTS[0])
+
+
+def test_death_ends_an_episode_without_success(walk):
+    dead = walk.state.world.replace(player_health=walk.state.world.player_health * 0)
+    _, output = walk.step(walk.state._replace(world=dead))
+    assert same(output.done, True)
+    assert same(output.boundary, True)
+    assert not output.truncated.any()
+    assert not output.task_success.any()
+
+
+def test_craftaxs_own_time_limit_is_not_taken_for_death(walk):
+    late = walk.state.world.replace(timestep=walk.state.world.timestep + 10_000)
+    _, output = walk.step(walk.state._replace(world=late))
+    assert not output.done.any()
+
+
+def test_a_step_is_craftaxs_own_step_and_its_observation_is_unchanged(walk):
+    craftax: Any = walk.env.craftax
+    ours = theirs = walk.state
+    step = jax.jit(jax.vmap(craftax.step_env, in_axes=(0, 0, 0, None)))
+    world, rng = walk.state.world, np.random.default_rng(0)
+    for seed in range(3):
+        action = int(rng.integers(17))
+        ours, _ = walk.step(ours, action, seed)
+        keys = jax.random.split(jax.random.key(seed), 8)
+        theirs, world, *_ = step(keys, world, jnp.full(8, action), craftax.default_params)
+        assert same(walk.observe(ours), theirs)
+    assert walk.observe(ours).dtype == jnp.float32
+    assert walk.observe(ours).shape == (8, walk.env.observation_size) == (8, 1345)
+
+
+def test_wood_is_collected_by_doing(walk):
+    """The one place where a real action, not a hand on the inventory, completes a task."""
+    world = jax.tree.map(lambda leaf: leaf[jnp.zeros(8, int)], walk.state.world)
+    y, x = (int(v) for v in world.player_position[0])
+    trees = world.map.at[:, y - 1, x].set(5).at[:, y, x - 1].set(5)
+    state = walk.begin(world.replace(map=trees, mob_map=world.mob_map & False))
+    rewards = []
+    for action in (5, 1, 5):  # do, turn left, do
+        state, output = walk.step(state, action)
+        rewards.append(float(output.reward[0]))
+    assert rewards == [1.0, 0.0, 2.0]
+    assert same(output.boundary, True)
+
+
+@cache
+def batched() -> tuple[BatchedEnv, Any, Any]:
+    env = make_env(CLASSIC, load_module(module_text()), max_episode_steps=2)
+    batch = BatchedEnv(env)
+    return batch, jax.jit(batch.reset, static_argnums=1), jax.jit(batch.step)
+
+
+def test_reset_and_step_agree_in_type_so_that_a_step_compiles_once():
+    _, reset, step = batched()
+    _, state = reset(jax.random.key(0), 4)
+    for seed in range(3):
+        _, state, _ = step(jax.random.key(seed), state, jnp.zeros(4, jnp.int32))
+    assert step._cache_size() == 1
+
+
+def test_after_the_last_step_a_batch_shows_a_new_episode():
+    env, reset, step = batched()
+    _, first = reset(jax.random.key(0), 4)
+    _, state, _ = step(jax.random.key(1), first, jnp.zeros(4, jnp.int32))
+    obs, state, output = step(jax.random.key(2), state, jnp.zeros(4, jnp.int32))
+    assert same(output.truncated, True)
+    assert same(state.walk.length, 0)
+    assert same(state.walk.world.timestep, 0)
+    assert not (np.asarray(state.walk.world.map) == np.asarray(first.walk.world.map)).all()
+    assert same(obs, jax.vmap(env.env.observe)(state.walk))
+    assert same(env.current_expert(state), output.next_expert)
+
+
+def test_the_same_seed_gives_the_same_steps():
+    _, reset, step = batched()
+
+    def run(seed: int) -> np.ndarray:
+        _, state = reset(jax.random.key(seed), 4)
+        for i in range(3):
+            obs, state, _ = step(jax.random.key(seed + i), state, jnp.full(4, i, jnp.int32))
+        return np.asarray(obs)
+
+    assert same(run(0), run(0))
+    assert not same(run(0), run(9))
+
+
+def test_no_callback_and_no_debug_print_is_in_a_step():
+    env, *_ = batched()
+    state = jax.eval_shape(lambda key: env.reset(key, 4), jax.random.key(0))[1]
+    text = str(jax.make_jaxpr(env.step)(jax.random.key(0), state, jnp.zeros(4, jnp.int32)))
+    assert "while" in text
+    assert "callback" not in text
+
+
+def test_full_craftax_walks_the_same_way(worlds_of):
+    env, worlds = worlds_of(FULL)
+    walk = Walk(env, worlds)
+    assert (env.observation_size, env.num_actions) == (8268, 43)
+    state, output = walk.step(with_items(walk.state, wood=2))
+    assert same(output.boundary, True)
+    assert same(output.next_expert, EXPERTS[1])
+    assert walk.observe(state).shape == (8, 8268)
+    assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, walk.state)
+    assert same(walk.observe(state), jax.vmap(env.craftax.get_obs)(state.world))
+
+
+def test_an_unknown_environment_is_refused_with_the_two_that_are_known():
+    with pytest.raises(ConfigError, match=f"{CLASSIC}, {FULL}"):
+        make_env("Craftax-Pixels-v1", load_module(module_text()), max_episode_steps=5)
+
+
+def test_a_module_of_the_other_game_is_refused():
+    with pytest.raises(SkillError, match=r"written for craftax\.craftax_classic"):
+        make_env(FULL, load_module(module_text()), max_episode_steps=5)
+
+
+UNFIT = {
+    "an array": ("(closest_blocks):\n    return closest_blocks", r"returns shape \(17, 2, 5\)"),
+    "a branch on state": (
+        "(inventory):\n    if inventory.wood > 1:\n        return 1.0\n    return 0.0",
+        "cannot be computed",
+    ),
+    "an item of the other game": ("(inventory):\n    return inventory.bow", "cannot be computed"),
+    "nothing of that index": (
+        "(achievements):\n    return achievements[Achievement.EAT_BAT.value]",
+        "cannot be computed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("reward", "why"), UNFIT.values(), ids=UNFIT)
+def test_a_function_that_cannot_be_computed_is_named_with_its_skill(worlds_of, reward, why):
+    _, worlds = worlds_of(CLASSIC)
+    module = load_module(module_text([WOOD._replace(reward=reward)]))
+    env = make_env(CLASSIC, module, max_episode_steps=5)
+    state = jax.vmap(env.begin_in)(worlds)
+    keys = jax.random.split(jax.random.key(0), 8)
+    with pytest.raises(SkillError, match=why) as refused:
+        jax.eval_shape(jax.vmap(env.advance), keys, state, jnp.zeros(8, jnp.int32))
+    assert "task_0_reward of skill 'Collect Wood'" in str(refused.value)
+
+
+def test_a_reward_that_is_not_finite_is_passed_on(walk):
+    state = with_items(walk.state, wood=2, stone=1, diamond=1)
+    for _ in range(2):
+        state, _ = walk.step(state)
+    _, output = walk.step(state)
+    assert np.isnan(output.reward).all()
+    assert np.isnan(output.episode_return).all()
+    assert not output.done.any()
