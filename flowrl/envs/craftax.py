@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from craftax.craftax_env import make_craftax_env_from_name
 
+from flowrl.envs.fast_choice import craftax_step
 from flowrl.envs.features import Game, Moment, asked_by, compute
 from flowrl.envs.interface import StepOutput
 from flowrl.envs.skill_module import Task, TaskModule
@@ -40,7 +41,12 @@ class WalkState(NamedTuple):
 
 
 def make_env(
-    env_name: str, module: TaskModule, *, max_episode_steps: int, success_bonus: float = 1.0
+    env_name: str,
+    module: TaskModule,
+    *,
+    max_episode_steps: int,
+    success_bonus: float = 1.0,
+    fast_choice: bool = True,
 ) -> SkillEnv:
     """Craftax walking the module's plan.
 
@@ -48,6 +54,7 @@ def make_env(
       max_episode_steps: an episode is cut after this many steps.
       success_bonus: reward for completing a task, on top of the task's own; it lets a skill
         whose reward function is silent be learned.
+      fast_choice: step through `flowrl.envs.fast_choice`; False is Craftax's own code.
 
     Raises:
       ConfigError: the environment is unknown.
@@ -63,6 +70,7 @@ def make_env(
     craftax: Any = make_craftax_env_from_name(env_name, auto_reset=False)
     return SkillEnv(
         craftax=craftax,
+        craftax_step=craftax_step(module.game, fast_choice=fast_choice),
         # The time limit is ours: without Craftax's own, its `done` means death or victory.
         params=craftax.default_params.replace(max_timesteps=NEVER),
         game=Game.of(module.game),
@@ -83,6 +91,7 @@ class SkillEnv:
     """
 
     craftax: Any
+    craftax_step: Callable[..., tuple[Any, Any]]
     params: Any
     game: Game
     module: TaskModule
@@ -135,8 +144,11 @@ class SkillEnv:
         self, key: jax.Array, state: WalkState, action: jax.Array
     ) -> tuple[WalkState, StepOutput]:
         """Take one action, without a reset: after `done` the state is that of the old episode."""
-        _, world, env_reward, over, _ = self.craftax.step_env(key, state.world, action, self.params)
+        world, env_reward = self.craftax_step(
+            key, state.world, action, self.params, self.craftax.static_env_params
+        )
         world = settle(world)
+        over = self.craftax.is_terminal(world, self.params)
         completed, reward = self._judge(
             state.task, Moment(state.world, world, jnp.asarray(env_reward, jnp.float32))
         )
