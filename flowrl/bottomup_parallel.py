@@ -26,7 +26,7 @@ from flowrl.parallel.status import Blocked, Completed, Failed, Held
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.report.training_screen import training_screen
-from flowrl.skills.graph import SkillGraph
+from flowrl.skills.graph import CAPACITIES, SkillGraph
 from flowrl.skills.skill import load_library
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
@@ -36,7 +36,7 @@ def train_graph(config: BottomUpConfig, launcher: Launcher | None = None) -> int
     """Train until every skill has ended; 0 when all that was asked for is completed."""
     layout = GraphLayout(config.graph_path)
     book = SkillBook(layout)
-    graph = SkillGraph(book.over(load_library(config.env_name, config.skills_dir)).values())
+    graph = open_graph(config, book)
     scheduler = open_scheduler(layout, config, launcher or open_launcher(config))
     with scheduler, training_screen(layout, console.ERRORS):
         recover_graph(layout, min_success_rate=config.min_success_rate)
@@ -58,6 +58,14 @@ def train_graph(config: BottomUpConfig, launcher: Launcher | None = None) -> int
         feeder.offer()
         state = scheduler.run()
         return 0 if state.complete and flow.exhausted else 1
+
+
+def open_graph(config: BottomUpConfig, book: SkillBook) -> SkillGraph:
+    """The skills of the library and of `--skills_dir`, those in training as they were recorded."""
+    skills = book.over(load_library(config.env_name, config.skills_dir))
+    graph = SkillGraph(skills.values(), capacity=CAPACITIES[config.env_name])
+    graph.check()
+    return graph
 
 
 class Feeder:

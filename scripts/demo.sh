@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Trains nine real Craftax-Classic skills, two at a time, and measures the merged agent.
+#
+#   bash scripts/demo.sh            train, or go on with a demo that was interrupted
+#   bash scripts/demo.sh --fresh    remove the last demo first
+#   bash scripts/demo.sh --help     this text; further flags go to flowrl.bottomup_parallel
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+case "${1:-}" in
+  -h | --help)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+    exit 0
+    ;;
+  --fresh)
+    shift
+    rm -rf "$FLOWRL_ROOT/exp/demo"
+    ;;
+esac
+
+setup
+cd "$FLOWRL_ROOT"
+"$PYTHON" -m flowrl.bottomup_parallel \
+  --graph-path exp/demo \
+  --max_nodes 9 \
+  --max_parallel_skills 2 \
+  --total_timesteps 1e6 \
+  --success_state_rate 0.85 \
+  --no-use_wandb \
+  "$@"
+
+for skill in "Collect Wood" "Collect Sapling" "Collect Drink" "Place Table"; do
+  "$PYTHON" -m flowrl evaluate exp/demo --skill "$skill" --episodes 256
+done
