@@ -14,6 +14,7 @@ from flowrl.errors import (
     ExpertMissingError,
     FileRefusedError,
     FormatVersionError,
+    LaunchError,
 )
 from flowrl.launch.job import Lost, Why
 from flowrl.parallel.scheduler import SkillScheduler
@@ -228,3 +229,28 @@ def test_waiting_ends_when_a_retry_is_due(start, world, clock):
 def test_the_daemon_needs_no_jax():
     code = "import sys, flowrl.parallel.scheduler; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_launch_that_succeeded_unnoticed_is_adopted(start, world, clock):
+    scheduler = start()
+    scheduler.add_skill("A")
+    world.refusals["launched"] = [LaunchError("no answer from tmux")]
+    scheduler.tick()
+    assert words(scheduler) == {"A": "waiting"}
+    clock.pass_seconds(60)
+    scheduler.tick()
+    assert words(scheduler) == {"A": "running"}
+    world.end("A")
+    scheduler.tick()
+    assert len(world.runs) == len(world.ledger) == 1
+
+
+def test_the_merge_of_another_run_is_not_taken_for_this_one(start, world, monkeypatch):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A")
+    monkeypatch.setattr(FakeWorkshop, "merge", lambda self, task: {"run_id": "e9.a9.9"})
+    scheduler.tick()
+    assert words(scheduler) == {"A": "failed"}
+    assert "e9.a9.9" in status(scheduler, "A").why

@@ -37,6 +37,7 @@ from flowrl.parallel.turn import HEARS
 from tests.parallel.scheduling import NOW, finished
 
 FROZEN = Path(__file__).parents[1] / "data" / "scheduler_state_v1.json"
+RULES = Rules()
 HANDLE = Handle(run_id="e3.a2.0badcafe", session="s", pid=7, birth="b 1", pane="%4", server_pid=9)
 EVERY_STATUS = (
     Waiting(),
@@ -149,12 +150,13 @@ def test_saved_lines_are_made_anew_when_what_they_say_changes(tmp_path):
     added = signals.SkillsAdded((NewSkill(skill="A"), NewSkill(skill="B", needs=("A",))))
     state, _ = step(SchedulerState(), [added], NOW, Rules())
     assert file.encode(state) == encode(state)
-    state = through(state, "A")
+    state = through(state, "A", Rules(launching=False))
+    assert state.entries["B"].status == Waiting()
     assert file.encode(state) == encode(state)
     assert '"waits_for": ["A"]' not in file.encode(state)
 
 
-def through(state, skill):
+def through(state, skill, rules=RULES):
     """The state once this skill's next run has gone all the way."""
     handle = Handle(run_id="r", session="s", pid=1)
     for event in (
@@ -163,7 +165,7 @@ def through(state, skill):
         signals.RunEnded(skill, "r", finished("r")),
         signals.MergeDone(skill, "r"),
     ):
-        state, _ = step(state, [event], NOW, Rules())
+        state, _ = step(state, [event], NOW, rules)
     return state
 
 
