@@ -1,0 +1,110 @@
+"""A trainer without training: `python -m tests.parallel.stand_in --module_path RUN/2.py …`.
+
+It reads run.json and leaves behind what a trainer leaves, within a tenth of a second. What it does
+for a skill is ordered in `orders.json` beside the graph's folder: see `Order`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flowrl import durable, runs
+from flowrl.layout import RunLayout
+from flowrl.runs import ExpertReport, Progress, RunResult, TrainingRun
+from tests.experts.making import SHAPES, make_expert
+
+DEADLINE_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """How the runs of one skill go."""
+
+    acted: dict[str, int] = field(default_factory=dict)  # by expert; else 100 for the new one
+    fails: int = 0  # so many attempts exit with 1
+    gate: str = ""  # it ends only when this file is there
+    success_rate: float = 0.9
+
+
+def main(argv: list[str]) -> int:
+    """Train one run."""
+    module = Path(argv[argv.index("--module_path") + 1])
+    place = RunLayout(module.parent, int(module.stem))
+    run = runs.read_run(place)
+    here = place.folder.parents[2]
+    orders = json.loads((here / "orders.json").read_text())
+    order = Order(**orders.get(run.skill, {}))
+    durable.append_line(here / "launches", f"{run.skill} {run.run_id}")
+    sys.stdout.write(f"training {run.skill}, attempt {run.attempt}\n")
+    _tell_progress(place, run)
+    _wait_for(here / order.gate)
+    if run.attempt <= order.fails:
+        sys.stderr.write("it was ordered to fail\n")
+        return 1
+    _finish(place, run, order)
+    return 0
+
+
+def _tell_progress(place: RunLayout, run: TrainingRun) -> None:
+    progress = Progress(
+        run_id=run.run_id,
+        updates=1,
+        frames=10,
+        total_frames=100,
+        steps_per_second=1000.0,
+        step_success=(0.5,) * len(run.plan),
+        eta_seconds=0.1,
+        phase="training",
+        updated_at=time.time(),
+    )
+    runs.write_progress(place, progress)
+    durable.append_line(place.metrics, '{"updates": 1}')
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{path} did not come")
+        time.sleep(0.01)
+
+
+def _finish(place: RunLayout, run: TrainingRun, order: Order) -> None:
+    """Final experts at one stroke, then result.json; an expert that did not act is unchanged."""
+    acted = {int(expert): steps for expert, steps in order.acted.items()} or {run.expert: 100}
+    building = place.policies / "final.tmp"
+    for local, expert in enumerate(run.experts):
+        target = building / place.final(local).name
+        if acted.get(expert, 0) or not place.seed(local).exists():
+            make_expert(target, f"{run.run_id} expert {expert}")
+        else:
+            durable.copy_tree(place.seed(local), target)
+    durable.commit_dir(building, place.finals)
+    result = RunResult(
+        run_id=run.run_id,
+        frames=sum(acted.values()),
+        experts=tuple(
+            ExpertReport(
+                expert=expert,
+                acted=acted.get(expert, 0),
+                sha256=durable.tree_digest(place.final(local)),
+                shapes=SHAPES,
+            )
+            for local, expert in enumerate(run.experts)
+        ),
+        success_rate=order.success_rate,
+        step_success=(order.success_rate,) * len(run.plan),
+        mean_episode_length=40.0,
+        updates=1,
+        wall_seconds=0.1,
+        stopped_early=True,
+    )
+    runs.write_result(place, result)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

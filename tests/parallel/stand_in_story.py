@@ -1,0 +1,108 @@
+"""The parallel story with stand-in trainers: `python -m tests.parallel.stand_in_story FLAGS`.
+
+All but the trainer is real: the command line, the flow, the daemon, the launchers, the merges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowrl import bottomup_parallel
+from flowrl.experts.store import ExpertStore
+from flowrl.launch.job import Job
+from flowrl.layout import GraphLayout
+from flowrl.parallel.run_folders import PreparedRun
+from flowrl.parallel.signals import Task
+from flowrl.parallel.training_workshop import TrainingWorkshop
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_SECONDS = 120.0
+
+
+class StandInWorkshop(TrainingWorkshop):
+    """Real run folders and merges; only the trainer's program is another."""
+
+    def _job(self, prepared: PreparedRun, task: Task) -> Job:
+        job = super()._job(prepared, task)
+        argv = (sys.executable, "-m", "tests.parallel.stand_in", *job.argv[3:])
+        return dataclasses.replace(job, argv=argv, cwd=ROOT)
+
+
+class Place:
+    """A folder with a graph, the orders of its trainers, and what those left behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.layout = GraphLayout(folder / "graph")
+        self.daemons: list[subprocess.Popen[str]] = []
+        self.order()
+
+    def order(self, orders: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """Say how the runs of each skill go; see `stand_in.Order`."""
+        (self.folder / "orders.json").write_text(json.dumps(orders or {}))
+
+    def open(self, gate: str) -> None:
+        """Let those end who wait for this gate."""
+        (self.folder / gate).touch()
+
+    def start(self, *flags: str) -> subprocess.Popen[str]:
+        """Start the story in a process of its own."""
+        graph = f"--graph_path={self.layout.root}"
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "tests.parallel.stand_in_story", graph, *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        self.daemons.append(daemon)
+        return daemon
+
+    def run(self, *flags: str) -> tuple[int, str]:
+        """The exit code of a whole story, and what it said."""
+        return ended(self.start(*flags))
+
+    def launches(self) -> list[str]:
+        """The skill of every trainer that was started, in order."""
+        path = self.folder / "launches"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.rpartition(" ")[0] for line in lines]
+
+    def lines(self) -> dict[str, dict[str, Any]]:
+        """scheduler_state.json by skill; nothing before it is there."""
+        if not self.layout.scheduler_state.exists():
+            return {}
+        document = json.loads(self.layout.scheduler_state.read_text())
+        return {line["skill"]: line for line in document["skills"]}
+
+    def statuses(self) -> dict[str, str]:
+        """The status of each skill, in a word."""
+        return {skill: line["status"] for skill, line in self.lines().items()}
+
+    def merged(self) -> tuple[str, ...]:
+        """The ids of all merged runs."""
+        return ExpertStore(self.layout).manifest().merged
+
+    def experts(self) -> dict[int, tuple[str, int]]:
+        """Skill and frames of every merged expert, each found undamaged."""
+        store = ExpertStore(self.layout)
+        versions = store.manifest().experts.values()
+        for version in versions:
+            store.verify(version)
+        return {version.index: (version.skill, version.frames) for version in versions}
+
+
+def ended(daemon: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code of a daemon, once it has ended, and what it said."""
+    _, said = daemon.communicate(timeout=DEADLINE_SECONDS)
+    return daemon.returncode, said
+
+
+if __name__ == "__main__":
+    bottomup_parallel.TrainingWorkshop = StandInWorkshop
+    sys.exit(bottomup_parallel.main())
