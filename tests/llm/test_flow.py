@@ -1,0 +1,159 @@
+"""What the flow hands out, in which order, and when it pauses."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrl.errors import GraphError
+from flowrl.llm.flow import Flow, skills_towards
+from flowrl.skills.graph import SkillGraph
+from tests.skills.making import skill
+
+
+def graph_of(**needs: str) -> SkillGraph:
+    """Skills by letters: `graph_of(a="", b="a")`; each gains an item of its own name."""
+    return SkillGraph(
+        skill(name, {f"item_{name}": 1}, {f"item_{need}": 1 for need in wanted})
+        for name, wanted in needs.items()
+    )
+
+
+def offered(flow: Flow) -> list[str]:
+    """What the story takes before it waits."""
+    names = []
+    while not flow.check_frontier_blocked() and (handed := flow.next_skill()):
+        names.append(handed[0])
+    return names
+
+
+DIAMOND = graph_of(a="", b="a", c="a", d="bc")
+
+
+def test_skills_that_can_start_at_once_come_first():
+    flow = Flow(graph_of(a="", b="a", c=""), known=())
+    assert [flow.next_skill()[0] for _ in range(3)] == ["a", "c", "b"]
+    assert flow.next_skill() is None
+    assert flow.exhausted
+
+
+def test_one_skill_is_handed_out_ahead_and_then_the_frontier_is_blocked():
+    flow = Flow(DIAMOND, known=())
+    assert offered(flow) == ["a", "b"]
+    assert flow.training_skills == {"a", "b"}
+    assert not flow.exhausted
+
+
+def test_a_completed_skill_unblocks_the_frontier():
+    flow = Flow(DIAMOND, known=())
+    offered(flow)
+    flow.on_skill_complete("a")
+    assert not flow.check_frontier_blocked()
+    assert offered(flow) == ["c", "d"]
+    assert flow.exhausted
+
+
+def test_a_given_up_skill_unblocks_the_frontier_too():
+    flow = Flow(DIAMOND, known=())
+    offered(flow)
+    flow.on_skill_failed("a")
+    assert offered(flow) == ["c", "d"]
+
+
+def test_nothing_blocks_a_frontier_before_a_skill_is_handed_out():
+    assert not Flow(DIAMOND, known=()).check_frontier_blocked()
+
+
+def test_a_skill_waits_for_indirect_needs_too():
+    flow = Flow(graph_of(a="", b="a", c="b"), known=["b", "a"])
+    flow.on_skill_complete("b")
+    assert offered(flow) == ["c"]
+    assert flow.check_frontier_blocked(), "c waits for a, through b"
+
+
+def test_what_the_scheduler_knows_is_not_handed_out_and_counts_as_in_training():
+    flow = Flow(DIAMOND, known=["a", "b"])
+    assert flow.training_skills == {"a", "b"}
+    assert offered(flow) == ["c"]
+    flow.on_skill_complete("a")
+    assert offered(flow) == ["d"]
+
+
+def test_a_flow_of_known_skills_is_exhausted_at_once():
+    assert Flow(DIAMOND, known="abcd").exhausted
+
+
+def test_a_handed_out_skill_comes_with_its_definition_and_its_needs():
+    flow = Flow(DIAMOND, known="abc")
+    assert flow.next_skill() == ("d", DIAMOND.skills["d"])
+    assert flow.dependencies("d") == ("b", "c")
+
+
+def test_a_target_limits_the_flow_to_what_it_needs():
+    assert skills_towards(DIAMOND, target="c", max_nodes=None) == ("a", "c")
+    assert skills_towards(DIAMOND, target="c", max_nodes=2) == ("a", "c")
+
+
+@pytest.mark.parametrize(("most", "names"), [(None, "abcd"), (1, "a"), (3, "abc"), (9, "abcd")])
+def test_without_a_target_the_first_skills_of_the_library_are_trained(most, names):
+    assert "".join(skills_towards(DIAMOND, target=None, max_nodes=most)) == names
+
+
+def test_an_unknown_target_is_refused_with_the_names_there_are():
+    with pytest.raises(GraphError, match=r"--target_skill 'x' is no skill here.*a, b, c, d"):
+        skills_towards(DIAMOND, target="x", max_nodes=None)
+
+
+def test_a_target_that_takes_too_many_skills_is_refused_with_the_number():
+    with pytest.raises(GraphError, match=r"d takes 4 skills \(a, b, c, d\).*raise it to 4"):
+        skills_towards(DIAMOND, target="d", max_nodes=3)
+
+
+@st.composite
+def graphs(draw) -> SkillGraph:
+    """Up to nine skills, each needing some of those before it, in a library of any order."""
+    size = draw(st.integers(1, 9))
+    letters = "abcdefghi"[:size]
+    needs = {
+        letter: draw(
+            st.sets(st.sampled_from(letters[:place]), max_size=3) if place else st.just("")
+        )
+        for place, letter in enumerate(letters)
+    }
+    order = draw(st.permutations(letters))
+    return graph_of(**{letter: "".join(sorted(needs[letter])) for letter in order})
+
+
+def waits(graph: SkillGraph, skill_name: str, training: set[str]) -> bool:
+    return bool(training & set(graph.all_needs(skill_name)))
+
+
+@settings(deadline=None, max_examples=200)
+@given(graph=graphs(), seed=st.integers(0, 2**32 - 1), share=st.sampled_from([0.0, 0.3, 1.0]))
+def test_every_skill_is_handed_out_once_after_its_needs_however_trainings_end(graph, seed, share):
+    chance = random.Random(seed)
+    flow, started, training = Flow(graph, known=()), [], set()
+    while True:
+        while not flow.check_frontier_blocked() and (handed := flow.next_skill()):
+            started.append(handed[0])
+            training.add(handed[0])
+            assert flow.training_skills == training
+        left = [name for name in graph.order() if name not in started]
+        ahead = bool(started) and waits(graph, started[-1], training)
+        blocked = ahead and all(waits(graph, name, training) for name in left)
+        assert flow.check_frontier_blocked() == blocked
+        assert flow.exhausted == (not left)
+        assert blocked or not left, "it pauses only where all that is left waits"
+        if not training:
+            break
+        can_end = [name for name in sorted(training) if not waits(graph, name, training)]
+        assert can_end, "somebody in training waits for nobody"
+        over = chance.choice(can_end)
+        training.discard(over)
+        (flow.on_skill_failed if chance.random() < share else flow.on_skill_complete)(over)
+    assert sorted(started) == sorted(graph.order()), "everything is handed out, once"
+    for place, name in enumerate(started):
+        assert set(graph.all_needs(name)) <= set(started[:place])
