@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ CAPPED_LOG = Path(__file__).with_name("capped_log.py")
 _EXIT_INTERRUPTED = 130
 _CANNOT_LOOK = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 _SERVER_EXIT_SECONDS = 0.25
+_RUNNER_EXIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
       LaunchError: a process of this run lives, or the files cannot be written.
     """
     paths = _paths(job.folder)
-    if lock_held(job.folder):
+    if not _becomes_free(job.folder):
         raise LaunchError(f"{paths.lock} is held: a process of this run still lives; end it")
     spec = {
         "format": FORMAT,
@@ -92,6 +94,16 @@ def lock_held(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _becomes_free(folder: Path) -> bool:
+    """Whether nothing of the run lives: a runner that has recorded the end is still ending."""
+    deadline = time.monotonic() + _RUNNER_EXIT_SECONDS
+    while lock_held(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def found(job: Job) -> Handle | None:

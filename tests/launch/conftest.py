@@ -53,12 +53,14 @@ def end_of(launcher: Launcher, handle: Handle, job: Job, *, seconds: float = 20.
 
 
 def start_of(job: Job) -> files.Start:
-    """start.json, once the trainer of `SLEEP` or `STUBBORN` is ready."""
+    """start.json, once the trainer of `SLEEP` or `STUBBORN` is ready and its pid is recorded."""
     until((job.folder / "ready").exists)
-    start = files.read_start(job.folder, job.run_id)
-    assert start is not None
-    assert start.trainer_pid is not None
-    return start
+
+    def named() -> files.Start | None:
+        start = files.read_start(job.folder, job.run_id)
+        return start if start is not None and start.trainer_pid is not None else None
+
+    return until(named)
 
 
 def trainer_of(job: Job) -> int:
