@@ -78,8 +78,8 @@ class PPOConfig:
     """Width of the hidden layers of each expert's actor and critic."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
-    max_episode_steps: Count = 300
-    """An episode is cut after this many steps."""
+    max_task_steps: Count = 300
+    """An episode is cut when one step of its plan takes longer than this."""
     world_pool: Count = 0
     """Worlds generated beforehand and reused for resets; 0 generates them as they are needed."""
     seed: Count = 0
@@ -262,7 +262,7 @@ def _within(config: PPOConfig, name: str, low: float, high: float) -> None:
 def _check_training(config: PPOConfig) -> None:
     for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches", "layer_size"):
         _at_least(config, name, 1)
-    for name in ("total_timesteps", "max_episode_steps"):
+    for name in ("total_timesteps", "max_task_steps"):
         _at_least(config, name, 1)
     _at_least(config, "world_pool", 0)
     for name in ("gamma", "gae_lambda", "success_state_rate"):

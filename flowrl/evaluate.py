@@ -107,7 +107,7 @@ def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Ev
     run, module = read_run(archive), load_module(archive.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
-    env = make_env(config.env_name, module, max_episode_steps=config.max_episode_steps)
+    env = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
     params = load_experts(store, run)
     tallies = [
         play(BatchedEnv(env), config, params, key=key, count=count)

@@ -32,7 +32,7 @@ def command(layout: RunLayout, *flags: str) -> list[str]:
         "num_minibatches": 2,
         "update_epochs": 1,
         "layer_size": 8,
-        "max_episode_steps": 20,
+        "max_task_steps": 20,
         "world_pool": 8,
         "log_seconds": 0,
     }

@@ -36,6 +36,8 @@ class WalkState(NamedTuple):
     """bool[num_tasks]: steps completed in this episode."""
     length: jax.Array
     """int32: environment steps of this episode."""
+    task_length: jax.Array
+    """int32: environment steps of the plan's step under way."""
     total: jax.Array
     """f32: sum of this episode's rewards."""
 
@@ -44,14 +46,14 @@ def make_env(
     env_name: str,
     module: TaskModule,
     *,
-    max_episode_steps: int,
+    max_task_steps: int,
     success_bonus: float = 1.0,
     fast_choice: bool = True,
 ) -> SkillEnv:
     """Craftax walking the module's plan.
 
     Args:
-      max_episode_steps: an episode is cut after this many steps.
+      max_task_steps: an episode is cut when one task takes as many steps.
       success_bonus: reward for completing a task, on top of the task's own; it lets a skill
         whose reward function is silent be learned.
       fast_choice: step through `flowrl.envs.fast_choice`; False is Craftax's own code.
@@ -75,7 +77,7 @@ def make_env(
         params=craftax.default_params.replace(max_timesteps=NEVER),
         game=Game.of(module.game),
         module=module,
-        max_episode_steps=max_episode_steps,
+        max_task_steps=max_task_steps,
         success_bonus=success_bonus,
     )
 
@@ -95,7 +97,7 @@ class SkillEnv:
     params: Any
     game: Game
     module: TaskModule
-    max_episode_steps: int
+    max_task_steps: int
     success_bonus: float
 
     @cached_property
@@ -129,6 +131,7 @@ class SkillEnv:
             task=jnp.zeros((), jnp.int32),
             success=jnp.zeros(self.num_tasks, bool),
             length=jnp.zeros((), jnp.int32),
+            task_length=jnp.zeros((), jnp.int32),
             total=jnp.zeros((), jnp.float32),
         )
 
@@ -191,9 +194,10 @@ class SkillEnv:
             task=jnp.minimum(state.task + completed, last).astype(jnp.int32),
             success=state.success | (completed & (jnp.arange(self.num_tasks) == state.task)),
             length=state.length + 1,
+            task_length=jnp.where(completed, 0, state.task_length + 1),
             total=state.total + reward,
         )
-        truncated = ~ended & (walked.length >= self.max_episode_steps)
+        truncated = ~ended & (walked.task_length >= self.max_task_steps)
         done = ended | truncated
         return walked, StepOutput(
             reward=reward,

@@ -58,7 +58,7 @@ def run(config: TrainConfig, stop: StopWish) -> int:
 
 def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
     """The environments that walk the module's plan."""
-    walk = make_env(config.env_name, module, max_episode_steps=config.max_episode_steps)
+    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
     return BatchedEnv(walk, world_pool=config.world_pool)
 
 

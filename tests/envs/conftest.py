@@ -22,7 +22,7 @@ def worlds_of():
     def worlds(name: str) -> tuple[SkillEnv, Any]:
         if name not in made:
             module = load_module(module_text(package=PACKAGES[name]))
-            env = make_env(name, module, max_episode_steps=5)
+            env = make_env(name, module, max_task_steps=5)
             keys = jax.random.split(jax.random.key(3), 8)
             made[name] = env, jax.jit(jax.vmap(env.new_world))(keys)
         return made[name]

@@ -79,7 +79,7 @@ def test_an_episode_is_the_same_with_the_fast_choice_and_without(worlds_of):
 
     def play(fast_choice: bool) -> tuple[np.ndarray, np.ndarray]:
         env = make_env(
-            CLASSIC, load_module(module_text()), max_episode_steps=500, fast_choice=fast_choice
+            CLASSIC, load_module(module_text()), max_task_steps=500, fast_choice=fast_choice
         )
 
         def step(state, key):

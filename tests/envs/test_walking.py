@@ -18,7 +18,7 @@ from tests.envs.making import CLASSIC, FULL, PLAN, WOOD, module_text, with_items
 
 pytestmark = pytest.mark.craftax
 NOOP = 0
-LIMIT = 5  # the environment's max_episode_steps
+LIMIT = 5  # the environment's max_task_steps
 EXPERTS = [0, 2, 1]  # local experts of the plan
 
 
@@ -120,21 +120,26 @@ def test_the_time_limit_cuts_an_episode(walk):
 
 def test_success_of_the_last_task_at_the_time_limit_is_no_truncation(walk):
     state = with_items(walk.state, wood=2, stone=1)
-    for _ in range(LIMIT - 1):
-        state, _ = walk.step(state)
+    for _ in range(LIMIT + 1):  # two tasks are done at once, then the third takes its time
+        state, output = walk.step(state)
+        assert not output.done.any()
     _, output = walk.step(with_items(state, coal=1))
     assert same(output.done, True)
     assert not output.truncated.any()
     assert same(output.task_success, True)
 
 
-def test_success_of_a_middle_task_at_the_time_limit_counts_and_is_cut(walk):
+def test_each_task_has_its_own_time_limit(walk):
     state = walk.state
     for _ in range(LIMIT - 1):
         state, _ = walk.step(state)
-    _, output = walk.step(with_items(state, wood=2))
-    assert same(output.truncated, True)
+    state, output = walk.step(with_items(state, wood=2))
     assert same(output.task_success, [True, False, False])
+    assert not output.done.any()
+    for step in range(LIMIT):
+        state, output = walk.step(with_items(state, wood=2))
+        assert same(output.truncated, step == LIMIT - 1)
+    assert same(output.episode_length, 2 * LIMIT)
     assert same(output.next_expert, EXPERTS[0])
 
 
@@ -184,7 +189,7 @@ def test_wood_is_collected_by_doing(walk):
 
 @cache
 def batched() -> tuple[BatchedEnv, Any, Any]:
-    env = make_env(CLASSIC, load_module(module_text()), max_episode_steps=2)
+    env = make_env(CLASSIC, load_module(module_text()), max_task_steps=2)
     batch = BatchedEnv(env)
     return batch, jax.jit(batch.reset, static_argnums=1), jax.jit(batch.step)
 
@@ -245,12 +250,12 @@ def test_full_craftax_walks_the_same_way(worlds_of):
 
 def test_an_unknown_environment_is_refused_with_the_two_that_are_known():
     with pytest.raises(ConfigError, match=f"{CLASSIC}, {FULL}"):
-        make_env("Craftax-Pixels-v1", load_module(module_text()), max_episode_steps=5)
+        make_env("Craftax-Pixels-v1", load_module(module_text()), max_task_steps=5)
 
 
 def test_a_module_of_the_other_game_is_refused():
     with pytest.raises(SkillError, match=r"written for craftax\.craftax_classic"):
-        make_env(FULL, load_module(module_text()), max_episode_steps=5)
+        make_env(FULL, load_module(module_text()), max_task_steps=5)
 
 
 UNFIT = {
@@ -271,7 +276,7 @@ UNFIT = {
 def test_a_function_that_cannot_be_computed_is_named_with_its_skill(worlds_of, reward, why):
     _, worlds = worlds_of(CLASSIC)
     module = load_module(module_text([WOOD._replace(reward=reward)]))
-    env = make_env(CLASSIC, module, max_episode_steps=5)
+    env = make_env(CLASSIC, module, max_task_steps=5)
     state = jax.vmap(env.begin_in)(worlds)
     keys = jax.random.split(jax.random.key(0), 8)
     with pytest.raises(SkillError, match=why) as refused:
