@@ -1,0 +1,283 @@
+"""Every flag reaches the place it names: a new one fails here until it says where it arrives."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flowrl import bottomup_parallel, config, durable
+from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig
+from flowrl.launch.local import LocalLauncher
+from flowrl.launch.tmux import TmuxLauncher
+from flowrl.layout import GraphLayout
+from flowrl.llm.flow import Flow
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.signals import Task
+from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.runs import read_run
+from tests.ground.test_config import other_value
+from tests.parallel.making import TABLE, WOOD, finish
+from tests.parallel.stand_in_story import Place
+from tests.skills.making import skill_text
+
+NVIDIA_SMI = """#!/bin/sh
+echo "0, GPU-aaaa, 81559"
+echo "1, GPU-bbbb, 81559"
+echo "2, GPU-cccc, 81559"
+"""
+
+
+class HandedOut(Exception):
+    """What the flow of a story hands out; nothing is trained."""
+
+
+class Bench:
+    """Command lines in, and how far they get."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.monkeypatch = monkeypatch
+        self.layout = GraphLayout(folder / "graph")
+
+    def parsed(self, *words: str) -> BottomUpConfig:
+        return config.parse(BottomUpConfig, [f"--graph_path={self.layout.root}", *words])
+
+    def workshop(self, *words: str) -> TrainingWorkshop:
+        parsed = self.parsed(*words)
+        graph = bottomup_parallel.open_graph(parsed, SkillBook(self.layout))
+        return TrainingWorkshop(self.layout, parsed, lambda: graph)
+
+    def job(self, *words: str, **facts):
+        return self.workshop(*words).prepare(Task(skill=WOOD, expert=0, attempt=1, **facts))
+
+    def scheduler(self, *words: str) -> SkillScheduler:
+        parsed = self.parsed(*words)
+        return bottomup_parallel.open_scheduler(self.layout, parsed, LocalLauncher())
+
+    def handed_out(self, *words: str) -> list[str]:
+        """The skills of a story, in order."""
+
+        def drained(*args, **facts):
+            flow, names = Flow(*args, **facts), []
+            while handed := flow.next_skill():
+                names.append(handed[0])
+                flow.on_skill_complete(handed[0])
+            raise HandedOut(names)
+
+        self.monkeypatch.setattr(bottomup_parallel, "Flow", drained)
+        with pytest.raises(HandedOut) as caught:
+            bottomup_parallel.train_graph(self.parsed(*words), LocalLauncher())
+        return caught.value.args[0]
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    return Bench(tmp_path, monkeypatch)
+
+
+def flag(name: str, value) -> list[str]:
+    """A field's value as a user says it, and nothing else."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}={value}"]
+
+
+TRAINING = dataclasses.fields(PPOConfig)
+NAMES = {item.name for item in TRAINING}
+OF_THE_GRAPH = [i.name for i in dataclasses.fields(BottomUpConfig) if i.name not in NAMES]
+
+
+@pytest.mark.parametrize("item", TRAINING, ids=lambda item: item.name)
+def test_a_training_flag_reaches_the_trainer_and_no_other_one_changes(bench, item):
+    value = other_value(item)
+    assert value != item.default
+    job = bench.job(*flag(item.name, value))
+    assert job.argv[1:3] == ("-m", "flowrl.ppo_flow")
+    arrived = config.parse(TrainConfig, job.argv[3:])
+    module = bench.layout.run(0, WOOD).module
+    assert arrived == dataclasses.replace(TrainConfig(module_path=module), **{item.name: value})
+
+
+ARRIVALS: dict[str, Callable[[Bench], object]] = {}
+
+
+@pytest.mark.parametrize("name", OF_THE_GRAPH)
+def test_a_flag_of_the_graph_reaches_the_place_it_names(bench, name):
+    assert name in ARRIVALS, "a new flag: say below where it arrives"
+    ARRIVALS[name](bench)
+
+
+def test_there_is_no_case_without_a_flag():
+    assert set(ARRIVALS) == set(OF_THE_GRAPH)
+
+
+def arrives(check: Callable[[Bench], object]) -> Callable[[Bench], object]:
+    """A case: the function has the flag's name."""
+    ARRIVALS[check.__name__] = check
+    return check
+
+
+@arrives
+def graph_path(bench):
+    assert bench.scheduler().layout.root == bench.layout.root
+    bench.handed_out()
+    assert bench.layout.daemon_lock.exists()
+
+
+@arrives
+def max_nodes(bench):
+    everything = bench.handed_out()
+    assert len(everything) == 22
+    assert bench.handed_out("--max_nodes=4") == everything[:4]
+
+
+@arrives
+def target_skill(bench):
+    assert bench.handed_out(f"--target_skill={TABLE}") == [WOOD, TABLE]
+
+
+@arrives
+def skills_dir(bench):
+    folder = bench.folder / "mine"
+    folder.mkdir()
+    (folder / "00_fell_a_tree.py").write_text(skill_text().replace(WOOD, "Fell A Tree"))
+    assert "Fell A Tree" in bench.handed_out(f"--skills_dir={folder}")
+
+
+@arrives
+def max_parallel_skills(bench):
+    settings = bench.scheduler("--max_parallel_skills=7").settings
+    assert settings.max_parallel_skills == settings.rules().max_parallel == 7
+
+
+@arrives
+def scheduler_poll_interval(bench):
+    assert bench.scheduler("--scheduler_poll_interval=0.5").settings.poll_interval == 0.5
+
+
+@arrives
+def max_retries(bench):
+    assert bench.scheduler("--max_retries=0").settings.rules().max_retries == 0
+
+
+@arrives
+def retry_backoff(bench):
+    assert bench.scheduler("--retry_backoff=0.25").settings.rules().backoff_seconds == 0.25
+
+
+@arrives
+def min_success_rate(bench):
+    """Both judge by it: the scheduler, and the recovery of runs that ended without one."""
+    seen = {}
+    bench.monkeypatch.setattr(
+        bottomup_parallel, "recover_graph", lambda layout, **facts: seen.update(facts)
+    )
+    assert bench.scheduler("--min_success_rate=0.4").settings.rules().min_success_rate == 0.4
+    bench.handed_out("--min_success_rate=0.4")
+    assert seen == {"min_success_rate": 0.4}
+
+
+@arrives
+def skill_timesteps_budget(bench):
+    """Of 605 frames the first attempt took 10, as its progress says: 595 are left, not 600."""
+    place = Place(bench.folder)
+    place.order({WOOD: {"fails": 1}})
+    budget = ("--skill_timesteps_budget=605", "--total_timesteps=600", f"--target_skill={WOOD}")
+    code, said = place.run("--launcher=local", "--retry_backoff=0.01", *budget)
+    assert code == 0, said
+    layout = place.layout
+    archive = dataclasses.replace(layout.run(0, WOOD), folder=layout.skill_folder(0, WOOD))
+    failed = dataclasses.replace(archive, folder=layout.failed_run(0, WOOD, 1))
+    assert read_run(failed).config["total_timesteps"] == 600
+    assert read_run(archive).config["total_timesteps"] == 595
+
+
+@arrives
+def gpu_ids(bench):
+    program = bench.folder / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(NVIDIA_SMI)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    bench.monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert bench.scheduler().settings.rules().devices == ("0", "1", "2")
+    assert bench.scheduler("--gpu_ids", "2", "1").settings.rules().devices == ("2", "1")
+    env = bench.job("--gpu_ids", "2", device="2").env
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("2", "PCI_BUS_ID")
+
+
+@arrives
+def skills_per_gpu(bench):
+    bench.monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    assert bench.scheduler("--skills_per_gpu=3").settings.rules().runs_per_device == 3
+    shared = bench.job("--skills_per_gpu=3", device="0").env
+    assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.300"
+    alone = bench.job("--skills_per_gpu=3", device="0", alone=True).env
+    assert alone["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.900"
+
+
+@arrives
+def cpus_per_run(bench):
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    assert bench.job().cpus == ()
+    assert bench.job("--cpus_per_run=1").cpus == cpus[:1]
+    assert bench.job("--cpus_per_run=1", device="0").cpus == (), "it has a GPU"
+
+
+@arrives
+def stall_timeout(bench):
+    assert bench.scheduler("--stall_timeout=77").settings.hung_seconds == 77
+
+
+@arrives
+def launcher(bench):
+    local = bottomup_parallel.open_launcher(bench.parsed("--launcher=local"))
+    assert isinstance(local, LocalLauncher)
+    assert isinstance(bottomup_parallel.open_launcher(bench.parsed()), TmuxLauncher)
+
+
+@arrives
+def tmux_socket(bench):
+    found = bottomup_parallel.open_launcher(bench.parsed("--tmux_socket=mine"))
+    assert isinstance(found, TmuxLauncher)
+    assert found._server.socket_name == "mine"
+
+
+def test_the_environment_chooses_the_library(bench):
+    classic, full = bench.handed_out(), bench.handed_out("--env_name=Craftax-Symbolic-v1")
+    assert WOOD in classic
+    assert WOOD in full
+    assert full != classic
+
+
+@pytest.mark.parametrize(("accounting", "frames"), [("acted", 130), ("total", 200)])
+def test_the_accounting_of_frames_reaches_the_merge(bench, accounting, frames):
+    """An expert of 100 frames that acted in 30 of a run's 100."""
+    workshop = bench.workshop(f"--frame_accounting={accounting}")
+    for skill, expert, acted in ((WOOD, 0, {0: 100}), (TABLE, 1, {0: 30, 1: 70})):
+        task = Task(skill=skill, expert=expert, attempt=1)
+        workshop.prepare(task)
+        finish(bench.layout.run(expert, skill), acted)
+        merged = workshop.merge(task)
+    assert merged["experts"][0]["frames"] == frames
+
+
+def test_every_flag_is_kept_with_the_graph(bench, monkeypatch):
+    def stop(*_):
+        raise HandedOut
+
+    parsed = bench.parsed("--max_retries=1", "--lr=0.125", "--max_nodes=3")
+    monkeypatch.setattr(bottomup_parallel, "Feeder", stop)
+    with pytest.raises(HandedOut):
+        bottomup_parallel.train_graph(parsed, LocalLauncher())
+    facts = durable.read_json(bench.layout.config_json)
+    assert facts.pop("format") == 1
+    assert config.from_json(BottomUpConfig, facts) == parsed
