@@ -1,8 +1,8 @@
 """What a trainer asks of an environment that walks a plan of tasks.
 
 An episode starts in a fresh world at task 0. The expert of task k acts until the task is done,
-then task k + 1 begins in the same world; the last task's success, the player's death or a task's time
-limit ends the episode. An environment that ended is reset within the same `step`: the
+then task k + 1 begins in the same world; the last task's success, the player's death or a task's
+time limit ends the episode. An environment that ended is reset within the same `step`: the
 observation and the state that come back are those of the new episode, the `StepOutput` is that
 of the old one.
 
