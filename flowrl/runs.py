@@ -17,6 +17,7 @@ from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.layout import RunLayout, display_name
 
 FORMAT = 1
+STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 Shapes = Mapping[str, tuple[int, ...]]  # leaf path, "actor/dense_0/kernel" → shape
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # fit to be part of a path
 

@@ -10,6 +10,8 @@ from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeErr
 from flowrl.models.shapes import expert_shapes
 
 SHAPES = expert_shapes(9, 4, 6)
+# Orbax's own loop is closed when it meets damaged files, and complains when it is collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def random_expert(seed: int, shapes=SHAPES) -> dict:

@@ -20,9 +20,7 @@ from flowrl.errors import (
 )
 from flowrl.layout import RunLayout
 from flowrl.models.actor_critic import ActorCriticMoE, stack_experts
-from flowrl.runs import Ancestor, ExpertReport, PlannedStep
-
-STANDALONE = "standalone"
+from flowrl.runs import STANDALONE, Ancestor, ExpertReport, PlannedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

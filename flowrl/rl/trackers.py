@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
+import netrc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from flowrl import durable
 from flowrl.config import PPOConfig, to_json
 from flowrl.errors import ConfigError
 from flowrl.layout import RunLayout
+from flowrl.runs import STANDALONE
 
 logger = logging.getLogger(__name__)
 
@@ -70,24 +72,34 @@ class WeightsAndBiases:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError("--use_wandb needs wandb: pip install 'flowrl[wandb]'") from error
-        self._run: Any = wandb.init(
-            project=config.wandb_project,
-            entity=config.wandb_entity,
-            id=run_id.replace(".", "-") if run_id != "standalone" else None,
-            name=layout.folder.name,
-            dir=str(layout.folder),
-            resume="allow",
-            mode=None if os.environ.get("WANDB_API_KEY") else "offline",
-            config=to_json(config, PPOConfig),
-        )
+        self._failure: type[Exception] = wandb.errors.Error
+        try:
+            self._run: Any = wandb.init(
+                project=config.wandb_project,
+                entity=config.wandb_entity,
+                id=None if run_id == STANDALONE else run_id.replace(".", "-"),
+                name=layout.folder.name,
+                dir=str(layout.folder),
+                resume="allow",
+                mode=None if "WANDB_MODE" in os.environ or _has_wandb_key() else "offline",
+                config=to_json(config, PPOConfig),
+            )
+        except self._failure as error:
+            raise ConfigError(f"--use_wandb: {error}; or set WANDB_MODE=offline") from error
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """One step of the run's history."""
-        self._run.log(dict(figures), step=frames)
+        self._told(lambda: self._run.log(dict(figures), step=frames))
 
     def close(self) -> None:
         """Hand the rest over."""
-        self._run.finish()
+        self._told(self._run.finish)
+
+    def _told(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except self._failure as error:
+            raise ConnectionError(str(error)) from error
 
 
 class Guarded:
@@ -114,8 +126,7 @@ class Guarded:
 
     def _drop(self, tracker: Tracker, error: OSError) -> None:
         self._trackers.remove(tracker)
-        logger.warning("a tracker failed and is left out", extra={"tracker": str(tracker)})
-        logger.warning("%s: %s", type(tracker).__name__, error)
+        logger.warning("%s is left out from here on: %s", type(tracker).__name__, error)
 
 
 def open_trackers(layout: RunLayout, config: PPOConfig, *, run_id: str) -> Guarded:
@@ -130,6 +141,14 @@ def open_trackers(layout: RunLayout, config: PPOConfig, *, run_id: str) -> Guard
     if config.use_wandb:
         trackers.append(WeightsAndBiases(layout, config, run_id=run_id))
     return Guarded(trackers)
+
+
+def _has_wandb_key() -> bool:
+    """Whether a key is in the environment, or where `wandb login` keeps it."""
+    try:
+        return "WANDB_API_KEY" in os.environ or "api.wandb.ai" in netrc.netrc().hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def _number(figure: float) -> float | None:
