@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from flowrl import checkpoints
 from flowrl import config as configs
@@ -223,20 +224,22 @@ def _rate(step: PlannedStep, wins: int, episodes: int) -> StepRate:
     )
 
 
-def _table(found: Evaluation) -> Table:
-    table = Table(
-        title=f"{found.skill}: {found.episodes} episodes of the experts of generation "
-        f"{found.generation}, {found.mean_episode_length:.0f} steps each",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
+def _table(found: Evaluation) -> Group:
+    heading = Text(
+        f"{found.skill}: {found.episodes} episodes of the experts of generation "
+        f"{found.generation}, {found.mean_episode_length:.0f} steps each"
     )
+    table = Table(box=None, pad_edge=False)
     table.add_column("step")
     for name in ("count", "expert", "success", "95 % interval"):
         table.add_column(name, justify="right")
     for rate in found.steps:
         interval = f"{rate.low:.1%} to {rate.high:.1%}"
         table.add_row(
-            rate.skill, str(rate.count), str(rate.expert), f"{rate.success_rate:.1%}", interval
+            Text(rate.skill),
+            str(rate.count),
+            str(rate.expert),
+            f"{rate.success_rate:.1%}",
+            interval,
         )
-    return table
+    return Group(heading, table)

@@ -66,8 +66,10 @@ def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
     """
     word = wanted.strip().casefold()
     for row in rows:
-        names = {row.skill.casefold(), slug(row.skill).casefold()}
-        if word in names or (row.expert is not None and word == str(row.expert)):
+        if word in (row.skill.casefold(), slug(row.skill).casefold()):
+            return row
+    for row in rows:
+        if row.expert is not None and word == str(row.expert):
             return row
     known = ", ".join(row.skill for row in rows) or "none yet"
     raise GraphError(f"{graph} has no skill {wanted!r}; it has: {known}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from flowrl.layout import GraphLayout
 from flowrl.report.snapshot import SkillRow, all_ended, read_rows
@@ -44,7 +45,7 @@ def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
 
 def screen(layout: GraphLayout, rows: list[SkillRow]) -> Group:
     """The table under its heading."""
-    return Group(f"{layout.root}: {tally(rows)}", "", skill_table(rows))
+    return Group(Text(f"{layout.root}: {tally(rows)}"), "", skill_table(rows))
 
 
 def facts(layout: GraphLayout) -> dict[str, Any]:

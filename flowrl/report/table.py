@@ -29,9 +29,9 @@ _COLUMNS = (
 _WORDS = frozenset({"skill", "status", "waits for / why"})
 
 
-def skill_table(rows: Sequence[SkillRow], *, title: str | None = None) -> Table:
+def skill_table(rows: Sequence[SkillRow]) -> Table:
     """One line per skill; columns in which nothing is said are left out."""
-    table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold")
+    table = Table(pad_edge=False, box=None, header_style="bold")
     lines = [_cells(row) for row in rows]
     said = [any(str(line[name]) for line in lines) for name in _COLUMNS]
     shown = [name for name, any_said in zip(_COLUMNS, said, strict=True) if any_said]

@@ -1,0 +1,71 @@
+"""Graph folders as a scheduler and its trainers leave them, made by hand."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flowrl import durable, runs
+from flowrl.launch.job import Handle
+from flowrl.layout import GraphLayout, RunLayout
+from flowrl.parallel.codec import StateFile
+from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Running, Waiting
+from flowrl.runs import Progress
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+DONE = Completed(
+    run_id="e0.a1.x", attempt=1, frames=2000, success_rate=0.875, wall_seconds=90.0, at=NOW
+)
+FAILED = Failed(why="exit 1", attempt=3, at=NOW)
+HELD = Held(why="its session was killed", attempt=1, at=NOW)
+WAITING = Waiting()
+
+
+def running(run_id: str = "e0.a1.x", *, since: datetime = NOW) -> Running:
+    handle = Handle(run_id=run_id, session="flowrl_e0_A", pid=1)
+    return Running(run_id=run_id, attempt=1, handle=handle, device="0", since=since)
+
+
+def save(root: Path, *skills: tuple[str, object] | tuple[str, object, tuple[str, ...]]):
+    """Write scheduler_state.json: a name, a status, and its needs; expert numbers in order."""
+    entries = [
+        Entry(
+            skill=name,
+            status=status,
+            needs=needs[0] if needs else (),
+            order=number,
+            expert=None if isinstance(status, Waiting | Blocked) else number,
+        )
+        for number, (name, status, *needs) in enumerate(skills)
+    ]
+    layout = GraphLayout(root)
+    durable.make_dir(root)
+    state = SchedulerState.of(entries, next_expert=len(entries))
+    StateFile(layout.scheduler_state).save(state)
+    return layout
+
+
+def tell_progress(place: RunLayout, run_id: str = "e0.a1.x", **changes) -> Progress:
+    durable.make_dir(place.folder)
+    facts = {
+        "run_id": run_id,
+        "updates": 4,
+        "frames": 512,
+        "total_frames": 1024,
+        "steps_per_second": 1234.5,
+        "step_success": (0.9, 0.25),
+        "eta_seconds": 61.0,
+        "phase": "compiling",
+        "updated_at": time.time(),
+    }
+    progress = Progress(**{**facts, **changes})
+    runs.write_progress(place, progress)
+    return progress
+
+
+def write_log(path: Path, text: str) -> Path:
+    durable.make_dir(path.parent)
+    path.write_text(text)
+    return path

@@ -1,0 +1,169 @@
+"""`flowrl status`, the scheduler's own screen and its last word."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from flowrl import cli
+from flowrl.report import status
+from flowrl.report.snapshot import read_rows
+from flowrl.report.summary import summary
+from flowrl.report.table import clock, skill_table, tally
+from flowrl.report.training_screen import training_screen
+from tests.report.making import DONE, FAILED, WAITING, running, save, tell_progress
+
+HOSTILE = ["[red]x[/red]", "[/]", "[link=file:///etc/passwd]x[/link]", ":skull:", "\\[b]", "{0}%s"]
+
+
+def shown(thing, **facts) -> str:
+    """What a terminal of 140 columns shows."""
+    console = Console(file=io.StringIO(), width=140, **facts)
+    console.print(thing)
+    return console.file.getvalue()
+
+
+def test_json_says_all_that_is_known_of_every_skill(tmp_path, capsys):
+    layout = save(tmp_path, ("A", running()), ("B", WAITING, ("A",)))
+    tell_progress(layout.run(0, "A"))
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["graph"], facts["ended"]) == (str(tmp_path), False)
+    first, second = facts["skills"]
+    assert (first["skill"], first["session"], first["frames"]) == ("A", "flowrl_e0_A", 512)
+    assert first["step_success"] == [0.9, 0.25]
+    assert (second["status"], second["waits_for"], second["expert"]) == ("waiting", ["A"], None)
+    assert set(first) == set(second)
+
+
+def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, capsys):
+    save(tmp_path, ("Boil Water", DONE), ("Make Tea", FAILED))
+    assert cli.main(["status", str(tmp_path)]) == 0
+    head, _, columns, first, second = capsys.readouterr().out.splitlines()
+    assert head == f"{tmp_path}: 1 completed, 1 failed"
+    assert " ".join(columns.split()) == (
+        "skill status expert attempt frames success time waits for / why"
+    )
+    assert " ".join(first.split()) == "Boil Water completed 0 1 2,000 88% 0:01:30"
+    assert " ".join(second.split()) == "Make Tea failed 1 3 exit 1"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
+    root = tmp_path / name.replace("/", "")
+    layout = save(root, (name, FAILED), ("B", WAITING, (name,)))
+    assert cli.main(["status", str(root)]) == 0
+    head, _, _, first, second = capsys.readouterr().out.splitlines()
+    assert head.startswith(f"{root}: ")
+    assert first.startswith(f"{name}  ")
+    assert second.rstrip().endswith(name)
+    plain = shown(summary(read_rows(layout), trained_now=[name], wall_seconds=1))
+    coloured = shown(status.screen(layout, read_rows(layout)), force_terminal=True)
+    assert name in plain
+    assert name in coloured
+
+
+def test_a_failure_text_is_shown_as_it_is(tmp_path, capsys):
+    why = "KeyError: [bold]'x'[/bold] :boom:"
+    save(tmp_path, ("A", type(FAILED)(why=why, attempt=1, at=FAILED.at)))
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert why in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["status"], ["logs", "A", "--graph-path"]])
+def test_a_folder_that_is_no_graph_ends_in_one_line(tmp_path, capsys, command):
+    assert cli.main([*command, str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"flowrl: {tmp_path} is no graph")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_watching_ends_when_nothing_moves_any_more(tmp_path, capsys, monkeypatch, form):
+    save(tmp_path, ("A", running()))
+    looks = []
+
+    def pass_time(seconds):
+        looks.append(seconds)
+        save(tmp_path, ("A", DONE if len(looks) == 3 else running()))
+
+    monkeypatch.setattr(time, "sleep", pass_time)
+    assert cli.main(["status", str(tmp_path), "--watch", *form]) == 0
+    assert looks == [1.0] * 3
+    assert "completed" in capsys.readouterr().out
+
+
+def test_status_never_fails_while_the_state_is_swapped(tmp_path):
+    """A writer swaps state and progress as fast as it can; every look is a whole picture."""
+    layout = save(tmp_path, ("A", running()), ("B", WAITING))
+    stop = threading.Event()
+
+    def swap():
+        while not stop.is_set():
+            tell_progress(layout.run(0, "A"))
+            save(tmp_path, ("A", running()), ("B", WAITING), ("C", DONE))
+            layout.run(0, "A").progress.unlink()
+            save(tmp_path, ("A", running()), ("B", WAITING))
+
+    writer = threading.Thread(target=swap)
+    writer.start()
+    try:
+        seen = {(len(rows), rows[0].phase) for rows in (read_rows(layout) for _ in range(1000))}
+    finally:
+        stop.set()
+        writer.join()
+    assert seen == {(2, None), (3, None), (2, "compiling"), (3, "compiling")} & seen
+    assert {size for size, _ in seen} == {2, 3}
+
+
+def test_a_summary_compares_with_training_one_by_one(tmp_path):
+    rows = read_rows(save(tmp_path, ("A", DONE), ("B", DONE), ("C", DONE)))
+    text = shown(summary(rows, trained_now=["A", "B"], wall_seconds=120))
+    assert "3 completed; 0:02:00 of wall time" in text
+    assert "sum up to 0:03:00: 1.50 times as fast" in text
+
+
+@pytest.mark.parametrize(("fresh", "seconds"), [(["A"], 10.0), ([], 10.0), (["A", "B"], 0.0)])
+def test_a_summary_without_a_comparison_makes_none(tmp_path, fresh, seconds):
+    rows = read_rows(save(tmp_path, ("A", DONE), ("B", DONE)))
+    assert "times as fast" not in shown(summary(rows, trained_now=fresh, wall_seconds=seconds))
+
+
+def test_an_empty_graph_has_a_table_without_lines(tmp_path):
+    rows = read_rows(save(tmp_path))
+    assert tally(rows) == "no skills yet"
+    assert shown(skill_table(rows)).strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, ""), (0.0, "0:00:00"), (59.9, "0:00:59"), (90061, "1 day, 1:01:01")],
+)
+def test_a_time_is_shown_in_hours_minutes_and_seconds(seconds, text):
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_last_word_of_a_training_counts_what_is_new(tmp_path, terminal):
+    layout = save(tmp_path, ("A", DONE), ("B", WAITING), ("C", WAITING))
+    console = Console(file=io.StringIO(), width=140, force_terminal=terminal)
+    with training_screen(layout, console):
+        save(tmp_path, ("A", DONE), ("B", DONE), ("C", DONE))
+    text = Text.from_ansi(console.file.getvalue()).plain
+    assert "3 completed" in text
+    assert "sum up to 0:03:00" in text, "of B and C; A was there before"
+
+
+def test_a_training_that_is_interrupted_has_no_last_word(tmp_path):
+    layout = save(tmp_path, ("A", WAITING))
+    console = Console(file=io.StringIO(), width=140)
+    with pytest.raises(KeyboardInterrupt), training_screen(layout, console):
+        raise KeyboardInterrupt
+    assert console.file.getvalue() == ""
