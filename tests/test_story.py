@@ -1,0 +1,111 @@
+"""The whole story as a user runs it: real Craftax-Classic, real trainers, real tmux."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from flowrl import bottomup, cli
+from flowrl.envs.skill_module import load_module
+from flowrl.launch.tmux import TmuxLauncher
+from flowrl.layout import GraphLayout, RunLayout
+
+TINY = (
+    "--num_envs=16",
+    "--num_steps=16",
+    "--num_minibatches=4",
+    "--update_epochs=1",
+    "--total_timesteps=2048",
+    "--max_task_steps=40",
+    "--success_state_rate=0",
+)
+SKILLS = {"Collect Wood": 0, "Place Table": 1}
+DEADLINE_SECONDS = 280.0
+
+
+@pytest.fixture(scope="module")
+def socket(tmp_path_factory):
+    """A tmux server of our own; it ends with the tests."""
+    path = tmp_path_factory.mktemp("tmux") / "socket"
+    yield str(path)
+    TmuxLauncher(str(path))._tmux("kill-server")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory, socket):
+    """Two real skills, trained side by side in sessions by the documented command."""
+    root = tmp_path_factory.mktemp("story") / "graph"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "flowrl.bottomup_parallel", "--graph-path", str(root)),
+            *("--target_skill", "Place Table", "--max_parallel_skills", "2"),
+            *("--tmux_socket", socket, "--no-use_wandb", *TINY),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return GraphLayout(root)
+
+
+def archives(layout):
+    for skill, expert in SKILLS.items():
+        yield skill, RunLayout(layout.skill_folder(expert, skill), expert)
+
+
+@pytest.mark.craftax
+@pytest.mark.tmux
+def test_both_skills_are_trained_and_merged(graph, socket, capsys):
+    assert cli.main(["status", str(graph.root), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["ended"]
+    assert {row["skill"]: row["expert"] for row in facts["skills"]} == SKILLS
+    assert {row["status"] for row in facts["skills"]} == {"completed"}
+    assert all(0 < row["frames"] <= 2048 for row in facts["skills"])
+    assert list(graph.training_runs.glob("skill_*")) == []
+    assert TmuxLauncher(socket)._panes("-a") == [], "its sessions are gone with the runs"
+
+
+@pytest.mark.craftax
+@pytest.mark.tmux
+def test_every_archive_holds_what_the_expert_was_trained_on(graph, capsys):
+    for skill, archive in archives(graph):
+        module = load_module(archive.module)
+        assert module.tasks[-1].skill == skill
+        assert cli.main(["logs", skill, "--graph-path", str(graph.root)]) == 0
+        log = capsys.readouterr().out
+        assert skill in log
+        assert "\x1b" not in log
+        updates = [json.loads(line)["updates"] for line in archive.metrics.read_text().splitlines()]
+        assert updates == sorted(updates)
+
+
+@pytest.mark.craftax
+@pytest.mark.tmux
+def test_the_merged_experts_can_be_evaluated(graph, capsys):
+    words = ["evaluate", str(graph.root), "--skill", "Place Table", "--episodes", "16", "--json"]
+    assert cli.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [step["skill"] for step in found["steps"]] == list(SKILLS)
+    assert [step["expert"] for step in found["steps"]] == list(SKILLS.values())
+    assert all(0 <= step["low"] <= step["success_rate"] <= 1 for step in found["steps"])
+    assert 0 < found["mean_episode_length"] <= 40 * len(SKILLS)
+
+
+@pytest.mark.craftax
+def test_one_after_another_in_this_process(tmp_path, capsys):
+    root = tmp_path / "graph"
+    words = ["--graph_path", str(root), "--target_skill", "Collect Wood", *TINY]
+    assert bottomup.main(words) == 0
+    capsys.readouterr()
+    assert cli.main(["status", str(root), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["skills"]
+    assert (row["skill"], row["status"], row["expert"]) == ("Collect Wood", "completed", 0)
+    before = GraphLayout(root).manifest.read_bytes()
+    assert bottomup.main(words) == 0
+    assert GraphLayout(root).manifest.read_bytes() == before, "it was trained already"
