@@ -15,7 +15,6 @@ import pytest
 from flowrl.errors import LaunchError
 from flowrl.launch import files, processes
 from flowrl.launch.job import Exited, Finished, Lost, Why
-from flowrl.launch.local import LocalLauncher
 from tests.launch.conftest import (
     READY,
     SLEEP,
@@ -198,16 +197,11 @@ def test_a_runner_that_cannot_read_its_spec_is_lost(launcher, make_job, monkeypa
     assert isinstance(end_of(launcher, launcher.launch(job), job), Lost)
 
 
-def test_children_of_the_daemon_leave_no_zombies(make_job):
-    launcher = LocalLauncher()
-    jobs = [make_job("pass") for _ in range(3)]
-    pids = []
-    for job in jobs:
-        handle = launcher.launch(job)
-        end_of(launcher, handle, job)
-        pids.append(handle.pid)
-    until(lambda: launcher._reap() or not launcher._children)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+def test_children_of_the_daemon_leave_no_zombies(local, make_job):
+    job = make_job("pass")
+    handle = local.launch(job)
+    end_of(local, handle, job)
+    until(lambda: local.poll(handle, job.folder) and not Path(f"/proc/{handle.pid}").exists())
 
 
 def test_no_python_is_a_launch_error(local, make_job, monkeypatch):

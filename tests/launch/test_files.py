@@ -85,3 +85,12 @@ def test_a_zombie_does_not_live():
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert not processes.birth_of(pid)
     os.waitpid(pid, 0)
+
+
+def test_whoever_cannot_look_does_not_say_that_a_process_is_gone(monkeypatch):
+    def refuse(*_args, **_facts):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        processes.birth_of(os.getpid())
