@@ -77,11 +77,12 @@ class Feeder:
         self._scheduler = scheduler
 
     def offer(self) -> None:
-        """Add skills until the frontier is blocked; a completed skill unblocks it."""
+        """Add skills until the frontier is blocked; those most others wait for start first."""
         while not self._flow.check_frontier_blocked() and (handed := self._flow.next_skill()):
             name, skill = handed
             self._book.record(skill)
-            self._scheduler.add_skill(name, skill, self._flow.dependencies(name))
+            needs, weight = self._flow.dependencies(name), self._flow.weight(name)
+            self._scheduler.add_skill(name, skill, needs, priority=weight)
 
     def on_skill_complete(self, skill: str) -> None:
         """Go on from a skill whose expert is merged."""

@@ -56,6 +56,10 @@ class Flow:
         """The skills that `skill` needs directly."""
         return self._graph.needs(skill)
 
+    def weight(self, skill: str) -> int:
+        """How many of the skills to train wait for this one, directly or not."""
+        return sum(skill in self._graph.all_needs(other) for other in self._order)
+
     def check_frontier_blocked(self) -> bool:
         """Whether the newest skill, and every one to come, waits for one still in training."""
         unknown = (name for name in self._order if name not in self._known)
