@@ -157,3 +157,9 @@ def test_every_skill_is_handed_out_once_after_its_needs_however_trainings_end(gr
     assert sorted(started) == sorted(graph.order()), "everything is handed out, once"
     for place, name in enumerate(started):
         assert set(graph.all_needs(name)) <= set(started[:place])
+
+
+def test_a_skill_weighs_as_much_as_the_wanted_skills_that_wait_for_it():
+    flow = Flow(DIAMOND, known=())
+    assert {name: flow.weight(name) for name in "abcd"} == {"a": 3, "b": 1, "c": 1, "d": 0}
+    assert Flow(DIAMOND, known=(), target="b").weight("a") == 1
