@@ -12,12 +12,17 @@ import time
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, durable, runs
+from flowrl import checkpoints, durable, ppo_flow, runs
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.layout import RunLayout
 from flowrl.models.shapes import expert_shapes
+from flowrl.parallel.training_setup import generate_module_with_remapping
+from flowrl.runs import PlannedStep, TrainingRun
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library
 from tests.rl.modules import WALK, run_folder
 
+ENV_NAME = "Craftax-Classic-Symbolic-v1"
 EXPERTS = (0, 4)
 SHAPES = expert_shapes(1345, 17, 8)
 FRAMES = 8 * 16
@@ -146,6 +151,37 @@ def test_a_missing_module_is_named(layout):
     assert done.returncode in (1, EXIT_USAGE)
     assert str(layout.module) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.craftax
+@pytest.mark.parametrize(
+    ("skill", "frames"), [("Collect Wood", 120_000), ("Make Wood Pickaxe", 240_000)]
+)
+def test_a_library_skill_is_learnt_within_its_budget(tmp_path, skill, frames):
+    library = load_library(ENV_NAME, None)
+    steps = SkillGraph(library.values()).plan(skill)
+    experts = {name: number for number, name in enumerate(dict.fromkeys(s.skill for s in steps))}
+    run = TrainingRun(
+        run_id="e0.a1.0badcafe",
+        skill=skill,
+        expert=experts[skill],
+        attempt=1,
+        plan=tuple(
+            PlannedStep(skill=s.skill, count=s.count, expert=experts[s.skill]) for s in steps
+        ),
+        experts=tuple(experts.values()),
+        ancestors=(),
+        config={"env_name": ENV_NAME},
+    )
+    layout = RunLayout(tmp_path, experts[skill])
+    layout.module.write_text(generate_module_with_remapping(run, library))
+    runs.write_run(layout, run)
+    words = [f"--module_path={layout.module}", f"--total_timesteps={frames}", "--no-anneal_lr"]
+    assert ppo_flow.main(words) == 0
+    result = runs.read_result(layout)
+    assert result.stopped_early
+    assert result.success_rate >= 0.8
 
 
 def test_help_is_there_before_jax_is(tmp_path):

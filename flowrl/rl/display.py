@@ -54,7 +54,7 @@ class LiveTable:
                 ProgressBar(total=1.0, completed=share, width=24),
                 Text(f"{share:4.0%}"),
             )
-        self._live.update(Group(Text(headline(progress), style="bold"), table), refresh=True)
+        self._live.update(Group(_title(progress), table), refresh=True)
 
     def close(self) -> None:
         """Stop redrawing."""
@@ -96,3 +96,7 @@ def headline(progress: Progress) -> str:
     if progress.eta_seconds is not None:
         words.append(f"at most {timedelta(seconds=round(progress.eta_seconds))} left")
     return " · ".join(words)
+
+
+def _title(progress: Progress) -> Text:
+    return Text(headline(progress), style="bold", no_wrap=True, overflow="ellipsis")

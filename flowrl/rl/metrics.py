@@ -68,9 +68,7 @@ class EpisodeLog:
         every = self._now - int(self._running.min()) + 1  # at this lag all have ended
         lags = [0, *(2**power for power in range((every - 1).bit_length())), every]
         found = [self._at(lag) for lag in lags]
-        return max(
-            found, key=lambda rates: (rates.full, rates.full * rates.success, rates.episodes)
-        )
+        return max(found, key=_worth)
 
     def _at(self, lag: int) -> Rates:
         ended = self._start <= self._now - lag
@@ -99,6 +97,11 @@ class EpisodeLog:
         self._start, self._env = self._start[keep], self._env[keep]
         self._success = self._success[keep]
         self._length, self._return = self._length[keep], self._return[keep]
+
+
+def _worth(rates: Rates) -> tuple[bool, float, int, float]:
+    """Order of preference: enough episodes, then the highest of the lower bounds."""
+    return rates.full, rates.full * rates.success, rates.episodes, sum(rates.step_success)
 
 
 def _mean(values: np.ndarray) -> float:

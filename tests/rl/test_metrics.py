@@ -79,3 +79,15 @@ def test_the_memory_stays_small():
         done = np.ones((STEPS, 8), bool)
         log.add(stats(done, np.ones((STEPS, 8), np.int32), np.ones((STEPS, 8, 1), bool)))
     assert len(log._start) <= 2 * log.size
+
+
+def test_early_steps_are_not_judged_by_episodes_that_have_just_begun():
+    log = EpisodeLog(64, 2)
+    for _ in range(8):  # episodes of 16 steps that complete the first of two tasks
+        done = np.zeros((STEPS, 64), bool)
+        done[7::16] = True
+        lengths = np.full((STEPS, 64), 16, np.int32)
+        success = np.zeros((STEPS, 64, 2), bool)
+        success[..., 0] = True
+        log.add(stats(done, lengths, success))
+    assert log.rates().step_success == (1.0, 0.0)
