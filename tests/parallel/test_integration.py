@@ -201,7 +201,8 @@ def test_an_attempt_that_failed_is_tried_again_and_merged_once(place):
 
 def test_a_request_to_retry_reaches_a_daemon_that_is_up(place):
     place.order({PICKAXE: {"fails": 99}, SWORD: {"gate": "gate"}})
-    daemon = place.start(*LOCAL, f"--max_nodes={len(up_to(SWORD))}", "--max_retries=0")
+    flags = (f"--max_nodes={len(up_to(SWORD))}", "--max_retries=0")
+    daemon = place.start(*LOCAL, *flags, "--scheduler_poll_interval=600")
     until(lambda: place.statuses().get(PICKAXE) == "failed", seconds=60)
     place.order()
     assert cli.main(["retry", PICKAXE, "--graph-path", str(place.layout.root)]) == 0
