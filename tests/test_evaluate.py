@@ -25,9 +25,9 @@ def test_a_hostile_name_is_shown_and_not_interpreted(name):
         mean_episode_return=1.0,
         steps=(step,),
     )
-    console = Console(file=io.StringIO(), width=140)
+    console = Console(file=io.StringIO(), record=True, width=140)
     console.print(evaluate._table(found))
-    title, _, line = console.file.getvalue().splitlines()
+    title, _, line = console.export_text().splitlines()
     assert title.startswith(f"{name}: 4 episodes of the experts of generation 2")
     assert line.split() == [name, "1", "7", "75.0%", "30.0%", "to", "95.0%"]
 

@@ -11,7 +11,7 @@ from flowrl.launch.job import Handle
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.state import SchedulerState
-from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Running, Waiting
+from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Running, Status, Waiting
 from flowrl.runs import Progress
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ def running(run_id: str = "e0.a1.x", *, since: datetime = NOW) -> Running:
     return Running(run_id=run_id, attempt=1, handle=handle, device="0", since=since)
 
 
-def save(root: Path, *skills: tuple[str, object] | tuple[str, object, tuple[str, ...]]):
+def save(root: Path, *skills: tuple[str, Status] | tuple[str, Status, tuple[str, ...]]):
     """Write scheduler_state.json: a name, a status, and its needs; expert numbers in order."""
     entries = [
         Entry(

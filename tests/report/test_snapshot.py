@@ -41,6 +41,7 @@ def test_a_running_skill_has_the_figures_of_its_own_trainer(tmp_path):
     assert (row.phase, row.frames, row.total_frames) == ("compiling", 512, 1024)
     assert (row.steps_per_second, row.eta_seconds) == (1234.5, 61.0)
     assert (row.success_rate, row.step_success) == (0.25, (0.9, 0.25))
+    assert row.seconds is not None
     assert 100 <= row.seconds < 160
 
 

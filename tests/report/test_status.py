@@ -9,7 +9,6 @@ import time
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from flowrl import cli
 from flowrl.report import status
@@ -24,9 +23,9 @@ HOSTILE = ["[red]x[/red]", "[/]", "[link=file:///etc/passwd]x[/link]", ":skull:"
 
 def shown(thing, **facts) -> str:
     """What a terminal of 140 columns shows."""
-    console = Console(file=io.StringIO(), width=140, **facts)
+    console = Console(file=io.StringIO(), record=True, width=140, **facts)
     console.print(thing)
-    return console.file.getvalue()
+    return console.export_text()
 
 
 def test_json_says_all_that_is_known_of_every_skill(tmp_path, capsys):
@@ -153,17 +152,17 @@ def test_a_time_is_shown_in_hours_minutes_and_seconds(seconds, text):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_last_word_of_a_training_counts_what_is_new(tmp_path, terminal):
     layout = save(tmp_path, ("A", DONE), ("B", WAITING), ("C", WAITING))
-    console = Console(file=io.StringIO(), width=140, force_terminal=terminal)
+    console = Console(file=io.StringIO(), record=True, width=140, force_terminal=terminal)
     with training_screen(layout, console):
         save(tmp_path, ("A", DONE), ("B", DONE), ("C", DONE))
-    text = Text.from_ansi(console.file.getvalue()).plain
+    text = console.export_text()
     assert "3 completed" in text
     assert "sum up to 0:03:00" in text, "of B and C; A was there before"
 
 
 def test_a_training_that_is_interrupted_has_no_last_word(tmp_path):
     layout = save(tmp_path, ("A", WAITING))
-    console = Console(file=io.StringIO(), width=140)
+    console = Console(file=io.StringIO(), record=True, width=140)
     with pytest.raises(KeyboardInterrupt), training_screen(layout, console):
         raise KeyboardInterrupt
-    assert console.file.getvalue() == ""
+    assert console.export_text() == ""
