@@ -37,6 +37,11 @@ class Flow:
         self.training_skills: set[str] = set(known)
 
     @property
+    def wanted(self) -> tuple[str, ...]:
+        """The skills to train, needs first, whether or not they are handed out."""
+        return self._order
+
+    @property
     def exhausted(self) -> bool:
         """Nothing is left to hand out."""
         return all(name in self._known for name in self._order)
