@@ -61,7 +61,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
       LaunchError: a process of this run lives, or the files cannot be written.
     """
     paths = _paths(job.folder)
-    if not _becomes_free(job.folder):
+    if not becomes_free(job.folder):
         raise LaunchError(f"{paths.lock} is held: a process of this run still lives; end it")
     spec = {
         "format": FORMAT,
@@ -96,7 +96,7 @@ def lock_held(folder: Path) -> bool:
     return False
 
 
-def _becomes_free(folder: Path) -> bool:
+def becomes_free(folder: Path) -> bool:
     """Whether nothing of the run lives: a runner that has recorded the end is still ending."""
     deadline = time.monotonic() + _RUNNER_EXIT_SECONDS
     while lock_held(folder):

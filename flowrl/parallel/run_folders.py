@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flowrl import durable
 from flowrl.errors import BusyError, FileRefusedError
-from flowrl.launch.files import lock_held
+from flowrl.launch.files import becomes_free, lock_held
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.runs import TrainingRun, read_run
 
@@ -104,10 +104,15 @@ def fail_run(
 
     The attempt is read from run.json when it is not said. The newest failures of each skill are
     kept for reading.
+
+    Raises:
+      BusyError: a process of this run still lives; the folder stays where it is.
     """
     place = layout.run(expert, skill)
     if not place.folder.is_dir():
         return None
+    if not becomes_free(place.folder):  # a runner that has recorded the end is still ending
+        refuse_living(place)
     number = _attempt(place) if attempt is None else attempt
     stem = layout.failed_run(expert, skill, 0).name.removesuffix(".attempt0")
     failures = _failures(layout, stem)

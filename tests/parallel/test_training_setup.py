@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import fcntl
 import os
+import threading
 
 import pytest
 
@@ -424,6 +425,28 @@ def test_a_failure_of_one_skill_forgets_none_of_another(layout):
         prepare(layout, "Collect Drink", 1, {}, attempt=attempt)
         fail_run(layout, 1, "Collect Drink", attempt)
     assert layout.failed_run(0, WOOD, 1).is_dir()
+
+
+def test_a_run_that_lives_is_not_moved_away_under_its_trainer(layout):
+    ready = prepare(layout, WOOD, 0, {})
+    holder = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with pytest.raises(BusyError, match=r"run\.lock"):
+        fail_run(layout, 0, WOOD)
+    assert read_run(ready.layout) == ready.run
+    assert not layout.failed_runs.exists()
+    os.close(holder)
+    assert fail_run(layout, 0, WOOD) == layout.failed_run(0, WOOD, 1)
+
+
+def test_a_run_whose_runner_is_just_ending_is_moved(layout):
+    ready = prepare(layout, WOOD, 0, {})
+    holder = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    ending = threading.Timer(0.1, os.close, [holder])
+    ending.start()
+    assert fail_run(layout, 0, WOOD) == layout.failed_run(0, WOOD, 1)
+    ending.join()
 
 
 def test_failing_a_run_without_a_folder_is_no_error(layout):
