@@ -7,47 +7,55 @@ a completed skill may unblock the next ones.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 
 from flowrl import config as configs
 from flowrl import console, durable
 from flowrl.config import BottomUpConfig
-from flowrl.launch.gpus import visible_devices
+from flowrl.errors import ConfigError
+from flowrl.launch.gpus import Device, visible_devices
 from flowrl.launch.job import Launcher
 from flowrl.launch.local import LocalLauncher
 from flowrl.launch.tmux import TmuxLauncher
 from flowrl.layout import GraphLayout
-from flowrl.llm.flow import Flow
+from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel.known import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_book import SkillBook
-from flowrl.parallel.status import Blocked, Completed, Failed, Held
+from flowrl.parallel.status import Blocked, Completed, Failed, Held, Waiting
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.report.training_screen import training_screen
 from flowrl.skills.graph import CAPACITIES, SkillGraph
-from flowrl.skills.skill import load_library
+from flowrl.skills.skill import Skill, load_library
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
+NOT_ASKED_FOR = "not asked for at the last start"
+CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
-def train_graph(config: BottomUpConfig, launcher: Launcher | None = None) -> int:
+def train_graph(
+    config: BottomUpConfig, launcher: Launcher | None = None, *, live: bool = True
+) -> int:
     """Train until every skill has ended; 0 when all that was asked for is completed."""
     layout = GraphLayout(config.graph_path)
     book = SkillBook(layout)
     graph = open_graph(config, book)
+    skills_towards(graph, target=config.target_skill, max_nodes=config.max_nodes)
     scheduler = open_scheduler(layout, config, launcher or open_launcher(config))
-    with scheduler, training_screen(layout, console.ERRORS):
+    screen = training_screen(layout, console.ERRORS, goal=config.success_state_rate, live=live)
+    with scheduler, screen:
         recover_graph(layout, min_success_rate=config.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
+        durable.write_json(layout.config_json, {"format": 1, **configs.to_json(config)})
         flow = Flow(
             graph,
             known=scheduler.state.entries,
             target=config.target_skill,
             max_nodes=config.max_nodes,
         )
-        durable.write_json(layout.config_json, {"format": 1, **configs.to_json(config)})
         feeder = Feeder(flow, book, scheduler)
         scheduler.set_callbacks(
             workshop=TrainingWorkshop(layout, config, lambda: graph),
@@ -56,8 +64,9 @@ def train_graph(config: BottomUpConfig, launcher: Launcher | None = None) -> int
         )
         feeder.catch_up()
         feeder.offer()
-        state = scheduler.run()
-        return 0 if state.complete and flow.exhausted else 1
+        scheduler.run()
+        feeder.show_what_is_blocked()
+        return 0 if feeder.all_completed() else 1
 
 
 def open_graph(config: BottomUpConfig, book: SkillBook) -> SkillGraph:
@@ -79,10 +88,7 @@ class Feeder:
     def offer(self) -> None:
         """Add skills until the frontier is blocked; those most others wait for start first."""
         while not self._flow.check_frontier_blocked() and (handed := self._flow.next_skill()):
-            name, skill = handed
-            self._book.record(skill)
-            needs, weight = self._flow.dependencies(name), self._flow.weight(name)
-            self._scheduler.add_skill(name, skill, needs, priority=weight)
+            self._add(*handed)
 
     def on_skill_complete(self, skill: str) -> None:
         """Go on from a skill whose expert is merged."""
@@ -95,22 +101,46 @@ class Feeder:
         self.offer()
 
     def catch_up(self) -> None:
-        """Tell the flow what ended before this start."""
-        for entry in self._scheduler.state.entries.values():
+        """Tell the flow what ended before this start; set aside what is not asked for now."""
+        for entry in list(self._scheduler.state.entries.values()):
+            wanted = entry.skill in self._flow.wanted
             match entry.status:
                 case Completed():
                     self._flow.on_skill_complete(entry.skill)
+                case Held(why=why) if wanted and why == NOT_ASKED_FOR:
+                    self._scheduler.retry(entry.skill)
+                case Waiting() | Blocked() if not wanted:
+                    self._scheduler.hold(entry.skill, NOT_ASKED_FOR)
+                    self._flow.on_skill_failed(entry.skill)
                 case Failed() | Held() | Blocked():
                     self._flow.on_skill_failed(entry.skill)
                 case _:
                     pass
+
+    def show_what_is_blocked(self) -> None:
+        """Add the skills behind failed and held ones too, so that the status names them."""
+        while handed := self._flow.next_skill():
+            self._add(*handed)
+
+    def all_completed(self) -> bool:
+        """Whether every skill that was asked for is completed."""
+        entries = self._scheduler.state.entries
+        return all(
+            name in entries and isinstance(entries[name].status, Completed)
+            for name in self._flow.wanted
+        )
+
+    def _add(self, name: str, skill: Skill) -> None:
+        self._book.record(skill)
+        needs, weight = self._flow.dependencies(name), self._flow.weight(name)
+        self._scheduler.add_skill(name, skill, needs, priority=weight)
 
 
 def open_scheduler(
     layout: GraphLayout, config: BottomUpConfig, launcher: Launcher
 ) -> SkillScheduler:
     """The scheduler of this graph, on the devices that were asked for."""
-    devices = visible_devices(config.gpu_ids)
+    devices = usable_devices(config)
     return SkillScheduler(
         layout.root,
         launcher=launcher,
@@ -124,6 +154,19 @@ def open_scheduler(
         skills_per_gpu=config.skills_per_gpu,
         hung_seconds=config.stall_timeout,
     )
+
+
+def usable_devices(config: BottomUpConfig) -> tuple[Device, ...]:
+    """The GPUs to train on; () trains on the CPU, as JAX does without its CUDA plugin.
+
+    Raises:
+      ConfigError: GPUs are named that are not there or that JAX cannot use.
+    """
+    if any(importlib.util.find_spec(name) for name in CUDA_PLUGINS):
+        return visible_devices(config.gpu_ids)
+    if config.gpu_ids:
+        raise ConfigError("--gpu_ids needs JAX for CUDA: pip install 'flowrl[cuda]'")
+    return ()
 
 
 def open_launcher(config: BottomUpConfig) -> Launcher:

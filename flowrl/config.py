@@ -73,7 +73,7 @@ class PPOConfig:
     vf_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 1.0
-    """Gradients are clipped to this global norm."""
+    """Each expert's gradient is clipped to this norm."""
     layer_size: Count = 64
     """Width of the hidden layers of each expert's actor and critic."""
     activation: Activation = "tanh"
@@ -130,8 +130,8 @@ class BottomUpConfig(PPOConfig):
     """Retries of a failed skill after its first attempt."""
     retry_backoff: float = 5.0
     """Seconds before the first retry; doubled for each further one, at most ten minutes."""
-    min_success_rate: float = 0.0
-    """A run that spent its steps with less success than this counts as failed."""
+    min_success_rate: float = 0.01
+    """A run that spent its steps with less success than this counts as a failed attempt."""
     skill_timesteps_budget: Count | None = None
     """Most environment steps for one skill over all its attempts."""
     gpu_ids: tuple[int, ...] = ()
@@ -215,16 +215,16 @@ def to_json(config: PPOConfig, kind: type[PPOConfig] | None = None) -> dict[str,
 
 
 def from_json(kind: type[Config], facts: Mapping[str, Any]) -> Config:
-    """The configuration that `to_json` made these facts of.
+    """The configuration that `to_json` made these facts of, perhaps in another version.
+
+    A field that is missing has its default; one that is unknown today is left out.
 
     Raises:
-      ConfigError: a field is missing, unknown, or of another type.
+      ConfigError: a value is of another type, or makes no sense.
     """
-    known = {item.name for item in dataclasses.fields(kind)}
-    if strange := sorted(set(facts) ^ known):
-        raise ConfigError(f"a recorded configuration differs in: {', '.join(strange)}; start anew")
     hints = typing.get_type_hints(kind)
-    return checked(kind(**{name: _typed(name, hints[name], facts[name]) for name in facts}))
+    known = {item.name for item in dataclasses.fields(kind)} & facts.keys()
+    return checked(kind(**{name: _typed(name, hints[name], facts[name]) for name in known}))
 
 
 def _typed(name: str, hint: Any, value: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 
 from flowrl import bottomup_parallel, config, durable
 from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig
+from flowrl.errors import ConfigError
 from flowrl.launch.local import LocalLauncher
 from flowrl.launch.tmux import TmuxLauncher
 from flowrl.layout import GraphLayout
@@ -208,10 +209,15 @@ def gpu_ids(bench):
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     bench.monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("json",))  # as if installed
     assert bench.scheduler().settings.rules().devices == ("0", "1", "2")
     assert bench.scheduler("--gpu_ids", "2", "1").settings.rules().devices == ("2", "1")
     env = bench.job("--gpu_ids", "2", device="2").env
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("2", "PCI_BUS_ID")
+    bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("no_such_plugin",))
+    assert bench.scheduler().settings.rules().devices == ()
+    with pytest.raises(ConfigError, match="flowrl\\[cuda\\]"):
+        bench.scheduler("--gpu_ids", "0")
 
 
 @arrives

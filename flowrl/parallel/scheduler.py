@@ -184,10 +184,10 @@ class SkillScheduler:
         self._known(skill_name)
         self._tell(signals.Retry(skill_name))
 
-    def hold(self, skill_name: str) -> None:
+    def hold(self, skill_name: str, why: str = "held on request") -> None:
         """Pause a skill until it is retried; a running one saves what it has and ends."""
         self._known(skill_name)
-        self._tell(signals.Hold(skill_name))
+        self._tell(signals.Hold(skill_name, why))
 
     def tick(self, now: datetime | None = None) -> None:
         """One beat: hear of requests and ended runs, step, save and act until all is still."""

@@ -1,4 +1,4 @@
-"""The source of every skill that a graph has begun to train, kept as it was then."""
+"""The source of every skill of a graph, fixed as soon as an expert was trained on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Mapping
 
 from flowrl import durable
 from flowrl.errors import FileRefusedError, SkillError
+from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout
+from flowrl.parallel.run_folders import live_runs
+from flowrl.runs import read_run
 from flowrl.skills.skill import Skill
 
 logger = logging.getLogger(__name__)
@@ -15,15 +18,18 @@ _FILE_LIMIT_BYTES = 2**20
 
 
 class SkillBook:
-    """One immutable file per skill below `skill_files/`."""
+    """One file per skill below `skill_files/`.
+
+    While a skill has neither a merged expert nor a live run its file may still be mended.
+    """
 
     def __init__(self, layout: GraphLayout) -> None:
         self._layout = layout
 
     def record(self, skill: Skill) -> None:
-        """Keep the skill's source, if it is not kept yet."""
+        """Keep the skill's source, unless one is kept that an expert was trained on."""
         path = self._layout.skill_file(skill.name)
-        if not path.exists():
+        if not path.exists() or skill.name not in self._fixed():
             durable.make_dir(path.parent)
             durable.write_json(path, skill.to_json())
 
@@ -44,8 +50,10 @@ class SkillBook:
         return skills
 
     def over(self, library: Mapping[str, Skill]) -> dict[str, Skill]:
-        """The library with the kept skills in place of those that have changed since."""
-        kept = self.recorded()
+        """The library, with the kept skills where they are fixed or the library has none."""
+        fixed = self._fixed()
+        recorded = self.recorded().items()
+        kept = {name: skill for name, skill in recorded if name in fixed or name not in library}
         for name, skill in kept.items():
             if name in library and library[name] != skill:
                 logger.warning(
@@ -54,3 +62,9 @@ class SkillBook:
                     self._layout.skill_file(name),
                 )
         return {**library, **kept}
+
+    def _fixed(self) -> set[str]:
+        """The skills with a merged expert or a live run."""
+        merged = ExpertStore(self._layout).manifest().experts.values()
+        live = (read_run(place) for place in live_runs(self._layout))
+        return {version.skill for version in merged} | {run.skill for run in live}

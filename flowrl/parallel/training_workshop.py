@@ -17,7 +17,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launch.environment import child_env
 from flowrl.launch.files import lock_held
 from flowrl.launch.job import Job
-from flowrl.layout import GraphLayout, session_name
+from flowrl.layout import GraphLayout, RunLayout, session_name
 from flowrl.parallel.run_folders import PreparedRun, fail_run, live_runs, resume_training_run
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_processor import process_completed_training
@@ -38,7 +38,9 @@ class TrainingWorkshop:
         self._layout = layout
         self._config = config
         self._graph = graph
+        child_env("0", skills_per_gpu=config.skills_per_gpu)  # refuses a wrong share at once
         self._store = ExpertStore(layout)
+        self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
 
     def prepare(self, task: Task) -> Job:
         """Make a new run folder from the experts that are merged by now."""
@@ -112,19 +114,27 @@ class TrainingWorkshop:
         return dataclasses.replace(self._config, total_timesteps=frames_left)
 
     def _cpus(self, folder: Path) -> tuple[int, ...]:
-        """The first share of CPUs that no other living run is pinned to; () shares them all."""
+        """The run's own CPUs, shared with no other run; () shares them all."""
         width = self._config.cpus_per_run
         if not width:
             return ()
-        others = (place for place in live_runs(self._layout) if place.folder != folder)
-        taken = {
-            cpu
-            for place in others
-            if lock_held(place.folder)
-            for cpu in durable.read_json(place.spec_json).get("cpus") or ()
-        }
-        free = [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in taken]
-        return tuple(free[:width])
+        live = {place.folder: place for place in live_runs(self._layout)}
+        for path in self._pinned.keys() - live.keys():
+            del self._pinned[path]
+        for path in live.keys() - self._pinned.keys() - {folder}:
+            self._pinned[path] = _cpus_in_use(live[path])
+        if folder not in self._pinned:
+            taken = {cpu for cpus in self._pinned.values() for cpu in cpus}
+            free = [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in taken]
+            self._pinned[folder] = tuple(free[:width])
+        return self._pinned[folder]
+
+
+def _cpus_in_use(place: RunLayout) -> tuple[int, ...]:
+    """The CPUs of a run that an earlier scheduler has launched."""
+    if not lock_held(place.folder):
+        return ()
+    return tuple(durable.read_json(place.spec_json).get("cpus") or ())
 
 
 def _as_it_is(layout: GraphLayout, expert: int, skill: str) -> PreparedRun:

@@ -33,6 +33,7 @@ class SkillRow:
     total_frames: int | None
     eta_seconds: float | None
     seconds: float | None  # since the run began, or that it took
+    ended_at: str | None  # when it was completed, failed or held; ISO 8601 in UTC
     waits_for: tuple[str, ...]
     why: str
 
@@ -99,6 +100,7 @@ def _row(layout: GraphLayout, facts: Mapping[str, Any]) -> SkillRow:
         total_frames=progress.total_frames if progress else None,
         eta_seconds=progress.eta_seconds if progress else None,
         seconds=_seconds(facts),
+        ended_at=facts.get("at"),
         waits_for=tuple(facts["blocked_by"] or facts["waits_for"]),
         why=facts["why"] or "",
     )

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from flowrl.layout import GraphLayout
 from flowrl.report.snapshot import SkillRow, all_ended, read_rows
+from flowrl.report.summary import last_words
 from flowrl.report.table import skill_table, tally
 
 _WATCH_SECONDS = 1.0
@@ -33,7 +34,7 @@ def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     rows = read_rows(layout)
     if not watch:
-        console.print(screen(layout, rows))
+        console.print(Group(screen(layout, rows), *map(Text, _last(rows))))
         return 0
     with Live(screen(layout, rows), console=console, auto_refresh=False) as live:
         while not all_ended(rows):
@@ -46,6 +47,11 @@ def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
 def screen(layout: GraphLayout, rows: list[SkillRow]) -> Group:
     """The table under its heading."""
     return Group(Text(f"{layout.root}: {tally(rows)}"), "", skill_table(rows))
+
+
+def _last(rows: list[SkillRow]) -> list[str]:
+    """What an ended graph's training has come to."""
+    return ["", *last_words(rows)[1:]] if all_ended(rows) else []
 
 
 def facts(layout: GraphLayout) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,18 +16,16 @@ from flowrl.report.summary import summary
 
 
 @contextmanager
-def training_screen(layout: GraphLayout, console: Console) -> Iterator[None]:
+def training_screen(
+    layout: GraphLayout, console: Console, *, goal: float, live: bool = True
+) -> Iterator[None]:
     """Keep a live table below the log on a terminal; print the table of results at the end."""
-    began = time.monotonic()
-    completed = _completed(layout)
-    if console.is_terminal:
+    if live and console.is_terminal:
         with Live(get_renderable=lambda: _now(layout), console=console, refresh_per_second=1):
             yield
     else:
         yield
-    rows = read_rows(layout)
-    fresh = [row.skill for row in rows if row.status == "completed" and row.skill not in completed]
-    console.print(summary(rows, trained_now=fresh, wall_seconds=time.monotonic() - began))
+    console.print(summary(read_rows(layout), goal=goal))
 
 
 def _now(layout: GraphLayout) -> Group:
@@ -36,10 +33,3 @@ def _now(layout: GraphLayout) -> Group:
         return screen(layout, read_rows(layout))
     except FileRefusedError:
         return Group("starting …")
-
-
-def _completed(layout: GraphLayout) -> frozenset[str]:
-    """The skills that were completed before this start."""
-    if not layout.scheduler_state.exists():
-        return frozenset()
-    return frozenset(row.skill for row in read_rows(layout) if row.status == "completed")

@@ -6,6 +6,8 @@ import io
 import json
 import threading
 import time
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from rich.console import Console
@@ -16,7 +18,16 @@ from flowrl.report.snapshot import read_rows
 from flowrl.report.summary import summary
 from flowrl.report.table import clock, skill_table, tally
 from flowrl.report.training_screen import training_screen
-from tests.report.making import DONE, FAILED, WAITING, running, save, tell_progress
+from tests.report.making import (
+    DONE,
+    FAILED,
+    HELD,
+    NOW,
+    WAITING,
+    running,
+    save,
+    tell_progress,
+)
 
 HOSTILE = ["[red]x[/red]", "[/]", "[link=file:///etc/passwd]x[/link]", ":skull:", "\\[b]", "{0}%s"]
 
@@ -44,7 +55,7 @@ def test_json_says_all_that_is_known_of_every_skill(tmp_path, capsys):
 def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, capsys):
     save(tmp_path, ("Boil Water", DONE), ("Make Tea", FAILED))
     assert cli.main(["status", str(tmp_path)]) == 0
-    head, _, columns, first, second = capsys.readouterr().out.splitlines()
+    head, _, columns, first, second, *_ = capsys.readouterr().out.splitlines()
     assert head == f"{tmp_path}: 1 completed, 1 failed"
     assert " ".join(columns.split()) == (
         "skill status expert attempt frames success time waits for / why"
@@ -62,7 +73,7 @@ def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
     assert head.startswith(f"{root}: ")
     assert first.startswith(f"{name}  ")
     assert second.rstrip().endswith(name)
-    plain = shown(summary(read_rows(layout), trained_now=[name], wall_seconds=1))
+    plain = shown(summary(read_rows(layout)))
     coloured = shown(status.screen(layout, read_rows(layout)), force_terminal=True)
     assert name in plain
     assert name in coloured
@@ -123,16 +134,23 @@ def test_status_never_fails_while_the_state_is_swapped(tmp_path):
 
 
 def test_a_summary_compares_with_training_one_by_one(tmp_path):
-    rows = read_rows(save(tmp_path, ("A", DONE), ("B", DONE), ("C", DONE)))
-    text = shown(summary(rows, trained_now=["A", "B"], wall_seconds=120))
-    assert "3 completed; 0:02:00 of wall time" in text
+    later = replace(DONE, at=NOW + timedelta(seconds=30))
+    rows = read_rows(save(tmp_path, ("A", DONE), ("B", later), ("C", FAILED)))
+    text = shown(summary(rows))
+    assert "2 completed, 1 failed" in text
+    assert "0:02:00 from the first start to the last end" in text
     assert "sum up to 0:03:00: 1.50 times as fast" in text
 
 
-@pytest.mark.parametrize(("fresh", "seconds"), [(["A"], 10.0), ([], 10.0), (["A", "B"], 0.0)])
-def test_a_summary_without_a_comparison_makes_none(tmp_path, fresh, seconds):
-    rows = read_rows(save(tmp_path, ("A", DONE), ("B", DONE)))
-    assert "times as fast" not in shown(summary(rows, trained_now=fresh, wall_seconds=seconds))
+@pytest.mark.parametrize("skills", [[("A", DONE)], [("A", FAILED), ("B", HELD)], []])
+def test_a_summary_without_a_comparison_makes_none(tmp_path, skills):
+    assert "times as fast" not in shown(summary(read_rows(save(tmp_path, *skills))))
+
+
+def test_a_summary_names_who_fell_short_of_the_goal(tmp_path):
+    rows = read_rows(save(tmp_path, ("A", DONE), ("B", replace(DONE, success_rate=0.25))))
+    assert "below the success rate of 80% that was asked for: B" in shown(summary(rows, goal=0.8))
+    assert "below" not in shown(summary(rows, goal=0.2))
 
 
 def test_an_empty_graph_has_a_table_without_lines(tmp_path):
@@ -150,19 +168,19 @@ def test_a_time_is_shown_in_hours_minutes_and_seconds(seconds, text):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_last_word_of_a_training_counts_what_is_new(tmp_path, terminal):
+def test_the_last_word_of_a_training_counts_all_that_is_completed(tmp_path, terminal):
     layout = save(tmp_path, ("A", DONE), ("B", WAITING), ("C", WAITING))
     console = Console(file=io.StringIO(), record=True, width=140, force_terminal=terminal)
-    with training_screen(layout, console):
+    with training_screen(layout, console, goal=0.5):
         save(tmp_path, ("A", DONE), ("B", DONE), ("C", DONE))
     text = console.export_text()
     assert "3 completed" in text
-    assert "sum up to 0:03:00" in text, "of B and C; A was there before"
+    assert "sum up to 0:04:30" in text
 
 
 def test_a_training_that_is_interrupted_has_no_last_word(tmp_path):
     layout = save(tmp_path, ("A", WAITING))
     console = Console(file=io.StringIO(), record=True, width=140)
-    with pytest.raises(KeyboardInterrupt), training_screen(layout, console):
+    with pytest.raises(KeyboardInterrupt), training_screen(layout, console, goal=0.5):
         raise KeyboardInterrupt
     assert console.export_text() == ""
