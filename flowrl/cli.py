@@ -77,6 +77,8 @@ class Evaluate:
     """Episodes to play, each in a world of its own."""
     seed: Count = 1_000_003
     """Seed of the worlds and actions."""
+    at_least: float = 0.0
+    """Exit with 1 when less than this share of the episodes completes the plan."""
     json: bool = False
     """Print JSON instead of a table."""
 

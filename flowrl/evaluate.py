@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,7 +92,7 @@ def show(command: Evaluate) -> int:
         sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
     else:
         Console().print(_table(found))
-    return 0
+    return 0 if found.success_rate >= command.at_least else 1
 
 
 def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Evaluation:
@@ -110,10 +111,8 @@ def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Ev
     use_compile_cache(config.compile_cache)
     env = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
     params = load_experts(store, run)
-    tallies = [
-        play(BatchedEnv(env), config, params, key=key, count=count)
-        for key, count in _batches(seed, episodes)
-    ]
+    play = player(BatchedEnv(env), config, params)
+    tallies = [play(key, count) for key, count in _batches(seed, episodes)]
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
     return Evaluation(
         graph=str(layout.root),
@@ -148,28 +147,37 @@ def trained(store: ExpertStore, skill: str) -> RunLayout:
 def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
     """The run's experts as they are merged now, verified; leaves `[E, …]` by local index."""
     versions = store.manifest().experts
+    if missing := sorted(set(run.experts) - versions.keys()):
+        raise ExpertMissingError(
+            f"{run.skill} was trained with the experts {missing}, which {store.layout.manifest} "
+            "does not name; train them again"
+        )
     like = checkpoints.like_of(expected_shapes(run.config))
     return stack_experts(
         [checkpoints.load_expert(store.verify(versions[index]), like) for index in run.experts]
     )
 
 
-def play(env: BatchedEnv, config: PPOConfig, params: Any, *, key: jax.Array, count: int) -> Tally:
-    """The first episode of each of `count` environments, as numpy arrays."""
+def player(env: BatchedEnv, config: PPOConfig, params: Any) -> Callable[[jax.Array, int], Tally]:
+    """A function that plays the first episode of each of so many environments."""
     packed = dispatch.pack(params)
+    reset = jax.jit(env.reset, static_argnums=1)
     act = jax.jit(partial(_chunk, env, config.activation))
-    reset_key, key = jax.random.split(key)
-    obs, state = jax.jit(env.reset, static_argnums=1)(reset_key, count)
-    tally = Tally(
-        over=jnp.zeros(count, bool),
-        success=jnp.zeros((count, env.num_tasks), bool),
-        length=jnp.zeros(count, jnp.int32),
-        total=jnp.zeros(count, jnp.float32),
-    )
-    carry = (obs, state, key, tally)
-    while not bool(carry[3].over.all()):
-        carry = act(packed, carry)
-    return jax.device_get(carry[3])
+
+    def play(key: jax.Array, count: int) -> Tally:
+        reset_key, key = jax.random.split(key)
+        obs, state = reset(reset_key, count)
+        tally = Tally(
+            over=jnp.zeros(count, bool),
+            success=jnp.zeros((count, env.num_tasks), bool),
+            length=jnp.zeros(count, jnp.int32),
+            total=jnp.zeros(count, jnp.float32),
+        )
+        while not bool(tally.over.all()):
+            obs, state, key, tally = act(packed, (obs, state, key, tally))
+        return jax.device_get(tally)
+
+    return play
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains nine real Craftax-Classic skills, two at a time, and measures the merged agent.
+# Trains nine real Craftax-Classic skills, two at a time, and measures the merged agent; fails
+# when a skill is not completed, or an early one succeeds in less than 80 % of fresh worlds.
 #
 #   bash scripts/demo.sh            train, or go on with a demo that was interrupted
 #   bash scripts/demo.sh --fresh    remove the last demo first
@@ -30,5 +31,7 @@ cd "$FLOWRL_ROOT"
   "$@"
 
 for skill in "Collect Wood" "Collect Sapling" "Collect Drink" "Place Table"; do
-  "$PYTHON" -m flowrl evaluate exp/demo --skill "$skill" --episodes 256
+  "$PYTHON" -m flowrl evaluate exp/demo --skill "$skill" --episodes 256 --at_least 0.8
 done
+
+"$PYTHON" -m flowrl status exp/demo

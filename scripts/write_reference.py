@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 from pathlib import Path
 
 from flowrl import cli, config
@@ -24,7 +25,7 @@ def field_docs(kind: type) -> dict[str, str]:
     body = ast.parse(inspect.getsource(kind)).body[0].body
     return {
         item.target.id: " ".join(ast.literal_eval(text.value).split())
-        for item, text in zip(body, body[1:], strict=False)
+        for item, text in itertools.pairwise(body)
         if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
 
