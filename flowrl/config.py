@@ -175,11 +175,8 @@ def checked(config: Config) -> Config:
     _check_training(config)
     if isinstance(config, BottomUpConfig):
         _check_graph(config)
-    if isinstance(config, SequentialConfig) and config.max_parallel_skills != 1:
-        raise ConfigError(
-            f"--max_parallel_skills {config.max_parallel_skills} must be 1 here; "
-            "use python -m flowrl.bottomup_parallel"
-        )
+    if isinstance(config, SequentialConfig):
+        _check_sequential(config)
     return config
 
 
@@ -290,3 +287,14 @@ def _check_graph(config: BottomUpConfig) -> None:
     for name in ("max_nodes", "skill_timesteps_budget"):
         if getattr(config, name) is not None:
             _at_least(config, name, 1)
+
+
+def _check_sequential(config: SequentialConfig) -> None:
+    alone = SequentialConfig(gpu_ids=config.gpu_ids[:1])
+    flags = "max_parallel_skills gpu_ids skills_per_gpu launcher tmux_socket stall_timeout"
+    for name in flags.split():
+        if getattr(config, name) != getattr(alone, name):
+            raise ConfigError(
+                f"--{name} {getattr(config, name)} is for runs side by side, here one skill trains "
+                "after another, in one process; use python -m flowrl.bottomup_parallel"
+            )

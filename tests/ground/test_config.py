@@ -144,10 +144,26 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(change, flag):
 
 
 def test_the_sequential_story_takes_the_same_flags_and_one_slot():
-    config = parse(SequentialConfig, ["--max_nodes", "3", "--no-use_wandb"])
-    assert (config.max_nodes, config.max_parallel_skills) == (3, 1)
-    with pytest.raises(ConfigError, match="--max_parallel_skills 2"):
-        parse(SequentialConfig, ["--max_parallel_skills", "2"])
+    config = parse(SequentialConfig, ["--max_nodes", "3", "--no-use_wandb", "--gpu_ids", "1"])
+    assert (config.max_nodes, config.max_parallel_skills, config.gpu_ids) == (3, 1, (1,))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--max_parallel_skills", "2"),
+        ("--gpu_ids", "0", "1"),
+        ("--skills_per_gpu", "2"),
+        ("--launcher", "local"),
+        ("--tmux_socket", "mine"),
+        ("--stall_timeout", "60"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_the_sequential_story_refuses_what_says_how_runs_live_side_by_side(words):
+    with pytest.raises(ConfigError, match=rf"{words[0]} .*flowrl\.bottomup_parallel"):
+        parse(SequentialConfig, words)
+    assert parse(BottomUpConfig, words) != BottomUpConfig()
 
 
 def test_a_configuration_recorded_by_another_version_is_read_as_far_as_it_is_known():
