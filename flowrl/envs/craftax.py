@@ -16,12 +16,9 @@ from flowrl.envs.fast_choice import craftax_step
 from flowrl.envs.features import Game, Moment, asked_by, compute
 from flowrl.envs.interface import StepOutput
 from flowrl.envs.skill_module import Task, TaskModule
-from flowrl.errors import ConfigError, SkillError
+from flowrl.errors import SkillError
+from flowrl.skills.games import table_of
 
-GAMES = {
-    "Craftax-Classic-Symbolic-v1": "craftax.craftax_classic",
-    "Craftax-Symbolic-v1": "craftax.craftax",
-}
 NEVER = np.iinfo(np.int32).max
 
 
@@ -62,12 +59,11 @@ def make_env(
       ConfigError: the environment is unknown.
       SkillError: the module was written for the other game.
     """
-    if env_name not in GAMES:
-        raise ConfigError(f"--env_name {env_name} is unknown; choose one of {', '.join(GAMES)}")
-    if GAMES[env_name] != module.game:
+    package = table_of(env_name).package
+    if package != module.game:
         raise SkillError(
             f"the module was written for {module.game}, --env_name {env_name} is "
-            f"{GAMES[env_name]}; write it again with generate_module_with_remapping"
+            f"{package}; write it again with generate_module_with_remapping"
         )
     craftax: Any = make_craftax_env_from_name(env_name, auto_reset=False)
     return SkillEnv(

@@ -21,11 +21,12 @@ import jax.numpy as jnp
 from flowrl.durable import read_bytes
 from flowrl.errors import SkillError
 from flowrl.skills.admitted import CALLS
-from flowrl.skills.gate import check_function, literal, parse_source
+from flowrl.skills.games import GAMES
+from flowrl.skills.gate import check_function, check_names, literal, parse_source
 
 MODULE_LIMIT_BYTES = 2_000_000
 REMEDY = "write it again with generate_module_with_remapping"
-GAMES = ("craftax.craftax_classic", "craftax.craftax")
+ENVS = {game.package: env_name for env_name, game in GAMES.items()}
 ENUMS = ("Achievement", "Action", "BlockType")
 CONSTANTS = ("GLOBAL_TO_LOCAL", "LOCAL_TO_GLOBAL", "PLAN")
 BUILTINS = {name: getattr(builtins, name) for name in (*sorted(CALLS), "range")}
@@ -70,6 +71,7 @@ def load_module(source: Path | str) -> TaskModule:
     frame.check_remapping(tree.body[4], global_to_local, local_to_global)
     frame.check_plan(tree.body[6], plan, global_to_local)
     functions = frame.read_functions(tree.body[7:], plan)
+    check_names(functions, place, env_name=ENVS[game])
     return TaskModule(
         game=game,
         global_to_local=global_to_local,
@@ -133,13 +135,13 @@ class _Frame:
         for line, wanted in zip(lines[1:3], ("import jax", "import jax.numpy as jnp"), strict=True):
             if ast.unparse(line) != wanted:
                 raise self.refusal(line.lineno, f"here stands `{wanted}`, not `{_short(line)}`")
-        for game in GAMES:
+        for game in ENVS:
             if ast.unparse(lines[3]) == f"from {game}.constants import {', '.join(ENUMS)}":
                 return game
         raise self.refusal(
             lines[3].lineno,
-            f"here stands `from {GAMES[0]}.constants import {', '.join(ENUMS)}` "
-            f"or the same from {GAMES[1]}, not `{_short(lines[3])}`",
+            f"here stands `from GAME.constants import {', '.join(ENUMS)}` with GAME one of "
+            f"{', '.join(ENVS)}, not `{_short(lines[3])}`",
         )
 
     def read_constants(self, lines: Sequence[ast.stmt]) -> list[Any]:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from flowrl.errors import ConfigError
+from flowrl.skills.games import table_of
 
 HIDDEN_LAYERS = 3
 LAYERS = tuple(f"dense_{number}" for number in range(HIDDEN_LAYERS + 1))
-OBS: Mapping[str, tuple[int, int]] = {  # environment → (observation size, number of actions)
-    "Craftax-Classic-Symbolic-v1": (1345, 17),
-    "Craftax-Symbolic-v1": (8268, 43),
-}
 
 
 def env_sizes(env_name: str) -> tuple[int, int]:
@@ -20,9 +14,8 @@ def env_sizes(env_name: str) -> tuple[int, int]:
     Raises:
       ConfigError: the environment is unknown.
     """
-    if env_name not in OBS:
-        raise ConfigError(f"--env_name {env_name} is unknown; choose one of {', '.join(OBS)}")
-    return OBS[env_name]
+    game = table_of(env_name)
+    return game.observation_size, game.num_actions
 
 
 def expert_shapes(

@@ -10,16 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from flowrl.errors import ConfigError, SkillError
+from flowrl.errors import SkillError
 from flowrl.experts.remapping import Remapping
 from flowrl.runs import PlannedStep, TrainingRun
-from flowrl.skills.gate import check_function
+from flowrl.skills.games import GameTable, table_of
+from flowrl.skills.gate import check_function, check_names
 from flowrl.skills.skill import Skill
-
-GAMES = {
-    "Craftax-Classic-Symbolic-v1": "craftax.craftax_classic",
-    "Craftax-Symbolic-v1": "craftax.craftax",
-}
 
 
 def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]) -> str:
@@ -29,10 +25,11 @@ def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]
       SkillError: the plan names an unknown skill, or a skill's function is not one function.
       GateError: a function asks for something the gate does not admit.
     """
-    steps = [
-        _step(number, step, _known(skills, step.skill)) for number, step in enumerate(run.plan)
-    ]
-    return "\n\n\n".join([_head(run), *steps]) + "\n"
+    game = table_of(run.config.get("env_name"))
+    for name in dict.fromkeys(step.skill for step in run.plan):
+        _check_game(_known(skills, name), game)
+    steps = [_step(number, step, skills[step.skill]) for number, step in enumerate(run.plan)]
+    return "\n\n\n".join([_head(run, game), *steps]) + "\n"
 
 
 def _known(skills: Mapping[str, Skill], name: str) -> Skill:
@@ -41,7 +38,14 @@ def _known(skills: Mapping[str, Skill], name: str) -> Skill:
     return skills[name]
 
 
-def _head(run: TrainingRun) -> str:
+def _check_game(skill: Skill, game: GameTable) -> None:
+    """Refuse a skill that was written for the other game."""
+    place = f"skill {skill.name!r}"
+    functions = [_parsed(source, place) for source in (skill.is_done, skill.reward)]
+    check_names(functions, place, env_name=game.env_name)
+
+
+def _head(run: TrainingRun, game: GameTable) -> str:
     global_to_local, local_to_global = Remapping(run.experts)
     plan = "".join(f"    {_entry(step)},\n" for step in run.plan)
     title = f"Run of skill {run.skill!r} as expert {run.expert}, attempt {run.attempt}."
@@ -53,19 +57,12 @@ def _head(run: TrainingRun) -> str:
         "\n"
         "import jax\n"
         "import jax.numpy as jnp\n"
-        f"from {_game(run)}.constants import Achievement, Action, BlockType\n"
+        f"from {game.package}.constants import Achievement, Action, BlockType\n"
         "\n"
         f"GLOBAL_TO_LOCAL = {global_to_local}\n"
         f"LOCAL_TO_GLOBAL = {local_to_global}\n"
         f"PLAN = [\n{plan}]"
     )
-
-
-def _game(run: TrainingRun) -> str:
-    name = run.config.get("env_name")
-    if name not in GAMES:
-        raise ConfigError(f"--env_name {name} is unknown; choose one of {', '.join(GAMES)}")
-    return GAMES[name]
 
 
 def _entry(step: PlannedStep) -> str:
@@ -83,13 +80,7 @@ def _step(number: int, step: PlannedStep, skill: Skill) -> str:
 
 def _function(source: str, name: str, *, count: int, place: str) -> str:
     """The author's function under its new name; n, if asked for, comes last and has the count."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise SkillError(f"{place}: {name} is not Python: {error}; correct the skill") from error
-    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
-        raise SkillError(f"{place}: {name} must come from one function and nothing beside it")
-    function = body[0]
+    function = _parsed(source, place)
     check_function(function, place)
     function.name = name
     asked = [argument for argument in function.args.args if argument.arg != "n"]
@@ -97,6 +88,16 @@ def _function(source: str, name: str, *, count: int, place: str) -> str:
         function.args.args = [*asked, ast.arg(arg="n")]
         function.args.defaults = [ast.Constant(value=count)]
     return ast.unparse(ast.fix_missing_locations(function))
+
+
+def _parsed(source: str, place: str) -> ast.FunctionDef:
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SkillError(f"{place}: its code is not Python: {error}; correct the skill") from error
+    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
+        raise SkillError(f"{place}: a function must be one `def` and nothing beside it")
+    return body[0]
 
 
 def _in_docstring(text: str) -> str:

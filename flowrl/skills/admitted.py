@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from flowrl.skills.games import ENUMS, ITEMS
+
+__all__ = [
+    "ATTRIBUTES",
+    "CALLS",
+    "ENUMS",
+    "FUNCTIONS",
+    "INJECTED",
+    "INTRINSICS",
+    "MAKERS",
+    "METHODS",
+    "MODULES",
+    "VALUES",
+]
+
 INTRINSICS = ("health", "food", "drink", "energy")  # the order of `player_intrinsics`
 
 # A feature's place in this tuple means nothing; a function asks for features by name.
@@ -30,7 +45,6 @@ INJECTED = (
 )
 
 MODULES = frozenset({"jnp", "jax"})
-ENUMS = frozenset({"BlockType", "Action", "Achievement"})
 CALLS = frozenset({"abs", "min", "max", "len", "float", "int", "bool"})
 
 _ELEMENTWISE = """
@@ -64,9 +78,4 @@ _METHODS = """
 sum max min mean any all prod astype clip argmax argmin set add
 """
 METHODS = frozenset(_METHODS.split())
-_INVENTORY = """
-wood stone coal iron diamond sapling wood_pickaxe stone_pickaxe iron_pickaxe
-wood_sword stone_sword iron_sword
-pickaxe sword bow arrows armour torches ruby sapphire potions books
-"""
-ATTRIBUTES = frozenset(_INVENTORY.split()) | {"at", "ndim", "size", "T"}
+ATTRIBUTES = ITEMS | {"at", "ndim", "size", "T"}

@@ -13,8 +13,16 @@ from typing import Any
 from flowrl.errors import GateError
 from flowrl.skills.admitted import INJECTED
 from flowrl.skills.gate_body import check_body, refusal
+from flowrl.skills.gate_names import check_names
 
-__all__ = ["INJECTED", "check_function", "check_skill_source", "literal", "parse_source"]
+__all__ = [
+    "INJECTED",
+    "check_function",
+    "check_names",
+    "check_skill_source",
+    "literal",
+    "parse_source",
+]
 
 SOURCE_LIMIT_BYTES = 20_000
 NODE_LIMIT = 4_000
@@ -25,8 +33,10 @@ CONSTANTS = ("name", "description", "requirements", "consumption", "gain", "ephe
 FUNCTION_NAMES = ("task_is_done", "task_reward")
 
 
-def check_skill_source(text: str, place: str) -> ast.Module:
+def check_skill_source(text: str, place: str, *, env_name: str | None = None) -> ast.Module:
     """The syntax tree of a skill file that passes the gate.
+
+    What it names must be in the game `env_name`, or, without one, in one of the games.
 
     Raises:
       GateError: the text is not a skill file, or asks for what the gate does not admit.
@@ -44,6 +54,8 @@ def check_skill_source(text: str, place: str) -> ast.Module:
             literal(node.value, place)
     for missing in sorted({"name", "gain", *FUNCTION_NAMES} - seen):
         raise refusal(place, None, f"{missing} is missing", "a skill file must define it")
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    check_names(functions, place, env_name=env_name)
     return module
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import math
 from collections.abc import Iterator
 
@@ -192,7 +193,7 @@ class _Scope:
         elif node.attr in (METHODS if called else ATTRIBUTES):
             self.expression(node.value)
         else:
-            raise self._no(node, f"attribute {node.attr!r}", "use an item or a jnp function")
+            raise self._no(node, f"attribute {node.attr!r}", _instead(node.attr))
 
     def _member(self, node: ast.Attribute, path: str) -> None:
         parts = path.split(".")
@@ -241,6 +242,11 @@ def _parts(node: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
                 yield field, child
+
+
+def _instead(attribute: str) -> str:
+    close = difflib.get_close_matches(attribute, sorted(ATTRIBUTES | METHODS), n=3)
+    return f"closest are {', '.join(close)}" if close else "use an item or a jnp function"
 
 
 def _dotted(node: ast.AST) -> str:

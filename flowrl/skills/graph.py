@@ -17,6 +17,7 @@ import networkx as nx
 
 from flowrl.errors import GraphError
 from flowrl.layout import slug
+from flowrl.skills.games import GAMES
 from flowrl.skills.learnable import learnable, why_impossible
 from flowrl.skills.planning import Planner
 from flowrl.skills.simulation import CAPACITY, ephemeral_items, simulate
@@ -24,7 +25,7 @@ from flowrl.skills.skill import Skill, Step, load_library
 
 __all__ = ["SkillGraph", "load_graph", "simulate"]
 
-CAPACITIES = {"Craftax-Classic-Symbolic-v1": CAPACITY, "Craftax-Symbolic-v1": 99}
+CAPACITIES = {env_name: game.capacity for env_name, game in GAMES.items()}
 
 
 class SkillGraph:

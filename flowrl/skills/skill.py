@@ -17,14 +17,11 @@ from flowrl import durable
 from flowrl.errors import FlowrlError, NameRefusedError, SkillError
 from flowrl.layout import display_name, slug
 from flowrl.skills.amount import Amount
+from flowrl.skills.games import GAMES
 from flowrl.skills.gate import SOURCE_LIMIT_BYTES, check_skill_source, literal
 
 __all__ = ["Amount", "Skill", "Step", "check_files", "load_library", "load_skill", "parse_skill"]
 
-LIBRARIES = {
-    "Craftax-Classic-Symbolic-v1": "craftax_classic",
-    "Craftax-Symbolic-v1": "craftax",
-}
 _ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEYS = frozenset(
     {"name", "description", "requirements", "consumption", "gain", "ephemeral"}
@@ -93,13 +90,13 @@ class Step:
     count: int
 
 
-def parse_skill(text: str, *, place: str) -> Skill:
-    """The skill that a file's text defines; nothing of it is executed.
+def parse_skill(text: str, *, place: str, env_name: str | None = None) -> Skill:
+    """The skill that a file's text defines, for one game or either; nothing of it is executed.
 
     Raises:
       SkillError: the text is malformed, or does not pass the gate.
     """
-    module = check_skill_source(text, place)
+    module = check_skill_source(text, place, env_name=env_name)
     functions: dict[str, str] = {}
     constants: dict[str, Any] = {"description": ast.get_docstring(module)}
     for node in module.body:
@@ -132,8 +129,8 @@ def skill_from_data(skill_name: str, data: Mapping[str, Any]) -> Skill:
     return parse_skill("\n".join([*lines, "", *code, ""]), place=place)
 
 
-def load_skill(path: Path) -> Skill:
-    """The skill in a file.
+def load_skill(path: Path, *, env_name: str | None = None) -> Skill:
+    """The skill in a file, for one game or either.
 
     Raises:
       FlowrlError: the file cannot be read, is malformed, or does not pass the gate.
@@ -143,7 +140,7 @@ def load_skill(path: Path) -> Skill:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise SkillError(f"{path}:1: not UTF-8; save the file as UTF-8") from error
-    return parse_skill(text, place=str(path))
+    return parse_skill(text, place=str(path), env_name=env_name)
 
 
 def load_library(env_name: str, skills_dir: Path | None = None) -> dict[str, Skill]:
@@ -153,21 +150,23 @@ def load_library(env_name: str, skills_dir: Path | None = None) -> dict[str, Ski
     the same name, in its place.
 
     Raises:
-      SkillError: no library for this environment, no such folder, or two skills with one slug.
+      SkillError: no library for this environment, no such folder, a skill that is not for this
+        game, or two skills with one slug.
     """
-    if env_name not in LIBRARIES:
-        raise SkillError(f"no skills for {env_name!r}; known are {', '.join(LIBRARIES)}")
-    skills = _load_folder(Path(__file__).parent / "library" / LIBRARIES[env_name])
+    if env_name not in GAMES:
+        raise SkillError(f"no skills for {env_name!r}; known are {', '.join(GAMES)}")
+    embedded = Path(__file__).parent / "library" / GAMES[env_name].library
+    skills = _load_folder(embedded, env_name)
     if skills_dir is not None:
         if not Path(skills_dir).is_dir():
             raise SkillError(f"{skills_dir} is not a folder; name a folder of skill files")
-        skills |= _load_folder(Path(skills_dir))
+        skills |= _load_folder(Path(skills_dir), env_name)
     _refuse_shared_slugs(skills)
     return skills
 
 
 def check_files(paths: Iterable[Path]) -> list[tuple[Path, str | None]]:
-    """Each file with None when it is a good skill, else with what is wrong with it."""
+    """Each file with None when it is a good skill for a game, else with what is wrong with it."""
     verdicts: list[tuple[Path, str | None]] = []
     for path in paths:
         try:
@@ -179,11 +178,11 @@ def check_files(paths: Iterable[Path]) -> list[tuple[Path, str | None]]:
     return verdicts
 
 
-def _load_folder(folder: Path) -> dict[str, Skill]:
+def _load_folder(folder: Path, env_name: str) -> dict[str, Skill]:
     places: dict[str, Path] = {}
     skills: dict[str, Skill] = {}
     for path in sorted(folder.glob("*.py")):
-        skill = load_skill(path)
+        skill = load_skill(path, env_name=env_name)
         if skill.name in skills:
             raise SkillError(f"{places[skill.name]} and {path} are both {skill.name!r}; rename one")
         skills[skill.name], places[skill.name] = skill, path

@@ -44,6 +44,18 @@ def test_good_skill_files_are_passed_in_silence(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_check_of_no_files_is_refused(capsys):
+    assert cli.main(["check"]) == 2
+    assert "name at least one" in capsys.readouterr().err
+
+
+def test_a_skill_that_names_what_no_game_has_is_refused(tmp_path, capsys):
+    file = tmp_path / "wood.py"
+    file.write_text(skill_text(is_done="def task_is_done(n):\n    return BlockType.TREEE.value > n"))
+    assert cli.main(["check", str(file)]) == 1
+    assert "BlockType.TREEE is not in either game; closest are TREE" in capsys.readouterr().out
+
+
 def test_every_bad_skill_file_gets_one_line_that_names_it(tmp_path, capsys):
     good, torn, evil = (tmp_path / name for name in ("good.py", "torn.py", "evil.py"))
     good.write_text(skill_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.errors import FlowrlError, SkillError
+from flowrl.errors import FlowrlError, GateError, SkillError
 from flowrl.skills.amount import Amount
 from flowrl.skills.skill import (
     Skill,
@@ -21,6 +21,7 @@ from flowrl.skills.skill import (
 from tests.skills.making import IS_DONE, REWARD, skill_text
 
 CLASSIC = "Craftax-Classic-Symbolic-v1"
+FULL = "Craftax-Symbolic-v1"
 TABLE = '''"""Put a table down.
 
 Two pieces of wood.
@@ -162,6 +163,50 @@ def test_every_file_is_checked_and_told_apart(tmp_path):
     assert wrong is not None
     assert wrong.startswith(f"{bad}:2: Import")
     assert missing is not None
+
+
+NAMES = {
+    "a block": ("BlockType.TREEE.value", "BlockType.TREEE is not in either game; closest are TREE"),
+    "an action": ("Action.PLACE_STON.value", "closest are PLACE_STONE"),
+    "an achievement": ("Achievement.EAT_COWS.value", "closest are EAT_COW"),
+    "a block of the other enum": ("BlockType.NOOP.value", "BlockType.NOOP is not in either game"),
+    "an item": ("inventory.wod", "attribute 'wod'; closest are wood"),
+    "a method of an array": ("inventory.sum()", "inventory.sum is not in either game"),
+    "two games at once": (
+        "inventory.wood_sword + inventory.sword",
+        "Craftax-Classic-Symbolic-v1 has no inventory.sword and Craftax-Symbolic-v1 has no "
+        "inventory.wood_sword; use the names of one game only",
+    ),
+}
+
+
+@pytest.mark.parametrize(("value", "complaint"), NAMES.values(), ids=NAMES)
+def test_what_neither_game_has_is_refused_with_its_line_and_the_closest_name(value, complaint):
+    text = skill_text(is_done=f"def task_is_done(inventory):\n    return {value} > 0")
+    with pytest.raises(GateError, match=re.escape(complaint)) as caught:
+        parse_skill(text, place="wood.py")
+    assert str(caught.value).startswith("wood.py:9: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "belongs", "lacks"),
+    [
+        ("inventory.pickaxe", FULL, CLASSIC),
+        ("inventory.wood_pickaxe", CLASSIC, FULL),
+        ("BlockType.CHEST.value", FULL, CLASSIC),
+        ("Achievement.FIND_BOW.value", FULL, CLASSIC),
+        ("Action.REST.value", FULL, CLASSIC),
+    ],
+)
+def test_a_skill_of_one_game_is_no_skill_of_the_other(tmp_path, value, belongs, lacks):
+    path = tmp_path / "own.py"
+    is_done = f"def task_is_done(inventory):\n    kept = inventory\n    return {value} > 0"
+    text = skill_text(is_done=is_done.replace("inventory.", "kept."))
+    path.write_text(text.replace("Collect Wood", "Own Skill"))
+    assert check_files([path]) == [(path, None)]
+    assert "Own Skill" in load_library(belongs, tmp_path)
+    with pytest.raises(GateError, match=rf"own\.py:10: .* is not in {lacks}; (closest|there) are "):
+        load_library(lacks, tmp_path)
 
 
 def test_a_users_folder_adds_skills_and_replaces_those_of_the_same_name(tmp_path):
