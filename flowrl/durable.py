@@ -125,7 +125,21 @@ def copy_tree(source: Path, target: Path) -> None:
     Raises:
       FileRefusedError: something below `source` is a link or a special file.
     """
-    files = list(plain_files(source))
+    _copy_files(list(plain_files(source)), source, target)
+
+
+def copy_tree_without_links(source: Path, target: Path) -> tuple[Path, ...]:
+    """Copy as `copy_tree` does, but leave out links and special files; answers which.
+
+    Raises:
+      FileRefusedError: `source` is not a folder.
+    """
+    left_out: list[Path] = []
+    _copy_files(list(plain_files(source, left_out=left_out)), source, target)
+    return tuple(left_out)
+
+
+def _copy_files(files: list[Path], source: Path, target: Path) -> None:
     target.mkdir(mode=0o700, parents=True)
     for file in files:
         place = target / file.relative_to(source)
@@ -187,11 +201,12 @@ def sweep(folder: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def plain_files(root: Path) -> Iterator[Path]:
-    """Every plain file below `root`, sorted.
+def plain_files(root: Path, *, left_out: list[Path] | None = None) -> Iterator[Path]:
+    """Every plain file below `root`, sorted; what is none is added to `left_out`, if given.
 
     Raises:
-      FileRefusedError: `root` is not a folder, or holds a link or a special file.
+      FileRefusedError: `root` is not a folder, or holds a link or a special file that
+        nobody wants to have left out.
     """
     if root.is_symlink() or not root.is_dir():
         raise FileRefusedError(f"{root} is not a folder")
@@ -200,6 +215,9 @@ def plain_files(root: Path) -> Iterator[Path]:
         if stat.S_ISREG(mode):
             yield path
         elif not stat.S_ISDIR(mode):
+            if left_out is not None:
+                left_out.append(path)
+                continue
             raise FileRefusedError(f"{path} is a link or a special file; remove it")
 
 

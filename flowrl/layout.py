@@ -126,6 +126,11 @@ class RunLayout:
         return self.folder / "training.log"
 
     @property
+    def older_training_log(self) -> Path:
+        """What came before, once the log has reached half of its cap."""
+        return self.folder / "training.log.1"
+
+    @property
     def metrics(self) -> Path:
         """One JSON line per logged update."""
         return self.folder / "metrics.jsonl"
@@ -134,6 +139,11 @@ class RunLayout:
     def tensorboard(self) -> Path:
         """TensorBoard's event files, when they are asked for."""
         return self.folder / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        """The files of Weights & Biases, when they are asked for."""
+        return self.folder / "wandb"
 
     @property
     def progress(self) -> Path:

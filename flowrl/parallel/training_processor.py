@@ -8,6 +8,7 @@ for every run at start.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from flowrl.experts.store import Commit, ExpertStore
 from flowrl.launch.files import lock_held
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.run_folders import live_runs, pinned_versions
-from flowrl.parallel.verification import records, verified_offers
+from flowrl.parallel.verification import records, tracker_folders, verified_offers
 from flowrl.runs import TrainingRun, read_result, read_run
 
 logger = logging.getLogger(__name__)
@@ -48,8 +49,9 @@ def process_completed_training(
     """Merge a finished run's experts, archive its records and remove its folder.
 
     Called again for the same run it changes nothing and says `already_merged`. The answer holds
-    `run_id`, `skill`, `expert`, `generation`, `already_merged`, `frames`, `success_rate` and
-    `experts`: by global index, `verdict` ("take" or "keep"), `why`, `frames` and `version`.
+    `run_id`, `skill`, `expert`, `generation`, `already_merged`, `frames`, `success_rate`,
+    `wall_seconds` and `experts`: by global index, `verdict` ("take" or "keep"), `why`, `frames` and
+    `version`.
 
     Args:
       run_folder: as `prepare_training_run` made it, with the trainer's result.json.
@@ -65,17 +67,13 @@ def process_completed_training(
     """
     layout = GraphLayout(Path(base_dir))
     place = RunLayout(Path(run_folder), global_expert_idx)
-    store = ExpertStore(layout)
     archive = RunLayout(layout.skill_folder(global_expert_idx, skill_name), global_expert_idx)
+    store = ExpertStore(layout)
     if not place.folder.is_dir():
         return _of_archive(archive, store.manifest(), place)
     run = _read(place, skill_name)
     commit = _commit(store, place, run, merge_policy or FrameRule(frame_accounting))
-    durable.fault_point("merge.committed")
-    _archive(place, archive)
-    durable.fault_point("merge.archived")
-    durable.remove_tree(place.folder)
-    durable.fault_point("merge.removed")
+    _put_away(place, archive)
     store.collect_garbage(pinned_versions(layout))
     return _summary(archive, run, commit)
 
@@ -150,11 +148,39 @@ def _commit(store: ExpertStore, place: RunLayout, run: TrainingRun, policy: Merg
     return commit
 
 
-def _archive(place: RunLayout, archive: RunLayout) -> None:
+def _put_away(place: RunLayout, archive: RunLayout) -> None:
+    """Archive a merged run, then remove its folder."""
+    durable.fault_point("merge.committed")
     durable.make_dir(archive.folder)
+    for source, target in zip(tracker_folders(place), tracker_folders(archive), strict=True):
+        _archive_folder(source, target)
     for source, target in zip(records(place), records(archive), strict=True):
         if source.exists():
             durable.copy_file(source, target)
+        else:
+            target.unlink(missing_ok=True)  # of an earlier run of the skill
+    durable.fault_point("merge.archived")
+    durable.remove_tree(place.folder)
+    durable.fault_point("merge.removed")
+
+
+def _archive_folder(source: Path, target: Path) -> None:
+    """Put a copy in the place of what is there; what cannot be read is left out."""
+    prepared = target.with_name(f".tmp-{target.name}")
+    for left in (prepared, target):  # of a merge that was killed, or an earlier run of the skill
+        durable.remove_tree(left)
+    if not os.path.lexists(source):
+        return
+    try:
+        left_out = durable.copy_tree_without_links(source, prepared)
+    except (FileRefusedError, FileNotFoundError, PermissionError) as error:
+        logger.warning("%s is not archived: %s", source, error)
+        durable.remove_tree(prepared)
+        return
+    durable.move_dir(prepared, target)
+    if left_out:
+        names = ", ".join(path.name for path in left_out)
+        logger.warning("left out of %s: %s; only plain files are archived", target, names)
 
 
 def _of_archive(archive: RunLayout, manifest: Manifest, place: RunLayout) -> dict[str, Any]:
@@ -179,6 +205,7 @@ def _summary(archive: RunLayout, run: TrainingRun, commit: Commit) -> dict[str, 
         "already_merged": commit.already_merged,
         "frames": result.frames,
         "success_rate": result.success_rate,
+        "wall_seconds": result.wall_seconds,
         "experts": {
             expert: _expert_summary(expert, run, commit)
             for expert in run.experts

@@ -25,10 +25,16 @@ def records(layout: RunLayout) -> tuple[Path, ...]:
     return (
         layout.module,
         layout.training_log,
+        layout.older_training_log,
         layout.metrics,
         layout.result_json,
         layout.run_json,
     )
+
+
+def tracker_folders(layout: RunLayout) -> tuple[Path, ...]:
+    """The folders of other programs that are kept for good as far as they can be."""
+    return (layout.tensorboard, layout.wandb)
 
 
 def verified_offers(layout: RunLayout, run: TrainingRun) -> tuple[RunResult, tuple[Offer, ...]]:

@@ -136,3 +136,15 @@ def test_a_folder_is_not_moved_over_another(tmp_path):
     with pytest.raises(FileRefusedError, match="exists already"):
         durable.commit_dir(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "a").is_dir()
+
+
+def test_a_copy_without_links_says_what_it_left_out(tmp_path):
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "deep" / "file").write_text("here")
+    (tree / "passwd").symlink_to("/etc/passwd")
+    (tree / "folder").symlink_to(tmp_path)
+    left_out = durable.copy_tree_without_links(tree, tmp_path / "copy")
+    assert left_out == (tree / "folder", tree / "passwd")
+    found = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("copy/**/*"))]
+    assert found == ["copy/deep", "copy/deep/file"]

@@ -69,6 +69,7 @@ def test_a_first_run_becomes_expert_and_archive(layout):
     done = merge(layout, ready)
     assert done["experts"][0]["verdict"] == "take"
     assert (done["run_id"], done["generation"], done["frames"]) == (ready.run.run_id, 1, 50)
+    assert done["wall_seconds"] == 1.5
     assert done["already_merged"] is False
     assert frames(layout) == {0: 50}
     home = layout.root / "skills" / "0_Collect_Wood"
@@ -187,6 +188,57 @@ def test_the_same_skill_trained_again_replaces_its_archive(layout):
     archive = RunLayout(layout.skill_folder(0, WOOD), 0)
     assert json.loads(archive.run_json.read_text())["run_id"] == done["run_id"]
     assert frames(layout) == {0: 70}
+
+
+def with_tracker_files(ready: PreparedRun, word: str) -> None:
+    """What TensorBoard, an offline W&B and a long log leave, links and all."""
+    events = ready.layout.tensorboard / "events.out.tfevents.1"
+    run = ready.layout.wandb / "offline-run-1" / "run-1.wandb"
+    for file in (events, run):
+        file.parent.mkdir(parents=True)
+        file.write_text(word)
+    (ready.layout.wandb / "latest-run").symlink_to("offline-run-1")
+    (ready.layout.wandb / "debug.log").symlink_to("/etc/passwd")
+    ready.layout.older_training_log.write_text(word)
+
+
+ARCHIVED = {
+    "tensorboard/events.out.tfevents.1",
+    "wandb/offline-run-1/run-1.wandb",
+    "training.log.1",
+}
+
+
+def archived(home: Path) -> dict[str, str]:
+    """The archived files of trackers and the older log, with what they say."""
+    names = (*home.glob("tensorboard/**/*"), *home.glob("wandb/**/*"), *home.glob("*.log.1"))
+    files = {path.relative_to(home).as_posix(): path for path in names if not path.is_dir()}
+    assert not any(path.is_symlink() for path in files.values())
+    return {name: path.read_text() for name, path in files.items()}
+
+
+def test_what_trackers_wrote_is_archived_without_their_links(trained, caplog):
+    home = trained.skill_folder(4, PICKAXE)
+    ready = finished(trained)
+    with_tracker_files(ready, "first")
+    merge(trained, ready)
+    assert archived(home) == dict.fromkeys(ARCHIVED, "first")
+    assert "debug.log, latest-run" in caplog.text
+    again = finished(trained)
+    with_tracker_files(again, "second")
+    merge(trained, again)
+    assert archived(home) == dict.fromkeys(ARCHIVED, "second")
+    merge(trained, finished(trained))
+    assert archived(home) == {}, "that of another run"
+
+
+def test_a_tracker_s_folder_that_is_a_link_does_not_stop_a_merge(trained, caplog):
+    ready = finished(trained)
+    ready.layout.wandb.symlink_to("/etc")
+    assert merge(trained, ready)["experts"][4]["verdict"] == "take"
+    assert "wandb is not archived" in caplog.text
+    assert archived(trained.skill_folder(4, PICKAXE)) == {}
+    assert tree(trained.training_runs) == []
 
 
 # --- what is refused
@@ -404,6 +456,7 @@ def kill_a_merge(layout: GraphLayout, ready: PreparedRun, point: str) -> None:
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_a_named_point_a_run_is_merged_exactly_once(trained, point):
     ready = finished(trained)
+    with_tracker_files(ready, "kept")
     before = contents(trained)
     reference = _merged_elsewhere(trained, ready)
     kill_a_merge(trained, ready, point)
@@ -425,6 +478,7 @@ def test_the_same_call_again_ends_what_a_kill_interrupted(trained, point):
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
 def test_a_merge_survives_a_fault_at_every_operation(trained, memory, fault):
     ready = finished(trained)
+    with_tracker_files(ready, "kept")
     reference = _merged_elsewhere(trained, ready)
     in_clean_process(_merge_until_no_fault_is_met, trained, ready, reference, memory, fault)
 
@@ -471,7 +525,7 @@ def _prepare_until_no_fault_is_met(layout, whole, memory, fault) -> None:
 
 
 def _copied(layout: GraphLayout, root: Path) -> GraphLayout:
-    shutil.copytree(layout.root, root)
+    shutil.copytree(layout.root, root, symlinks=True)
     return GraphLayout(root)
 
 
