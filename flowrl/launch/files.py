@@ -1,7 +1,7 @@
 """What a run's folder says about its life: spec, start, exit and lock, read and judged.
 
-The files are the truth; tmux is only asked when they cannot know (did a session end, or the whole
-server?). Every function may be called at any time and by any process.
+The files are the truth; tmux is never asked. Every function may be called at any time and by any
+process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ RUNNER = Path(__file__).with_name("runner.py")
 CAPPED_LOG = Path(__file__).with_name("capped_log.py")
 _EXIT_INTERRUPTED = 130
 _CANNOT_LOOK = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
-_SERVER_EXIT_SECONDS = 0.25
 _RUNNER_EXIT_SECONDS = 1.0
 
 
@@ -45,7 +44,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """exit.json: how the trainer ended, and which signals the runner was sent before."""
+    """exit.json: how the trainer ended, and what the runner was sent before.
+
+    `asked_by` holds the signals' names and, after "hup", "server" if the tmux server ended.
+    """
 
     code: int | None
     signal: int | None
@@ -215,7 +217,7 @@ def _why(ending: Ending, handle: Handle) -> Why:
     if "term" in ending.asked_by:
         return Why.STOPPED
     if "hup" in ending.asked_by:
-        return _why_hung_up(handle)
+        return _why_hung_up(ending, handle)
     if ending.code == EXIT_RESUMABLE:
         return Why.STOPPED
     if ending.oom:
@@ -229,12 +231,11 @@ def _why(ending: Ending, handle: Handle) -> Why:
     return Why.NO_RESULT if ending.code == 0 else Why.EXIT
 
 
-def _why_hung_up(handle: Handle) -> Why:
-    """A session's end hangs up its terminal; so does the end of the server, an instant earlier."""
+def _why_hung_up(ending: Ending, handle: Handle) -> Why:
+    """The runner has asked the server; where it could not, a user is taken to have meant it."""
     if handle.server_pid is None:
         return Why.STOPPED
-    gone = processes.ends_within(handle.server_pid, timeout_seconds=_SERVER_EXIT_SECONDS)
-    return Why.SERVER_KILLED if gone else Why.SESSION_KILLED
+    return Why.SERVER_KILLED if "server" in ending.asked_by else Why.SESSION_KILLED
 
 
 def _detail(why: Why, ending: Ending) -> str:

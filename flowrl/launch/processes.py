@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from functools import cache
 from pathlib import Path
 
@@ -45,16 +44,6 @@ def send(pid: int, birth: str, number: signal.Signals) -> bool:
         os.kill(pid, number)
     except ProcessLookupError:
         return False
-    return True
-
-
-def ends_within(pid: int, *, timeout_seconds: float) -> bool:
-    """Whether a process ends, or has ended, before the timeout."""
-    deadline = time.monotonic() + timeout_seconds
-    while birth_of(pid):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
     return True
 
 

@@ -1,9 +1,14 @@
 """The process inside the pane: it starts the trainer, waits, and writes down how it ended.
 
 Run by path, `python -I -S runner.py SPEC.json`, with the standard library alone, so that it costs
-16 ms and 4 MB and cannot be broken by what is installed. Three files in the spec's folder are its
+20 ms and 5 MB and cannot be broken by what is installed. Three files in the spec's folder are its
 whole interface: `run.lock` (an flock that the trainer inherits: free means that nobody of this run
 lives), `start.json` (who they are) and `exit.json` (how the trainer ended).
+
+A hang-up does not say whether the session was killed or the whole tmux server ended, and after the
+last session the server ends too. So the runner is a silent client of its server: a server with a
+client waits for it, tells it when it is told to end itself, and breaks the connection when it is
+killed. Where all stays quiet, only the session was killed. No option of the server is touched.
 """
 # pathlib alone would double the time to start:
 # ruff: noqa: PTH100, PTH105, PTH118, PTH119, PTH120, PTH123
@@ -13,7 +18,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
+import socket
 import sys
 import time
 
@@ -30,6 +37,8 @@ PASSED_ON = (signal.SIGHUP, signal.SIGTERM)  # the terminal itself sends the oth
 WATCHED = (*ASKS, signal.SIGCHLD)
 # Python ignores SIGPIPE and SIGXFSZ, and a shell's background job ignores SIGINT and SIGQUIT.
 RESET = (*WATCHED, signal.SIGPIPE, signal.SIGXFSZ)
+SERVER_ENDED = "server"  # in asked_by, after "hup"
+SERVER_SAYS_SECONDS = 0.5  # it says so at once; a busy machine may take longer
 WRITE_TRIES = 10
 WRITE_PAUSE_SECONDS = 0.5
 
@@ -54,6 +63,7 @@ def run(spec: dict, folder: str) -> int:
     # Written before and after the spawn: there is no instant at which a trainer lives unnamed.
     write_record(os.path.join(folder, "start.json"), start, durable=False)
     kills_before = oom_kills()
+    server = connect_to_server()
     try:
         trainer = spawn(spec)
     except OSError as error:
@@ -61,7 +71,7 @@ def run(spec: dict, folder: str) -> int:
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
     start["trainer"] = identity(trainer)
     write_record(os.path.join(folder, "start.json"), start, durable=False)
-    status, asked_by = wait_for(trainer, spec["grace_seconds"])
+    status, asked_by = wait_for(trainer, spec["grace_seconds"], server)
     if not os.WIFSIGNALED(status):
         return finish(spec, folder, code=os.WEXITSTATUS(status), asked_by=asked_by)
     number = os.WTERMSIG(status)
@@ -90,7 +100,9 @@ def spawn(spec: dict) -> int:
     return os.posix_spawnp(argv[0], argv, spec["env"], setsigmask=(), setsigdef=RESET)
 
 
-def wait_for(trainer: int, grace_seconds: float) -> tuple[int, list[str]]:
+def wait_for(
+    trainer: int, grace_seconds: float, server: socket.socket | None
+) -> tuple[int, list[str]]:
     """The trainer's wait status, and the signals that somebody sent us meanwhile.
 
     HUP and TERM reach the trainer as TERM; KILL follows after the grace.
@@ -105,11 +117,12 @@ def wait_for(trainer: int, grace_seconds: float) -> tuple[int, list[str]]:
         if number is None:
             os.kill(trainer, signal.SIGKILL)
             deadline = time.monotonic() + grace_seconds
-        elif number in ASKS and ASKS[number] not in asked_by:
-            asked_by.append(ASKS[number])
+            continue
         if number in PASSED_ON and deadline is None:
             os.kill(trainer, signal.SIGTERM)
             deadline = time.monotonic() + grace_seconds
+        if number in ASKS and ASKS[number] not in asked_by:
+            asked_by += ask_of(number, server)
 
 
 def next_signal(deadline: float | None) -> signal.Signals | None:
@@ -121,6 +134,38 @@ def next_signal(deadline: float | None) -> signal.Signals | None:
         return signal.Signals(signal.sigwaitinfo(WATCHED).si_signo)
     info = signal.sigtimedwait(WATCHED, max(0.0, deadline - time.monotonic()))
     return None if info is None else signal.Signals(info.si_signo)
+
+
+def connect_to_server() -> socket.socket | None:
+    """A connection to the tmux server of our pane, on which nothing is ever said."""
+    path = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[0]
+    if not path:
+        return None
+    server = socket.socket(socket.AF_UNIX)
+    server.settimeout(SERVER_SAYS_SECONDS)
+    try:
+        server.connect(path)
+    except OSError as error:
+        say(f"{path} does not answer, so a killed server would look like a killed session: {error}")
+        server.close()
+        return None
+    return server
+
+
+def ask_of(number: signal.Signals, server: socket.socket | None) -> list[str]:
+    """What a signal asks for, in the words of exit.json."""
+    if number == signal.SIGHUP and server is not None and has_ended(server):
+        return [ASKS[number], SERVER_ENDED]
+    return [ASKS[number]]
+
+
+def has_ended(server: socket.socket) -> bool:
+    """Whether the server takes its leave of its clients, or is gone; it need not wait for us."""
+    poll = select.poll()
+    poll.register(server, select.POLLIN)
+    ended = bool(poll.poll(SERVER_SAYS_SECONDS * 1000))
+    server.close()
+    return ended
 
 
 def start_record(run_id: str) -> dict:

@@ -37,10 +37,6 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 _COLUMNS, _LINES = "160", "48"
 _SERVER_PAUSE_SECONDS = 0.05
 _OLD_RUN_SECONDS = 1.0
-# The end of the last session would end the server, and a killed session could not be told from
-# a killed server: hold the server until no run lives, then give the user's setting back.
-_HOLD_SERVER = "set-option -s exit-empty off ; set-option -s @flowrl_holds_server 1"
-_FREE_SERVER = "set-option -su @flowrl_holds_server ; set-option -s exit-empty on"
 
 logger = logging.getLogger(__name__)
 
@@ -136,21 +132,15 @@ class TmuxLauncher:
         return gone
 
     def close(self) -> None:
-        """Reap what succeeded and let go of a server without runs; runs go on."""
+        """Reap what succeeded; runs go on."""
         with contextlib.suppress(LaunchError):
             deadline = time.monotonic() + _OLD_RUN_SECONDS
             while self._reap_all() and time.monotonic() < deadline:
                 time.sleep(_SERVER_PAUSE_SECONDS)
-            self._free_server()
 
     def _reap_all(self) -> bool:
         """Whether a session of a run that succeeded is left."""
         return not all([self.reap(handle) for handle, _ in list(self._succeeded.values())])
-
-    def _free_server(self) -> None:
-        panes = self._panes("-a")
-        if not any(pane.run_id and processes.birth_of(pane.pid) for pane in panes):
-            self._tmux("if-shell", "-F", "#{@flowrl_holds_server}", _FREE_SERVER)
 
     def _reuse_session(self, job: Job) -> Handle:
         """What to do when the session exists: adopt this run, replace an ended one, or refuse."""
@@ -214,7 +204,6 @@ def _new_session(job: Job) -> list[str]:
         *("new-session", "-d", "-P", "-F", _PANE_FORMAT, "-s", job.name, "-n", job.name),
         *("-x", _COLUMNS, "-y", _LINES, "--", *_runner(job)),
         *_settings(job, f"={job.name}:"),
-        *(";", "if-shell", "-F", "#{exit-empty}", _HOLD_SERVER),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,8 @@ def recorded(folder: Path, **facts) -> Outcome | None:
         pytest.param({"code": 0, "asked_by": ["quit"]}, Why.INTERRUPTED, id="exit 0 by Ctrl-\\"),
         pytest.param({"signal": 9, "asked_by": ["term"]}, Why.STOPPED, id="after the grace"),
         pytest.param({"code": 1, "asked_by": ["hup", "term"]}, Why.STOPPED, id="shutdown"),
-        pytest.param({"code": 85, "asked_by": ["hup"]}, Why.SERVER_KILLED, id="server died"),
+        pytest.param({"code": 85, "asked_by": ["hup"]}, Why.SESSION_KILLED, id="session"),
+        pytest.param({"code": 85, "asked_by": ["hup", "server"]}, Why.SERVER_KILLED, id="server"),
         pytest.param({"code": 1}, Why.EXIT, id="exit 1"),
         pytest.param({"code": 0}, Why.NO_RESULT, id="exit 0"),
     ],
@@ -46,12 +48,11 @@ def test_an_end_has_one_reason(tmp_path, facts, why):
     assert outcome.detail
 
 
-def test_a_hangup_while_the_server_lives_is_a_killed_session(tmp_path):
+def test_a_hangup_without_tmux_is_a_stop(tmp_path):
     recorded(tmp_path, code=1, asked_by=["hup"])
-    handle = Handle(run_id=RUN, session="s", pid=DEAD.pid, server_pid=os.getpid())
-    outcome = files.outcome(handle, tmp_path)
+    outcome = files.outcome(replace(DEAD, server_pid=None), tmp_path)
     assert isinstance(outcome, Exited)
-    assert outcome.why is Why.SESSION_KILLED
+    assert outcome.why is Why.STOPPED
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,15 @@ def test_a_hangup_reaches_the_trainer_as_term(local, make_job):
     assert (record["code"], record["asked_by"]) == (85, ["hup"])
 
 
+def test_a_server_that_does_not_answer_stops_nobody(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("TMUX", f"{tmp_path}/a,b,1234,0")
+    assert runner.connect_to_server() is None
+    assert f"{tmp_path}/a,b does not answer" in capfd.readouterr().err
+    monkeypatch.delenv("TMUX")
+    assert runner.connect_to_server() is None
+    assert capfd.readouterr().err == ""
+
+
 def test_a_full_disk_is_waited_for(monkeypatch, tmp_path):
     tries = []
 

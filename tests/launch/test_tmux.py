@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flowrl.errors import LaunchError
-from flowrl.launch import files
+from flowrl.launch import files, processes
 from flowrl.launch.job import Exited, Why
 from tests.launch.conftest import SLEEP, STUBBORN, end_of, start_of, until
 from tests.launch.tmux_sessions import sessions, somebody_attached, why
@@ -51,6 +51,16 @@ def test_a_dead_server_ends_its_runs_and_is_recognised(tmux, make_job, how):
         os.kill(handles[0].server_pid or 0, getattr(signal, how))
     for handle, job in zip(handles, jobs, strict=True):
         assert why(end_of(tmux, handle, job)) is Why.SERVER_KILLED
+
+
+def test_what_was_killed_is_known_however_late_it_is_asked(tmux, make_job):
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux._tmux("kill-session", "-t", f"={job.name}")
+    until((job.folder / "exit.json").exists)
+    until(lambda: not processes.birth_of(handle.server_pid or 0))
+    assert why(tmux.poll(handle, job.folder)) is Why.SESSION_KILLED
 
 
 def test_runs_start_again_on_a_new_server(tmux, make_job):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import LaunchError
-from flowrl.launch import processes
+from flowrl.launch import files, processes
 from flowrl.launch.job import Finished, Why
 from flowrl.launch.tmux import TmuxLauncher
-from tests.launch.conftest import SLEEP, SUCCEED, end_of, start_of, until
-from tests.launch.tmux_sessions import option, sessions, somebody_attached, why
+from tests.launch.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, until
+from tests.launch.tmux_sessions import sessions, somebody_attached, why
 
 pytestmark = pytest.mark.tmux
 
@@ -63,20 +63,29 @@ def test_closing_leaves_runs_and_their_server_alone(tmux, make_job):
     start_of(job)
     tmux.close()
     assert tmux.poll(handle, job.folder) is None
-    assert option(tmux, "-s", "exit-empty") == "off"
 
 
-def test_a_user_who_keeps_empty_servers_still_does(tmux, make_job):
-    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set-option", "-s", "exit-empty", "off")
-    job = make_job(SUCCEED % "e0.a1.x")
-    end_of(tmux, tmux.launch(job), job)
-    tmux.close()
-    assert option(tmux, "-s", "exit-empty") == "off"
+@pytest.mark.parametrize("command", ["kill-session", "kill-server"])
+def test_a_server_ends_with_its_last_session_though_the_daemon_is_gone(tmux, make_job, command):
+    job = make_job(STUBBORN)
+    server = tmux.launch(job).server_pid or 0
+    start_of(job)
+    del tmux  # nobody closes it
+    TmuxLauncher("test")._tmux(command)
+    until(lambda: not processes.birth_of(server))
+    assert files.lock_held(job.folder)  # it did not wait for the trainer either
 
 
-def test_no_option_of_the_users_sessions_changes(tmux, make_job):
+def test_no_option_of_the_server_or_its_other_sessions_changes(tmux, make_job):
     tmux._tmux("new-session", "-d", "-s", "mine")
-    scopes = (("-g",), ("-gw",), ("-t", "mine"), ("-w", "-t", "mine"), ("-p", "-t", "mine"))
+    scopes = (
+        ("-s",),
+        ("-g",),
+        ("-gw",),
+        ("-t", "mine"),
+        ("-w", "-t", "mine"),
+        ("-p", "-t", "mine"),
+    )
     before = [tmux._tmux("show-options", *scope).stdout for scope in scopes]
     job = make_job("pass")
     end_of(tmux, tmux.launch(job), job)

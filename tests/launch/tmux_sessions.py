@@ -20,10 +20,6 @@ def sessions(tmux: TmuxLauncher) -> list[str]:
     return tmux._tmux("list-sessions", "-F", "#{session_name}").stdout
 
 
-def option(tmux: TmuxLauncher, *words: str) -> str:
-    return "".join(tmux._tmux("show-options", "-v", *words).stdout)
-
-
 @contextmanager
 def somebody_attached(tmux: TmuxLauncher, session: str) -> Iterator[None]:
     """A client in control mode: tmux counts it as attached, and it needs no terminal."""
