@@ -6,66 +6,162 @@ jax is loaded once. Ctrl-C saves the run under way; the same command goes on wit
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from flowrl import console, ppo_flow, runs
+from flowrl import console, durable, ppo_flow, runs
 from flowrl.bottomup_parallel import train_graph
 from flowrl.config import SequentialConfig
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
+from flowrl.launch import files
 from flowrl.launch.job import Exited, Finished, Handle, Job, Lost, Outcome, Why
+from flowrl.launch.waiting import EndWatcher
 from flowrl.layout import RunLayout
 
 PROGRAM = "python -m flowrl.bottomup"
+FAREWELL = "stopped; a run that was under way goes on from where it was saved."
 _TRAINER_WORDS = 3  # python -m flowrl.ppo_flow
+_CRASHED = 1  # as a trainer's process ends with a traceback
+_OF_THE_DEVICE = (
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "JAX_PLATFORMS",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+)
+
+logger = logging.getLogger(__name__)
 
 
 class InProcessLauncher:
-    """A Launcher that trains right here: `launch` returns when the run has ended."""
+    """A Launcher that trains right here: `launch` returns when the run has ended.
+
+    Runs that another program has started in a session are adopted, as other launchers do.
+    """
 
     def __init__(self) -> None:
-        self._codes: dict[str, int] = {}  # by run id
+        self._codes: dict[str, int] = {}  # of the runs trained here, by run id
+        self._watcher = EndWatcher()
 
     def launch(self, job: Job) -> Handle:
-        """Train to the end."""
-        code = ppo_flow.main(job.argv[_TRAINER_WORDS:])
-        if code == console.EXIT_INTERRUPTED:
+        """Train to the end; a run that lives elsewhere is adopted.
+
+        Raises:
+          KeyboardInterrupt: the trainer was asked to stop, by Ctrl-C or SIGTERM.
+          LaunchError: a process of the run lives that cannot be adopted.
+        """
+        known = files.found(job)
+        if known is not None and files.outcome(known, job.folder) is None:
+            return known
+        files.prepare(job, grace_seconds=0.0)
+        _settle(job)
+        with _logged(RunLayout(job.folder, 0).training_log):
+            code = _trained(job)
+        if code in (console.EXIT_INTERRUPTED, EXIT_RESUMABLE):
             raise KeyboardInterrupt
         self._codes[job.run_id] = code
         return _handle(job)
 
     def find(self, job: Job) -> Handle | None:
-        """A run that ended here, or one that an earlier process brought to its end."""
-        ended = job.run_id in self._codes or _result(job.run_id, job.folder) is not None
-        return _handle(job) if ended else None
+        """A run that ended here, or one that an earlier process started or brought to its end."""
+        if job.run_id in self._codes:
+            return _handle(job)
+        ended = _result(job.run_id, job.folder) is not None
+        return files.found(job) or (_handle(job) if ended else None)
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How it ended."""
-        result = _result(handle.run_id, folder)
+        """How it ended; None while it lives elsewhere."""
         code = self._codes.get(handle.run_id)
+        if code is None and not _is_ours(handle):
+            return files.outcome(handle, folder)
+        result = _result(handle.run_id, folder)
         if result is not None and code in (0, None):
             return Finished(result)
         if code is None:
             return Lost("the process that trained it has ended")
-        if code == EXIT_RESUMABLE:
-            return Exited(why=Why.STOPPED, code=code, detail="stopped, and can go on")
         why = Why.NO_RESULT if code == 0 else Why.EXIT
         return Exited(why=why, code=code, detail=f"the trainer ended with code {code}")
 
     def cancel(self, handle: Handle, folder: Path) -> None:
-        """Nothing to do: no run outlives `launch`."""
+        """Ask a run that lives elsewhere to end; none that is trained here outlives `launch`."""
+        if not _is_ours(handle):
+            files.stop(handle, folder)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
-        """Return at once: no run outlives `launch`."""
+        """Return when a run elsewhere may have ended, or after the timeout."""
+        if not any(_is_ours(handle) for handle in handles):
+            self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
+class _LogFile(logging.Handler):
+    """Copies the log to a run's own; what a full disk does not take is lost."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append the record's lines."""
+        try:
+            durable.append_line(self._path, self.format(record))
+        except OSError:
+            return
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    handler = _LogFile(path)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _settle(job: Job) -> None:
+    """Take the job's CPUs, and its device as long as JAX has not chosen one."""
+    if job.cpus:
+        os.sched_setaffinity(0, job.cpus)
+    if "jax" not in sys.modules:
+        os.environ.update({name: job.env[name] for name in _OF_THE_DEVICE if name in job.env})
+
+
+def _trained(job: Job) -> int:
+    """The exit code that a trainer in a process of its own would have."""
+    logger.info("training %s, run %s, in this process", job.folder.name, job.run_id)
+    try:
+        code = ppo_flow.main(job.argv[_TRAINER_WORDS:])
+    except (RuntimeError, MemoryError):  # of JAX, for instance when a device's memory is used up
+        logger.exception("run %s has crashed", job.run_id)
+        return _CRASHED
+    result = _result(job.run_id, job.folder)
+    how = f"exit code {code}" if result is None else _figures(result)
+    logger.info("run %s has ended: %s", job.run_id, how)
+    return code
+
+
+def _figures(result: runs.RunResult) -> str:
+    steps = ", ".join(f"{share:.0%}" for share in result.step_success)
+    return (
+        f"{result.frames:,} frames, {result.updates:,} updates, {result.wall_seconds:.0f} s, "
+        f"success {result.success_rate:.0%} (by step: {steps})"
+    )
+
+
 def _handle(job: Job) -> Handle:
     return Handle(run_id=job.run_id, session="", pid=os.getpid())
+
+
+def _is_ours(handle: Handle) -> bool:
+    """Whether the run was trained by this program: its handles name no session."""
+    return not handle.session
 
 
 def _result(run_id: str, folder: Path) -> runs.RunResult | None:
@@ -78,12 +174,14 @@ def _result(run_id: str, folder: Path) -> runs.RunResult | None:
 
 def train_sequentially(config: SequentialConfig) -> int:
     """Train until every skill has ended; 0 when all that was asked for is completed."""
-    return train_graph(config, InProcessLauncher())
+    return train_graph(config, InProcessLauncher(), live=False)  # the trainer has a live table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit code."""
-    return console.run_program(PROGRAM, SequentialConfig, train_sequentially, argv)
+    return console.run_program(
+        PROGRAM, SequentialConfig, train_sequentially, argv, farewell=FAREWELL
+    )
 
 
 if __name__ == "__main__":

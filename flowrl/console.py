@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from flowrl import __version__
-from flowrl.config import BottomUpConfig, Config, parse
+from flowrl.config import Config, parse
 from flowrl.errors import FlowrlError
 
 EXIT_INTERRUPTED = 130
+RUNS_GO_ON = "stopped scheduling; runs that are launched go on in their sessions."
 _WIDTH = 120  # where no terminal says how wide it is
 ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
 
@@ -33,14 +34,21 @@ def run_program(
     kind: type[Config],
     story: Callable[[Config], int],
     argv: Sequence[str] | None = None,
+    *,
+    farewell: str = RUNS_GO_ON,
 ) -> int:
-    """Parse a command line and run a story on it; returns the exit code."""
+    """Parse a command line and run a story on it; returns the exit code.
+
+    `farewell` is what Ctrl-C means for the runs of this program, in a sentence.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     if say_version(words):
         return 0
     start_logging()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return guarded(lambda: _told(program, words, story, parse(kind, words, prog=program)))
+    again = f"{program} {shlex.join(words)}".rstrip()
+    last_words = f"\nflowrl: {farewell}\nTo go on: {again}\n"
+    return guarded(lambda: _told(story, parse(kind, words, prog=program), last_words))
 
 
 def guarded(program: Callable[[], int]) -> int:
@@ -74,15 +82,9 @@ def _plain_handler() -> logging.Handler:
     return handler
 
 
-def _told(
-    program: str, words: Sequence[str], story: Callable[[Config], int], config: Config
-) -> int:
+def _told(story: Callable[[Config], int], config: Config, last_words: str) -> int:
     try:
         return story(config)
     except KeyboardInterrupt:
-        if isinstance(config, BottomUpConfig):
-            sys.stderr.write(
-                "\nflowrl: stopped scheduling; runs that are launched go on in their sessions.\n"
-                f"To take them up again: {program} {shlex.join(words)}\n"
-            )
+        sys.stderr.write(last_words)
         return EXIT_INTERRUPTED
