@@ -37,8 +37,8 @@ class Inbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is a request."""
-        return bool(self._paths())
+        """Whether there is a request that was not taken: one whose save failed is no news."""
+        return any(path not in self._taken for path in self._paths())
 
     def take(self, skills: Collection[str]) -> Sequence[Retry | Hold]:
         """The requests as events; they stay on disk until `done`."""

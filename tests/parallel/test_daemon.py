@@ -17,6 +17,7 @@ from flowrl.errors import (
     LaunchError,
 )
 from flowrl.launch.job import Lost, Why
+from flowrl.parallel.requests import ask
 from flowrl.parallel.scheduler import SkillScheduler
 from tests.parallel.scheduling import (
     Clock,
@@ -132,6 +133,30 @@ def test_a_full_disk_under_the_state_file_stops_all_acts_until_there_is_room(
     scheduler.tick()
     assert len(world.living()) == 1
     assert lines(scheduler)["A"]["status"] == "running"
+
+
+def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, monkeypatch):
+    scheduler = start(poll_interval=60.0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    ask(scheduler.layout, "hold", "A")
+    monkeypatch.setenv("FLOWRL_FAULT", "write.scheduler_state.json:enospc")
+    scheduler.tick()
+    waits = []
+    monkeypatch.setattr(
+        scheduler._launcher,
+        "wait",
+        lambda handles, *, timeout_seconds: waits.append(timeout_seconds),
+    )
+    scheduler.wait()
+    assert waits == [1.0]
+    ask(scheduler.layout, "retry", "A")
+    scheduler.wait()
+    assert waits == [1.0], "a new request is heard at once"
+    monkeypatch.delenv("FLOWRL_FAULT")
+    scheduler.tick()
+    assert not scheduler._inbox.waiting
+    assert not list(scheduler.layout.requests.iterdir())
 
 
 def test_any_other_failure_to_save_ends_the_daemon(start, world, monkeypatch):
