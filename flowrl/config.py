@@ -125,7 +125,7 @@ class BottomUpConfig(PPOConfig):
     max_parallel_skills: Count = 3
     """Most runs side by side."""
     scheduler_poll_interval: float = 30.0
-    """Seconds between fallback looks at the sessions; ends of runs are heard at once."""
+    """Seconds between fallback looks at the run folders; ends of runs are heard at once."""
     max_retries: Count = 2
     """Retries of a failed skill after its first attempt."""
     retry_backoff: float = 5.0
