@@ -51,9 +51,14 @@ class Turn:
             if isinstance(status, Merging) and status.not_before and self._due(status.not_before):
                 self._move(entry, replace(status, not_before=None, why=""))
                 self.commands.append(signals.Merge(self._task(entry.skill)))
-        if self._beat.rules.launching and self.draft.ready:
+        if self._beat.rules.launching and self.draft.ready and not self._merge_is_near():
             self._fill_slots()
         self._announce()
+
+    def _merge_is_near(self) -> bool:
+        """Whether a merge is under way: what it makes ready may rank before what is ready now."""
+        statuses = (entry.status for entry in self._entries(self.draft.active))
+        return any(isinstance(s, Merging) and s.not_before is None for s in statuses)
 
     def added(self, event: signals.SkillsAdded) -> None:
         """New skills; what is said to be under way is looked for."""

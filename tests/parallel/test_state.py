@@ -294,3 +294,20 @@ def test_the_deepest_mount_tells_the_file_system():
     mounts = "1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /home/a\\040b rw x:1 - nfs4 s rw\n"
     assert filesystem_of(Path("/home/a b/c"), mounts) == "nfs4"
     assert filesystem_of(Path("/home/a bc"), mounts) == "ext4"
+
+
+def test_a_slot_that_a_merge_frees_goes_to_what_the_merge_makes_ready_when_that_ranks_higher():
+    run = Running(run_id="r", attempt=1, handle=HANDLE, device=None, since=NOW)
+    entries = [
+        Entry(skill="Collect Wood", needs=(), order=0, status=run, expert=0),
+        Entry(skill="Collect Drink", needs=(), order=1),
+        Entry(skill="Place Table", needs=("Collect Wood",), order=2, priority=3),
+    ]
+    rules = Rules(max_parallel=1)
+    state = SchedulerState.of(entries, next_expert=1)
+    ended = signals.RunEnded("Collect Wood", "r", finished("r"))
+    state, commands = step(state, [ended], NOW, rules)
+    assert not [command for command in commands if isinstance(command, signals.Prepare)]
+    state, commands = step(state, [signals.MergeDone("Collect Wood", "r")], NOW, rules)
+    prepared = [c.task.skill for c in commands if isinstance(c, signals.Prepare)]
+    assert prepared == ["Place Table"]
