@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flowrl import bottomup, bottomup_parallel, cli, console, ppo_flow
+from flowrl import bottomup, bottomup_parallel, cli, console, durable, ppo_flow
 from flowrl.bottomup import InProcessLauncher
 from flowrl.config import SequentialConfig
 from flowrl.errors import LaunchError
@@ -122,6 +122,18 @@ def test_a_run_whose_lock_is_held_is_not_trained_beside_its_process(bench):
     assert InProcessLauncher().poll(of_a_session, job.folder) is None, "it lives"
     os.close(holder)
     assert isinstance(InProcessLauncher().poll(of_a_session, job.folder), Lost)
+
+
+def test_a_run_that_a_session_has_begun_is_found(bench):
+    job = bench.job()
+    assert InProcessLauncher().find(job) is None
+    runner = {"pid": 2**22 - 1, "birth": "boot:1"}
+    start = {"run_id": job.run_id, "runner": runner, "trainer": None, "pane": None}
+    path = RunLayout(job.folder, 0).start_json
+    durable.write_json(path, {"format": 1, **start, "server_pid": None})
+    found = InProcessLauncher().find(job)
+    assert found is not None
+    assert (found.session, found.pid) == (job.name, 2**22 - 1)
 
 
 def test_a_later_process_knows_what_became_of_a_run_trained_by_an_earlier_one(bench):
