@@ -7,6 +7,7 @@ rename that publishes it, and every leaf is compared with what the caller expect
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,6 +61,18 @@ def load_expert(folder: Path, like: Tree) -> Tree:
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
     """The shape of every leaf by its path, as it is written into run files."""
     return {path: tuple(leaf.shape) for path, leaf in _named(params).items()}
+
+
+def array_digest(params: Any) -> str:
+    """sha256 over path, dtype, shape and bytes of every leaf, as hex.
+
+    Two saves of the same arrays differ in their files, by times and random names, but not in this.
+    """
+    total = hashlib.sha256()
+    for path, leaf in sorted(_leaves(params).items()):
+        total.update(f"{path}\0{leaf.dtype.str}\0{leaf.shape}\n".encode())
+        total.update(leaf.tobytes())
+    return total.hexdigest()
 
 
 def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:

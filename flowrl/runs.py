@@ -33,13 +33,14 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ancestor:
-    """The version of an expert that a run started from."""
+    """The version of an expert that a run started from; digests as in `ExpertReport`."""
 
     expert: int
     skill: str
     version: str
     frames: int
     sha256: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,8 @@ class ExpertReport:
 
     expert: int
     acted: int
-    sha256: str
+    sha256: str  # of its files: are they whole?
+    content: str  # digest of its arrays: are they others than before?
     shapes: Shapes
 
 
@@ -202,6 +204,7 @@ def _ancestor(facts: Mapping[str, Any]) -> Ancestor:
         version=_word(facts["version"]),
         frames=_natural(facts["frames"]),
         sha256=_word(facts["sha256"]),
+        content=_word(facts["content"]),
     )
 
 
@@ -210,6 +213,7 @@ def _expert_report(facts: Mapping[str, Any]) -> ExpertReport:
         expert=_natural(facts["expert"]),
         acted=_natural(facts["acted"]),
         sha256=_word(facts["sha256"]),
+        content=_word(facts["content"]),
         shapes={
             _text(leaf): tuple(_natural(size) for size in shape)
             for leaf, shape in facts["shapes"].items()

@@ -52,6 +52,30 @@ def test_a_saved_folder_keeps_its_digest_when_it_is_copied(tmp_path):
     assert same_bits(found, random_expert(0))
 
 
+def test_the_digest_of_arrays_outlives_saving_and_that_of_files_does_not(tmp_path):
+    for name in ("one", "two"):
+        checkpoints.save_expert(tmp_path / name, random_expert(0))
+    found = checkpoints.load_expert(tmp_path / "two", checkpoints.like_of(SHAPES))
+    assert checkpoints.array_digest(found) == checkpoints.array_digest(random_expert(0))
+    assert durable.tree_digest(tmp_path / "one") != durable.tree_digest(tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": np.zeros((2, 3), np.float32), "b": np.array([0.0, -0.0], np.float32)},
+        {"a": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)},
+        {"a": np.zeros((2, 3), np.int32), "b": np.zeros(2, np.float32)},
+        {"b": np.zeros((2, 3), np.float32), "a": np.zeros(2, np.float32)},
+        {"a": {"b": np.zeros((2, 3), np.float32)}, "b": np.zeros(2, np.float32)},
+    ],
+    ids=["a bit", "a shape", "a dtype", "names swapped", "a name"],
+)
+def test_arrays_that_differ_have_another_digest(other):
+    one = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.float32)}
+    assert checkpoints.array_digest(other) != checkpoints.array_digest(one)
+
+
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [

@@ -162,6 +162,7 @@ def _plain(version: ExpertVersion) -> dict[str, Any]:
         "version": version.version,
         "frames": version.frames,
         "sha256": version.sha256,
+        "content": version.content,
         "shapes": {leaf: list(shape) for leaf, shape in version.shapes.items()},
         "lineage": [{"run_id": part.run_id, "frames": part.frames} for part in version.lineage],
     }
@@ -188,6 +189,7 @@ def _version(facts: Mapping[str, Any]) -> ExpertVersion:
         version=name,
         frames=_natural(facts["frames"]),
         sha256=_typed(facts["sha256"], str),
+        content=_typed(facts["content"], str),
         shapes={
             leaf: tuple(_natural(size) for size in shape)
             for leaf, shape in _typed(facts["shapes"], dict).items()

@@ -30,7 +30,8 @@ class ExpertVersion:
     skill: str
     version: str
     frames: int
-    sha256: str
+    sha256: str  # of its files
+    content: str  # digest of its arrays
     shapes: Shapes
     lineage: tuple[Contribution, ...]
 
@@ -44,7 +45,8 @@ class Candidate:
     ancestor: Ancestor | None
     acted: int  # environment steps of the run in which this expert acted
     total: int  # environment steps of the whole run
-    sha256: str
+    sha256: str  # of its files
+    content: str  # digest of its arrays
     shapes: Shapes
 
     @property
@@ -99,7 +101,7 @@ class FrameRule:
         frames = self.frames(candidate)
         if current is None:
             return Take(frames=frames, why="new expert")
-        if candidate.sha256 in {current.sha256, ancestor.sha256 if ancestor else ""}:
+        if candidate.content in {current.content, ancestor.content if ancestor else ""}:
             return Keep(why="the run did not change it")
         if frames > current.frames:
             return Take(frames=frames, why=f"{frames} frames over {current.frames}")

@@ -158,6 +158,7 @@ class ExpertStore:
             version=manifests.version_name(before.generation + 1, run_id),
             frames=verdict.frames,
             sha256=candidate.sha256,
+            content=candidate.content,
             shapes=candidate.shapes,
             lineage=self._lineage(run_id, before, candidate, verdict),
         )

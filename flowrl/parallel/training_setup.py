@@ -204,6 +204,7 @@ def _ancestor(seed: ExpertVersion) -> Ancestor:
         version=seed.version,
         frames=seed.frames,
         sha256=seed.sha256,
+        content=seed.content,
     )
 
 

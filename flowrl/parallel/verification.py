@@ -124,6 +124,7 @@ def _offer(layout: RunLayout, run: TrainingRun, result: RunResult, report: Exper
             acted=report.acted,
             total=result.frames,
             sha256=report.sha256,
+            content=report.content,
             shapes=report.shapes,
         ),
         folder=layout.final(Remapping(run.experts).global_to_local[report.expert]),

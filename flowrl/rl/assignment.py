@@ -141,6 +141,7 @@ def save_finals(
                 expert=expert,
                 acted=acted[local],
                 sha256=durable.tree_digest(folder),
+                content=checkpoints.array_digest(one),
                 shapes=checkpoints.shapes_of(one),
             )
         )

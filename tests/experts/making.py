@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from flowrl import durable
@@ -30,6 +31,11 @@ def content_of(folder: Path) -> str:
     return (folder / "arrays" / "d0").read_text()
 
 
+def content_digest(folder: Path) -> str:
+    """Stands for the digest of the arrays, which are the folder's files here."""
+    return hashlib.sha256(durable.tree_digest(folder).encode()).hexdigest()
+
+
 def ancestor_of(version: ExpertVersion) -> Ancestor:
     return Ancestor(
         expert=version.index,
@@ -37,10 +43,18 @@ def ancestor_of(version: ExpertVersion) -> Ancestor:
         version=version.version,
         frames=version.frames,
         sha256=version.sha256,
+        content=version.content,
     )
 
 
-def offer(folder: Path, expert: int, acted: int, ancestor: Ancestor | None = None) -> Offer:
+def offer(
+    folder: Path,
+    expert: int,
+    acted: int,
+    ancestor: Ancestor | None = None,
+    *,
+    content: str | None = None,
+) -> Offer:
     """The folder's expert, offered as the fruit of a run of `acted` steps."""
     return Offer(
         candidate=Candidate(
@@ -50,6 +64,7 @@ def offer(folder: Path, expert: int, acted: int, ancestor: Ancestor | None = Non
             acted=acted,
             total=acted,
             sha256=durable.tree_digest(folder),
+            content=content_digest(folder) if content is None else content,
             shapes=SHAPES,
         ),
         folder=folder,

@@ -18,17 +18,20 @@ from flowrl.runs import Ancestor
 
 MILLION = 1_000_000
 SHAPES = {"actor/dense_0/kernel": (3, 2)}
-ANCESTOR = Ancestor(expert=0, skill="Collect Wood", version="v000001-a", frames=50, sha256="old")
+ANCESTOR = Ancestor(
+    expert=0, skill="Collect Wood", version="v000001-a", frames=50, sha256="files", content="old"
+)
 FRAMES = st.integers(0, 10**12)
 
 
-def version(*, frames: int, sha256: str = "old") -> ExpertVersion:
+def version(*, frames: int, content: str = "old") -> ExpertVersion:
     return ExpertVersion(
         index=0,
         skill="Collect Wood",
         version="v000001-a",
         frames=frames,
-        sha256=sha256,
+        sha256=f"files of {content}",
+        content=content,
         shapes=SHAPES,
         lineage=(Contribution(run_id="a", frames=frames),),
     )
@@ -38,7 +41,7 @@ def candidate(
     *,
     acted: int,
     total: int | None = None,
-    sha256: str = "new",
+    content: str = "new",
     ancestor: Ancestor | None = ANCESTOR,
 ) -> Candidate:
     return Candidate(
@@ -47,7 +50,8 @@ def candidate(
         ancestor=ancestor,
         acted=acted,
         total=acted if total is None else total,
-        sha256=sha256,
+        sha256=f"files of {content}",
+        content=content,
         shapes=SHAPES,
     )
 
@@ -57,29 +61,34 @@ def after(current: ExpertVersion | None, offers, rule) -> ExpertVersion | None:
     for offer in offers:
         verdict = rule(offer.ancestor, current, offer)
         if isinstance(verdict, Take):
-            current = version(frames=verdict.frames, sha256=offer.sha256)
+            current = version(frames=verdict.frames, content=offer.content)
     return current
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([80, 100])), ids=str)
 def test_the_documented_conflict_keeps_150_million_frames_in_either_order(order):
     ancestor = Ancestor(
-        expert=0, skill="Collect Wood", version="v1", frames=50 * MILLION, sha256="old"
+        expert=0,
+        skill="Collect Wood",
+        version="v1",
+        frames=50 * MILLION,
+        sha256="files",
+        content="old",
     )
     offers = [
-        candidate(acted=millions * MILLION, sha256=f"run{millions}", ancestor=ancestor)
+        candidate(acted=millions * MILLION, content=f"run{millions}", ancestor=ancestor)
         for millions in order
     ]
     rule = FrameRule()
     assert sorted(rule.frames(offer) for offer in offers) == [130 * MILLION, 150 * MILLION]
     kept = after(version(frames=50 * MILLION), offers, rule)
     assert kept is not None
-    assert (kept.frames, kept.sha256) == (150 * MILLION, "run100")
+    assert (kept.frames, kept.content) == (150 * MILLION, "run100")
 
 
 def test_the_shorter_run_that_arrives_last_changes_nothing():
     rule = FrameRule()
-    longer = version(frames=150, sha256="longer")
+    longer = version(frames=150, content="longer")
     assert isinstance(rule(ANCESTOR, longer, candidate(acted=80)), Keep)
 
 
@@ -93,15 +102,15 @@ def test_a_new_expert_is_taken_even_when_it_never_acted():
 
 
 def test_a_tie_keeps_what_is_there():
-    verdict = FrameRule()(ANCESTOR, version(frames=60, sha256="first"), candidate(acted=10))
+    verdict = FrameRule()(ANCESTOR, version(frames=60, content="first"), candidate(acted=10))
     assert isinstance(verdict, Keep)
 
 
 @pytest.mark.parametrize("accounting", ["acted", "total"])
 @pytest.mark.parametrize("current", ["old", "other"])
 def test_an_unchanged_expert_is_kept_however_it_is_counted(accounting, current):
-    offer = candidate(acted=500, sha256="old")
-    verdict = FrameRule(accounting)(ANCESTOR, version(frames=50, sha256=current), offer)
+    offer = candidate(acted=500, content="old")
+    verdict = FrameRule(accounting)(ANCESTOR, version(frames=50, content=current), offer)
     assert isinstance(verdict, Keep)
 
 
@@ -122,7 +131,7 @@ def test_total_accounting_is_initial_plus_total_timesteps():
 
 @given(st.lists(FRAMES, min_size=1, max_size=5, unique=True), st.randoms())
 def test_the_order_of_arrival_does_not_matter(runs, random):
-    offers = [candidate(acted=acted, sha256=f"run{acted}") for acted in runs]
+    offers = [candidate(acted=acted, content=f"run{acted}") for acted in runs]
     shuffled = random.sample(offers, len(offers))
     rule = FrameRule()
     assert after(version(frames=50), offers, rule) == after(version(frames=50), shuffled, rule)
@@ -130,7 +139,7 @@ def test_the_order_of_arrival_does_not_matter(runs, random):
 
 @given(st.lists(FRAMES, min_size=1, max_size=5))
 def test_twice_is_once(runs):
-    offers = [candidate(acted=acted, sha256=f"run{place}") for place, acted in enumerate(runs)]
+    offers = [candidate(acted=acted, content=f"run{place}") for place, acted in enumerate(runs)]
     rule = FrameRule()
     once = after(version(frames=50), offers, rule)
     assert after(once, offers, rule) == once
@@ -141,7 +150,7 @@ def test_frames_never_fall(runs):
     rule = FrameRule()
     current = version(frames=50)
     for place, acted in enumerate(runs):
-        following = after(current, [candidate(acted=acted, sha256=f"run{place}")], rule)
+        following = after(current, [candidate(acted=acted, content=f"run{place}")], rule)
         assert following is not None
         assert following.frames >= current.frames
         current = following

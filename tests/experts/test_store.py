@@ -75,6 +75,7 @@ def test_the_manifest_on_disk_is_what_the_documents_say(store, layout):
         "version",
         "frames",
         "sha256",
+        "content",
         "shapes",
         "lineage",
     ]

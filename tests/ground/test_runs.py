@@ -22,15 +22,25 @@ RUN = runs.TrainingRun(
         runs.PlannedStep(skill="Make Pickaxe", count=1, expert=4),
     ),
     experts=(0, 4),
-    ancestors=(runs.Ancestor(expert=0, skill="Collect Wood", version="v1", frames=9, sha256="a"),),
+    ancestors=(
+        runs.Ancestor(
+            expert=0, skill="Collect Wood", version="v1", frames=9, sha256="a", content="aa"
+        ),
+    ),
     config={"lr": 0.001},
 )
 RESULT = runs.RunResult(
     run_id="e4.a1.0123abcd",
     frames=100,
     experts=(
-        runs.ExpertReport(expert=0, acted=60, sha256="b", shapes={"actor/dense_0/kernel": (4, 2)}),
-        runs.ExpertReport(expert=4, acted=40, sha256="c", shapes={}),
+        runs.ExpertReport(
+            expert=0,
+            acted=60,
+            sha256="b",
+            content="bb",
+            shapes={"actor/dense_0/kernel": (4, 2)},
+        ),
+        runs.ExpertReport(expert=4, acted=40, sha256="c", content="cc", shapes={}),
     ),
     success_rate=0.75,
     step_success=(1.0, 0.75),

@@ -21,7 +21,7 @@ SUCCEED = """
 import json
 json.dump({"format": 1, "run_id": %r, "frames": 3, "success_rate": 1.0, "step_success": [1.0],
   "mean_episode_length": 2.0, "updates": 1, "wall_seconds": 0.1, "stopped_early": False,
-  "experts": [{"expert": 0, "acted": 3, "sha256": "00", "shapes": {"a": [1]}}]},
+  "experts": [{"expert": 0, "acted": 3, "sha256": "00", "content": "00", "shapes": {"a": [1]}}]},
   open("result.json", "w"))
 """
 READY = "import pathlib; pathlib.Path('ready').write_text('x')\n"
@@ -93,7 +93,7 @@ def server_folder(tmp_path_factory, monkeypatch) -> Iterator[Path]:
     monkeypatch.delenv("TMUX", raising=False)
     yield folder
     launcher = TmuxLauncher("test")
-    for pane in launcher._panes("-a"):
+    for pane in launcher._panes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pane.pid, signal.SIGKILL)
     launcher._tmux("kill-server")

@@ -21,7 +21,7 @@ from flowrl.runs import (
 )
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library, skill_from_data
-from tests.experts.making import SHAPES, make_expert
+from tests.experts.making import SHAPES, content_digest, make_expert
 
 LIBRARY = load_library("Craftax-Classic-Symbolic-v1")
 GRAPH = SkillGraph(LIBRARY.values())
@@ -95,6 +95,7 @@ def finish(place: RunLayout, acted: Mapping[int, int]) -> RunResult:
                 expert=expert,
                 acted=steps,
                 sha256=durable.tree_digest(place.final(local)),
+                content=content_digest(place.final(local)),
                 shapes=SHAPES,
             )
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from flowrl import durable, runs
 from flowrl.layout import RunLayout
 from flowrl.runs import ExpertReport, Progress, RunResult, TrainingRun
-from tests.experts.making import SHAPES, make_expert
+from tests.experts.making import SHAPES, content_digest, make_expert
 
 DEADLINE_SECONDS = 120.0
 
@@ -92,6 +92,7 @@ def _finish(place: RunLayout, run: TrainingRun, order: Order) -> None:
                 expert=expert,
                 acted=acted.get(expert, 0),
                 sha256=durable.tree_digest(place.final(local)),
+                content=content_digest(place.final(local)),
                 shapes=SHAPES,
             )
             for local, expert in enumerate(run.experts)

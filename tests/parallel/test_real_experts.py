@@ -64,21 +64,29 @@ def twelve(tmp_path) -> GraphLayout:
     for number in range(12):
         folder = tmp_path / "offers" / str(number)
         checkpoints.save_expert(folder, arrays(number))
-        offers.append(offer(folder, number, acted=5))
+        content = checkpoints.array_digest(arrays(number))
+        offers.append(offer(folder, number, acted=5, content=content))
     store.commit("r0", offers, policy=FrameRule())
     return layout
 
 
 def trained(ready: PreparedRun, numbers: dict[int, int]) -> None:
-    """Finish a run; experts named in `numbers` come back with the arrays of that number."""
+    """Finish a run; experts named in `numbers` come back with the arrays of that number.
+
+    All are saved anew, as a trainer does, and the others come back as they were.
+    """
     result = finish(ready.layout, dict.fromkeys(numbers, 100))
     reports = list(result.experts)
     for local, expert in enumerate(ready.run.experts):
-        if expert in numbers:
-            durable.remove_tree(ready.layout.final(local))
-            checkpoints.save_expert(ready.layout.final(local), arrays(numbers[expert]))
-            digest = durable.tree_digest(ready.layout.final(local))
-            reports[local] = dataclasses.replace(reports[local], sha256=digest)
+        place = ready.layout.final(local)
+        expert_arrays = arrays(numbers.get(expert, expert))
+        durable.remove_tree(place)
+        checkpoints.save_expert(place, expert_arrays)
+        reports[local] = dataclasses.replace(
+            reports[local],
+            sha256=durable.tree_digest(place),
+            content=checkpoints.array_digest(expert_arrays),
+        )
     write_result(ready.layout, dataclasses.replace(result, experts=tuple(reports)))
     assert read_result(ready.layout).frames == 100 * len(numbers)
 
@@ -101,6 +109,20 @@ def test_twelve_experts_come_back_bit_for_bit_and_1_is_not_10(twelve):
         for index, version in store.manifest().experts.items()
     }
     assert found == {**{i: i for i in range(12)}, 1: 101, 10: 110, 30: 130}
+
+
+@pytest.mark.parametrize("accounting", ["acted", "total"])
+def test_an_expert_that_did_not_act_is_kept_although_its_files_are_others(twelve, accounting):
+    skills = [make_skill(f"Skill {i}", gain=ITEMS[i]) for i in range(2)]
+    graph = SkillGraph([*skills, make_skill("Last", needs=ITEMS[:2], gain="last")])
+    ready = prepare(twelve, "Last", 30, {"Skill 0": 0, "Skill 1": 1}, graph=graph)
+    trained(ready, {1: 101, 30: 130})
+    before = ExpertStore(twelve).manifest().experts
+    assert read_result(ready.layout).experts[0].sha256 != before[0].sha256
+    done = merge(twelve, ready, frame_accounting=accounting)
+    assert done["experts"][0]["why"] == "the run did not change it"
+    assert [done["experts"][expert]["verdict"] for expert in (0, 1, 30)] == ["keep", "take", "take"]
+    assert ExpertStore(twelve).manifest().experts[0] == before[0]
 
 
 @pytest.mark.parametrize("skill", LIBRARY)

@@ -108,6 +108,13 @@ def test_seeds_are_trained_on_and_an_idle_one_comes_back_bit_for_bit(layout):
         checkpoints.save_expert(layout.seed(local), fresh(50 + local))
     program.run(config_of(layout), StopWish())
     assert same(finals(layout)[1], fresh(51))
+    contents = [report.content for report in runs.read_result(layout).experts]
+    unchanged = [checkpoints.array_digest(fresh(50 + local)) for local in range(3)]
+    assert [one == other for one, other in zip(contents, unchanged, strict=True)] == [
+        False,
+        True,
+        False,
+    ]
     assert not same(finals(layout)[0], fresh(50))
     np.testing.assert_allclose(
         finals(layout)[0]["actor"]["dense_1"]["kernel"],
@@ -202,7 +209,14 @@ def test_a_kill_before_the_result_leaves_none(layout, monkeypatch):
 
 
 def ancestor(local_expert: int, sha256: str) -> Ancestor:
-    return Ancestor(expert=local_expert, skill="Go First", version="g1", frames=10, sha256=sha256)
+    return Ancestor(
+        expert=local_expert,
+        skill="Go First",
+        version="g1",
+        frames=10,
+        sha256=sha256,
+        content="0" * 64,
+    )
 
 
 def test_a_missing_seed_is_refused(layout):
