@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 from flowrl.errors import GraphError
@@ -32,6 +33,8 @@ class Flow:
         """Start from the skills that are `known` to the scheduler already."""
         self._graph = graph
         self._order = skills_towards(graph, target=target, max_nodes=max_nodes)
+        self._needs = {name: graph.hangs_on(name) for name in self._order}
+        self._weights = Counter(need for needs in self._needs.values() for need in needs)
         self._known = set(known)
         self._newest: str | None = None
         self.training_skills: set[str] = set(known)
@@ -63,7 +66,7 @@ class Flow:
 
     def weight(self, skill: str) -> int:
         """How many of the skills to train wait for this one, directly or not."""
-        return sum(skill in self._graph.all_needs(other) for other in self._order)
+        return self._weights[skill]
 
     def check_frontier_blocked(self) -> bool:
         """Whether the newest skill, and every one to come, waits for one still in training."""
@@ -81,7 +84,7 @@ class Flow:
         self.training_skills.discard(skill)
 
     def _waits(self, skill: str) -> bool:
-        return not self.training_skills.isdisjoint(self._graph.all_needs(skill))
+        return not self.training_skills.isdisjoint(self._needs[skill])
 
 
 def skills_towards(

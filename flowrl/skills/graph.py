@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -39,10 +40,6 @@ class SkillGraph:
         self.capacity = capacity
         self.skills: Mapping[str, Skill] = MappingProxyType(_by_name(skills))
         self._found = learnable(self.skills, capacity=capacity)
-        self._edges = nx.DiGraph()
-        self._edges.add_nodes_from(self._found.direct)
-        for name, needs in self._found.direct.items():
-            self._edges.add_edges_from((need, name) for need in needs)
 
     def with_skill(self, skill: Skill) -> SkillGraph:
         """This graph and one more skill; this one stays as it is.
@@ -81,13 +78,21 @@ class SkillGraph:
           GraphError: the skill is unknown, or can never be learned.
         """
         self._require_possible(name)
-        needed = nx.ancestors(self._edges, name)
-        return tuple(other for other in self.order() if other in needed)
+        needed = self._needed[name]
+        return tuple(other for other in self._order if other in needed)
+
+    def hangs_on(self, name: str) -> frozenset[str]:
+        """The skills of `all_needs`, as a set.
+
+        Raises:
+          GraphError: the skill is unknown, or can never be learned.
+        """
+        self._require_possible(name)
+        return self._needed[name]
 
     def order(self) -> tuple[str, ...]:
         """Every skill that can be learned, each after its needs, else as in the library."""
-        index = {name: place for place, name in enumerate(self.skills)}
-        return tuple(nx.lexicographical_topological_sort(self._edges, key=index.__getitem__))
+        return self._order
 
     def ready(self, done: Collection[str]) -> tuple[str, ...]:
         """The skills not in `done` whose direct needs all are, in the order of the library."""
@@ -112,7 +117,7 @@ class SkillGraph:
         self._require_possible(name)
         if count < 1:
             raise GraphError(f"{name!r} × {count} is no goal; ask for a count of at least 1")
-        needed = nx.ancestors(self._edges, name)
+        needed = self._needed[name]
         planner = Planner(
             skills=self.skills,
             providers={
@@ -124,6 +129,24 @@ class SkillGraph:
             capacity=self.capacity,
         )
         return planner.plan(Step(skill=name, count=count))
+
+    @cached_property
+    def _order(self) -> tuple[str, ...]:
+        edges = nx.DiGraph()
+        edges.add_nodes_from(self._found.direct)
+        for name, needs in self._found.direct.items():
+            edges.add_edges_from((need, name) for need in needs)
+        index = {name: place for place, name in enumerate(self.skills)}
+        return tuple(nx.lexicographical_topological_sort(edges, key=index.__getitem__))
+
+    @cached_property
+    def _needed(self) -> Mapping[str, frozenset[str]]:
+        """The needs of every skill, and theirs."""
+        needed: dict[str, frozenset[str]] = {}
+        for name in self._order:
+            direct = self._found.direct[name]
+            needed[name] = frozenset(direct).union(*(needed[need] for need in direct))
+        return needed
 
     def _require_possible(self, name: str) -> None:
         if name not in self.skills:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -110,6 +111,22 @@ def test_an_unknown_target_is_refused_with_the_names_there_are():
 def test_a_target_that_takes_too_many_skills_is_refused_with_the_number():
     with pytest.raises(GraphError, match=r"d takes 4 skills \(a, b, c, d\).*raise it to 4"):
         skills_towards(DIAMOND, target="d", max_nodes=3)
+
+
+def test_a_long_chain_of_skills_is_walked_in_no_time():
+    length = 300
+    graph = SkillGraph(
+        skill(f"s{k}", {f"item_{k}": 1}, {f"item_{k - 1}": 1} if k else {}) for k in range(length)
+    )
+    started = time.process_time()
+    flow, handed = Flow(graph, known=()), []
+    while not flow.exhausted:
+        for name in offered(flow):
+            handed.append(name)
+            assert flow.weight(name) == length - len(handed)
+        flow.on_skill_complete(min(flow.training_skills, key=handed.index))
+    assert handed == [f"s{k}" for k in range(length)]
+    assert time.process_time() - started < 2.0
 
 
 @st.composite
