@@ -221,7 +221,11 @@ class Acts:
             lost = Lost(f"its run folder is gone, and {error}")
             return (signals.RunEnded(task.skill, task.run_id, lost),)
         found = signals.FoundMerged(
-            task.skill, task.run_id, int(facts["frames"]), float(facts["success_rate"])
+            task.skill,
+            task.run_id,
+            frames=int(facts["frames"]),
+            success_rate=float(facts["success_rate"]),
+            wall_seconds=float(facts["wall_seconds"]),
         )
         return (found,)
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import assert_never
 
 from flowrl.launch.job import Exited, Finished, Lost, Outcome, Why
-from flowrl.parallel.signals import Rules
+from flowrl.parallel.signals import FoundMerged, Rules
 from flowrl.parallel.status import (
     Asked,
     Completed,
@@ -97,17 +97,16 @@ def put_off(entry: Entry, why: str, beat: Beat) -> Entry:
     return replace(entry, refusals=tries, status=merging)
 
 
-def completed(entry: Entry, frames: int, success_rate: float, beat: Beat) -> Entry:
-    """The entry whose expert is in the global checkpoint."""
+def completed(entry: Entry, told: Merging | FoundMerged, beat: Beat) -> Entry:
+    """The entry whose expert is in the global checkpoint; `told` says what the run did."""
     status = entry.status
     assert isinstance(status, Running | Merging)
-    lived_seconds = (beat.now - status.since).total_seconds()
     done = Completed(
         run_id=status.run_id,
         attempt=status.attempt,
-        frames=frames,
-        success_rate=success_rate,
-        wall_seconds=status.wall_seconds if isinstance(status, Merging) else lived_seconds,
+        frames=told.frames,
+        success_rate=told.success_rate,
+        wall_seconds=told.wall_seconds,
         at=beat.now,
     )
     return replace(entry, refusals=0, requeues=0, status=done)

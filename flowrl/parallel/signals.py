@@ -124,6 +124,7 @@ class FoundMerged:
     run_id: str
     frames: int
     success_rate: float
+    wall_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,13 +133,13 @@ class Turn:
         entry = self.draft.entries[event.skill]
         status = entry.status
         if isinstance(status, Merging) and status.run_id == event.run_id:
-            self._put(endings.completed(entry, status.frames, status.success_rate, self._beat))
+            self._put(endings.completed(entry, status, self._beat))
 
     def found_merged(self, event: signals.FoundMerged) -> None:
         """The skill was done before the scheduler heard of it."""
         entry = self.draft.entries[event.skill]
         if isinstance(entry.status, Running) and entry.status.run_id == event.run_id:
-            self._put(endings.completed(entry, event.frames, event.success_rate, self._beat))
+            self._put(endings.completed(entry, event, self._beat))
 
     def merge_refused(self, event: signals.MergeRefused) -> None:
         """A result that cannot be merged is an attempt that failed."""

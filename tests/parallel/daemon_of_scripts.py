@@ -57,7 +57,7 @@ class ScriptWorkshop:
         merged = ledger.read_text().split() if ledger.exists() else []
         if task.run_id not in merged:
             durable.append_line(ledger, str(task.run_id))
-        return {"run_id": task.run_id, "frames": 5, "success_rate": 1.0}
+        return {"run_id": task.run_id, "frames": 5, "success_rate": 1.0, "wall_seconds": 0.1}
 
     def discard(self, task: Task) -> None:
         pass

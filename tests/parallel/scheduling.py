@@ -153,7 +153,13 @@ class FakeWorkshop:
             self.world.ledger.append(task.run_id)
         self.world.op("merged")
         self.world.folders.pop(task.skill, None)
-        return {"run_id": task.run_id, "frames": 1000, "success_rate": 0.9, "again": again}
+        return {
+            "run_id": task.run_id,
+            "frames": 1000,
+            "success_rate": 0.9,
+            "wall_seconds": 2.0,
+            "again": again,
+        }
 
     def discard(self, task: Task) -> None:
         self.world.op("discard")

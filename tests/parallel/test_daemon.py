@@ -43,7 +43,9 @@ def test_one_skills_broken_needs_do_not_stop_the_others(start, world):
     assert "expert 3 is gone" in status(scheduler, "A").why
 
 
-def test_a_run_whose_folder_is_gone_is_completed_if_it_was_merged_and_lost_if_not(start, world):
+def test_a_run_whose_folder_is_gone_is_completed_if_it_was_merged_and_lost_if_not(
+    start, world, clock
+):
     scheduler = start()
     scheduler.add_skill("A")
     scheduler.add_skill("B")
@@ -52,9 +54,11 @@ def test_a_run_whose_folder_is_gone_is_completed_if_it_was_merged_and_lost_if_no
         world.end(skill)
     world.ledger.append(world.folders.pop("A"))
     world.folders.pop("B")
+    clock.pass_seconds(100_000)  # nobody scheduled for a day
     scheduler = start()
     scheduler.tick()
     assert words(scheduler) == {"A": "completed", "B": "waiting"}
+    assert status(scheduler, "A").wall_seconds == 2.0, "as long as it was trained"
     assert "folder is gone" in status(scheduler, "B").why
 
 

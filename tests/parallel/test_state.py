@@ -183,7 +183,7 @@ def test_an_event_of_another_run_or_status_changes_nothing():
             signals.RunEnded(skill, "other", Lost()),
             signals.RunHung(skill, "other"),
             signals.MergeDone(skill, "other"),
-            signals.FoundMerged(skill, "other", 1, 1.0),
+            signals.FoundMerged(skill, "other", 1, 1.0, 1.0),
             signals.MergeRefused(skill, "other", "no"),
         ):
             # (the postponed merge would be due)
