@@ -170,10 +170,16 @@ def usable_devices(config: BottomUpConfig) -> tuple[Device, ...]:
 
 
 def open_launcher(config: BottomUpConfig) -> Launcher:
-    """Sessions in tmux, or plain processes."""
+    """Sessions in tmux, or plain processes.
+
+    Raises:
+      ConfigError: tmux is wanted, and missing.
+    """
     if config.launcher == "local":
         return LocalLauncher()
-    return TmuxLauncher(config.tmux_socket)
+    launcher = TmuxLauncher(config.tmux_socket)
+    launcher.check()
+    return launcher
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -68,7 +68,7 @@ def test_both_skills_are_trained_and_merged(graph, socket, capsys):
     assert {row["status"] for row in facts["skills"]} == {"completed"}
     assert all(0 < row["frames"] <= 2048 for row in facts["skills"])
     assert list(graph.training_runs.glob("skill_*")) == []
-    assert TmuxLauncher(socket)._panes("-a") == [], "its sessions are gone with the runs"
+    assert TmuxLauncher(socket)._panes() == [], "its sessions are gone with the runs"
 
 
 @pytest.mark.craftax

@@ -83,6 +83,12 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
         raise LaunchError(f"{paths.spec_json} cannot be written: {error}") from error
 
 
+def withdraw(job: Job) -> None:
+    """Take spec.json back, so that a launch that was given up starts nothing if it comes late."""
+    if not lock_held(job.folder):
+        _paths(job.folder).spec_json.unlink(missing_ok=True)
+
+
 def lock_held(folder: Path) -> bool:
     """Whether a process of this run lives: runner, trainer, or a child that inherited the lock."""
     try:

@@ -2,57 +2,45 @@
 
 tmux is only the stage: whether a run lives and how it ended is read from its folder. Sessions are
 on the user's own server and are treated as his: options are set per session, a session with
-somebody in it is never killed, and one that does not carry our run id is never touched.
+somebody in it is never killed, and one that does not carry our run id is never touched. Graphs
+that share a server are told apart by the folder of their runs: a session of this graph is used
+again, a name that anybody else uses gets a number.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import shlex
 import sys
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
-
-import libtmux
-from libtmux.common import tmux_cmd
-from libtmux.exc import TmuxCommandNotFound
+from urllib.parse import quote
 
 from flowrl.errors import LaunchError
 from flowrl.launch import files, processes
 from flowrl.launch.job import Finished, Handle, Job, Outcome
+from flowrl.launch.tmux_server import (
+    FOLDER_OPTION,
+    PANE_FORMAT,
+    RUN_OPTION,
+    Pane,
+    Reply,
+    TmuxServer,
+)
 from flowrl.launch.waiting import EndWatcher
 from flowrl.layout import RunLayout
 
 GRACE_SECONDS = 30.0
 KEEP_SECONDS = 30.0
-RUN_OPTION = "@flowrl_run"
 
-_PANE_FIELDS = ("session_name", "pane_id", "pane_pid", "pid", RUN_OPTION)
-_PANE_FORMAT = "\t".join(f"#{{{field}}}" for field in _PANE_FIELDS)
 _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 _COLUMNS, _LINES = "160", "48"
-_SERVER_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS = 0.05
 _OLD_RUN_SECONDS = 1.0
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pane:
-    session: str
-    pane: str
-    pid: int
-    server_pid: int
-    run_id: str
-
-    @classmethod
-    def parse(cls, line: str) -> _Pane:
-        session, pane, pid, server_pid, run_id = line.split("\t")
-        return cls(session, pane, int(pid), int(server_pid), run_id)
 
 
 class TmuxLauncher:
@@ -65,38 +53,41 @@ class TmuxLauncher:
         grace_seconds: float = GRACE_SECONDS,
         keep_seconds: float = KEEP_SECONDS,
     ) -> None:
-        by_path = socket is not None and "/" in socket
-        self._server = libtmux.Server(
-            socket_name=None if by_path else socket, socket_path=socket if by_path else None
-        )
+        self._server = TmuxServer(socket)
         self._grace_seconds = grace_seconds
         self._keep_seconds = keep_seconds
         self._watcher = EndWatcher()
         self._succeeded: dict[str, tuple[Handle, float]] = {}  # run id → when to reap its session
 
+    def check(self) -> None:
+        """See that runs can be launched at all.
+
+        Raises:
+          ConfigError: tmux is missing or too old.
+        """
+        self._server.check()
+
     def launch(self, job: Job) -> Handle:
         """Start a run in a session of its own, or in the session its former attempt left.
 
         Raises:
-          LaunchError: tmux is missing or failed, or the session's name belongs to someone else.
+          LaunchError: tmux is missing, failed or frozen, or a former attempt still lives.
         """
         known = files.found(job)
         if known is not None and files.outcome(known, job.folder) is None:
-            return known
+            return self._named(known)
         _check_words(job)
         files.prepare(job, grace_seconds=self._grace_seconds)
-        reply = self._tmux(*_new_session(job))
-        if reply.returncode == 0:
-            return _handle(job, _Pane.parse(reply.stdout[0]))
-        if any("duplicate session" in line for line in reply.stderr):
-            return self._reuse_session(job)
-        if reply.stdout:  # it has started, without one of its options
-            self._tmux("kill-pane", "-t", _Pane.parse(reply.stdout[0]).pane)
-        raise LaunchError(f"tmux cannot start {job.name}: {_why(reply)}")
+        try:
+            return self._start(job)
+        except LaunchError:
+            files.withdraw(job)
+            raise
 
     def find(self, job: Job) -> Handle | None:
         """A run that was launched before, whether it lives or has ended."""
-        return files.found(job)
+        known = files.found(job)
+        return None if known is None else self._named(known)
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         """How the run ended, or None while it lives."""
@@ -111,11 +102,8 @@ class TmuxLauncher:
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
         """Return as soon as one of the runs may have ended, or after the timeout."""
-        for handle, due in list(self._succeeded.values()):
-            if due <= time.monotonic():
-                self._succeeded[handle.run_id] = (handle, due + self._keep_seconds)
-                with contextlib.suppress(LaunchError):
-                    self.reap(handle)
+        with contextlib.suppress(LaunchError):
+            self._reap_due()
         self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def reap(self, handle: Handle) -> bool:
@@ -136,74 +124,107 @@ class TmuxLauncher:
         with contextlib.suppress(LaunchError):
             deadline = time.monotonic() + _OLD_RUN_SECONDS
             while self._reap_all() and time.monotonic() < deadline:
-                time.sleep(_SERVER_PAUSE_SECONDS)
+                time.sleep(_PAUSE_SECONDS)
+
+    def _reap_due(self) -> None:
+        """Try once for each session whose time has come; the next try is a while later."""
+        now = time.monotonic()
+        due = [handle for handle, when in self._succeeded.values() if when <= now]
+        for handle in due:
+            self._succeeded[handle.run_id] = (handle, now + self._keep_seconds)
+        for handle in due:
+            self.reap(handle)
 
     def _reap_all(self) -> bool:
         """Whether a session of a run that succeeded is left."""
         return not all([self.reap(handle) for handle, _ in list(self._succeeded.values())])
 
-    def _reuse_session(self, job: Job) -> Handle:
-        """What to do when the session exists: adopt this run, replace an ended one, or refuse."""
+    def _start(self, job: Job) -> Handle:
+        """Adopt this run, replace an ended one of this graph, or begin a session."""
         deadline = time.monotonic() + _OLD_RUN_SECONDS
         while True:
-            panes = self._panes("-s", "-t", f"={job.name}")
-            ours = [pane for pane in panes if pane.run_id]
-            if not ours:
-                raise LaunchError(
-                    f"a tmux session {job.name} exists that is not flowrl's; "
-                    f"rename it (tmux rename-session -t ={job.name} other) or end it"
-                )
-            pane = ours[0]
-            lives = bool(processes.birth_of(pane.pid))
-            if lives and pane.run_id == job.run_id:
-                return _handle(job, pane)
-            if not lives:
-                return self._respawn(job, pane)
+            panes = self._panes()
+            own = [pane for pane in panes if _is_own(pane, job)]
+            living = [pane for pane in own if processes.birth_of(pane.pid)]
+            if own and not living:
+                return self._respawn(job, own[0])
+            if own and living[0].run_id == job.run_id:
+                return _handle(job, living[0])
+            if not own and (handle := self._begin(job, _free_name(job, panes))) is not None:
+                return handle
             if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"run {pane.run_id} still lives in tmux session {job.name}; end it, "
-                    "or give this graph a server of its own with --tmux_socket"
-                )
-            time.sleep(_SERVER_PAUSE_SECONDS)  # its exit is recorded, its process is just ending
+                others = ", ".join(f"{pane.run_id} in {pane.session}" for pane in living)
+                raise LaunchError(f"{job.name}: a former run still lives, {others}; end it")
+            time.sleep(_PAUSE_SECONDS)  # its exit is recorded, its process is just ending
 
-    def _respawn(self, job: Job, pane: _Pane) -> Handle:
+    def _begin(self, job: Job, name: str) -> Handle | None:
+        """Start a run in a new session; None when somebody has taken its name by now."""
+        reply = self._tmux(*_new_session(job, name))
+        if reply.returncode == 0:
+            return _handle(job, Pane.parse(reply.stdout[0]))
+        if any("duplicate session" in line for line in reply.stderr):
+            return None
+        if reply.stdout:  # it has started, without one of its options
+            self._tmux("kill-pane", "-t", Pane.parse(reply.stdout[0]).pane)
+        raise LaunchError(f"tmux cannot start {name}: {reply.why}")
+
+    def _respawn(self, job: Job, pane: Pane) -> Handle:
         """Start a run in the dead pane of a former one: whoever is attached stays attached."""
         reply = self._tmux(
             *("respawn-pane", "-k", "-t", pane.pane, "--", *_runner(job)),
             *_settings(job, pane.pane),
-            *(";", "display-message", "-p", "-t", pane.pane, _PANE_FORMAT),
+            *(";", "display-message", "-p", "-t", pane.pane, PANE_FORMAT),
         )
         if reply.returncode != 0:
-            raise LaunchError(f"tmux cannot restart {job.name}: {_why(reply)}")
-        return _handle(job, _Pane.parse(reply.stdout[0]))
+            raise LaunchError(f"tmux cannot restart {pane.session}: {reply.why}")
+        return _handle(job, Pane.parse(reply.stdout[0]))
 
-    def _panes(self, *scope: str) -> list[_Pane]:
-        reply = self._tmux("list-panes", *scope, "-F", _PANE_FORMAT)
-        return [_Pane.parse(line) for line in reply.stdout] if reply.returncode == 0 else []
+    def _named(self, handle: Handle) -> Handle:
+        """The handle with its session's name of today, which the run's folder does not know."""
+        with contextlib.suppress(LaunchError):
+            for pane in self._panes():
+                here = (pane.pane, pane.server_pid, pane.run_id)
+                if here == (handle.pane, handle.server_pid, handle.run_id):
+                    return replace(handle, session=pane.session)
+        return handle
 
-    def _tmux(self, *words: str) -> tmux_cmd:
-        try:
-            reply = self._server.cmd(words[0], *words[1:])
-            if any("server exited unexpectedly" in line for line in reply.stderr):
-                time.sleep(_SERVER_PAUSE_SECONDS)  # it was just ending as we came
-                reply = self._server.cmd(words[0], *words[1:])
-        except TmuxCommandNotFound as error:
-            raise LaunchError(
-                "tmux is not installed: apt install tmux, or use --launcher local"
-            ) from error
-        except OSError as error:
-            raise LaunchError(f"tmux cannot be executed: {error}") from error
-        if reply.returncode != 0:
-            logger.debug("tmux refused", extra={"tmux": words, "stderr": reply.stderr})
-        return reply
+    def _panes(self) -> list[Pane]:
+        return self._server.panes()
+
+    def _tmux(self, *words: str) -> Reply:
+        return self._server.ask(*words)
 
 
-def _new_session(job: Job) -> list[str]:
+def _is_own(pane: Pane, job: Job) -> bool:
+    """Whether a pane is, or was, of the same skill of the same graph."""
+    if pane.folder != _graph_folder(job):
+        return False
+    return re.fullmatch(rf"{re.escape(_plain(job.name))}(_\d+)?", pane.session) is not None
+
+
+def _free_name(job: Job, panes: Collection[Pane]) -> str:
+    """The job's name, with the first free number if somebody else uses it."""
+    name, taken = _plain(job.name), {pane.session for pane in panes}
+    if name not in taken:
+        return name
+    return next(other for n in count(2) if (other := f"{name}_{n}") not in taken)
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "_")  # as tmux does
+
+
+def _graph_folder(job: Job) -> str:
+    """Where the graph's runs are, in characters that mean nothing to tmux."""
+    return quote(str(job.folder.parent.absolute()))
+
+
+def _new_session(job: Job, name: str) -> list[str]:
     """One tmux command: in a second one, the options would come too late for a fast exit."""
     return [
-        *("new-session", "-d", "-P", "-F", _PANE_FORMAT, "-s", job.name, "-n", job.name),
+        *("new-session", "-d", "-P", "-F", PANE_FORMAT, "-s", name, "-n", name),
         *("-x", _COLUMNS, "-y", _LINES, "--", *_runner(job)),
-        *_settings(job, f"={job.name}:"),
+        *_settings(job, f"={name}:"),
     ]
 
 
@@ -217,6 +238,7 @@ def _settings(job: Job, target: str) -> list[str]:
     )
     return [
         *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
+        *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, _graph_folder(job)),
         *(";", "set-option", "-p", "-t", target, "remain-on-exit", "on"),
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
         # It runs in the server's folder, and tmux expands times and formats before the shell.
@@ -230,7 +252,7 @@ def _runner(job: Job) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", str(files.RUNNER), str(spec))
 
 
-def _handle(job: Job, pane: _Pane) -> Handle:
+def _handle(job: Job, pane: Pane) -> Handle:
     return Handle(
         run_id=job.run_id,
         session=pane.session,
@@ -246,7 +268,3 @@ def _check_words(job: Job) -> None:
     for word in (job.name, job.run_id):
         if not _SAFE.fullmatch(word):
             raise LaunchError(f"{word!r} cannot name a tmux session; use letters, digits, _ . -")
-
-
-def _why(reply: tmux_cmd) -> str:
-    return "; ".join(reply.stderr) or f"exit code {reply.returncode}"

@@ -1,8 +1,8 @@
 """Waiting for the end of processes that are not our children, without polling tmux.
 
 The kernel tells the end of a runner through its pidfd; where pidfds are missing or used up, /proc
-is looked at every 50 ms. After each wait the scheduler reads the run folders, so its longest wait is
-also the longest time for which anything else could go unnoticed. `tmux list-panes` would add
+is looked at every 50 ms. After each wait the scheduler reads the run folders, so its longest wait
+is also the longest time for which anything else could go unnoticed. `tmux list-panes` would add
 nothing: a pane that is gone has hung up its runner, which then ends its trainer and writes
 `exit.json`; a pane that is there says nothing about the runner that its pidfd does not say first.
 """

@@ -130,16 +130,20 @@ def test_the_output_of_the_next_run_goes_to_its_own_log(tmux, make_job):
 def test_another_live_run_keeps_its_session(tmux, make_job):
     other = make_job(SLEEP, run_id="e0.a1.other")
     handle = tmux.launch(other)
-    with pytest.raises(LaunchError, match=r"run e0\.a1\.other still lives in tmux session"):
+    with pytest.raises(LaunchError, match=r"still lives, e0\.a1\.other in flowrl_e0_Wood"):
         tmux.launch(make_job(SLEEP))
     assert tmux.poll(handle, other.folder) is None
 
 
 def test_a_session_that_is_not_ours_is_left_alone(tmux, make_job):
     tmux._tmux("new-session", "-d", "-s", "flowrl_e0_Wood", "--", "sleep", "600")
-    with pytest.raises(LaunchError, match=r"flowrl_e0_Wood exists that is not flowrl's"):
-        tmux.launch(make_job(SLEEP))
-    assert sessions(tmux) == ["flowrl_e0_Wood"]
+    job = make_job(SLEEP)
+    assert tmux.launch(job).session == "flowrl_e0_Wood_2"
+    start_of(job)
+    assert sessions(tmux) == ["flowrl_e0_Wood", "flowrl_e0_Wood_2"]
+    assert tmux._tmux("list-panes", "-s", "-t", "=flowrl_e0_Wood", "-F", "#{pane_dead}").stdout == [
+        "0"
+    ]
 
 
 def test_a_run_that_has_just_been_launched_is_adopted_by_name(tmux, make_job, monkeypatch):

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from libtmux._compat import LooseVersion
 
-from flowrl.errors import LaunchError
+from flowrl.errors import ConfigError, LaunchError
 from flowrl.launch import files, processes
 from flowrl.launch.job import Finished, Why
 from flowrl.launch.tmux import TmuxLauncher
@@ -124,8 +125,22 @@ def test_a_missing_tmux_is_a_launch_error_with_the_remedy(tmux, make_job, monkey
     job = make_job("pass")
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
-        with pytest.raises(LaunchError, match="apt install tmux, or use --launcher local"):
+        with pytest.raises(LaunchError, match=r"apt install tmux.* or use --launcher local"):
             tmux.launch(job)
+
+
+def test_a_missing_tmux_is_known_before_anything_is_launched(tmux, monkeypatch):
+    tmux.check()
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(ConfigError, match=r"apt install tmux.* or use --launcher local"):
+            tmux.check()
+
+
+def test_a_tmux_that_is_too_old_is_known_before_anything_is_launched(tmux, monkeypatch):
+    monkeypatch.setattr("libtmux.common.get_version", lambda tmux_bin=None: LooseVersion("2.9"))
+    with pytest.raises(ConfigError, match=r"use --launcher local: .*2\.9"):
+        tmux.check()
 
 
 def test_a_session_without_its_options_is_no_launch(tmux, make_job, monkeypatch):
