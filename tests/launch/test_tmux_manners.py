@@ -176,6 +176,14 @@ def test_a_tmux_that_fails_is_tried_again_only_when_that_may_help(
     assert why(end_of(tmux, tmux.launch(job), job)) is Why.NO_RESULT
 
 
+def test_a_server_without_a_session_takes_the_first(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set-option", "-s", "exit-empty", "off")
+    tmux._tmux("kill-session", "-t", "=mine")
+    job = make_job(SLEEP)
+    tmux.launch(job)
+    assert sessions(tmux) == [job.name]
+
+
 def test_a_socket_may_be_a_path(server_folder: Path, make_job):
     tmux = TmuxLauncher(str(server_folder / "socket"))
     job = make_job(SUCCEED % "e0.a1.x")
