@@ -79,7 +79,7 @@ class PPOConfig:
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
     max_task_steps: Count = 300
-    """An episode is cut when one step of its plan takes longer than this."""
+    """An episode is cut when one step of its plan takes longer, unless its skill has a limit."""
     world_pool: Count = 0
     """Worlds generated beforehand and reused for resets; 0 generates them as they are needed."""
     seed: Count = 0

@@ -24,11 +24,15 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # fit to be part of a pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """One line of a run's plan: which skill, how often, by which expert (global index)."""
+    """One line of a run's plan: which skill, how often, by which expert (global index).
+
+    It may take `max_steps` environment steps; None stands for the run's `--max_task_steps`.
+    """
 
     skill: str
     count: int
     expert: int
+    max_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,10 +194,14 @@ def _malformed(path: Path, error: Exception) -> FileRefusedError:
 
 
 def _planned_step(facts: Mapping[str, Any]) -> PlannedStep:
+    most = facts.get("max_steps")
+    if most is not None and _natural(most) < 1:
+        raise ValueError("a step may take no steps")
     return PlannedStep(
         skill=display_name(_text(facts["skill"])),
         count=_natural(facts["count"]),
         expert=_natural(facts["expert"]),
+        max_steps=most,
     )
 
 

@@ -50,7 +50,8 @@ def make_env(
     """Craftax walking the module's plan.
 
     Args:
-      max_task_steps: an episode is cut when one task takes as many steps.
+      max_task_steps: an episode is cut when one task takes as many steps, unless the task has a
+        limit of its own.
       success_bonus: reward for completing a task, on top of the task's own; it lets a skill
         whose reward function is silent be learned.
       fast_choice: step through `flowrl.envs.fast_choice`; False is Craftax's own code.
@@ -193,7 +194,7 @@ class SkillEnv:
             task_length=jnp.where(completed, 0, state.task_length + 1),
             total=state.total + reward,
         )
-        truncated = ~ended & (walked.task_length >= self.max_task_steps)
+        truncated = ~ended & (walked.task_length >= self._limits[state.task])
         done = ended | truncated
         return walked, StepOutput(
             reward=reward,
@@ -221,6 +222,11 @@ class SkillEnv:
             jnp.stack([value.astype(bool) for value in done])[task],
             jnp.stack([value.astype(jnp.float32) for value in reward])[task],
         )
+
+    @property
+    def _limits(self) -> jax.Array:
+        limits = [each.max_steps or self.max_task_steps for each in self.module.tasks]
+        return jnp.array(limits, jnp.int32)
 
     @property
     def _experts(self) -> jax.Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,24 +24,30 @@ from flowrl.errors import SkillError
 from flowrl.skills.admitted import CALLS
 from flowrl.skills.games import GAMES
 from flowrl.skills.gate import check_function, check_names, literal, parse_source
+from flowrl.skills.skill import MOST_STEPS
 
 MODULE_LIMIT_BYTES = 2_000_000
 REMEDY = "write it again with generate_module_with_remapping"
 ENVS = {game.package: env_name for env_name, game in GAMES.items()}
 ENUMS = ("Achievement", "Action", "BlockType")
 CONSTANTS = ("GLOBAL_TO_LOCAL", "LOCAL_TO_GLOBAL", "PLAN")
+KEYS = {"skill", "count", "expert"}  # of a step; it may also say max_steps
 BUILTINS = {name: getattr(builtins, name) for name in (*sorted(CALLS), "range")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One step of the plan: a skill, its count and the expert that carries it out."""
+    """One step of the plan: a skill, its count and the expert that carries it out.
+
+    It may take `max_steps` environment steps; None stands for the run's `--max_task_steps`.
+    """
 
     skill: str
     count: int
     is_done: Callable[..., Any]
     reward: Callable[..., Any]
     expert_local: int
+    max_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,7 @@ def _tasks(
             is_done=called[f"task_{k}_is_done"],
             reward=called[f"task_{k}_reward"],
             expert_local=to_local[step["expert"]],
+            max_steps=step.get("max_steps"),
         )
         for k, step in enumerate(plan)
     )
@@ -176,9 +184,13 @@ class _Frame:
         if not isinstance(plan, list) or not plan:
             raise self.refusal(line.lineno, "PLAN is not a list of steps")
         for k, step in enumerate(plan):
-            if not isinstance(step, dict) or set(step) != {"skill", "count", "expert"}:
+            if not isinstance(step, dict) or set(step) - {"max_steps"} != KEYS:
                 raise self.refusal(
                     line.lineno, f"step {k} of PLAN does not say skill, count and expert"
+                )
+            if "max_steps" in step and not _is_natural(step["max_steps"], least=1, most=MOST_STEPS):
+                raise self.refusal(
+                    line.lineno, f"step {k} of PLAN has no max_steps from 1 to {MOST_STEPS}"
                 )
             if not isinstance(step["skill"], str) or not _is_natural(step["count"], least=1):
                 raise self.refusal(
@@ -243,8 +255,8 @@ class _Frame:
             )
 
 
-def _is_natural(value: Any, *, least: int = 0) -> bool:
-    return type(value) is int and value >= least
+def _is_natural(value: Any, *, least: int = 0, most: float = math.inf) -> bool:
+    return type(value) is int and least <= value <= most
 
 
 def _maps_naturals(value: Any) -> bool:

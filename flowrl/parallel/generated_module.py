@@ -66,7 +66,8 @@ def _head(run: TrainingRun, game: GameTable) -> str:
 
 
 def _entry(step: PlannedStep) -> str:
-    return repr({"skill": step.skill, "count": step.count, "expert": step.expert})
+    entry = {"skill": step.skill, "count": step.count, "expert": step.expert}
+    return repr(entry if step.max_steps is None else {**entry, "max_steps": step.max_steps})
 
 
 def _step(number: int, step: PlannedStep, skill: Skill) -> str:

@@ -155,7 +155,12 @@ def _plan(order: RunOrder, store: ExpertStore) -> tuple[TrainingRun, tuple[Exper
         expert=expert,
         attempt=order["attempt"],
         plan=tuple(
-            PlannedStep(skill=step.skill, count=step.count, expert=experts[step.skill])
+            PlannedStep(
+                skill=step.skill,
+                count=step.count,
+                expert=experts[step.skill],
+                max_steps=order["graph"].skills[step.skill].max_steps,
+            )
             for step in steps
         ),
         experts=remapping.experts,

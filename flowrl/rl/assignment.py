@@ -60,7 +60,12 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
     layout = layout_of(config)
     experts = tuple(module.local_to_global[local] for local in range(len(module.local_to_global)))
     plan = tuple(
-        PlannedStep(skill=task.skill, count=task.count, expert=experts[task.expert_local])
+        PlannedStep(
+            skill=task.skill,
+            count=task.count,
+            expert=experts[task.expert_local],
+            max_steps=task.max_steps,
+        )
         for task in module.tasks
     )
     if not layout.run_json.exists():

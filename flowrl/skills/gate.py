@@ -29,7 +29,10 @@ NODE_LIMIT = 4_000
 DEPTH_LIMIT = 60
 COUNT_LIMIT = 1_000
 
-CONSTANTS = ("name", "description", "requirements", "consumption", "gain", "ephemeral")
+CONSTANTS = (
+    *("name", "description", "requirements", "consumption", "gain", "ephemeral"),
+    "max_steps",
+)
 FUNCTION_NAMES = ("task_is_done", "task_reward")
 
 

@@ -22,10 +22,11 @@ from flowrl.skills.gate import SOURCE_LIMIT_BYTES, check_skill_source, literal
 
 __all__ = ["Amount", "Skill", "Step", "check_files", "load_library", "load_skill", "parse_skill"]
 
+MOST_STEPS = 100_000
 _ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEYS = frozenset(
     {"name", "description", "requirements", "consumption", "gain", "ephemeral"}
-    | {"is_done", "reward", "code"}
+    | {"max_steps", "is_done", "reward", "code"}
 )
 
 
@@ -34,7 +35,8 @@ class Skill:
     """What an agent can learn, what it takes and what it yields.
 
     `requirements` must hold when the skill starts, `consumption` is used up, `gain` holds when it
-    is done; `ephemeral` names those gains that last only while nothing moves the player.
+    is done; `ephemeral` names those gains that last only while nothing moves the player. A step of
+    a plan may take `max_steps` environment steps; None leaves it to `--max_task_steps`.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Skill:
     ephemeral: frozenset[str]
     is_done: str  # source of the predicate, `def task_is_done(…)`
     reward: str  # source of the reward, `def task_reward(…)`
+    max_steps: int | None = None
 
     @property
     def source(self) -> str:
@@ -56,6 +59,7 @@ class Skill:
             f"consumption = {_written(self.consumption)!r}",
             f"gain = {_written(self.gain)!r}",
             f"ephemeral = {sorted(self.ephemeral)!r}",
+            *([] if self.max_steps is None else [f"max_steps = {self.max_steps}"]),
         ]
         return "\n".join(lines) + f"\n\n\n{self.is_done}\n\n\n{self.reward}\n"
 
@@ -70,6 +74,7 @@ class Skill:
             "ephemeral": sorted(self.ephemeral),
             "is_done": self.is_done,
             "reward": self.reward,
+            **({} if self.max_steps is None else {"max_steps": self.max_steps}),
         }
 
     @staticmethod
@@ -112,8 +117,8 @@ def skill_from_data(skill_name: str, data: Mapping[str, Any]) -> Skill:
     """The skill that a mapping describes, as `SkillScheduler.add_skill` and `Flow` pass it.
 
     Keys: `description`, `requirements`, `consumption`, `gain` (amounts as numbers or strings such
-    as `"lambda n: 4*n + 0"`), `ephemeral`, and the sources of the two functions: `is_done` and
-    `reward`, or both in one text under `code`. `gain` and the functions are required.
+    as `"lambda n: 4*n + 0"`), `ephemeral`, `max_steps`, and the sources of the two functions:
+    `is_done` and `reward`, or both in one text under `code`. `gain` and the functions are required.
 
     Raises:
       SkillError: a key is unknown, missing or malformed, or the code does not pass the gate.
@@ -214,6 +219,7 @@ def _skill(constants: Mapping[str, Any], functions: Mapping[str, str], place: st
         ephemeral=_ephemeral(constants.get("ephemeral", ()), gain, place),
         is_done=functions["task_is_done"],
         reward=functions["task_reward"],
+        max_steps=_max_steps(constants.get("max_steps"), place),
     )
 
 
@@ -238,6 +244,12 @@ def _ephemeral(value: Any, gain: Mapping[str, Amount], place: str) -> frozenset[
         if not isinstance(item, str) or item not in gain:
             raise SkillError(f"{place}: ephemeral names {item!r}, which is not in gain; add it")
     return frozenset(value)
+
+
+def _max_steps(value: Any, place: str) -> int | None:
+    if value is None or (type(value) is int and 0 < value <= MOST_STEPS):
+        return value
+    raise SkillError(f"{place}: max_steps is not a whole number from 1 to {MOST_STEPS}")
 
 
 def _written(amounts: Mapping[str, Amount]) -> dict[str, str]:

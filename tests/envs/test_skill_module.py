@@ -60,7 +60,10 @@ def test_a_missing_module_and_one_that_is_not_text_are_refused(tmp_path):
 def test_whatever_the_generator_writes_of_the_library_is_read():
     library = load_library(CLASSIC, None)
     names = list(library)
-    plan = tuple(PlannedStep(skill=name, count=k + 1, expert=2 * k) for k, name in enumerate(names))
+    plan = tuple(
+        PlannedStep(skill=name, count=k + 1, expert=2 * k, max_steps=library[name].max_steps)
+        for k, name in enumerate(names)
+    )
     run = TrainingRun(
         run_id="e42.a1.00000000",
         skill=names[-1],
@@ -72,9 +75,10 @@ def test_whatever_the_generator_writes_of_the_library_is_read():
         config=to_json(PPOConfig()),
     )
     module = load_module(generate_module_with_remapping(run, library))
-    assert [(task.skill, task.count) for task in module.tasks] == [
-        (step.skill, step.count) for step in plan
+    assert [(task.skill, task.count, task.max_steps) for task in module.tasks] == [
+        (step.skill, step.count, step.max_steps) for step in plan
     ]
+    assert [task.skill for task in module.tasks if task.max_steps == 900] == ["Eat Plant"]
 
 
 DEPARTURES = {
@@ -98,6 +102,10 @@ DEPARTURES = {
     "a count of zero": (TEXT.replace("'count': 2", "'count': 0"), "step 0 of PLAN"),
     "a count of true": (TEXT.replace("'count': 2", "'count': True"), "step 0 of PLAN"),
     "a key too many": (TEXT.replace("'count': 2", "'count': 2, 'x': 1"), "step 0 of PLAN"),
+    "a limit of zero": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': 0"), "no max_steps"),
+    "a limit of true": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': True"), "no max_st"),
+    "a vast limit": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': 100_001"), "100000"),
+    "no limit said": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': None"), "no max_st"),
     "an empty plan": (re.sub(r"PLAN = .*", "PLAN = []", TEXT), "list of steps"),
     "a shorter plan": (re.sub(r"PLAN = .*", "PLAN = [{'skill': 'a', 'count': 2, 'expert': 0}]", TEXT), "beyond the 1 tasks"),  # noqa: E501
     "a missing function": (TEXT.replace("def task_2_reward", "def task_3_reward"), "def task_2_re"),

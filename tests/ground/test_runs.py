@@ -19,7 +19,7 @@ RUN = runs.TrainingRun(
     attempt=1,
     plan=(
         runs.PlannedStep(skill="Collect Wood", count=3, expert=0),
-        runs.PlannedStep(skill="Make Pickaxe", count=1, expert=4),
+        runs.PlannedStep(skill="Make Pickaxe", count=1, expert=4, max_steps=900),
     ),
     experts=(0, 4),
     ancestors=(
@@ -55,6 +55,27 @@ def test_a_run_comes_back_as_written(tmp_path):
     layout = RunLayout(tmp_path, 4)
     runs.write_run(layout, RUN)
     assert runs.read_run(layout) == RUN
+
+
+def test_a_run_that_says_no_limits_has_none(tmp_path):
+    layout = RunLayout(tmp_path, 4)
+    runs.write_run(layout, RUN)
+    facts = json.loads(layout.run_json.read_text())
+    for step in facts["plan"]:
+        del step["max_steps"]
+    layout.run_json.write_text(json.dumps(facts))
+    assert [step.max_steps for step in runs.read_run(layout).plan] == [None, None]
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "9", 1.5], ids=repr)
+def test_a_limit_that_is_none_is_refused(tmp_path, value):
+    layout = RunLayout(tmp_path, 4)
+    runs.write_run(layout, RUN)
+    facts = json.loads(layout.run_json.read_text())
+    facts["plan"][0]["max_steps"] = value
+    layout.run_json.write_text(json.dumps(facts))
+    with pytest.raises(FileRefusedError, match=r"run\.json"):
+        runs.read_run(layout)
 
 
 def test_a_result_comes_back_as_written(tmp_path):

@@ -466,3 +466,12 @@ def test_two_runs_may_be_prepared_side_by_side_and_merged_in_any_order(trained):
     finish(first.layout, {0: 1})
     finish(second.layout, {0: 2})
     assert read_run(first.layout).ancestors == read_run(second.layout).ancestors
+
+
+def test_the_limit_that_a_skill_sets_is_in_the_run_and_in_its_module(layout):
+    graph = SkillGraph([make_skill("Long", max_steps=900), make_skill("Short", gain="other")])
+    for expert, (name, limit) in enumerate([("Long", 900), ("Short", None)]):
+        prepared = prepare(layout, name, expert, {}, graph=graph)
+        assert [step.max_steps for step in read_run(prepared.layout).plan] == [limit]
+        plan = prepared.module_path.read_text().partition("PLAN = ")[2].partition("]")[0]
+        assert ("'max_steps': 900" in plan) == (limit is not None)

@@ -31,6 +31,7 @@ requirements = {"wood": "2"}
 consumption = {"wood": 2}
 gain = {"near_table": "lambda n: 0*n + 1"}
 ephemeral = ["near_table"]
+max_steps = 450
 
 def task_is_done(n, inventory):
     """Reads well."""
@@ -49,6 +50,7 @@ def test_a_skill_is_read_from_its_text():
     assert skill.requirements == skill.consumption == {"wood": Amount(per=0, base=2)}
     assert skill.gain == {"near_table": Amount(per=0, base=1)}
     assert skill.ephemeral == {"near_table"}
+    assert skill.max_steps == 450
     assert skill.is_done.endswith("wood  # as it was written\n    return wood >= n")
     assert skill.reward.startswith("def task_reward(inventory_diff):")
 
@@ -82,6 +84,11 @@ def test_nothing_of_a_skill_is_executed(tmp_path):
         ('ephemeral = ["near_table"]', 'ephemeral = ["wood"]', "not in gain"),
         ('ephemeral = ["near_table"]', 'ephemeral = "near_table"', "not a list"),
         ('ephemeral = ["near_table"]', 'ephemeral = [["near_table"]]', "not in gain"),
+        ("max_steps = 450", "max_steps = 0", "max_steps is not a whole number from 1 to 100000"),
+        ("max_steps = 450", "max_steps = 100_001", "max_steps is not a whole number"),
+        ("max_steps = 450", "max_steps = True", "max_steps is not a whole number"),
+        ("max_steps = 450", "max_steps = 3.0", "max_steps is not a whole number"),
+        ("max_steps = 450", "max_steps = 9 * 50", "not a literal"),
         ("consumption", "consumed", "does not belong"),
         ("def task_reward(inventory_diff)", "def reward(inventory_diff)", "does not belong"),
         ('name = "Place Table"', 'name = "A"\nname = "B"', "name appears twice"),
@@ -106,7 +113,9 @@ def test_a_skill_is_made_from_the_documented_mapping():
     }
     skill = skill_from_data("Collect Wood", data)
     assert skill.gain == {"wood": Amount(per=4, base=0)}
-    assert (skill.is_done, skill.reward) == (IS_DONE, REWARD)
+    assert (skill.is_done, skill.reward, skill.max_steps) == (IS_DONE, REWARD, None)
+    assert "max_steps" not in skill.to_json()
+    assert skill_from_data("Collect Wood", data | {"max_steps": 7}).max_steps == 7
     both = {"gain": data["gain"], "code": f"{IS_DONE}\n\n{REWARD}"}
     assert skill_from_data("Collect Wood", both) == parse_skill(
         skill.source.replace("Harvest wood.", "Collect Wood"), place="x"

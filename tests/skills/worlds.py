@@ -63,6 +63,10 @@ class Game:
         floor = () if world.map.ndim == 2 else (0,)
         return world.replace(map=world.map.at[(*floor, *place)].set(self.block(name)))
 
+    def block_ahead(self, world: Any) -> str:
+        """What the player of an `empty` world faces."""
+        return self.constants.BlockType(int(world.map[AHEAD])).name
+
     def with_items(self, world: Any, **items: int) -> Any:
         kept = {
             name: jnp.full_like(getattr(world.inventory, name), amount)

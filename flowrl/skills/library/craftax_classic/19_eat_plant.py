@@ -4,6 +4,7 @@ name = "Eat Plant"
 requirements = {"facing_plant": "1"}
 consumption = {}
 gain = {"ate_plant": "1"}
+max_steps = 900  # to ripen, and to come back from the water
 
 
 def task_is_done(achievements):
