@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError as Circle
 from graphlib import TopologicalSorter
+from typing import Any
 
-from flowrl.errors import CycleError, GraphError, NameRefusedError, UnknownNeedError
+from flowrl.errors import CycleError, GraphError, NameRefusedError, SkillError, UnknownNeedError
 from flowrl.layout import display_name, slug
 from flowrl.parallel.signals import NewSkill
 from flowrl.parallel.status import Entry
+from flowrl.skills.skill import Skill, skill_from_data
+
+
+def told_skill(name: str, data: Skill | Mapping[str, Any] | None) -> Skill | None:
+    """The skill that somebody who adds it describes; None when nothing is said.
+
+    Raises:
+      SkillError: the data is malformed, or of another skill.
+    """
+    if isinstance(data, Mapping):
+        return skill_from_data(name, data) if data else None
+    if data is None:
+        return None
+    if not isinstance(data, Skill):
+        raise SkillError(f"skill {name!r}: {type(data).__name__} is not skill data; give a mapping")
+    if data.name != name:
+        raise SkillError(f"skill {name!r}: the data is that of {data.name!r}; add it by its name")
+    return data
 
 
 def checked(

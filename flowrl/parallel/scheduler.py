@@ -19,6 +19,7 @@ from flowrl.launch.local import LocalLauncher
 from flowrl.layout import GraphLayout, display_name
 from flowrl.parallel import signals
 from flowrl.parallel.acts import Acts
+from flowrl.parallel.adding import told_skill
 from flowrl.parallel.book import Book
 from flowrl.parallel.claim import Claim
 from flowrl.parallel.codec import StateFile
@@ -30,6 +31,7 @@ from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.status import Completed, Entry, Failed, Running, Status
 from flowrl.parallel.story import Story
 from flowrl.parallel.workshop import CallbackWorkshop, Workshop
+from flowrl.skills.skill import Skill
 
 _LOOK_SECONDS = 1.0  # between looks at requests/ while nothing happens
 
@@ -70,7 +72,7 @@ class SkillScheduler:
         """Schedule in the graph's folder `base_dir`; the settings are those of `Settings`."""
         self.layout = GraphLayout(Path(base_dir))
         self.settings = Settings(**settings)
-        self.skill_data: dict[str, Any] = {}  # what add_skill was given; not saved
+        self.skills: dict[str, Skill] = {}  # what add_skill was told they are; not saved
         self._launcher = launcher or LocalLauncher()
         self._clock = clock
         self._claim = Claim(self.layout.daemon_lock)
@@ -138,20 +140,24 @@ class SkillScheduler:
     def add_skill(
         self,
         skill_name: str,
-        skill_data: Any = None,
+        skill_data: Skill | Mapping[str, Any] | None = None,
         dependency_skill_names: Collection[str] = (),
         **known: Unpack[Known],
     ) -> None:
         """Add a skill; the same skill with the same dependencies may be added again.
 
+        `skill_data` says what the skill is, as in `skill_from_data`; it is checked here and kept
+        in `skills`, where a workshop may read it. None or {} says nothing: the workshop knows.
         `priority` (higher starts sooner), and `expert` and `status` of a skill that was trained
         without this state, may be said by keyword.
 
         Raises:
+          SkillError: the skill's data is malformed, or its code does not pass the gate.
           GraphError: a dependency is unknown, or the skill is there with other dependencies.
           NameRefusedError: the name cannot be used, or shares its folder name with another's.
         """
         name = display_name(skill_name)
+        skill = told_skill(name, skill_data)
         needs = tuple(dict.fromkeys(map(display_name, dependency_skill_names)))
         entry = self.state.entries.get(name)
         if entry is None:
@@ -161,7 +167,8 @@ class SkillScheduler:
                 f"{name!r} is there with the needs {list(entry.needs)}, not {list(needs)}; give "
                 "the changed skill another name, or use another --graph_path"
             )
-        self.skill_data[name] = skill_data
+        if skill is not None:
+            self.skills[name] = skill
 
     def add_skills(self, skills: Collection[NewSkill]) -> None:
         """Add skills, all of them or none; they may need one another in any order.

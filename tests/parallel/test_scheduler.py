@@ -11,12 +11,14 @@ from flowrl.errors import (
     CycleError,
     GraphError,
     NameRefusedError,
+    SkillError,
     UnknownNeedError,
 )
 from flowrl.launch.job import Lost
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill
 from flowrl.parallel.status import Completed
+from tests.parallel.making import make_skill
 from tests.parallel.scheduling import (
     FakeLauncher,
     FakeWorkshop,
@@ -26,14 +28,49 @@ from tests.parallel.scheduling import (
     words,
 )
 
+DATA = {
+    "requirements": {},
+    "gain": {"wood": "lambda n: n + 0"},
+    "is_done": "def task_is_done(inventory, n):\n    return inventory.wood >= n",
+    "reward": "def task_reward(inventory_diff):\n    return inventory_diff.wood",
+}
+
 
 def test_an_added_skill_waits_and_is_in_the_state_file(start):
     scheduler = start()
-    scheduler.add_skill("Collect Wood", {"gain": {"wood": "n"}}, [])
+    scheduler.add_skill("Collect Wood", {}, [])
     scheduler.add_skill("Make Pickaxe", {}, ["Collect Wood"])
     assert words(scheduler) == {"Collect Wood": "waiting", "Make Pickaxe": "waiting"}
-    assert scheduler.skill_data["Collect Wood"] == {"gain": {"wood": "n"}}
     assert lines(scheduler)["Make Pickaxe"]["waits_for"] == ["Collect Wood"]
+
+
+def test_what_a_skill_is_said_to_be_is_checked_and_kept_for_the_workshop(start):
+    scheduler = start()
+    scheduler.add_skill("Collect Wood", DATA, [])
+    scheduler.add_skill("Place Table", make_skill("Place Table"), ["Collect Wood"])
+    scheduler.add_skill("Unsaid")
+    assert set(scheduler.skills) == {"Collect Wood", "Place Table"}
+    assert str(scheduler.skills["Collect Wood"].gain["wood"]) == "n"
+    assert scheduler.skills["Place Table"] == make_skill("Place Table")
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ({"gain": {"wood": "n"}}, "task_is_done is missing"),
+        (DATA | {"gian": {}}, "unknown key 'gian'"),
+        (DATA | {"is_done": "import os"}, "Import"),
+        (["gain"], "list is not skill data"),
+        (make_skill("Another"), "that of 'Another'"),
+    ],
+    ids=["missing", "unknown", "hostile", "list", "another"],
+)
+def test_malformed_skill_data_is_refused_and_nothing_is_added(start, data, complaint):
+    scheduler = start()
+    with pytest.raises(SkillError, match=re.escape(complaint)):
+        scheduler.add_skill("Collect Wood", data, [])
+    assert scheduler.skills == {}
+    assert not scheduler.state.entries
 
 
 def test_skills_train_in_the_order_of_their_needs_and_the_run_ends(start, world):
