@@ -1,7 +1,13 @@
 """The gate: skill code is hostile until every node of its syntax tree is one that we admit.
 
 Nothing is executed here. What passes is a file of constants and two functions over the injected
-features; what it computes is bounded later, by tracing it in a child with limits.
+features, which reach neither files nor processes nor anything of Python but arithmetic.
+
+Bounded are the text, its nodes and depth, each literal and exponent, the rounds of loops, and the
+arrays whose shape is written out. Not bounded is what grows by computing: a whole number squared
+again and again, an array concatenated with itself in a loop or broadcast against others. Such a
+skill takes the time or memory of the process that trains or evaluates it. Under the parallel
+scheduler that is a process of its own, which is ended when it falls silent.
 """
 
 from __future__ import annotations

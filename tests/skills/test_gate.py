@@ -172,6 +172,18 @@ def test_hostile_code_is_refused_with_its_line_and_a_remedy(body):
     assert line >= first
 
 
+GROWING = {
+    "a squared number": "x = n\nfor i in range(64):\n    x = x * x\nreturn x",
+    "a doubled array": "x = player_intrinsics\nfor i in range(64):\n"
+    "    x = jnp.concatenate([x, x])\nreturn x.sum()",
+}
+
+
+@pytest.mark.parametrize("body", GROWING.values(), ids=GROWING)
+def test_what_grows_by_computing_passes_and_is_not_computed(body):
+    check_skill_source(skill_text(reward=reward(body)), "skill.py")
+
+
 @pytest.mark.parametrize(
     "signature",
     [
