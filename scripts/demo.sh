@@ -26,7 +26,7 @@ cd "$FLOWRL_ROOT"
   --max_nodes 9 \
   --max_parallel_skills 2 \
   --total_timesteps 1e6 \
-  --success_state_rate 0.85 \
+  --success_state_rate 0.9 \
   --no-use_wandb \
   "$@"
 
