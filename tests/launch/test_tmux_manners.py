@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from libtmux._compat import LooseVersion
 
+from flowrl.bottomup_parallel import open_launcher
+from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launch import files, processes
 from flowrl.launch.job import Finished, Why
@@ -135,6 +137,14 @@ def test_a_missing_tmux_is_known_before_anything_is_launched(tmux, monkeypatch):
         patch.setenv("PATH", "/nowhere")
         with pytest.raises(ConfigError, match=r"apt install tmux.* or use --launcher local"):
             tmux.check()
+
+
+def test_the_program_asks_for_tmux_before_it_schedules_anything(server_folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(ConfigError, match="tmux is not installed"):
+            open_launcher(BottomUpConfig())
+        open_launcher(BottomUpConfig(launcher="local"))
 
 
 def test_a_tmux_that_is_too_old_is_known_before_anything_is_launched(tmux, monkeypatch):
