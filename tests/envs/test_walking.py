@@ -264,11 +264,7 @@ UNFIT = {
         "(inventory):\n    if inventory.wood > 1:\n        return 1.0\n    return 0.0",
         "cannot be computed",
     ),
-    "an item of the other game": ("(inventory):\n    return inventory.bow", "cannot be computed"),
-    "nothing of that index": (
-        "(achievements):\n    return achievements[Achievement.EAT_BAT.value]",
-        "cannot be computed",
-    ),
+    "an index into the inventory": ("(inventory):\n    return inventory[0]", "cannot be computed"),
 }
 
 

@@ -30,7 +30,14 @@ class CountingWorlds:
 
     def begin_in(self, world: Any) -> WalkState:
         zero = jnp.zeros((), jnp.int32)
-        return WalkState(world, zero, jnp.zeros(1, bool), zero, jnp.zeros((), jnp.float32))
+        return WalkState(
+            world=world,
+            task=zero,
+            success=jnp.zeros(1, bool),
+            length=zero,
+            task_length=zero,
+            total=jnp.zeros((), jnp.float32),
+        )
 
     def observe(self, state: WalkState) -> jax.Array:
         return state.length[None].astype(jnp.float32)
