@@ -150,6 +150,24 @@ def test_a_hostile_function_is_refused_before_it_can_run(is_done):
         load_module(module_text([WOOD._replace(is_done=is_done), *PLAN[1:]]))
 
 
+@pytest.mark.parametrize(
+    ("reward", "named"),
+    [
+        ("(inventory):\n    return inventory.bow", "inventory.bow is not in Craftax-Classic"),
+        (
+            "(achievements):\n    return achievements[Achievement.EAT_BAT.value]",
+            "Achievement.EAT_BAT is not in Craftax-Classic",
+        ),
+    ],
+    ids=["item", "achievement"],
+)
+def test_a_name_of_the_other_game_is_refused(reward, named):
+    step = WOOD._replace(reward=reward)
+    assert load_module(module_text([step], package="craftax")).game == "craftax.craftax"
+    with pytest.raises(GateError, match=re.escape(named)):
+        load_module(module_text([step]))
+
+
 def test_a_decorated_function_is_refused_and_its_decorator_never_called():
     with pytest.raises(GateError):
         load_module(TEXT.replace("def task_0_is_done", "@exec\ndef task_0_is_done"))
