@@ -22,7 +22,10 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[None]:
       BusyError: nobody freed the lock in time. Nothing else is translated.
     """
     durable.make_dir(path.parent)
-    lock = filelock.FileLock(path, timeout=timeout_seconds, thread_local=False, **_kernel_only())
+    # A soft lock, which filelock may fall back to, would outlive a killed holder.
+    lock = filelock.FileLock(
+        path, timeout=timeout_seconds, thread_local=False, fallback_to_soft=False
+    )
     try:
         lock.acquire()
     except filelock.Timeout as error:
@@ -33,8 +36,3 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _kernel_only() -> dict[str, bool]:
-    """filelock 4 may fall back to a soft lock, which outlives a killed holder: forbid it."""
-    return {"fallback_to_soft": False} if filelock.__version__ >= "4" else {}

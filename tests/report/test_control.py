@@ -51,7 +51,9 @@ def test_a_check_of_no_files_is_refused(capsys):
 
 def test_a_skill_that_names_what_no_game_has_is_refused(tmp_path, capsys):
     file = tmp_path / "wood.py"
-    file.write_text(skill_text(is_done="def task_is_done(n):\n    return BlockType.TREEE.value > n"))
+    file.write_text(
+        skill_text(is_done="def task_is_done(n):\n    return BlockType.TREEE.value > n")
+    )
     assert cli.main(["check", str(file)]) == 1
     assert "BlockType.TREEE is not in either game; closest are TREE" in capsys.readouterr().out
 
