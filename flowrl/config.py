@@ -47,7 +47,7 @@ class PPOConfig:
     env_name: str = "Craftax-Classic-Symbolic-v1"
     """Craftax-Classic-Symbolic-v1 or Craftax-Symbolic-v1."""
     total_timesteps: Count = 10_000_000
-    """Most environment steps of one run, over all its environments."""
+    """Environment steps of one run at most, over all environments; rounded up to whole updates."""
     success_state_rate: float = 0.8
     """Stop early when this share of recent episodes succeeds at the plan's last step."""
     lr: float = 1e-3
@@ -88,6 +88,8 @@ class PPOConfig:
     """Credit an expert with the steps it acted in, or with all steps of the run."""
     log_seconds: float = 1.0
     """Least time between two lines of metrics.jsonl."""
+    checkpoint_seconds: float = 300.0
+    """Seconds between checkpoints that a killed run goes on from; 0 for none."""
     use_tensorboard: bool = False
     """Write TensorBoard files into the run folder."""
     use_wandb: bool = False
@@ -107,7 +109,7 @@ class TrainConfig(PPOConfig):
     module_path: Path
     """The generated module; its folder holds run.json and takes the checkpoints."""
     resume: bool = True
-    """Continue from the checkpoint of a stopped trainer when there is one."""
+    """Continue from the checkpoint of a stopped or killed trainer when there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ class BottomUpConfig(PPOConfig):
     min_success_rate: float = 0.01
     """A run that spent its steps with less success than this counts as a failed attempt."""
     skill_timesteps_budget: Count | None = None
-    """Most environment steps for one skill over all its attempts."""
+    """Most environment steps for one skill over all attempts; rounded up to whole updates."""
     gpu_ids: tuple[int, ...] = ()
     """GPUs to use, e.g. --gpu_ids 0 1 (default: all that are visible)."""
     skills_per_gpu: Count = 1
@@ -235,12 +237,11 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
         value = tuple(value)
     if float in kinds and type(value) is int:
         return float(value)
-    choices = kinds if typing.get_origin(hint) is Literal else None
-    if choices is None:
+    if typing.get_origin(hint) is Literal:
+        fits = value in kinds
+    else:
         plain = (*kinds, typing.get_origin(hint))
         fits = any(isinstance(kind, type) and type(value) is kind for kind in plain)
-    else:
-        fits = value in choices
     if not fits:
         raise ConfigError(f"a recorded configuration has {name} = {value!r}; start anew")
     return value
@@ -257,11 +258,11 @@ def _within(config: PPOConfig, name: str, low: float, high: float) -> None:
 
 
 def _check_training(config: PPOConfig) -> None:
-    for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches", "layer_size"):
+    sizes = ("num_envs", "num_steps", "update_epochs", "num_minibatches", "layer_size")
+    for name in (*sizes, "total_timesteps", "max_task_steps"):
         _at_least(config, name, 1)
-    for name in ("total_timesteps", "max_task_steps"):
-        _at_least(config, name, 1)
-    _at_least(config, "world_pool", 0)
+    for name in ("world_pool", "checkpoint_seconds"):
+        _at_least(config, name, 0)
     for name in ("gamma", "gae_lambda", "success_state_rate"):
         _within(config, name, 0.0, 1.0)
     for name in ("lr", "max_grad_norm", "clip_eps"):
@@ -280,10 +281,9 @@ def _check_graph(config: BottomUpConfig) -> None:
         _at_least(config, name, 1)
     _at_least(config, "max_retries", 0)
     _within(config, "min_success_rate", 0.0, 1.0)
-    if config.scheduler_poll_interval <= 0:
-        raise ConfigError(
-            f"--scheduler_poll_interval {config.scheduler_poll_interval} must be above 0"
-        )
+    interval = config.scheduler_poll_interval
+    if interval <= 0:
+        raise ConfigError(f"--scheduler_poll_interval {interval} must be above 0")
     for name in ("max_nodes", "skill_timesteps_budget"):
         if getattr(config, name) is not None:
             _at_least(config, name, 1)

@@ -9,7 +9,10 @@ command line, and with 1 for anything else, the reason in one line.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
+
+import psutil
 
 from flowrl import console
 from flowrl.config import TrainConfig, parse
@@ -24,15 +27,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if console.say_version(words):
         return 0
     console.start_logging()
-    return console.guarded(lambda: _train(parse(TrainConfig, words, prog=PROGRAM)))
+    own_process = argv is None
+    return console.guarded(
+        lambda: _train(parse(TrainConfig, words, prog=PROGRAM), own_process=own_process)
+    )
 
 
-def _train(config: TrainConfig) -> int:
+def _train(config: TrainConfig, *, own_process: bool) -> int:
     stop = StopWish()
     with stop.listening():
         from flowrl.rl import program  # loads JAX, for which --help need not wait
 
-        return program.run(config, stop)
+        lived_seconds = _process_seconds() if own_process else 0.0
+        return program.run(config, stop, lived_seconds=lived_seconds)
+
+
+def _process_seconds() -> float:
+    """How long this process has lived, importing and all."""
+    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 if __name__ == "__main__":

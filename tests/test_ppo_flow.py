@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -56,10 +57,10 @@ def ended(layout: RunLayout, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def wait_for_update(layout: RunLayout, trainer: subprocess.Popen) -> None:
+def wait_until(condition: Callable[[], bool], trainer: subprocess.Popen) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while not layout.metrics.exists():
-        assert trainer.poll() is None, "the trainer ended before its first update"
+    while not condition():
+        assert trainer.poll() is None, "the trainer ended too early"
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -82,6 +83,8 @@ def test_a_run_ends_with_experts_digests_and_exact_frames(layout):
         assert report.sha256 == durable.tree_digest(layout.final(local))
         expert = checkpoints.load_expert(layout.final(local), checkpoints.like_of(SHAPES))
         assert checkpoints.shapes_of(expert) == SHAPES
+    first = json.loads(layout.metrics.read_text().splitlines()[0])
+    assert first["seconds"] > 1.0, "loading and compiling count"
     assert "training" in done.stdout
     assert "Walk On" in done.stdout
 
@@ -95,7 +98,7 @@ def test_a_run_ends_with_experts_digests_and_exact_frames(layout):
 def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(layout, number, code):
     forever = ("--total_timesteps=1e9", "--no-anneal_lr")
     trainer = subprocess.Popen(command(layout, *forever), stdout=subprocess.DEVNULL)
-    wait_for_update(layout, trainer)
+    wait_until(layout.metrics.exists, trainer)
     trainer.send_signal(number)
     assert trainer.wait(DEADLINE_SECONDS) == code
     assert not layout.result_json.exists()
@@ -107,6 +110,26 @@ def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(layout, number,
     assert result.updates == stopped_at + 50
     assert sum(report.acted for report in result.experts) == result.frames
     assert not layout.resume.exists()
+
+
+@pytest.mark.craftax
+def test_a_killed_trainer_goes_on_from_its_last_checkpoint(layout):
+    forever = ("--total_timesteps=1e9", "--no-anneal_lr", "--checkpoint_seconds=0.001")
+    trainer = subprocess.Popen(command(layout, *forever), stdout=subprocess.DEVNULL)
+    wait_until(lambda: checkpoints.has_resume(layout.resume), trainer)
+    trainer.kill()
+    assert trainer.wait(DEADLINE_SECONDS) == -signal.SIGKILL
+    assert not layout.result_json.exists()
+    before = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
+    budget = (before[-1]["updates"] + 20) * FRAMES
+    done = ended(layout, f"--total_timesteps={budget}", "--no-anneal_lr")
+    assert done.returncode == 0, done.stderr
+    result = runs.read_result(layout)
+    assert result.frames == sum(report.acted for report in result.experts) == budget
+    after = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
+    assert [line["updates"] for line in after] == list(range(1, result.updates + 1))
+    assert after[0] == before[0], "it went on, it did not begin anew"
+    assert result.wall_seconds > after[0]["seconds"]
 
 
 @pytest.mark.craftax

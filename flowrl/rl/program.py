@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +19,8 @@ from flowrl.models import dispatch
 from flowrl.models.actor_critic import ActorCriticMoE
 from flowrl.rl import optimizer, resuming
 from flowrl.rl.assignment import Assignment, initial_experts, read_assignment, save_finals
-from flowrl.rl.reporting import Reporter
-from flowrl.rl.resuming import Kept
+from flowrl.rl.reporting import TRAINING, Reporter
+from flowrl.rl.resuming import Keeper, Kept
 from flowrl.rl.stopping import StopWish
 from flowrl.rl.train import Counters, Turn, train
 from flowrl.rl.update import Learner, start
@@ -34,8 +35,13 @@ class Prepared(NamedTuple):
     counters: Counters
 
 
-def run(config: TrainConfig, stop: StopWish) -> int:
+def run(config: TrainConfig, stop: StopWish, *, lived_seconds: float = 0.0) -> int:
     """Train the run in the module's folder to its end, or until a stop is wished.
+
+    Args:
+      config: the command line.
+      stop: asked after every update.
+      lived_seconds: what the program took before it came here, counted as the run's.
 
     Returns:
       The exit code: 0 with result.json written, else that of the stop with the state saved.
@@ -43,6 +49,7 @@ def run(config: TrainConfig, stop: StopWish) -> int:
     Raises:
       FlowrlError: the run cannot be trained; its folder holds no result.
     """
+    began = time.monotonic() - lived_seconds
     use_compile_cache(config.compile_cache)
     module = load_module(config.module_path)
     env = open_env(config, module)
@@ -51,7 +58,7 @@ def run(config: TrainConfig, stop: StopWish) -> int:
     try:
         reporter.phase("compiling", Counters(acted=(0,) * env.num_experts))
         prepared = prepare(assignment, config, env)
-        return _train(assignment, config, prepared, stop=stop, reporter=reporter)
+        return _train(assignment, config, prepared, stop=stop, reporter=reporter, began=began)
     finally:
         reporter.close()
 
@@ -63,7 +70,7 @@ def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
 
 
 def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Prepared:
-    """Experts, environments and counters: of a stopped trainer when it left them."""
+    """Experts, environments and counters: of the last trainer when it left them."""
     body = ActorCriticMoE(
         num_experts=env.num_experts,
         observation_size=env.observation_size,
@@ -104,27 +111,31 @@ def _train(
     *,
     stop: StopWish,
     reporter: Reporter,
+    began: float,
 ) -> int:
     env, learner, counters = prepared
-    turns = train(env, config, learner=learner, counters=counters)
-    reporter.phase("training", counters)
+    born = began - counters.seconds  # as if all starts had been one
+    turns = train(env, config, learner=learner, counters=counters, born=born)
+    reporter.phase(TRAINING, counters)
+    keeper = Keeper(assignment.layout, seconds=config.checkpoint_seconds)
     for turn in turns:
         reporter.turn(turn)
         if turn.ended:
-            _finish(assignment, turn)
+            _finish(assignment, turn, born=born)
         elif stop.heard:
             resuming.save(assignment.layout, turn.learner, turn.counters)
             return stop.exit_code
+        else:
+            keeper.turn(turn)
     return 0
 
 
-def _finish(assignment: Assignment, turn: Turn) -> None:
-    """Final experts first, result.json last: it vouches for them."""
+def _finish(assignment: Assignment, turn: Turn, *, born: float) -> None:
+    """Final experts first, then result.json: it vouches for them. Then there is no going on."""
     layout = assignment.layout
     layout.result_json.unlink(missing_ok=True)  # of an earlier run in the same folder
     params = jax.jit(dispatch.unpack)(turn.learner.params)
     experts = save_finals(assignment, params, acted=turn.counters.acted)
-    durable.remove_tree(layout.resume)
     result = RunResult(
         run_id=assignment.run_id,
         frames=turn.counters.frames,
@@ -133,7 +144,8 @@ def _finish(assignment: Assignment, turn: Turn) -> None:
         step_success=turn.rates.step_success,
         mean_episode_length=turn.rates.mean_episode_length,
         updates=turn.counters.updates,
-        wall_seconds=turn.counters.seconds,
+        wall_seconds=time.monotonic() - born,
         stopped_early=turn.reached,
     )
     runs.write_result(layout, result)
+    durable.remove_tree(layout.resume)

@@ -17,6 +17,7 @@ from flowrl.runs import Progress
 
 logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.0
+TRAINING = "training"
 
 
 class Reporter:
@@ -41,8 +42,10 @@ class Reporter:
         self._since = (clock(), 0)  # when, and after how many frames, training began
 
     def phase(self, phase: str, counters: Counters) -> None:
-        """Tell that a phase begins."""
+        """Tell that a phase begins; what was logged beyond where training begins is unsaid."""
         self._since = (self._clock(), counters.frames)
+        if phase == TRAINING:
+            self._tracker.rewind(counters.frames)
         self._show(phase, counters, (0.0,) * len(self._assignment.plan))
 
     def turn(self, turn: Turn) -> None:
@@ -50,7 +53,7 @@ class Reporter:
         now, last = self._clock(), turn.ended
         if last or now - self._shown_at >= PROGRESS_SECONDS:
             self._shown_at = now
-            phase = "saving" if last else "training"
+            phase = "saving" if last else TRAINING
             self._show(phase, turn.counters, turn.rates.step_success)
         if last or now - self._logged_at >= self._config.log_seconds:
             self._logged_at = now

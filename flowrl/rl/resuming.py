@@ -1,7 +1,10 @@
-"""Stopping a run and going on with it: what a stopped trainer leaves for the next start."""
+"""Stopping a run and going on with it: what a trainer leaves for the next start."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +14,10 @@ import numpy as np
 from flowrl import checkpoints
 from flowrl.layout import RunLayout
 from flowrl.models.dispatch import Packed
-from flowrl.rl.train import Counters
+from flowrl.rl.train import Counters, Turn
 from flowrl.rl.update import Learner
+
+logger = logging.getLogger(__name__)
 
 
 class Kept(NamedTuple):
@@ -24,6 +29,29 @@ class Kept(NamedTuple):
     counters: Counters
 
 
+class Keeper:
+    """Saves a run every so often, since a trainer that is killed has no time to."""
+
+    def __init__(
+        self, layout: RunLayout, *, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._layout = layout
+        self._seconds = seconds
+        self._clock = clock
+        self._saved_at = clock()
+
+    def turn(self, turn: Turn) -> None:
+        """Save when it is time to; what cannot be saved is warned of, and training goes on."""
+        if not self._seconds or self._clock() - self._saved_at < self._seconds:
+            return
+        try:
+            save(self._layout, turn.learner, turn.counters)
+        except (OSError, ValueError) as error:  # Orbax tells of a full disk by the latter
+            reason = str(error).partition("\n")[0]
+            logger.warning("there is no new checkpoint to go on from: %s", reason)
+        self._saved_at = self._clock()
+
+
 def save(layout: RunLayout, learner: Learner, counters: Counters) -> None:
     """Keep parameters, optimizer state, random key and counters; not the environments."""
     key = learner.place.key
@@ -32,7 +60,7 @@ def save(layout: RunLayout, learner: Learner, counters: Counters) -> None:
 
 
 def load(layout: RunLayout, *, params: Packed, opt_state: Any) -> Kept:
-    """What the stopped trainer left; `params` and `opt_state` give the shapes.
+    """What the last trainer left; `params` and `opt_state` give the shapes.
 
     Raises:
       ExpertError: it is damaged, or of a run with other sizes.

@@ -8,6 +8,8 @@ import math
 import netrc
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
 from typing import Any, Protocol
 
 from flowrl import durable
@@ -21,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 class Tracker(Protocol):
     """Takes a run's figures."""
+
+    def rewind(self, frames: int) -> None:
+        """Forget what was logged beyond so many frames: it will be logged again."""
+        ...
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Take the figures that hold after so many frames."""
@@ -37,6 +43,15 @@ class JsonLines:
     def __init__(self, layout: RunLayout) -> None:
         self._path = layout.metrics
 
+    def rewind(self, frames: int) -> None:
+        """Cut the file before the first line that is torn or of more frames."""
+        try:
+            with self._path.open("rb") as file:
+                kept = sum(map(len, takewhile(lambda line: _is_within(line, frames), file)))
+        except FileNotFoundError:
+            return
+        durable.cut(self._path, kept)
+
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Append one line."""
         numbers = {name: _number(figure) for name, figure in figures.items()}
@@ -52,16 +67,25 @@ class TensorBoard:
     def __init__(self, layout: RunLayout) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(layout.tensorboard))
+        self._open = partial(SummaryWriter, str(layout.tensorboard))
+        self._writer: Any = None
+        self._purge_step: int | None = None
+
+    def rewind(self, frames: int) -> None:
+        """Have TensorBoard hide later points of the event files that are there."""
+        self._purge_step = frames + 1
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """One scalar per figure."""
+        if self._writer is None:
+            self._writer = self._open(purge_step=self._purge_step)
         for name, figure in figures.items():
             self._writer.add_scalar(name, figure, frames)
 
     def close(self) -> None:
         """Flush the event file."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WeightsAndBiases:
@@ -87,6 +111,9 @@ class WeightsAndBiases:
         except self._failure as error:
             raise ConfigError(f"--use_wandb: {error}; or set WANDB_MODE=offline") from error
 
+    def rewind(self, frames: int) -> None:
+        """Nothing: a run's history is never unsaid, and steps that it has are skipped."""
+
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """One step of the run's history."""
         self._told(lambda: self._run.log(dict(figures), step=frames))
@@ -108,25 +135,26 @@ class Guarded:
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
 
+    def rewind(self, frames: int) -> None:
+        """Rewind every tracker that still works."""
+        self._each(lambda tracker: tracker.rewind(frames))
+
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Hand the figures to every tracker that still works."""
-        for tracker in list(self._trackers):
-            try:
-                tracker.log(figures, frames=frames)
-            except OSError as error:
-                self._drop(tracker, error)
+        self._each(lambda tracker: tracker.log(figures, frames=frames))
 
     def close(self) -> None:
         """Close every tracker that still works."""
+        self._each(lambda tracker: tracker.close())
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
             try:
-                tracker.close()
+                act(tracker)
             except OSError as error:
-                self._drop(tracker, error)
-
-    def _drop(self, tracker: Tracker, error: OSError) -> None:
-        self._trackers.remove(tracker)
-        logger.warning("%s is left out from here on: %s", type(tracker).__name__, error)
+                self._trackers.remove(tracker)
+                name = type(tracker).__name__
+                logger.warning("%s is left out from here on: %s", name, error)
 
 
 def open_trackers(layout: RunLayout, config: PPOConfig, *, run_id: str) -> Guarded:
@@ -148,6 +176,13 @@ def _has_wandb_key() -> bool:
     try:
         return "WANDB_API_KEY" in os.environ or "api.wandb.ai" in netrc.netrc().hosts
     except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _is_within(line: bytes, frames: int) -> bool:
+    try:
+        return line.endswith(b"\n") and json.loads(line)["frames"] <= frames
+    except (ValueError, KeyError, TypeError):
         return False
 
 

@@ -24,7 +24,7 @@ class Counters:
     updates: int = 0
     frames: int = 0
     acted: tuple[int, ...]  # per local expert; the sum is `frames`
-    seconds: float = 0.0  # from each start of `train` on, compiling included
+    seconds: float = 0.0  # of every start of the trainer, from its beginning on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,21 +59,27 @@ def learning_rate(config: PPOConfig, updates: int) -> float:
 
 
 def train(
-    env: WalkingEnv, config: PPOConfig, *, learner: Learner, counters: Counters
+    env: WalkingEnv,
+    config: PPOConfig,
+    *,
+    learner: Learner,
+    counters: Counters,
+    born: float | None = None,
 ) -> Iterator[Turn]:
     """Update after update, at least one, ending with the budget or with enough success.
 
-    The update is compiled before this returns. `learner` is given up.
+    The update is compiled before this returns. `learner` is given up. `born` is where the counted
+    seconds begin, by `time.monotonic`; without it they go on from `counters` now.
 
     Raises:
       TrainingError: from the iterator, when a loss or a parameter is not finite.
     """
-    began = time.monotonic() - counters.seconds
+    born = time.monotonic() - counters.seconds if born is None else born
     step = jax.jit(partial(update, env, config), donate_argnums=0)
     compiled = step.lower(learner, np.float32(config.lr)).compile()
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
     turns = _turns(compiled, config, learner=learner, counters=counters, episodes=episodes)
-    return (_timed(turn, seconds=time.monotonic() - began) for turn in turns)
+    return (_timed(turn, seconds=time.monotonic() - born) for turn in turns)
 
 
 def _turns(

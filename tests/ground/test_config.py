@@ -132,6 +132,7 @@ def test_what_is_no_whole_number_is_refused(word, capsys):
         ({"total_timesteps": 0}, "--total_timesteps"),
         ({"max_parallel_skills": 0}, "--max_parallel_skills"),
         ({"max_retries": -1}, "--max_retries"),
+        ({"checkpoint_seconds": -1.0}, "--checkpoint_seconds"),
         ({"scheduler_poll_interval": 0.0}, "--scheduler_poll_interval"),
         ({"skill_timesteps_budget": 0}, "--skill_timesteps_budget"),
         ({"max_nodes": 0}, "--max_nodes"),

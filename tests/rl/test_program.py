@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -153,6 +154,104 @@ def test_a_stop_keeps_parameters_moments_counters_and_key(layout):
     assert again.counters == one.counters
 
 
+class Killed(BaseException):
+    """The trainer gets no time for anything."""
+
+
+class Kill:
+    """Dies after some updates instead of wishing to stop."""
+
+    exit_code = -9
+
+    def __init__(self, updates: int) -> None:
+        self.left = updates
+
+    @property
+    def heard(self) -> bool:
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+        return False
+
+
+def logged_frames(layout) -> list[int]:
+    return [json.loads(line)["frames"] for line in layout.metrics.read_text().splitlines()]
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(layout):
+    config = config_of(layout, checkpoint_seconds=1e-9)
+    with pytest.raises(Killed):
+        program.run(config, Kill(4))  # three checkpoints, and four lines of metrics
+    assert logged_frames(layout) == [FRAMES * n for n in (1, 2, 3, 4)]
+    first_lines = layout.metrics.read_text().splitlines()[:3]
+    assert program.run(config, StopWish()) == 0
+    result = runs.read_result(layout)
+    assert (result.updates, result.frames) == (5, 5 * FRAMES)
+    assert sum(report.acted for report in result.experts) == result.frames
+    assert logged_frames(layout) == [FRAMES * n for n in range(1, 6)]
+    assert layout.metrics.read_text().splitlines()[:3] == first_lines
+    assert not layout.resume.exists()
+
+
+def test_without_checkpoints_a_killed_run_starts_over(layout):
+    config = config_of(layout, checkpoint_seconds=0.0)
+    with pytest.raises(Killed):
+        program.run(config, Kill(4))
+    assert not layout.resume.exists()
+    assert program.run(config, StopWish()) == 0
+    assert runs.read_result(layout).updates == 5
+    assert logged_frames(layout) == [FRAMES * n for n in range(1, 6)]
+
+
+def test_a_checkpoint_is_kept_until_the_next_one_is_whole(layout, monkeypatch):
+    config = config_of(layout, checkpoint_seconds=1e-9)
+    commit_dir = durable.commit_dir
+    saved = []
+
+    def die_at_the_third(prepared, final):
+        saved.append(final)
+        if len(saved) == 3:
+            raise Killed
+        commit_dir(prepared, final)
+
+    monkeypatch.setattr(durable, "commit_dir", die_at_the_third)
+    with pytest.raises(Killed):
+        program.run(config, StopWish())
+    monkeypatch.setattr(durable, "commit_dir", commit_dir)
+    seen = []
+    monkeypatch.setattr(program, "train", lambda *_, counters, **__: seen.append(counters) or ())
+    program.run(config, StopWish())
+    assert seen[0].updates == 2
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), ValueError("RESOURCE_EXHAUSTED")])
+def test_a_checkpoint_that_cannot_be_saved_does_not_stop_training(
+    layout, monkeypatch, caplog, error
+):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(checkpoints, "save_resume", fail)
+    assert program.run(config_of(layout, checkpoint_seconds=1e-9), StopWish()) == 0
+    assert "no new checkpoint" in caplog.text
+
+
+def test_checkpoints_come_as_often_as_was_said(layout, monkeypatch):
+    saved = []
+    monkeypatch.setattr(resuming, "save", lambda layout, learner, counters: saved.append(counters))
+    now = 0.0
+    keeper = resuming.Keeper(layout, seconds=300.0, clock=lambda: now)
+    for now in (1.0, 299.0, 300.0, 400.0, 599.0, 600.0):
+        keeper.turn(SimpleNamespace(learner=None, counters=now))
+    assert saved == [300.0, 600.0]
+
+
+def test_the_time_of_a_run_covers_all_its_starts_from_their_beginning_on(layout):
+    program.run(config_of(layout), Countdown(2), lived_seconds=1000.0)
+    program.run(config_of(layout), StopWish(), lived_seconds=100.0)
+    assert 1100.0 < runs.read_result(layout).wall_seconds < 1100.0 + 100.0
+
+
 def test_no_resume_starts_over(layout):
     program.run(config_of(layout), Countdown(3))
     program.run(config_of(layout, resume=False), StopWish())
@@ -200,12 +299,14 @@ def test_a_kill_before_the_result_leaves_none(layout, monkeypatch):
 
     monkeypatch.setattr(runs, "write_result", die)
     with pytest.raises(OSError, match="No space"):
-        program.run(config_of(layout), StopWish())
+        program.run(config_of(layout, checkpoint_seconds=1e-9), StopWish())
     assert layout.finals.is_dir()
     assert not layout.result_json.exists()
+    assert checkpoints.has_resume(layout.resume)
     monkeypatch.undo()
     monkeypatch.setattr(program, "open_env", lambda config, module: Relay())
     assert program.run(config_of(layout), StopWish()) == 0
+    assert not checkpoints.has_resume(layout.resume)
 
 
 def ancestor(local_expert: int, sha256: str) -> Ancestor:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import builtins
 import json
+import struct
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError
@@ -16,7 +19,11 @@ from flowrl.rl.trackers import Guarded, JsonLines, TensorBoard, open_trackers
 class Recorder:
     def __init__(self) -> None:
         self.logged: list[tuple[dict, int]] = []
+        self.rewound: list[int] = []
         self.closed = False
+
+    def rewind(self, frames):
+        self.rewound.append(frames)
 
     def log(self, figures, *, frames):
         self.logged.append((dict(figures), frames))
@@ -47,6 +54,41 @@ def test_a_line_of_metrics_is_json_even_when_a_figure_is_no_number(layout):
     ]
 
 
+@pytest.mark.parametrize(
+    ("frames", "left"), [(0, []), (64, [64]), (100, [64]), (128, [64, 128]), (999, [64, 128])]
+)
+def test_a_run_that_goes_back_forgets_the_lines_beyond(layout, frames, left):
+    tracker = JsonLines(layout)
+    tracker.rewind(frames)  # there is none yet
+    for logged in (64, 128):
+        tracker.log({"loss": 1.0}, frames=logged)
+    with layout.metrics.open("a") as file:
+        file.write('{"frames": 1')  # torn by a kill
+    tracker.rewind(frames)
+    tracker.log({"loss": 1.0}, frames=frames + 1)
+    lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
+    assert [line["frames"] for line in lines] == [*left, frames + 1]
+
+
+def events_in(file: Path) -> list[Event]:
+    """TensorBoard's records: a length and its checksum, an event and its checksum."""
+    content, events = file.read_bytes(), []
+    while content:
+        (length,) = struct.unpack_from("<Q", content)
+        events.append(Event.FromString(content[12 : 12 + length]))
+        content = content[16 + length :]
+    return events
+
+
+def test_tensorboard_is_told_from_where_a_run_goes_on(layout):
+    tracker = TensorBoard(layout)
+    tracker.rewind(64)
+    tracker.log({"loss": 1.0}, frames=65)
+    tracker.close()
+    (file,) = layout.tensorboard.iterdir()
+    assert [event.step for event in events_in(file) if event.HasField("session_log")] == [65]
+
+
 def test_tensorboard_files_lie_in_the_run_folder(layout):
     tracker = TensorBoard(layout)
     tracker.log({"loss": 1.0}, frames=1)
@@ -57,9 +99,11 @@ def test_tensorboard_files_lie_in_the_run_folder(layout):
 def test_a_tracker_that_fails_is_left_out_and_the_others_go_on(caplog):
     full, good = FullDisk(), Recorder()
     trackers = Guarded([full, good])
+    trackers.rewind(0)
     trackers.log({"loss": 1.0}, frames=1)
     trackers.log({"loss": 2.0}, frames=2)
     trackers.close()
+    assert full.rewound == good.rewound == [0]
     assert len(full.logged) == 1
     assert [frames for _, frames in good.logged] == [1, 2]
     assert good.closed
