@@ -1,4 +1,8 @@
-"""Success rates from episodes, on the host, without the bias of the quick ones."""
+"""Success rates from episodes, on the host, without the bias of the quick ones.
+
+What is left of bias: the best lag is taken, and a run stops at the first update whose rate passes,
+so the rate at an early stop is a little high. `flowrl evaluate` measures afresh.
+"""
 
 from __future__ import annotations
 
