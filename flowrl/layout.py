@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flowrl.errors import NameRefusedError
 
+DEFAULT_GRAPH = Path("exp/bottom_up_parallel")
 _NAME_LIMIT = 200
 _SLUG_LIMIT = 64
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ ]*")

@@ -15,7 +15,7 @@ FLOORS = [
     {"runs", "skills", "launch", "checkpoints"},
     {"experts", "models", "envs"},
     {"parallel", "rl", "llm"},
-    {"ppo_flow", "evaluate", "report", "console", "cli", "__main__"},
+    {"ppo_flow", "evaluate", "report", "console", "commands", "cli", "__main__"},
     {"bottomup", "bottomup_parallel"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

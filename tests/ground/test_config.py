@@ -29,6 +29,9 @@ OTHER = {
     "frame_accounting": "total",
     "env_name": "Craftax-Symbolic-v1",
     "gpu_ids": (0, 3),
+    "merge_policy": "eval_gate",
+    "sandbox": "none",
+    "pass_env": ("MY_NAME", "MY_OTHER_NAME"),
 }
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import tyro
 
-from flowrl.errors import ConfigError
+from flowrl.layout import DEFAULT_GRAPH
 
 
 def count(text: str) -> int:
@@ -38,6 +35,8 @@ Count = Annotated[
 ]
 FrameAccounting = Literal["acted", "total"]
 Activation = Literal["tanh", "relu", "gelu"]
+MergePolicyName = Literal["frame_count", "frame_average", "eval_gate"]
+Sandbox = Literal["auto", "bwrap", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +115,7 @@ class TrainConfig(PPOConfig):
 class BottomUpConfig(PPOConfig):
     """Train a graph of skills, bottom up."""
 
-    graph_path: Path = Path("exp/bottom_up_parallel")
+    graph_path: Path = DEFAULT_GRAPH
     """Folder of this graph; made when missing, continued when there."""
     max_nodes: Count | None = None
     """Most skills to train (default: all that the target needs, or the whole library)."""
@@ -144,6 +143,18 @@ class BottomUpConfig(PPOConfig):
     """CPUs that a run without a GPU is pinned to, none of them shared; 0 shares all."""
     stall_timeout: float = 1800.0
     """Seconds without progress after which a run is ended and counts as failed."""
+    run_timeout: float | None = None
+    """Seconds that one attempt may take, after which it is ended and counts as failed."""
+    merge_policy: MergePolicyName = "frame_count"
+    """What becomes of an expert that two runs trained: the copy with most frames stays, the two
+    are averaged by frames, or the one that does better in the same fresh worlds stays."""
+    trust_skills: bool = False
+    """Admit skill files of --skills_dir that the syntax gate refuses; only for files you wrote."""
+    sandbox: Sandbox = "auto"
+    """Confine trainers to their own run folder, without network, by bubblewrap; auto: if it is
+    there."""
+    pass_env: tuple[str, ...] = ()
+    """Names of further environment variables that trainers get, e.g. --pass_env WANDB_API_KEY."""
     launcher: Literal["tmux", "local"] = "tmux"
     """Run each skill in a tmux session, or as a plain child process."""
     tmux_socket: str | None = None
@@ -158,143 +169,3 @@ class SequentialConfig(BottomUpConfig):
     """Folder of this graph; made when missing, continued when there."""
     max_parallel_skills: Count = 1
     """Runs side by side: always one."""
-
-
-Config = TypeVar("Config", bound=PPOConfig)
-
-
-def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str | None = None) -> Config:
-    """Read a command line; prints help or an error and exits as argparse does."""
-    return checked(tyro.cli(kind, args=argv, prog=prog))
-
-
-def checked(config: Config) -> Config:
-    """The same configuration, once its values make sense together.
-
-    Raises:
-      ConfigError: names the flag, its value and what is allowed.
-    """
-    _check_training(config)
-    if isinstance(config, BottomUpConfig):
-        _check_graph(config)
-    if isinstance(config, SequentialConfig):
-        _check_sequential(config)
-    return config
-
-
-def to_argv(config: PPOConfig, kind: type[PPOConfig] | None = None) -> tuple[str, ...]:
-    """The command line that `parse` reads back into `config`, every flag said.
-
-    `kind` limits it to the fields of that class, e.g. the trainer's part of a story's flags.
-    """
-    words: list[str] = []
-    for name, value in values(config, kind).items():
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, tuple):
-            words.extend([f"--{name}", *map(str, value)] if value else [])
-        else:
-            words.append(f"--{name}={value}")
-    return tuple(words)
-
-
-def values(config: PPOConfig, kind: type[PPOConfig] | None = None) -> dict[str, Any]:
-    """Field values by flag name, limited to the fields of `kind`."""
-    return {item.name: getattr(config, item.name) for item in dataclasses.fields(kind or config)}
-
-
-def to_json(config: PPOConfig, kind: type[PPOConfig] | None = None) -> dict[str, Any]:
-    """The configuration as plain JSON values."""
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in values(config, kind).items()
-    }
-
-
-def from_json(kind: type[Config], facts: Mapping[str, Any]) -> Config:
-    """The configuration that `to_json` made these facts of, perhaps in another version.
-
-    A field that is missing has its default; one that is unknown today is left out.
-
-    Raises:
-      ConfigError: a value is of another type, or makes no sense.
-    """
-    hints = typing.get_type_hints(kind)
-    known = {item.name for item in dataclasses.fields(kind)} & facts.keys()
-    return checked(kind(**{name: _typed(name, hints[name], facts[name]) for name in known}))
-
-
-def _typed(name: str, hint: Any, value: Any) -> Any:
-    """A JSON value as the type of its field."""
-    kinds = typing.get_args(hint) or (hint,)
-    if value is None and type(None) in kinds:
-        return None
-    if Path in kinds and isinstance(value, str):
-        return Path(value)
-    if isinstance(value, list):
-        value = tuple(value)
-    if float in kinds and type(value) is int:
-        return float(value)
-    if typing.get_origin(hint) is Literal:
-        fits = value in kinds
-    else:
-        plain = (*kinds, typing.get_origin(hint))
-        fits = any(isinstance(kind, type) and type(value) is kind for kind in plain)
-    if not fits:
-        raise ConfigError(f"a recorded configuration has {name} = {value!r}; start anew")
-    return value
-
-
-def _at_least(config: PPOConfig, name: str, least: int) -> None:
-    if getattr(config, name) < least:
-        raise ConfigError(f"--{name} {getattr(config, name)} must be at least {least}")
-
-
-def _within(config: PPOConfig, name: str, low: float, high: float) -> None:
-    if not low <= getattr(config, name) <= high:
-        raise ConfigError(f"--{name} {getattr(config, name)} must lie in [{low:g}, {high:g}]")
-
-
-def _check_training(config: PPOConfig) -> None:
-    sizes = ("num_envs", "num_steps", "update_epochs", "num_minibatches", "layer_size")
-    for name in (*sizes, "total_timesteps", "max_task_steps"):
-        _at_least(config, name, 1)
-    for name in ("world_pool", "checkpoint_seconds"):
-        _at_least(config, name, 0)
-    for name in ("gamma", "gae_lambda", "success_state_rate"):
-        _within(config, name, 0.0, 1.0)
-    for name in ("lr", "max_grad_norm", "clip_eps"):
-        if not getattr(config, name) > 0:
-            raise ConfigError(f"--{name} {getattr(config, name)} must be above 0")
-    rows = config.num_envs * config.num_steps
-    if rows % config.num_minibatches:
-        raise ConfigError(
-            f"--num_envs {config.num_envs} × --num_steps {config.num_steps} = {rows} rows do not "
-            f"divide into --num_minibatches {config.num_minibatches}; choose a divisor of {rows}"
-        )
-
-
-def _check_graph(config: BottomUpConfig) -> None:
-    for name in ("max_parallel_skills", "skills_per_gpu"):
-        _at_least(config, name, 1)
-    _at_least(config, "max_retries", 0)
-    _within(config, "min_success_rate", 0.0, 1.0)
-    interval = config.scheduler_poll_interval
-    if interval <= 0:
-        raise ConfigError(f"--scheduler_poll_interval {interval} must be above 0")
-    for name in ("max_nodes", "skill_timesteps_budget"):
-        if getattr(config, name) is not None:
-            _at_least(config, name, 1)
-
-
-def _check_sequential(config: SequentialConfig) -> None:
-    alone = SequentialConfig(gpu_ids=config.gpu_ids[:1])
-    flags = "max_parallel_skills gpu_ids skills_per_gpu launcher tmux_socket stall_timeout"
-    for name in flags.split():
-        if getattr(config, name) != getattr(alone, name):
-            raise ConfigError(
-                f"--{name} {getattr(config, name)} is for runs side by side, here one skill trains "
-                "after another, in one process; use python -m flowrl.bottomup_parallel"
-            )
