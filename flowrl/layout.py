@@ -179,6 +179,15 @@ class GraphLayout:
         return self.root / "requests"
 
     @property
+    def notices(self) -> Path:
+        """What `flowrl status` should show besides the skills."""
+        return self.root / "notices"
+
+    def notice(self, key: str) -> Path:
+        """One notice; its key is the file's stem."""
+        return self.notices / f"{key}.json"
+
+    @property
     def config_json(self) -> Path:
         """The resolved configuration of the last start."""
         return self.root / "config.json"

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "flowrl"
 FLOORS = [
     {"__init__", "errors", "durable", "locks", "layout", "config"},
-    {"runs", "skills", "launch", "checkpoints"},
+    {"runs", "skills", "launch", "checkpoints", "notices"},
     {"experts", "models", "envs"},
     {"parallel", "rl", "llm"},
     {"ppo_flow", "evaluate", "report", "console", "commands", "cli", "__main__"},

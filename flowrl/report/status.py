@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from flowrl import notices
 from flowrl.layout import GraphLayout
 from flowrl.report.snapshot import SkillRow, all_ended, read_rows
 from flowrl.report.summary import last_words
@@ -46,7 +47,8 @@ def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
 
 def screen(layout: GraphLayout, rows: list[SkillRow]) -> Group:
     """The table under its heading."""
-    return Group(Text(f"{layout.root}: {tally(rows)}"), "", skill_table(rows))
+    said = [Text(text, style="yellow") for text in notices.read(layout).values()]
+    return Group(Text(f"{layout.root}: {tally(rows)}"), *said, "", skill_table(rows))
 
 
 def _last(rows: list[SkillRow]) -> list[str]:
@@ -60,6 +62,7 @@ def facts(layout: GraphLayout) -> dict[str, Any]:
     return {
         "graph": str(layout.root),
         "ended": all_ended(rows),
+        "notices": dict(notices.read(layout)),
         "skills": [asdict(row) for row in rows],
     }
 

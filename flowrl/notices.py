@@ -1,0 +1,44 @@
+"""What people should know of a graph besides its skills: one small file per notice.
+
+`flowrl status` shows them all; nothing decides by them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+
+from flowrl import durable
+from flowrl.errors import FileRefusedError
+from flowrl.layout import GraphLayout
+
+logger = logging.getLogger(__name__)
+_KEY = re.compile(r"[a-z0-9_]{1,80}")
+_LIMIT_BYTES = 10_000
+
+
+def tell(layout: GraphLayout, key: str, text: str) -> None:
+    """Show `text` until it is withdrawn; `key` is a word of lower case letters, digits and `_`."""
+    durable.make_dir(layout.notices)
+    durable.write_json(layout.notice(key), {"format": 1, "text": text[:2_000]})
+
+
+def withdraw(layout: GraphLayout, key: str) -> None:
+    """Show this notice no more; one that is not there is not missed."""
+    layout.notice(key).unlink(missing_ok=True)
+
+
+def read(layout: GraphLayout) -> Mapping[str, str]:
+    """Every notice by its key, sorted; one that cannot be read says so instead."""
+    if not layout.notices.is_dir():
+        return {}
+    keys = (path.stem for path in layout.notices.glob("*.json"))
+    return {key: _read(layout, key) for key in sorted(keys) if _KEY.fullmatch(key)}
+
+
+def _read(layout: GraphLayout, key: str) -> str:
+    try:
+        return str(durable.read_json(layout.notice(key), limit_bytes=_LIMIT_BYTES).get("text", ""))
+    except FileRefusedError as error:
+        return f"a notice cannot be read: {error}"
