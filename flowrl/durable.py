@@ -2,46 +2,76 @@
 
 Every function leaves the disk in its old or its new state, whatever instant the process or the
 machine dies at: data is flushed before the rename that publishes it, and the parent folder after.
+What cannot be flushed is given up, never flushed again: the kernel may have dropped it meanwhile.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import signal
-import stat
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from flowrl.errors import FileRefusedError
+from flowrl.faults import fault_point
+from flowrl.parts import PART_SUFFIX, PLAIN_NEW, remove_dead_part, replacing, write_all
+from flowrl.reading import (
+    CHUNK_BYTES,
+    READ_LIMIT_BYTES,
+    fail,
+    open_plain,
+    plain_files,
+    read_bytes,
+    read_json,
+    tree_digest,
+)
 
-PART_SUFFIX = ".part"
+__all__ = [
+    "READ_LIMIT_BYTES",
+    "append_line",
+    "commit_dir",
+    "copy_file",
+    "copy_tree",
+    "copy_tree_without_links",
+    "cut",
+    "fault_point",
+    "fsync_dir",
+    "fsync_tree",
+    "make_dir",
+    "make_file",
+    "move_dir",
+    "plain_files",
+    "read_bytes",
+    "read_json",
+    "remove_file",
+    "remove_tree",
+    "sweep",
+    "sweep_parts",
+    "tree_digest",
+    "write_atomic",
+    "write_json",
+]
 TRASH_SUFFIX = ".trash"
-READ_LIMIT_BYTES = 64 * 2**20
-_CHUNK_BYTES = 2**20
-
-
-def fault_point(name: str) -> None:
-    """Die or fail here when `FLOWRL_FAULT` names this point as `<name>:<kill|raise|enospc>`."""
-    wanted = os.environ.get("FLOWRL_FAULT")
-    if wanted is None or wanted.rpartition(":")[0] != name:
-        return
-    match wanted.rpartition(":")[2]:
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "enospc":
-            raise OSError(28, "No space left on device (injected)", name)
-        case _:
-            raise OSError(5, "Input/output error (injected)", name)
 
 
 def make_dir(path: Path) -> Path:
-    """Make `path` and its parents, readable by their owner alone."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Make `path` and its missing parents, readable by their owner alone."""
+    if path.is_dir():
+        return path
+    make_dir(path.parent)
+    with suppress(FileExistsError):  # another process may be making it, too
+        path.mkdir(mode=0o700)
+    if not path.is_dir():
+        raise NotADirectoryError(20, "Not a directory", str(path))
+    fsync_dir(path.parent)
     return path
+
+
+def make_file(path: Path) -> None:
+    """Make an empty file, readable by its owner alone; one that is there stays as it is."""
+    os.close(os.open(path, PLAIN_NEW, 0o600))
 
 
 def fsync_dir(path: Path) -> None:
@@ -51,24 +81,21 @@ def fsync_dir(path: Path) -> None:
 
 def fsync_tree(root: Path) -> None:
     """Make every file and folder below `root`, and `root` itself, durable."""
-    for folder, _, names in os.walk(root, topdown=False):
+    for folder, _, names in os.walk(root, topdown=False, onerror=fail):
         for name in names:
             _fsync(Path(folder, name), os.O_RDONLY | os.O_NOFOLLOW)
         fsync_dir(Path(folder))
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
-    """Replace `path` by `content`: readers see the old file or the new one, never half."""
+    """Replace `path` by `content`: readers see the old file or the new one, never half.
+
+    Of several writers at once the last one wins, wholly.
+    """
     payload = content.encode() if isinstance(content, str) else content
-    part = path.with_name(f".{path.name}{PART_SUFFIX}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    fault_point(f"write.{path.name}")
-    part.replace(path)
-    fsync_dir(path.parent)
+    point = f"write.{path.name}"
+    with replacing(path, point, mode) as descriptor:
+        write_all(descriptor, payload, point)
 
 
 def write_json(path: Path, document: Any, *, indent: int | None = 2) -> None:
@@ -77,10 +104,16 @@ def write_json(path: Path, document: Any, *, indent: int | None = 2) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add one line to a story file; a line is one write, so two writers do not mix."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    """Add one line to a story file; a line is one write, so two writers do not mix.
+
+    A line that a full disk or a kill tore stays torn, and the next one begins below it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
-        os.write(descriptor, (line.rstrip("\n") + "\n").encode())
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        text = "\n" * torn + line.rstrip("\n") + "\n"
+        write_all(descriptor, text.encode(), f"append.{path.name}")
     finally:
         os.close(descriptor)
 
@@ -96,42 +129,11 @@ def cut(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
-    """The content of a plain file.
-
-    Raises:
-      FileRefusedError: the file is missing, a link, not a plain file, or over the limit.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise FileRefusedError(f"{path} cannot be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise FileRefusedError(f"{path} is not a plain file; remove it")
-        if facts.st_size > limit_bytes:
-            raise FileRefusedError(f"{path} has {facts.st_size} bytes, over {limit_bytes}")
-        return file.read(limit_bytes + 1)
-
-
-def read_json(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-      FileRefusedError: as `read_bytes`, or the content is not one JSON object.
-    """
-    try:
-        document = json.loads(read_bytes(path, limit_bytes=limit_bytes))
-    except (ValueError, RecursionError) as error:
-        raise FileRefusedError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise FileRefusedError(f"{path} holds {type(document).__name__}, not a JSON object")
-    return document
-
-
 def copy_tree(source: Path, target: Path) -> None:
     """Copy plain files and folders to `target`, which must not exist, and make them durable.
+
+    A copy that fails is removed; one that is killed stays in pieces, so `target` is a name that
+    nobody reads until `move_dir` publishes it.
 
     Raises:
       FileRefusedError: something below `source` is a link or a special file.
@@ -150,26 +152,11 @@ def copy_tree_without_links(source: Path, target: Path) -> tuple[Path, ...]:
     return tuple(left_out)
 
 
-def _copy_files(files: list[Path], source: Path, target: Path) -> None:
-    target.mkdir(mode=0o700, parents=True)
-    for file in files:
-        place = target / file.relative_to(source)
-        make_dir(place.parent)
-        shutil.copyfile(file, place, follow_symlinks=False)
-    fsync_tree(target)
-
-
 def copy_file(source: Path, target: Path) -> None:
     """Copy one plain file of any size, atomically and durably."""
-    with _open_plain(source) as reader:
-        part = target.with_name(f".{target.name}{PART_SUFFIX}")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as writer:
-            shutil.copyfileobj(reader, writer, _CHUNK_BYTES)
-            writer.flush()
-            os.fsync(writer.fileno())
-    part.replace(target)
-    fsync_dir(target.parent)
+    point = f"copy.{target.name}"
+    with replacing(target, point, 0o600) as descriptor:
+        _copy_content(source, descriptor, point)
 
 
 def commit_dir(prepared: Path, final: Path) -> None:
@@ -181,7 +168,7 @@ def commit_dir(prepared: Path, final: Path) -> None:
 def move_dir(source: Path, target: Path) -> None:
     """Rename a folder within one file system and make both parents durable."""
     make_dir(target.parent)
-    if target.exists():
+    if os.path.lexists(target):
         raise FileRefusedError(f"{target} exists already; move it away")
     source.rename(target)
     fsync_dir(target.parent)
@@ -189,16 +176,32 @@ def move_dir(source: Path, target: Path) -> None:
         fsync_dir(source.parent)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file or a link for good; one that is not there is not missed."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    fsync_dir(path.parent)
+
+
 def remove_tree(path: Path) -> None:
-    """Remove a folder: first it loses its name at one stroke, then its content."""
-    if not path.exists():
+    """Remove a folder: first it loses its name at one stroke, then its content.
+
+    A link is removed itself, never what it points to.
+    """
+    if not os.path.lexists(path):
         return
     trash = path if path.name.endswith(TRASH_SUFFIX) else _free_name(path)
     if trash != path:
-        path.rename(trash)
+        try:
+            path.rename(trash)
+        except FileNotFoundError:
+            return  # another process removed it first
         fsync_dir(path.parent)
     fault_point("remove_tree.renamed")
-    shutil.rmtree(trash)
+    _empty_out(trash)
+    fsync_dir(trash.parent)
 
 
 def sweep(folder: Path) -> None:
@@ -208,49 +211,54 @@ def sweep(folder: Path) -> None:
     for entry in list(folder.iterdir()):
         if entry.name.endswith(TRASH_SUFFIX) or entry.name.startswith(".tmp-"):
             remove_tree(entry)
-        elif entry.name.endswith(PART_SUFFIX):
-            entry.unlink(missing_ok=True)
+    sweep_parts(folder)
 
 
-def plain_files(root: Path, *, left_out: list[Path] | None = None) -> Iterator[Path]:
-    """Every plain file below `root`, sorted; what is none is added to `left_out`, if given.
-
-    Raises:
-      FileRefusedError: `root` is not a folder, or holds a link or a special file that
-        nobody wants to have left out.
-    """
-    if root.is_symlink() or not root.is_dir():
-        raise FileRefusedError(f"{root} is not a folder")
-    for path in sorted(root.rglob("*")):
-        mode = path.lstat().st_mode
-        if stat.S_ISREG(mode):
-            yield path
-        elif not stat.S_ISDIR(mode):
-            if left_out is not None:
-                left_out.append(path)
-                continue
-            raise FileRefusedError(f"{path} is a link or a special file; remove it")
+def sweep_parts(folder: Path) -> None:
+    """Remove the half-written files that dead writers left directly below `folder`."""
+    if not folder.is_dir():
+        return
+    for entry in list(folder.iterdir()):
+        if entry.name.startswith(".") and entry.name.endswith(PART_SUFFIX):
+            remove_dead_part(entry)
 
 
-def tree_digest(root: Path) -> str:
-    """sha256 over the names and contents of all plain files below `root`, as hex."""
-    total = hashlib.sha256()
-    for path in plain_files(root):
-        content = hashlib.sha256()
-        with _open_plain(path) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                content.update(chunk)
-        total.update(f"{path.relative_to(root).as_posix()}\0{content.hexdigest()}\n".encode())
-    return total.hexdigest()
+def _copy_files(files: list[Path], source: Path, target: Path) -> None:
+    make_dir(target.parent)
+    target.mkdir(mode=0o700)
+    try:
+        for file in files:
+            inside = file.relative_to(source)
+            for folder in reversed(inside.parents):
+                (target / folder).mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(target / inside, PLAIN_NEW | os.O_EXCL, 0o600)
+            try:
+                _copy_content(file, descriptor, f"copy.{file.name}")
+            finally:
+                os.close(descriptor)
+        fsync_tree(target)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # a full disk needs the room
+        raise
 
 
-def _open_plain(path: Path):
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    return os.fdopen(descriptor, "rb")
+def _copy_content(source: Path, descriptor: int, point: str) -> None:
+    with open_plain(source) as reader:
+        while chunk := reader.read(CHUNK_BYTES):
+            write_all(descriptor, chunk, point)
+
+
+def _empty_out(trash: Path) -> None:
+    if trash.is_symlink() or not trash.is_dir():
+        trash.unlink(missing_ok=True)
+        return
+    while os.path.lexists(trash):
+        with suppress(FileNotFoundError):  # another process removes it, too
+            shutil.rmtree(trash)
 
 
 def _fsync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -260,6 +268,6 @@ def _fsync(path: Path, flags: int) -> None:
 def _free_name(path: Path) -> Path:
     for number in range(1_000_000):
         trash = path.with_name(f"{path.name}.{number}{TRASH_SUFFIX}")
-        if not trash.exists():
+        if not os.path.lexists(trash):
             return trash
     raise FileRefusedError(f"{path.parent} is full of *.trash folders; remove them")

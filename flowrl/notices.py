@@ -26,7 +26,7 @@ def tell(layout: GraphLayout, key: str, text: str) -> None:
 
 def withdraw(layout: GraphLayout, key: str) -> None:
     """Show this notice no more; one that is not there is not missed."""
-    layout.notice(key).unlink(missing_ok=True)
+    durable.remove_file(layout.notice(key))
 
 
 def read(layout: GraphLayout) -> Mapping[str, str]:

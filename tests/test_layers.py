@@ -11,7 +11,18 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "flowrl"
 FLOORS = [
-    {"__init__", "errors", "durable", "locks", "layout", "config"},
+    {
+        "__init__",
+        "errors",
+        "faults",
+        "reading",
+        "parts",
+        "durable",
+        "sealed",
+        "locks",
+        "layout",
+        "config",
+    },
     {"runs", "skills", "launch", "checkpoints", "notices"},
     {"experts", "models", "envs"},
     {"parallel", "rl", "llm"},
@@ -19,7 +30,7 @@ FLOORS = [
     {"bottomup", "bottomup_parallel"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-GROUND = {"__init__", "errors", "durable", "locks", "layout", "config", "runs"}
+GROUND = FLOORS[0] | {"runs"}
 MODULES = sorted(
     path for path in PACKAGE.rglob("*.py") if "library" not in path.relative_to(PACKAGE).parts
 )

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl import durable, locks
 from flowrl.errors import (
-    BusyError,
     ExpertCorruptError,
     ExpertIndexError,
     ExpertMissingError,
@@ -126,7 +125,7 @@ class ExpertStore:
                 durable.sweep(folder)
             for generation in manifests.generations(self.layout):
                 if generation > present.generation:  # prepared, never swapped in
-                    manifests.history_file(self.layout, generation).unlink()
+                    durable.remove_file(manifests.history_file(self.layout, generation))
             if present.generation:
                 manifests.write_history(self.layout, present)
                 manifests.write_pickle(self.layout, present)
@@ -137,18 +136,9 @@ class ExpertStore:
         with self._locked():
             return self._collect(self.manifest(), pinned)
 
-    @contextmanager
-    def _locked(self) -> Iterator[Callable[[], None]]:
-        """Hold the global lock; yields a check that nobody replaced the lock file meanwhile."""
-        path = self.layout.global_lock
-        with locks.held(path, timeout_seconds=self._lock_seconds):
-            inode = path.stat().st_ino
-
-            def still_held() -> None:
-                if not path.exists() or path.stat().st_ino != inode:
-                    raise BusyError(f"{path} was removed while it was held; merge again")
-
-            yield still_held
+    def _locked(self) -> AbstractContextManager[Callable[[], None]]:
+        """Hold the global lock; gives a check that nobody replaced the lock file meanwhile."""
+        return locks.held(self.layout.global_lock, timeout_seconds=self._lock_seconds)
 
     def _publish(self, run_id: str, before: Manifest, offer: Offer, verdict: Take) -> ExpertVersion:
         candidate = offer.candidate
@@ -222,7 +212,7 @@ class ExpertStore:
         named.update(pinned)
         for generation in manifests.generations(self.layout):
             if generation <= present.generation - manifests.KEPT_GENERATIONS:
-                manifests.history_file(self.layout, generation).unlink()
+                durable.remove_file(manifests.history_file(self.layout, generation))
         orphans = tuple(path for key, path in self._versions() if key not in named)
         for path in orphans:
             durable.remove_tree(path)

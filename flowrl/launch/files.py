@@ -76,8 +76,8 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
     }
     try:
         for stale in (paths.exit_json, paths.start_json, paths.result_json):
-            stale.unlink(missing_ok=True)
-        paths.training_log.touch(mode=0o600)  # there from the start, for whoever follows it
+            durable.remove_file(stale)
+        durable.make_file(paths.training_log)  # there from the start, for whoever follows it
         durable.write_json(paths.spec_json, spec)
     except OSError as error:
         raise LaunchError(f"{paths.spec_json} cannot be written: {error}") from error
@@ -86,13 +86,13 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
 def withdraw(job: Job) -> None:
     """Take spec.json back, so that a launch that was given up starts nothing if it comes late."""
     if not lock_held(job.folder):
-        _paths(job.folder).spec_json.unlink(missing_ok=True)
+        durable.remove_file(_paths(job.folder).spec_json)
 
 
 def lock_held(folder: Path) -> bool:
     """Whether a process of this run lives: runner, trainer, or a child that inherited the lock."""
     try:
-        descriptor = os.open(_paths(folder).lock, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = os.open(_paths(folder).lock, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:

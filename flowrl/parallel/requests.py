@@ -49,7 +49,7 @@ class Inbox:
     def done(self) -> None:
         """Remove what was taken, now that the state which follows from it is saved."""
         for path in self._taken:
-            path.unlink(missing_ok=True)
+            durable.remove_file(path)
         self._taken = []
 
     def _paths(self) -> list[Path]:

@@ -86,8 +86,7 @@ def resume_training_run(layout: GraphLayout, expert: int, skill: str) -> Prepare
         )
     refuse_living(place)
     for left in (place.start_json, place.exit_json, place.result_json):
-        left.unlink(missing_ok=True)
-    durable.fsync_dir(place.folder)
+        durable.remove_file(left)
     return PreparedRun(layout=place, run=run)
 
 

@@ -158,7 +158,7 @@ def _put_away(place: RunLayout, archive: RunLayout) -> None:
         if source.exists():
             durable.copy_file(source, target)
         else:
-            target.unlink(missing_ok=True)  # of an earlier run of the skill
+            durable.remove_file(target)  # of an earlier run of the skill
     durable.fault_point("merge.archived")
     durable.remove_tree(place.folder)
     durable.fault_point("merge.removed")

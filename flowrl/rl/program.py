@@ -133,7 +133,7 @@ def _train(
 def _finish(assignment: Assignment, turn: Turn, *, born: float) -> None:
     """Final experts first, then result.json: it vouches for them. Then there is no going on."""
     layout = assignment.layout
-    layout.result_json.unlink(missing_ok=True)  # of an earlier run in the same folder
+    durable.remove_file(layout.result_json)  # of an earlier run in the same folder
     params = jax.jit(dispatch.unpack)(turn.learner.params)
     experts = save_finals(assignment, params, acted=turn.counters.acted)
     result = RunResult(

@@ -1,0 +1,80 @@
+"""Half-written files: how one becomes a whole one, and how it is told from a dead writer's.
+
+Only `flowrl.durable` uses this.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from flowrl.faults import die, fault_point, is_torn
+
+PART_SUFFIX = ".part"
+PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def replacing(path: Path, point: str, mode: int) -> Iterator[int]:
+    """A descriptor whose content takes the place of `path` once the block has ended well."""
+    # Opened first: after the swap, a lack of descriptors must not keep it from being durable.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        part, descriptor = _new_part(path, mode)
+        try:
+            yield descriptor
+            os.fsync(descriptor)
+            fault_point(point)
+            part.replace(path)
+        except BaseException:
+            with suppress(OSError):  # what it was is on its way up
+                part.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_all(descriptor: int, payload: bytes, point: str) -> None:
+    """Write all of it: a disk that is nearly full takes the beginning and says so."""
+    torn = is_torn(point)
+    rest = memoryview(payload)[: len(payload) // 2 if torn else None]
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+    if torn:
+        die()
+
+
+def remove_dead_part(part: Path) -> None:
+    """Remove a half-written file, unless the process that writes it lives."""
+    try:
+        descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return  # finished meanwhile, or no file that flowrl wrote
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink(missing_ok=True)
+    except BlockingIOError:
+        pass  # its writer lives
+    finally:
+        os.close(descriptor)
+
+
+def _new_part(path: Path, mode: int) -> tuple[Path, int]:
+    """A file beside `path` that is this writer's own; its lock tells a sweep that he lives."""
+    while True:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
+        descriptor = os.open(part, PLAIN_NEW | os.O_EXCL, mode)
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return part, descriptor
+        os.close(descriptor)  # a sweep came between the two

@@ -1,0 +1,122 @@
+"""Reading what others wrote: plain files only, of a bounded size, and never through a link."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from flowrl.errors import FileRefusedError
+
+READ_LIMIT_BYTES = 64 * 2**20
+CHUNK_BYTES = 2**20
+# What is wrong with the file itself. The rest, such as a lack of descriptors, may pass.
+_REFUSED = frozenset(
+    {
+        errno.EACCES,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ENXIO,
+        errno.EPERM,
+    }
+)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A plain file, opened for reading; waits for no writer of a pipe.
+
+    Raises:
+      FileRefusedError: the file is missing, a link, or not a plain file.
+      OSError: it cannot be opened now, for instance for lack of descriptors.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        raise FileRefusedError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileRefusedError(f"{path} is not a plain file; remove it")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
+    """The content of a plain file.
+
+    Raises:
+      FileRefusedError: the file is missing, a link, not a plain file, or over the limit.
+      OSError: it cannot be read now; what is on disk may be well.
+    """
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > limit_bytes else file.read(limit_bytes + 1)
+    if max(size, len(content)) > limit_bytes:
+        raise FileRefusedError(f"{path} has {max(size, len(content))} bytes, over {limit_bytes}")
+    return content
+
+
+def read_json(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+      FileRefusedError: as `read_bytes`, or the content is not one JSON object.
+    """
+    try:
+        document = json.loads(read_bytes(path, limit_bytes=limit_bytes))
+    except (ValueError, RecursionError) as error:
+        raise FileRefusedError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise FileRefusedError(f"{path} holds {type(document).__name__}, not a JSON object")
+    return document
+
+
+def plain_files(root: Path, *, left_out: list[Path] | None = None) -> Iterator[Path]:
+    """Every plain file below `root`, sorted; what is none is added to `left_out`, if given.
+
+    Raises:
+      FileRefusedError: `root` is not a folder, or holds a link or a special file that
+        nobody wants to have left out.
+    """
+    if root.is_symlink() or not root.is_dir():
+        raise FileRefusedError(f"{root} is not a folder")
+    for path in sorted(_entries(root)):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            yield path
+        elif not stat.S_ISDIR(mode):
+            if left_out is not None:
+                left_out.append(path)
+                continue
+            raise FileRefusedError(f"{path} is a link or a special file; remove it")
+
+
+def tree_digest(root: Path) -> str:
+    """sha256 over the names and contents of all plain files below `root`, as hex."""
+    total = hashlib.sha256()
+    for path in plain_files(root):
+        content = hashlib.sha256()
+        with open_plain(path) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                content.update(chunk)
+        total.update(f"{path.relative_to(root).as_posix()}\0{content.hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def fail(error: OSError) -> NoReturn:
+    """Stop a walk at a folder that cannot be listed: left alone, it would count as empty."""
+    raise error
+
+
+def _entries(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root, onerror=fail):
+        for name in (*folders, *files):
+            yield Path(folder, name)
