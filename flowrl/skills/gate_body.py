@@ -6,6 +6,7 @@ import ast
 import difflib
 import math
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from flowrl.errors import GateError
 from flowrl.skills.admitted import (
@@ -18,6 +19,7 @@ from flowrl.skills.admitted import (
     MODULES,
     VALUES,
 )
+from flowrl.skills.refusals import refusal
 
 NUMBER_LIMIT = 1_000_000
 EXPONENT_LIMIT = 8
@@ -61,11 +63,6 @@ def check_body(body: list[ast.stmt], *, parameters: frozenset[str], place: str) 
         raise refusal(place, line, "a function returns nothing", "return its value")
 
 
-def refusal(place: str, node: ast.AST | None, what: str, remedy: str) -> GateError:
-    """The error for a node: its line, what is wrong with it, and the remedy."""
-    return GateError(f"{place}:{getattr(node, 'lineno', 1)}: {what}; {remedy}")
-
-
 class _Scope:
     """The names one function may use, and the checks of what it does with them."""
 
@@ -75,6 +72,7 @@ class _Scope:
 
     def statement(self, node: ast.stmt, *, iterations: int) -> None:
         self._admit(node)
+        self._refuse_kept_sequence(node)
         if isinstance(node, ast.For):
             iterations *= self._loop(node)
             if iterations > ITERATION_LIMIT:
@@ -86,6 +84,18 @@ class _Scope:
                 self._target(child)
             elif field != "iter":
                 self._value(child)
+
+    def _refuse_kept_sequence(self, node: ast.stmt) -> None:
+        """A list or a tuple under a name could be added to itself, again and again."""
+        match node:
+            case ast.Assign(targets=targets, value=ast.Tuple() | ast.List()):
+                kept = not all(isinstance(target, ast.Tuple) for target in targets)
+            case ast.AugAssign(value=ast.Tuple() | ast.List()):
+                kept = True
+            case _:
+                kept = False
+        if kept:
+            raise self._no(node, "a sequence is given a name", "use jnp.array([...])")
 
     def _value(self, node: ast.AST) -> None:
         # A sequence is admitted where its length cannot be multiplied.
@@ -208,12 +218,20 @@ class _Scope:
         elif not (isinstance(node.func, ast.Name) and node.func.id in CALLS):
             called = ast.unparse(node.func)[:40]
             raise self._no(node, f"a call of {called!r}", f"call jnp functions or {sorted(CALLS)}")
+        else:
+            self._builtin(node)
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             self._sequence(argument)
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise self._no(node, "** in a call", "write the arguments out")
             check_word(keyword.arg, node, self.place)
+
+    def _builtin(self, node: ast.Call) -> None:
+        """The least of two lists is a list: a sequence may only be the one argument, and flat."""
+        inner = node.args[0].elts if _is_one_sequence(node.args) else node.args
+        if any(isinstance(part, _SEQUENCES) for part in inner):
+            raise self._no(node, "a sequence among other arguments", "use jnp.array([...])")
 
     def _maker(self, node: ast.Call) -> None:
         shape = node.args[0] if node.args else None
@@ -235,6 +253,10 @@ def check_word(word: str, node: ast.AST, place: str) -> None:
     """Refuse a name that is not plain: the parser has already brought it to NFKC."""
     if not word.isascii() or word.startswith("_") or "__" in word:
         raise refusal(place, node, f"the name {word!r}", "use plain names without a leading _")
+
+
+def _is_one_sequence(args: list[ast.expr]) -> TypeGuard[list[ast.Tuple | ast.List]]:
+    return len(args) == 1 and isinstance(args[0], _SEQUENCES)
 
 
 def _parts(node: ast.stmt) -> Iterator[tuple[str, ast.AST]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from flowrl.errors import GateError
 from flowrl.skills.games import ENUMS, GAMES, ITEMS, GameTable
-from flowrl.skills.gate_body import refusal
+from flowrl.skills.refusals import refusal
 
 _INVENTORIES = ("inventory", "inventory_diff")
 

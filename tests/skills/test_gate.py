@@ -174,13 +174,56 @@ def test_hostile_code_is_refused_with_its_line_and_a_remedy(body):
 
 GROWING = {
     "a squared number": "x = n\nfor i in range(64):\n    x = x * x\nreturn x",
-    "a doubled array": "x = player_intrinsics\nfor i in range(64):\n"
-    "    x = jnp.concatenate([x, x])\nreturn x.sum()",
+    "a cubed number": "x = 2\nfor i in range(64):\n    x = x ** 3\nreturn x",
+    "squared in place": "x = n\nfor i in range(64):\n    x *= x\nreturn x",
+    "squared by two names": "x = y = 3\nfor i in range(64):\n    x, y = y * x, x * y\nreturn x",
+    "squared on one path": "x = n\nfor i in range(64):\n    if n > 9:\n        x = x * x\nreturn 0",
+    "squared in a choice": "x = n\nfor i in range(64):\n    x = x * x if n > 9 else 1\nreturn 0",
+    "squared line by line": "x = n\n" + "x = x * x\n" * 60 + "return x",
+    "squared by max": "x = n\nfor i in range(64):\n    x = max(x * x, 2)\nreturn x",
+    "squared by or": "x = n\nfor i in range(64):\n    x = (x and x * x) or 2\nreturn x",
+    "squared signs": "x = n\nfor i in range(64):\n    x = -x * ~x\nreturn x",
+    "squared from a size": "x = achievements.size\nfor i in range(64):\n    x = x * x\nreturn x",
+    "squared from a length": "x = len(achievements)\nfor i in range(64):\n    x *= x\nreturn x",
+    "squared from an enum": "x = BlockType.TREE.value\nfor i in range(64):\n    x *= x\nreturn x",
+    "squared from a float": "x = int(n * 0.5)\nfor i in range(64):\n    x *= x\nreturn x",
+    "squared in an index": "x = n\nfor i in range(64):\n    x *= x\nreturn achievements[x]",
+    "a doubled tuple": "x = (0, 0)\nfor i in range(64):\n    x = x + x\nreturn len(x)",
+    "a doubled list": "x = [0]\nfor i in range(64):\n    x += x\nreturn len(x)",
+    "a list added on": "x = n\nx += [1]\nreturn len(x)",
+    "a tuple beside two": "x = (a, b) = (1, 2)\nreturn len(x * 1000000)",
+    "the least of two lists": "return len(min([0], [1]) * 1000000)",
+    "the least of a list of lists": "return len(min([[0], [1]]) * 1000000)",
+    "much work": "x = 0\nfor i in range(64):\n    for j in range(16):\n        "
+    + " + ".join(["x = x", *["achievements[j]"] * 20])
+    + "\nreturn x",
+    "idle work": "for i in range(64):\n    for j in range(16):\n        "
+    + "x = achievements.sum() + achievements.max() + achievements.min() + n + i + j"
+    + " + 1" * 9
+    + "\nreturn x",
 }
 
 
 @pytest.mark.parametrize("body", GROWING.values(), ids=GROWING)
-def test_what_grows_by_computing_passes_and_is_not_computed(body):
+def test_what_grows_by_computing_is_refused_without_being_computed(body):
+    with pytest.raises(GateError, match=r"^skill\.py:\d+: .+; .+$"):
+        check_skill_source(skill_text(reward=reward(body)), "skill.py")
+
+
+STEADY = {
+    "doubled": "x = n\nfor i in range(64):\n    x = x + x\nreturn x * 1.0",
+    "multiplied": "x = 1\nfor i in range(20):\n    x = x * 9\nreturn x * 0.0",
+    "squared floats": "x = 0.5\nfor i in range(64):\n    x = x * x\nreturn x",
+    "squared arrays": "x = inventory.wood\nfor i in range(64):\n    x = x * x\nreturn x",
+    "squared means": "x = n / 9\nfor i in range(64):\n    x *= x\nreturn x",
+    "counted": "x = 0\nfor i in range(64):\n    x += i % 3\nreturn x // 2",
+    "doubled arrays": "x = player_intrinsics\nfor i in range(64):\n"
+    "    x = jnp.concatenate([x, x])\nreturn x.sum()",  # the trial refuses this one
+}
+
+
+@pytest.mark.parametrize("body", STEADY.values(), ids=STEADY)
+def test_what_cannot_grow_past_reason_passes(body):
     check_skill_source(skill_text(reward=reward(body)), "skill.py")
 
 
