@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from flowrl import config as configs
-from flowrl import console, durable
+from flowrl import console, sealed
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError
 from flowrl.launch.gpus import Device, visible_devices
@@ -49,7 +49,7 @@ def train_graph(
     with scheduler, screen:
         recover_graph(layout, min_success_rate=config.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
-        durable.write_json(layout.config_json, {"format": 1, **configs.to_json(config)})
+        sealed.write(layout.config_json, {"format": 1, **configs.to_json(config)})
         flow = Flow(
             graph,
             known=scheduler.state.entries,

@@ -30,7 +30,7 @@ from flowrl.models import dispatch
 from flowrl.models.actor_critic import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.rl.program import use_compile_cache
-from flowrl.runs import PlannedStep, TrainingRun, read_run
+from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
 
 if TYPE_CHECKING:
     from flowrl.cli import Evaluate
@@ -106,7 +106,9 @@ def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Ev
         raise ConfigError(f"--episodes {episodes} must be at least 1")
     store = ExpertStore(layout)
     archive = trained(store, skill)
-    run, module = read_run(archive), load_module(archive.module)
+    run = read_run(archive)
+    check_module(archive, run)
+    module = load_module(archive.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
     env = make_env(config.env_name, module, max_task_steps=config.max_task_steps)

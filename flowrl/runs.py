@@ -6,17 +6,19 @@ refused when it is read: `from_json` functions raise `FileRefusedError`, never g
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable
-from flowrl.errors import FileRefusedError, FormatVersionError
+from flowrl import durable, sealed
+from flowrl.errors import FileRefusedError
 from flowrl.layout import RunLayout, display_name
 
 FORMAT = 1
+RUN_FORMAT = 2  # sealed; records of format 1 are read as they are
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 Shapes = Mapping[str, tuple[int, ...]]  # leaf path, "actor/dense_0/kernel" → shape
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # fit to be part of a path
@@ -62,6 +64,7 @@ class TrainingRun:
     experts: tuple[int, ...]
     ancestors: tuple[Ancestor, ...]
     config: Mapping[str, Any]
+    module_sha256: str | None = None  # of the generated module; unknown before format 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +110,13 @@ class Progress:
 
 def write_run(layout: RunLayout, run: TrainingRun) -> None:
     """Write run.json."""
-    durable.write_json(layout.run_json, {"format": FORMAT, **asdict(run)})
+    sealed.write(layout.run_json, {"format": RUN_FORMAT, **asdict(run)})
 
 
 def read_run(layout: RunLayout) -> TrainingRun:
     """Read run.json."""
-    facts = _versioned(layout.run_json)
+    facts = sealed.read(layout.run_json, formats=(1, RUN_FORMAT), sealed_from=RUN_FORMAT)
+    module = facts.get("module_sha256")
     try:
         return TrainingRun(
             run_id=_word(facts["run_id"]),
@@ -123,20 +127,36 @@ def read_run(layout: RunLayout) -> TrainingRun:
             experts=tuple(_natural(item) for item in facts["experts"]),
             ancestors=tuple(_ancestor(item) for item in facts["ancestors"]),
             config=dict(facts["config"]),
+            module_sha256=None if module is None else _word(module),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(layout.run_json, error) from error
+
+
+def check_module(layout: RunLayout, run: TrainingRun) -> None:
+    """Make sure that a run's module is the one that was generated for it.
+
+    Raises:
+      FileRefusedError: it is another, or cannot be read.
+    """
+    found = hashlib.sha256(durable.read_bytes(layout.module)).hexdigest()
+    if run.module_sha256 not in (None, found):
+        raise FileRefusedError(
+            f"{layout.module} is not the module that {layout.run_json} names: it is damaged or was "
+            "edited; restore it from a copy, or train the skill again"
+        )
 
 
 def write_result(layout: RunLayout, result: RunResult) -> None:
     """Write result.json; call it last."""
-    durable.write_json(layout.result_json, {"format": FORMAT, **asdict(result)})
+    sealed.write(layout.result_json, {"format": FORMAT, **asdict(result)})
 
 
 def read_result(layout: RunLayout) -> RunResult:
-    """Read result.json."""
-    facts = _versioned(layout.result_json)
+    """Read result.json; a trainer of your own may leave its seal out."""
+    facts = sealed.read(layout.result_json, formats=(FORMAT,), sealed_from=FORMAT + 1)
     try:
+        _refuse_unknown(facts, RunResult)
         return RunResult(
             run_id=_word(facts["run_id"]),
             frames=_natural(facts["frames"]),
@@ -148,7 +168,7 @@ def read_result(layout: RunLayout) -> RunResult:
             wall_seconds=float(facts["wall_seconds"]),
             stopped_early=bool(facts["stopped_early"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(layout.result_json, error) from error
 
 
@@ -161,7 +181,7 @@ def read_progress(layout: RunLayout) -> Progress | None:
     """Read progress.json; None until the trainer has written it."""
     if not layout.progress.exists():
         return None
-    facts = _versioned(layout.progress)
+    facts = sealed.read(layout.progress, formats=(FORMAT,), sealed_from=FORMAT + 1)
     eta = facts.get("eta_seconds")
     try:
         return Progress(
@@ -175,18 +195,15 @@ def read_progress(layout: RunLayout) -> Progress | None:
             phase=_text(facts["phase"]),
             updated_at=float(facts["updated_at"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(layout.progress, error) from error
 
 
-def _versioned(path: Path) -> dict[str, Any]:
-    facts = durable.read_json(path)
-    if facts.get("format") != FORMAT:
-        raise FormatVersionError(
-            f"{path} has format {facts.get('format')!r}, this flowrl reads {FORMAT}; "
-            "use the version of flowrl that wrote it"
-        )
-    return facts
+def _refuse_unknown(facts: Mapping[str, Any], kind: type) -> None:
+    """A misspelt key would else be a value left out."""
+    unknown = set(facts) - {"format"} - {item.name for item in fields(kind)}
+    if unknown:
+        raise ValueError(f"unknown keys {sorted(unknown)}")
 
 
 def _malformed(path: Path, error: Exception) -> FileRefusedError:
@@ -217,6 +234,7 @@ def _ancestor(facts: Mapping[str, Any]) -> Ancestor:
 
 
 def _expert_report(facts: Mapping[str, Any]) -> ExpertReport:
+    _refuse_unknown(facts, ExpertReport)
     return ExpertReport(
         expert=_natural(facts["expert"]),
         acted=_natural(facts["acted"]),

@@ -3,6 +3,7 @@
 `global_latest.json` is replaced at one stroke by every merge and carries, in the same file, the
 ledger of merged runs: a reader sees all of a merge or none of it, and a merge that is repeated
 finds its run id. A damaged manifest is refused with the history file to restore, never begun anew.
+Since format 2 manifests are sealed; those of format 1 are read as they are.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from flowrl import durable
+from flowrl import durable, sealed
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts.merge import Contribution, ExpertVersion
 from flowrl.layout import GraphLayout, display_name
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, FORMAT)
 KEPT_GENERATIONS = 20
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"v\d{6,}-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -92,12 +94,7 @@ def read(layout: GraphLayout) -> Manifest:
 
 def read_file(path: Path) -> Manifest:
     """Read one manifest file, the present one or one of the history."""
-    facts = durable.read_json(path)
-    if facts.get("format") != FORMAT:
-        raise FormatVersionError(
-            f"{path} has format {facts.get('format')!r}, this flowrl reads {FORMAT}; "
-            "use the version of flowrl that wrote it"
-        )
+    facts = sealed.read(path, formats=_READ, sealed_from=FORMAT)
     try:
         versions = [_version(item) for item in _typed(facts["experts"], list)]
         manifest = Manifest(
@@ -129,13 +126,13 @@ def write_history(layout: GraphLayout, manifest: Manifest) -> None:
     """Keep a manifest for rollback; called before the manifest itself is swapped in."""
     durable.make_dir(layout.history)
     durable.fsync_dir(layout.checkpoints)
-    durable.write_json(history_file(layout, manifest.generation), to_json(manifest))
+    sealed.write(history_file(layout, manifest.generation), to_json(manifest))
 
 
 def swap(layout: GraphLayout, manifest: Manifest) -> None:
     """Make `manifest` the one that counts: the commit of a merge."""
     durable.make_dir(layout.checkpoints)
-    durable.write_json(layout.manifest, to_json(manifest))
+    sealed.write(layout.manifest, to_json(manifest))
 
 
 def write_pickle(layout: GraphLayout, manifest: Manifest) -> None:
@@ -175,7 +172,10 @@ def _remedy(layout: GraphLayout) -> str:
             read_file(path)
         except FileRefusedError:
             continue
-        return f"restore it: cp {path} {layout.manifest}"
+        return (
+            "stop the scheduler, then restore it: flowrl fsck --repair looks whether that loses "
+            f"a merge, this does not: cp {path} {layout.manifest}"
+        )
     return "no readable manifest is left in its history; restore it from a backup"
 
 

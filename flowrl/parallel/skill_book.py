@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
-from flowrl import durable
+from flowrl import durable, sealed
 from flowrl.errors import FileRefusedError, SkillError
 from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout
@@ -14,6 +15,7 @@ from flowrl.runs import read_run
 from flowrl.skills.skill import Skill
 
 logger = logging.getLogger(__name__)
+FORMAT = 2  # sealed; files without a format are read as they are
 _FILE_LIMIT_BYTES = 2**20
 
 
@@ -31,7 +33,7 @@ class SkillBook:
         path = self._layout.skill_file(skill.name)
         if not path.exists() or skill.name not in self._fixed():
             durable.make_dir(path.parent)
-            durable.write_json(path, skill.to_json())
+            sealed.write(path, {"format": FORMAT, **skill.to_json()})
 
     def recorded(self) -> dict[str, Skill]:
         """Every kept skill by name.
@@ -41,11 +43,7 @@ class SkillBook:
         """
         skills: dict[str, Skill] = {}
         for path in sorted(self._layout.skill_files.glob("*.json")):
-            facts = durable.read_json(path, limit_bytes=_FILE_LIMIT_BYTES)
-            try:
-                skill = Skill.from_json(facts)
-            except SkillError as error:
-                raise FileRefusedError(f"{path} is damaged: {error}; restore it") from error
+            skill = _read(path)
             skills[skill.name] = skill
         return skills
 
@@ -68,3 +66,14 @@ class SkillBook:
         merged = ExpertStore(self._layout).manifest().experts.values()
         live = (read_run(place) for place in live_runs(self._layout))
         return {version.skill for version in merged} | {run.skill for run in live}
+
+
+def _read(path: Path) -> Skill:
+    facts = sealed.read(
+        path, formats=(None, FORMAT), sealed_from=FORMAT, limit_bytes=_FILE_LIMIT_BYTES
+    )
+    facts.pop("format", None)
+    try:
+        return Skill.from_json(facts)
+    except SkillError as error:
+        raise FileRefusedError(f"{path} is damaged: {error}; restore it") from error

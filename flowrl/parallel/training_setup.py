@@ -7,8 +7,10 @@ change what a run started from.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
@@ -111,6 +113,7 @@ def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
     store = order.get("store") or ExpertStore(layout)
     run, seeds = _plan(order, store)
     module = generate_module_with_remapping(run, order["graph"].skills)
+    run = replace(run, module_sha256=hashlib.sha256(module.encode()).hexdigest())
     place = layout.run(run.expert, run.skill)
     refuse_living(place)
     building = RunLayout(place.folder.with_name(f".tmp-{place.folder.name}"), run.expert)

@@ -78,6 +78,7 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
             seed=config.seed,
         )
     run = runs.read_run(layout)
+    runs.check_module(layout, run)
     if (run.experts, run.plan) != (experts, plan):
         raise FileRefusedError(
             f"{layout.run_json} and {layout.module} say different experts or plans "

@@ -31,6 +31,7 @@ from tests.experts.making import (
     make_expert,
     offer,
 )
+from tests.sealing import edit
 
 RULE = FrameRule()
 
@@ -68,7 +69,7 @@ def test_a_merge_is_found_again_as_it_was_offered(store, layout):
 def test_the_manifest_on_disk_is_what_the_documents_say(store, layout):
     merge(store, "r1", expert=0, acted=5)
     facts = json.loads(layout.manifest.read_text())
-    assert list(facts) == ["format", "generation", "experts", "merged"]
+    assert list(facts) == ["format", "generation", "experts", "merged", "sha256"]
     assert list(facts["experts"][0]) == [
         "index",
         "skill",
@@ -213,8 +214,8 @@ def test_a_lost_version_is_said_to_be_missing(store):
         lambda path: path.write_text(path.read_text()[:-20]),
         lambda path: path.write_text("[]"),
         lambda path: path.write_text('{"format": 1}'),
-        lambda path: path.write_text(path.read_text().replace("v000002-r2", "../../r2")),
-        lambda path: path.write_text(path.read_text().replace('"index": 1', '"index": 0')),
+        lambda path: edit(path, "v000002-r2", "../../r2"),
+        lambda path: edit(path, '"index": 1', '"index": 0'),
         lambda path: path.unlink(),
     ],
     ids=["truncated", "a list", "no experts", "path as version", "listed twice", "lost"],
@@ -235,7 +236,7 @@ def test_a_damaged_manifest_stops_and_names_the_file_to_restore(store, layout, d
 
 def test_a_manifest_of_another_flowrl_is_refused_by_its_format(store, layout):
     merge(store, "r1", expert=0, acted=1)
-    layout.manifest.write_text(layout.manifest.read_text().replace('"format": 1', '"format": 9'))
+    edit(layout.manifest, '"format": 2', '"format": 9')
     with pytest.raises(FormatVersionError, match="format 9"):
         store.manifest()
 

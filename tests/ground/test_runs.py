@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,7 +14,9 @@ from hypothesis import strategies as st
 from flowrl import runs
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.layout import RunLayout
+from tests.sealing import edit, rewrite
 
+DATA = Path(__file__).parents[1] / "data"
 RUN = runs.TrainingRun(
     run_id="e4.a1.0123abcd",
     skill="Make Pickaxe",
@@ -60,10 +65,7 @@ def test_a_run_comes_back_as_written(tmp_path):
 def test_a_run_that_says_no_limits_has_none(tmp_path):
     layout = RunLayout(tmp_path, 4)
     runs.write_run(layout, RUN)
-    facts = json.loads(layout.run_json.read_text())
-    for step in facts["plan"]:
-        del step["max_steps"]
-    layout.run_json.write_text(json.dumps(facts))
+    rewrite(layout.run_json, lambda facts: [step.pop("max_steps") for step in facts["plan"]])
     assert [step.max_steps for step in runs.read_run(layout).plan] == [None, None]
 
 
@@ -71,9 +73,7 @@ def test_a_run_that_says_no_limits_has_none(tmp_path):
 def test_a_limit_that_is_none_is_refused(tmp_path, value):
     layout = RunLayout(tmp_path, 4)
     runs.write_run(layout, RUN)
-    facts = json.loads(layout.run_json.read_text())
-    facts["plan"][0]["max_steps"] = value
-    layout.run_json.write_text(json.dumps(facts))
+    rewrite(layout.run_json, lambda facts: facts["plan"][0].update(max_steps=value))
     with pytest.raises(FileRefusedError, match=r"run\.json"):
         runs.read_run(layout)
 
@@ -107,10 +107,54 @@ def test_progress_is_none_before_the_first_and_comes_back_as_written(tmp_path):
 def test_a_wrong_value_in_a_result_is_refused_by_the_files_name(tmp_path, key, value):
     layout = RunLayout(tmp_path, 4)
     runs.write_result(layout, RESULT)
-    facts = json.loads(layout.result_json.read_text())
-    layout.result_json.write_text(json.dumps({**facts, key: value}))
-    with pytest.raises(FileRefusedError, match=r"result\.json"):
+    rewrite(layout.result_json, lambda facts: facts.update({key: value}))
+    with pytest.raises(FileRefusedError, match=r"result\.json is malformed"):
         runs.read_result(layout)
+
+
+def test_a_result_without_a_seal_is_read_and_one_with_a_wrong_seal_is_not(tmp_path):
+    layout = RunLayout(tmp_path, 4)
+    runs.write_result(layout, RESULT)
+    facts = json.loads(layout.result_json.read_text())
+    seal = facts.pop("sha256")
+    layout.result_json.write_text(json.dumps(facts))
+    assert runs.read_result(layout) == RESULT
+    layout.result_json.write_text(json.dumps({**facts, "frames": 101, "sha256": seal}))
+    with pytest.raises(FileRefusedError, match=r"result\.json is damaged or was edited"):
+        runs.read_result(layout)
+
+
+@pytest.mark.parametrize(("old", "new"), [('"frames"', '"frame"'), ('"acted": 60', '"ated": 60')])
+def test_a_misspelt_key_in_a_result_is_refused(tmp_path, old, new):
+    layout = RunLayout(tmp_path, 4)
+    runs.write_result(layout, RESULT)
+    edit(layout.result_json, old, new)
+    with pytest.raises(FileRefusedError, match="unknown keys"):
+        runs.read_result(layout)
+
+
+def test_a_run_without_its_seal_is_refused_and_one_of_format_1_is_read(tmp_path):
+    layout = RunLayout(tmp_path, 1)
+    layout.run_json.write_bytes((DATA / "run_v1.json").read_bytes())
+    run = runs.read_run(layout)
+    assert (run.expert, run.skill, run.module_sha256) == (1, "Place Table", None)
+    runs.write_run(layout, RUN)
+    facts = json.loads(layout.run_json.read_text())
+    del facts["sha256"]
+    layout.run_json.write_text(json.dumps(facts))
+    with pytest.raises(FileRefusedError, match="has no seal"):
+        runs.read_run(layout)
+
+
+def test_a_module_that_was_not_made_for_the_run_is_refused(tmp_path):
+    layout = RunLayout(tmp_path, 4)
+    layout.module.write_text("PLAN = []\n")
+    known = dataclasses.replace(RUN, module_sha256=hashlib.sha256(b"PLAN = []\n").hexdigest())
+    runs.check_module(layout, known)
+    runs.check_module(layout, RUN)
+    layout.module.write_text("PLAN = {}\n")
+    with pytest.raises(FileRefusedError, match=r"4\.py is not the module"):
+        runs.check_module(layout, known)
 
 
 def test_another_format_is_refused(tmp_path):

@@ -36,6 +36,7 @@ from tests.parallel.making import (
     train,
     tree,
 )
+from tests.sealing import edit
 
 MILLION = 1_000_000
 COMPLETED = {WOOD: 0, TABLE: 1}
@@ -254,11 +255,6 @@ def edit_report(place: RunLayout, position: int, **changes) -> None:
     rewrite(place, experts=tuple(reports))
 
 
-def edit_text(path: Path, old: str, new: str) -> None:
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-
-
 def link_log(place: RunLayout) -> None:
     place.training_log.unlink()
     place.training_log.symlink_to("/etc/passwd")
@@ -295,7 +291,7 @@ REFUSALS = {
     ),
     "steps left out": (lambda p: rewrite(p, step_success=()), "+ steps of the plan 0"),
     "a NaN": (
-        lambda p: edit_text(p.result_json, '"wall_seconds": 1.5', '"wall_seconds": NaN'),
+        lambda p: edit(p.result_json, '"wall_seconds": 1.5', '"wall_seconds": NaN'),
         "+ finite figures False",
     ),
     "a bit flip": (
@@ -317,11 +313,11 @@ REFUSALS = {
     ),
     "no result": (lambda p: p.result_json.unlink(), "result.json"),
     "an ancestor left out": (
-        lambda p: edit_text(p.run_json, '"ancestors"', '"ancestors": [], "were"'),
+        lambda p: edit(p.run_json, '"ancestors"', '"ancestors": [], "were"'),
         "- ancestors [0, 1]\n+ ancestors []",
     ),
     "another environment": (
-        lambda p: edit_text(p.run_json, "Craftax-Classic-Symbolic-v1", "Chess"),
+        lambda p: edit(p.run_json, "Craftax-Classic-Symbolic-v1", "Chess"),
         "Chess",
     ),
 }
@@ -384,7 +380,7 @@ def test_recovery_leaves_a_living_run_alone(trained):
 
 def test_recovery_counts_frames_as_the_run_was_told_to(trained):
     ready = prepare(trained, PICKAXE, 4, COMPLETED)
-    edit_text(ready.layout.run_json, '"frame_accounting": "acted"', '"frame_accounting": "total"')
+    edit(ready.layout.run_json, '"frame_accounting": "acted"', '"frame_accounting": "total"')
     finish(ready.layout, {0: 5, 4: 30})
     recover_graph(trained)
     assert frames(trained) == {0: 85, 1: 20, 4: 35}
