@@ -1,0 +1,179 @@
+"""Faults 1, 2, 3, 11, 12, 15 and 16 of the original: whose weights, which step, what counts."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flowrl import checkpoints, durable
+from flowrl.config import TrainConfig
+from flowrl.errors import ResultRefusedError
+from flowrl.experts.store import ExpertStore
+from flowrl.launch.job import Exited, Finished, Why
+from flowrl.layout import GraphLayout
+from flowrl.parallel.training_processor import process_completed_training
+from flowrl.rl import program
+from flowrl.rl.assignment import read_assignment
+from flowrl.rl.stopping import StopWish
+from flowrl.runs import PlannedStep, read_result
+from flowrl.skills.graph import SkillGraph
+from tests.experts.making import content_of, contents
+from tests.launch.conftest import SUCCEED, end_of
+from tests.parallel.making import WOOD, finish, make_skill, merge, prepare
+from tests.parallel.scheduling import FakeWorkshop, lines, words
+from tests.rl.modules import run_folder
+from tests.rl.tiny_envs import TinyEnv
+
+ITEMS = [f"item_{number}" for number in range(12)]
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return GraphLayout(tmp_path / "graph")
+
+
+def test_fault_01_expert_1_never_gets_expert_10s_weights(layout):
+    """Twelve experts of different weights, seeded into a thirteenth's run, trained and merged."""
+    skills = [make_skill(f"Skill {n}", gain=item) for n, item in enumerate(ITEMS)]
+    graph = SkillGraph([*skills, make_skill("Last", needs=tuple(ITEMS), gain="last")])
+    for expert, skill in enumerate(skills):
+        ready = prepare(layout, skill.name, expert, {}, graph=graph)
+        finish(ready.layout, {expert: 10 + expert})
+        merge(layout, ready)
+    before = contents(layout)
+    assert [text.rpartition(" ")[2] for _, text in before.values()] == [str(n) for n in range(12)]
+    completed = {skill.name: expert for expert, skill in enumerate(skills)}
+    ready = prepare(layout, "Last", 12, completed, graph=graph)
+    for local, expert in enumerate(ready.run.experts[:-1]):
+        assert content_of(ready.layout.seed(local)) == before[expert][1]
+    finish(ready.layout, {10: 7, 12: 5})  # expert 1 has not acted
+    merge(layout, ready)
+    after = contents(layout)
+    assert after[1] == before[1]
+    assert after[10] == (27, f"{ready.run.run_id} expert 10")
+
+
+def test_fault_02_a_state_of_fewer_steps_is_saved_too(tmp_path):
+    like = {"frames": np.int64(0)}
+    for frames in (900, 2):  # a second phase counts from its own beginning
+        checkpoints.save_resume(tmp_path / "resume", {"frames": np.int64(frames)})
+        assert checkpoints.load_resume(tmp_path / "resume", like)["frames"] == frames
+
+
+@pytest.mark.parametrize(
+    ("trainer", "why"),
+    [("raise SystemExit(1)", Why.EXIT), ("", Why.NO_RESULT)],
+    ids=["exit code 1", "exit code 0 and nothing new"],
+)
+def test_fault_03_an_old_result_is_no_success(local, make_job, trainer, why):
+    job = make_job(SUCCEED % "e0.a1.x" + trainer)
+    if why is Why.NO_RESULT:
+        job = make_job("pass")
+        (job.folder / "result.json").write_text("{}")
+    outcome = end_of(local, local.launch(job), job)
+    assert isinstance(outcome, Exited)
+    assert outcome.why is why
+
+
+def test_fault_03_a_good_result_is_a_success(local, make_job):
+    job = make_job(SUCCEED % "e0.a1.x")
+    assert isinstance(end_of(local, local.launch(job), job), Finished)
+
+
+def test_fault_11_a_skill_is_completed_only_after_its_merge(start, world):
+    seen = []
+
+    class Watching(FakeWorkshop):
+        def merge(self, task):
+            seen.append(lines(scheduler)["A"]["status"])
+            if len(seen) == 1:
+                raise ResultRefusedError("expert 0 is missing in the result")
+            return super().merge(task)
+
+    scheduler = start(retry_backoff=0.0)
+    scheduler.set_callbacks(workshop=Watching(world))
+    scheduler.add_skill("A")
+    for expected in ("running", "completed"):
+        scheduler.tick()
+        world.end("A")
+        scheduler.tick()
+        assert words(scheduler) == {"A": expected}
+    assert seen == ["merging", "merging"]
+    assert len(world.ledger) == 1
+
+
+@pytest.mark.parametrize(
+    "point", ["commit.copied", "commit.published", "commit.history", "write.global_latest.json"]
+)
+def test_fault_12_no_expert_is_replaced_before_the_manifest_says_so(layout, monkeypatch, point):
+    for attempt in (1, 2):
+        ready = prepare(layout, WOOD, 0, {}, attempt=attempt)
+        finish(ready.layout, {0: 10 * attempt})
+        if attempt == 1:
+            merge(layout, ready)
+    before = contents(layout)
+    monkeypatch.setenv("FLOWRL_FAULT", f"{point}:raise")
+    with pytest.raises(OSError, match="injected"):
+        process_completed_training(ready.run_folder, WOOD, 0, layout.root)
+    assert contents(layout) == before
+    monkeypatch.delenv("FLOWRL_FAULT")
+    merge(layout, ready)
+    assert contents(layout) == {0: (20, f"{ready.run.run_id} expert 0")}
+    assert ExpertStore(layout).manifest().merged.count(ready.run.run_id) == 1
+
+
+class Sure(TinyEnv):
+    """One step, which always succeeds."""
+
+    def earned(self, state, action):
+        return jnp.ones(action.shape)
+
+    def succeeded(self, state, action):
+        return jnp.ones(action.shape, bool)
+
+
+class StopAfter:
+    """Wishes to stop after some updates."""
+
+    exit_code = 75
+
+    def __init__(self, updates):
+        self._looks = itertools.count(1)
+        self._updates = updates
+
+    @property
+    def heard(self):
+        return next(self._looks) >= self._updates
+
+
+def trainer(tmp_path, monkeypatch, **changes):
+    monkeypatch.setattr(program, "open_env", lambda config, module: Sure())
+    plan = (PlannedStep(skill="Rest", count=1, expert=0),)
+    place = run_folder(tmp_path / "run", plan, (0,))
+    facts = {"num_envs": 32, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1}
+    return TrainConfig(module_path=place.module, layer_size=4, **{**facts, **changes}), place
+
+
+def test_fault_15_the_optimizers_state_is_continued(tmp_path, monkeypatch):
+    config, _ = trainer(tmp_path, monkeypatch, total_timesteps=9 * 512, success_state_rate=1.0)
+    monkeypatch.setattr(Sure, "succeeded", TinyEnv.succeeded)
+    program.run(config, StopAfter(3))
+    assignment = read_assignment(config, program.load_module(config.module_path))
+    learner = program.prepare(assignment, config, Sure()).learner
+    moments = [leaf for leaf in jax.tree.leaves(learner.opt_state) if leaf.ndim > 1]
+    counts = [leaf for leaf in jax.tree.leaves(learner.opt_state) if leaf.shape == (1,)]
+    assert [list(count) for count in counts] == [[6]]
+    assert any((np.asarray(leaf) != 0).any() for leaf in moments)
+
+
+def test_fault_16_frames_are_exact_when_the_first_update_succeeds(tmp_path, monkeypatch):
+    config, place = trainer(tmp_path, monkeypatch, total_timesteps=9 * 512)
+    assert program.run(config, StopWish()) == 0
+    result = read_result(place)
+    assert (result.updates, result.stopped_early) == (1, True)
+    assert result.frames == result.experts[0].acted == 512
+    assert result.experts[0].sha256 == durable.tree_digest(place.final(0))
