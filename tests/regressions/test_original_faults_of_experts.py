@@ -136,12 +136,11 @@ class Sure(TinyEnv):
         return jnp.ones(action.shape, bool)
 
 
-class StopAfter:
+class StopAfter(StopWish):
     """Wishes to stop after some updates."""
 
-    exit_code = 75
-
     def __init__(self, updates):
+        super().__init__()
         self._looks = itertools.count(1)
         self._updates = updates
 

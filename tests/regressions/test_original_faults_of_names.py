@@ -119,7 +119,7 @@ def test_fault_18_no_shell_reads_a_trainers_words(local, make_job, word):
         "import pathlib, sys; pathlib.Path('said').write_text(sys.argv[1])", argv=(word,)
     )
     local.launch(job)
-    until(lambda: (job.folder / "exit.json").exists())
+    until((job.folder / "exit.json").exists)
     assert (job.folder / "said").read_text() == word
     assert not list(job.folder.glob("owned*"))
 
