@@ -107,6 +107,11 @@ class RunLayout:
         return self.folder / "spec.json"
 
     @property
+    def secrets_json(self) -> Path:
+        """What must not reach the log, 0600; gone as soon as its writer has read it."""
+        return self.folder / "secrets.json"
+
+    @property
     def start_json(self) -> Path:
         """The trainer's pid, start time and boot id."""
         return self.folder / "start.json"
@@ -202,6 +207,11 @@ class GraphLayout:
         return self.skill_files / f"{slug(skill)}.json"
 
     @property
+    def verdicts(self) -> Path:
+        """Which skill code has passed the gate and the trial, one file per digest."""
+        return self.root / "verdicts"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the manifest, its history and its lock."""
         return self.root / "checkpoints"
@@ -225,6 +235,11 @@ class GraphLayout:
     def global_lock(self) -> Path:
         """Held for the length of a merge; never deleted."""
         return self.checkpoints / "global.lock"
+
+    @property
+    def quarantine(self) -> Path:
+        """Damaged files, kept for reading; never used again."""
+        return self.root / "quarantine"
 
     @property
     def skills(self) -> Path:

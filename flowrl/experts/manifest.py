@@ -56,6 +56,20 @@ def version_name(generation: int, run_id: str) -> str:
     return f"v{generation:06d}-{run_id}"
 
 
+def born(version: ExpertVersion) -> int:
+    """The generation that brought a version in."""
+    return born_as(version.version)
+
+
+def born_as(name: str) -> int:
+    """The generation in a version's folder name.
+
+    >>> born_as("v000007-e4.a1.0f")
+    7
+    """
+    return int(name[1:].partition("-")[0])
+
+
 def is_version_name(text: str) -> bool:
     """Whether a folder name is one that `version_name` makes."""
     return _VERSION.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""When experts on disk are not what the manifest says: find out, go back, or fall back.
+"""When experts on disk are not what the manifest says: go back, fall back, or do without.
 
 Going back never rewrites the past: it swaps in a new generation with the experts of an old one.
 The ledger stays whole, so a run that was rolled back is not merged again by a late process.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from flowrl import notices
 from flowrl.errors import ExpertCorruptError, ExpertError, ExpertMissingError, FileRefusedError
 from flowrl.experts import manifest as manifests
+from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.store import ExpertStore
@@ -20,23 +21,24 @@ from flowrl.experts.store import ExpertStore
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """A version that counts but cannot be used, and why."""
-
-    version: ExpertVersion
-    why: str
+def notice_key(expert: int) -> str:
+    """The key of the notice that tells of an expert's damage."""
+    return f"damage_expert_{expert}"
 
 
-def fsck(store: ExpertStore) -> tuple[Damage, ...]:
-    """Hold every expert of the present manifest against its digest; empty when all is well."""
-    damages: list[Damage] = []
-    for version in store.manifest().experts.values():
-        try:
-            store.verify(version)
-        except ExpertError as error:
-            damages.append(Damage(version=version, why=str(error)))
-    return tuple(damages)
+def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
+    """The version, if it is whole; else the newest earlier whole one, which counts from now on.
+
+    Damage is logged as an error and shown by `flowrl status` until `flowrl fsck --repair` has run.
+
+    Raises:
+      ExpertMissingError, ExpertCorruptError: it is damaged, and no earlier version is whole.
+    """
+    try:
+        store.verify(version)
+    except ExpertError as error:
+        return _replaced(store, version, error)
+    return version
 
 
 def rollback(store: ExpertStore, generation: int) -> Manifest:
@@ -55,7 +57,7 @@ def rollback(store: ExpertStore, generation: int) -> Manifest:
     past = manifests.read_file(manifests.history_file(store.layout, generation))
     for version in past.experts.values():
         store.verify(version)
-    logger.warning("rolled back", extra={"generation": generation})
+    logger.warning("rolled back to generation %d", generation)
     return store.amend(
         lambda before: dataclasses.replace(
             before, generation=before.generation + 1, experts=past.experts
@@ -63,20 +65,61 @@ def rollback(store: ExpertStore, generation: int) -> Manifest:
     )
 
 
-def fall_back(store: ExpertStore, expert: int) -> ExpertVersion:
+def fall_back(store: ExpertStore, expert: int, why: str = "it was given up") -> ExpertVersion:
     """Make the newest earlier version of one expert that is whole count again.
+
+    The version that counted is moved to `quarantine/`, with the reason why.
 
     Raises:
       ExpertMissingError: the manifest does not name this expert.
       ExpertCorruptError: no earlier version is whole.
     """
+    broken = _present(store, expert)
+    version = _newest_whole(store, broken)
+    store.amend(lambda before: _with(before, version))
+    quarantine.put(store.layout, store.path_of(broken), why)
+    return version
+
+
+def drop(store: ExpertStore, expert: int, why: str) -> None:
+    """Take an expert of which no version is whole out of the manifest; its skill trains again.
+
+    Raises:
+      ExpertMissingError: the manifest does not name this expert.
+    """
+    broken = _present(store, expert)
+    store.amend(lambda before: _without(before, expert))
+    quarantine.put(store.layout, store.path_of(broken), why)
+
+
+def _replaced(store: ExpertStore, broken: ExpertVersion, error: ExpertError) -> ExpertVersion:
+    name = f"expert {broken.index} ({broken.skill})"
+    try:
+        version = fall_back(store, broken.index, str(error))
+    except ExpertCorruptError:
+        text = (
+            f"{error}. No earlier version is whole: restore the files from a backup, or stop the "
+            f"scheduler and run flowrl fsck {store.layout.root} --repair, which lets the skill "
+            "train again"
+        )
+        logger.error("%s", text)
+        notices.tell(store.layout, notice_key(broken.index), text)
+        raise type(error)(text) from error
+    text = (
+        f"{name} was damaged: version {broken.version} ({broken.frames:,} frames) is in "
+        f"{store.layout.quarantine}, version {version.version} ({version.frames:,} frames) counts "
+        f"again. Seen? Then flowrl fsck {store.layout.root} --repair withdraws this notice"
+    )
+    logger.error("%s: %s", text, error)
+    notices.tell(store.layout, notice_key(broken.index), text)
+    return version
+
+
+def _present(store: ExpertStore, expert: int) -> ExpertVersion:
     present = store.manifest()
     if expert not in present.experts:
         raise ExpertMissingError(f"expert {expert} is not in {store.layout.manifest}; train it")
-    version = _newest_whole(store, present.experts[expert])
-    logger.warning("fell back", extra={"expert": expert, "version": version.version})
-    store.amend(lambda before: _with(before, version))
-    return version
+    return present.experts[expert]
 
 
 def _with(before: Manifest, version: ExpertVersion) -> Manifest:
@@ -84,17 +127,36 @@ def _with(before: Manifest, version: ExpertVersion) -> Manifest:
     return dataclasses.replace(before, generation=before.generation + 1, experts=experts)
 
 
+def _without(before: Manifest, expert: int) -> Manifest:
+    rest = {index: version for index, version in before.experts.items() if index != expert}
+    return dataclasses.replace(
+        before, generation=before.generation + 1, experts=MappingProxyType(rest)
+    )
+
+
 def _newest_whole(store: ExpertStore, broken: ExpertVersion) -> ExpertVersion:
-    for generation in reversed(manifests.generations(store.layout)):
+    for version in _earlier(store, broken):
         try:
-            past = manifests.read_file(manifests.history_file(store.layout, generation))
-            version = past.experts.get(broken.index)
-            if version is not None and version.version != broken.version:
-                store.verify(version)
-                return version
-        except (ExpertError, FileRefusedError):
+            store.verify(version)
+        except ExpertError:
             continue
+        return version
     raise ExpertCorruptError(
         f"expert {broken.index} ({broken.skill}) has no earlier version that is whole; "
         "train the skill again or restore it from a backup"
     )
+
+
+def _earlier(store: ExpertStore, broken: ExpertVersion) -> list[ExpertVersion]:
+    """The versions from before this one that the history names, newest first."""
+    found: dict[int, ExpertVersion] = {}
+    for generation in manifests.generations(store.layout):
+        try:
+            past = manifests.read_file(manifests.history_file(store.layout, generation))
+        except FileRefusedError:
+            continue
+        version = past.experts.get(broken.index)
+        if version is not None and version.skill == broken.skill:
+            found[manifests.born(version)] = version
+    newest = manifests.born(broken)
+    return [found[number] for number in sorted(found, reverse=True) if number < newest]

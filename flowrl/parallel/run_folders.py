@@ -57,15 +57,18 @@ def live_runs(layout: GraphLayout) -> Iterator[RunLayout]:
             yield RunLayout(path, int(found[1]))
 
 
-def pinned_versions(layout: GraphLayout) -> frozenset[tuple[int, str]]:
-    """The (index, version) of everything that a live run started from: it is not garbage."""
+def pinned_versions(layout: GraphLayout) -> frozenset[tuple[int, str]] | None:
+    """The (index, version) of everything that a live run started from: it is not garbage.
+
+    None says that a run's record is damaged: nobody knows what it pins, so nothing is garbage.
+    """
     pinned: set[tuple[int, str]] = set()
     for run_layout in live_runs(layout):
         try:
             ancestors = read_run(run_layout).ancestors
         except FileRefusedError as error:
-            logger.warning("a run folder pins nothing", extra={"why": str(error)})
-            continue
+            logger.warning("no version is collected: %s", error)
+            return None
         pinned.update((ancestor.expert, ancestor.version) for ancestor in ancestors)
     return frozenset(pinned)
 

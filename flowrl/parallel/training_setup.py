@@ -24,6 +24,7 @@ from flowrl.errors import (
     ExpertShapeError,
     FileRefusedError,
 )
+from flowrl.experts import repair
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore, check_digest
@@ -100,7 +101,8 @@ def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
     A folder that an attempt which died left behind is moved to `training_runs/failed/` first. If
-    anything is refused, nothing on disk has changed.
+    an expert is damaged, its newest earlier whole version counts from now on, and is used. If
+    anything is refused, nothing on disk has changed but for a notice of such damage.
 
     Raises:
       ExpertMissingError: a skill of the plan has no expert yet, or its files are gone.
@@ -187,10 +189,12 @@ def _seeds(
             raise ExpertMissingError(
                 f"expert {index} ({name}) is not in {store.layout.manifest}; train it first"
             )
-    seeds = tuple(known[index] for index in sorted(experts.values()) if index != new)
+    wanted = tuple(known[index] for index in sorted(experts.values()) if index != new)
+    for seed in wanted:
+        _check_shapes(store.path_of(seed), seed, shapes)
+    seeds = tuple(repair.usable(store, seed) for seed in wanted)
     for seed in seeds:
         _check_shapes(store.path_of(seed), seed, shapes)
-        store.verify(seed)
     return seeds
 
 

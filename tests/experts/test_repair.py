@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl import durable
+from flowrl import durable, notices
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, FileRefusedError
+from flowrl.experts import manifest as manifests
+from flowrl.experts.fsck import look
 from flowrl.experts.merge import FrameRule
-from flowrl.experts.repair import fall_back, fsck, rollback
+from flowrl.experts.repair import drop, fall_back, rollback, usable
 from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout
-from tests.experts.making import contents, make_expert, offer
+from tests.experts.making import content_of, contents, make_expert, offer
+from tests.sealing import rewrite
 
 
 @pytest.fixture
@@ -26,17 +29,95 @@ def truncate(store: ExpertStore, index: int) -> None:
     (store.path_of(version) / "arrays" / "d0").write_bytes(b"")
 
 
-def test_a_whole_graph_has_no_damage(store):
-    assert fsck(store) == ()
+def found(store: ExpertStore, pinned=()) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.thing) for finding in look(store, pinned)]
+
+
+def test_a_whole_store_has_nothing_to_be_said(store):
+    assert found(store) == []
 
 
 def test_damage_is_found_and_named(store):
     truncate(store, 0)
     durable.remove_tree(store.path_of(store.manifest().experts[1]))
-    found = fsck(store)
-    assert [damage.version.index for damage in found] == [0, 1]
-    assert "sha256" in found[0].why
-    assert "missing" in found[1].why
+    (first, why), (second, lost), *rest = found(store)
+    assert (first, second, rest) == ("error", "error", [])
+    assert "expert 0 (Skill 0)" in why
+    assert "sha256" in why
+    assert "missing" in lost
+
+
+def test_a_damaged_spare_is_a_warning(store):
+    spare = manifests.read_file(store.layout.history / "1.json").experts[0]
+    (store.path_of(spare) / "_METADATA").unlink()
+    ((severity, thing),) = found(store)
+    assert severity == "warning"
+    assert "nothing uses it now" in thing
+
+
+def test_a_manifest_whose_sums_or_ledger_are_wrong_is_found(store):
+    def spoil(facts):
+        facts["experts"][0]["frames"] = 7
+        facts["merged"].append("r1")
+
+    for path in (store.layout.manifest, store.layout.history / "4.json"):
+        rewrite(path, spoil)
+    things = "\n".join(thing for _, thing in found(store))
+    assert "run r1 is in the ledger of generation 4 twice" in things
+    assert "expert 0 (Skill 0) has 7 frames, its lineage sums up to 3" in things
+
+
+def test_a_version_that_nobody_names_is_found_unless_a_live_run_pins_it(store):
+    make_expert(store.layout.expert_version(0, "Skill 0", "v000009-dead"), "left")
+    (store.layout.expert_folder(0, "Skill 0") / "notes").mkdir()
+    assert [severity for severity, _ in found(store)] == ["warning", "note"]
+    assert [severity for severity, _ in found(store, {(0, "v000009-dead")})] == ["note"]
+    assert [severity for severity, _ in found(store, None)] == ["note"]
+
+
+def test_what_a_lost_generation_brought_in_is_kept_as_long_as_it_would_have_been(store):
+    kept = manifests.read_file(store.layout.history / "1.json").experts[0]
+    durable.remove_file(store.layout.history / "1.json")
+    assert store.collect_garbage() == ()
+    assert content_of(store.verify(kept)) == "r1"
+    assert store.collect_garbage(None) == ()
+
+
+def test_a_usable_expert_is_left_alone(store):
+    version = store.manifest().experts[0]
+    assert usable(store, version) == version
+    assert store.manifest().generation == 4
+    assert notices.read(store.layout) == {}
+
+
+def test_a_damaged_expert_is_replaced_set_aside_and_told_of(store, caplog):
+    broken = store.manifest().experts[0]
+    truncate(store, 0)
+    assert usable(store, broken).frames == 2
+    aside = store.layout.quarantine / store.path_of(broken).relative_to(store.layout.root)
+    assert (aside / "_METADATA").exists()
+    assert "sha256" in aside.with_name(aside.name + ".why.txt").read_text()
+    text = notices.read(store.layout)["damage_expert_0"]
+    assert "v000002-r2 (2 frames) counts again" in text
+    assert "expert 0 (Skill 0) was damaged" in caplog.text
+
+
+def test_an_expert_without_a_whole_version_is_refused_with_the_remedy(store):
+    truncate(store, 1)
+    broken = store.manifest().experts[1]
+    for _ in range(2):
+        with pytest.raises(ExpertCorruptError, match=r"No earlier version is whole: .*--repair"):
+            usable(store, broken)
+    assert store.manifest().generation == 4
+    assert "--repair" in notices.read(store.layout)["damage_expert_1"]
+    drop(store, 1, "no version is whole")
+    assert contents(store.layout) == {0: (3, "r4")}
+
+
+def test_a_fall_back_brings_back_nothing_that_was_rolled_back(store):
+    rollback(store, 2)  # from 3 frames to 2
+    truncate(store, 0)
+    assert fall_back(store, 0).frames == 1
 
 
 def test_a_truncated_expert_falls_back_to_its_previous_version(store):

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from flowrl import durable
+from flowrl import durable, notices
 from flowrl.config import PPOConfig
 from flowrl.errors import (
     BusyError,
@@ -305,8 +305,38 @@ def test_a_refused_run_leaves_the_disk_as_it_was(trained, completed, damage, err
     before = all_files(trained.root)
     with pytest.raises(error, match=words):
         prepare(trained, PICKAXE, 50, completed)
-    assert all_files(trained.root) == before
+    after = all_files(trained.root)
+    told = {name for name in after if name.startswith("notices/")}
+    assert {name: after[name] for name in after.keys() - told} == before
+    assert told == ({"notices/damage_expert_5.json"} if damage else set())
     assert tree(trained.training_runs) == []
+
+
+@pytest.mark.parametrize("damage", [drop_version, flip_a_bit], ids=["lost", "bit flip"])
+def test_a_damaged_expert_is_replaced_by_its_previous_version_before_a_run_starts(trained, damage):
+    earlier = ExpertStore(trained).manifest().experts[5]
+    train(trained, TABLE, 5, {WOOD: 0}, acted={5: 90})
+    damage(trained)
+    ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
+    assert ready.run.ancestors[1].version == earlier.version
+    assert content_of(ready.layout.seed(1)) == content_of(
+        trained.expert_version(5, TABLE, earlier.version)
+    )
+    assert ExpertStore(trained).manifest().experts[5] == earlier
+    assert "counts again" in notices.read(trained)["damage_expert_5"]
+
+
+def test_a_damaged_run_record_keeps_every_version_from_the_garbage(trained):
+    ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
+    ready.layout.run_json.write_text("{")
+    assert pinned_versions(trained) is None
+    stale = trained.expert_version(0, WOOD, "v000001-stale")
+    make_expert(stale, "named by nobody")
+    assert ExpertStore(trained).collect_garbage(pinned_versions(trained)) == ()
+    ExpertStore(trained).recover(pinned_versions(trained))
+    assert stale.is_dir()
+    fail_run(trained, 50, PICKAXE)
+    assert ExpertStore(trained).collect_garbage(pinned_versions(trained)) == (stale,)
 
 
 def test_a_seed_that_was_copied_wrongly_is_refused(trained, monkeypatch):

@@ -1,0 +1,43 @@
+"""Where damaged files go: aside, at the same place below `quarantine/`, with the reason beside.
+
+Nothing in it is used again. What lies there is a loss that is known: `flowrl fsck` names it, and
+no longer counts it as something to be put right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+from flowrl import durable
+from flowrl.layout import GraphLayout
+
+_REASON = ".why.txt"
+
+
+def put(layout: GraphLayout, path: Path, why: str) -> Path:
+    """Move a damaged file or folder of the graph aside; of a lost one, keep the reason alone."""
+    place = _place(layout, path)
+    durable.make_dir(place.parent)
+    if os.path.lexists(path):
+        for number in itertools.count(1):
+            if not os.path.lexists(place):
+                break
+            place = _place(layout, path).with_name(f"{path.name}.{number}")
+        durable.move_dir(path, place)
+    durable.write_atomic(_reason(_place(layout, path)), why.rstrip() + "\n")
+    return place
+
+
+def holds(layout: GraphLayout, path: Path) -> bool:
+    """Whether what was at `path` is known to be damaged or lost."""
+    return _reason(_place(layout, path)).exists()
+
+
+def _place(layout: GraphLayout, path: Path) -> Path:
+    return layout.quarantine / path.relative_to(layout.root)
+
+
+def _reason(place: Path) -> Path:
+    return place.with_name(place.name + _REASON)
