@@ -73,6 +73,14 @@ def pinned_versions(layout: GraphLayout) -> frozenset[tuple[int, str]] | None:
     return frozenset(pinned)
 
 
+def sweep_parts(layout: GraphLayout) -> None:
+    """Remove the half-written files that dead writers left anywhere in the graph."""
+    rooms = sorted(path for path in layout.root.iterdir() if not path.is_symlink())
+    dead = (place.folder for place in live_runs(layout) if not lock_held(place.folder))
+    for folder in (layout.root, *rooms, *dead):
+        durable.sweep_parts(folder)
+
+
 def resume_training_run(layout: GraphLayout, expert: int, skill: str) -> PreparedRun:
     """Make the same attempt ready to be launched again; its checkpoints and log stay.
 

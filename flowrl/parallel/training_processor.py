@@ -22,7 +22,7 @@ from flowrl.experts.merge import FrameRule, Keep, MergePolicy, Take, Verdict
 from flowrl.experts.store import Commit, ExpertStore
 from flowrl.launch.files import lock_held
 from flowrl.layout import GraphLayout, RunLayout
-from flowrl.parallel.run_folders import live_runs, pinned_versions
+from flowrl.parallel.run_folders import live_runs, pinned_versions, sweep_parts
 from flowrl.parallel.verification import records, tracker_folders, verified_offers
 from flowrl.runs import TrainingRun, read_result, read_run
 
@@ -93,6 +93,7 @@ def recover_graph(
     ExpertStore(layout).recover(pinned_versions(layout))
     for folder in (layout.training_runs, layout.failed_runs):
         durable.sweep(folder)
+    sweep_parts(layout)
     merged: list[dict[str, Any]] = []
     refused: dict[Path, str] = {}
     for place in live_runs(layout):
