@@ -1,21 +1,28 @@
-"""Copy standard input to a log file that cannot fill the disk.
+"""Copy standard input to a log file that cannot fill the disk and holds no known secret.
 
 Run by path, `python -I -S capped_log.py LOG`. When the log reaches half of the cap it becomes
 `LOG.1` and a new one is begun, so the newest output is always there. It ends at end of file and
-not before: whoever writes into the pipe must never be blocked by a signal or a full disk.
+not before: whoever writes into the pipe must never be blocked by a signal or a full disk. What
+`secrets.json` beside the log lists is replaced, and that file removed as soon as it is read.
 """
 # pathlib alone would double the time to start:
-# ruff: noqa: PTH100, PTH105
+# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH120
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 CAP_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**16
+REDACTED = b"[redacted]"
+SECRETS = "secrets.json"
+SECRETS_LIMIT_BYTES = 2**20
 
 
 def main(argv: list[str]) -> int:
@@ -24,22 +31,81 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     path = os.path.abspath(argv[0])
     limit = (int(argv[1]) if len(argv) > 1 else CAP_BYTES) // 2
+    screen = Screen(take_secrets(os.path.join(os.path.dirname(path), SECRETS)))
     log = open_log(path)
     while chunk := os.read(0, CHUNK_BYTES):
-        with suppress(OSError):  # what a full disk does not take is lost, the trainer goes on
-            if os.fstat(log).st_size + len(chunk) > limit:
-                os.replace(path, f"{path}.1")
-                fresh = open_log(path)
-                os.close(log)
-                log = fresh
-            write_all(log, chunk)
+        log = add(path, log, screen.passed(chunk), limit)
+    add(path, log, screen.rest(), limit)
     return 0
+
+
+class Screen:
+    """Lets bytes through, secrets excepted, wherever the stream happens to be cut."""
+
+    def __init__(self, secrets: Sequence[bytes]) -> None:
+        """Take the secrets, the longest first."""
+        self._secrets = [secret for secret in secrets if secret]
+        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
+        self._held = b""
+
+    def passed(self, chunk: bytes) -> bytes:
+        """What may be written now; an end that may become a secret is held back."""
+        if not self._secrets:
+            return chunk
+        text = self._held + chunk
+        end = len(text) - max(common_end(text, secret) for secret in self._secrets)
+        for match in self._pattern.finditer(text):
+            if match.start() < end < match.end():
+                end = match.start()
+        self._held = text[end:]
+        return self._pattern.sub(REDACTED, text[:end])
+
+    def rest(self) -> bytes:
+        """What was held back and has not become a longer secret."""
+        return self._pattern.sub(REDACTED, self._held) if self._secrets else b""
+
+
+def common_end(text: bytes, secret: bytes) -> int:
+    """How many bytes at the end of a text are the beginning of a secret, though not all of it."""
+    tail = text[max(0, len(text) - len(secret) + 1) :]
+    start = tail.find(secret[:1])
+    while start >= 0:
+        if secret.startswith(tail[start:]):
+            return len(tail) - start
+        start = tail.find(secret[:1], start + 1)
+    return 0
+
+
+def take_secrets(path: str) -> list[bytes]:
+    """The words that must not be logged, as the launcher left them here for us to remove."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return []
+    with os.fdopen(descriptor, "rb") as file:
+        text = file.read(SECRETS_LIMIT_BYTES)
+    with suppress(OSError):
+        os.unlink(path)
+    return [word.encode() for word in json.loads(text)["secrets"]]
+
+
+def add(path: str, log: int, text: bytes, limit: int) -> int:
+    """Append to the log, or to a new one where it would grow beyond its limit; answers which."""
+    with suppress(OSError):  # what a full disk does not take is lost, the trainer goes on
+        if os.fstat(log).st_size + len(text) > limit:
+            os.replace(path, f"{path}.1")
+            fresh = open_log(path)
+            os.close(log)
+            log = fresh
+        write_all(log, text)
+    return log
 
 
 def open_log(path: str) -> int:
     """A descriptor that appends; one that takes everything and keeps nothing where none can be."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        return os.open(path, flags, 0o600)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
 

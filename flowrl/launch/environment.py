@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from flowrl.errors import ConfigError
+from flowrl.launch.redaction import SECRET_NAME
 
 MEMORY_SHARE = 0.9  # of a GPU, for all its runs together: CUDA contexts need the rest
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -35,7 +37,7 @@ _INHERITED = re.compile(
         ]
     )
 )
-_SECRET = re.compile(r"(?i)key|token|secret|passw")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_SECRETS = re.compile(r"WANDB_\w+")
 
 
@@ -44,6 +46,7 @@ def child_env(
     *,
     skills_per_gpu: int = 1,
     environ: Mapping[str, str] | None = None,
+    passed: Collection[str] = (),
 ) -> dict[str, str]:
     """The environment of one run.
 
@@ -51,12 +54,15 @@ def child_env(
       device: the GPU's id (`flowrl.launch.gpus`), or None to train without one.
       skills_per_gpu: how many runs share it; each preallocates its part of the memory.
       environ: what to inherit from; by default this process's environment.
+      passed: the names of variables that a user passes on besides (`--pass_env`).
 
     Raises:
-      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is set, and is no share.
+      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is set, and is no share; or a variable to pass
+        on is not set.
     """
     inherited = os.environ if environ is None else environ
     env = {name: value for name, value in inherited.items() if _may_pass(name)}
+    env |= {name: _set_value(name, inherited) for name in passed}
     env["PYTHONUNBUFFERED"] = "1"
     if device is None:
         env.setdefault("JAX_PLATFORMS", "cpu")  # set by a user, it may also say tpu
@@ -67,8 +73,30 @@ def child_env(
     return env
 
 
+def compile_cache(folder: Path | None, environ: Mapping[str, str]) -> Path:
+    """Where JAX keeps compiled programs: `folder`, else JAX_COMPILATION_CACHE_DIR, else the user's.
+
+    Raises:
+      RuntimeError: there is no home folder.
+    """
+    if folder is not None:
+        return folder
+    if environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return Path(environ["JAX_COMPILATION_CACHE_DIR"])
+    caches = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
+    return Path(caches, "flowrl", "jax")
+
+
+def _set_value(name: str, environ: Mapping[str, str]) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--pass_env {name!r} is no name of an environment variable")
+    if name not in environ:
+        raise ConfigError(f"--pass_env {name}: it is not set here; export it or leave it out")
+    return environ[name]
+
+
 def _may_pass(name: str) -> bool:
-    if _SECRET.search(name) and not _OWN_SECRETS.fullmatch(name):
+    if SECRET_NAME.search(name) and not _OWN_SECRETS.fullmatch(name):
         return False
     return _INHERITED.fullmatch(name) is not None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from flowrl import durable
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, LaunchError
-from flowrl.launch import processes
+from flowrl.launch import processes, spec
 from flowrl.launch.job import Exited, Finished, Handle, Job, Lost, Outcome, Why
 from flowrl.layout import RunLayout
 from flowrl.runs import read_result
@@ -65,20 +65,10 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
     paths = _paths(job.folder)
     if not becomes_free(job.folder):
         raise LaunchError(f"{paths.lock} is held: a process of this run still lives; end it")
-    spec = {
-        "format": FORMAT,
-        "run_id": job.run_id,
-        "argv": list(job.argv),
-        "env": dict(job.env),
-        "cwd": str(job.cwd),
-        "grace_seconds": grace_seconds,
-        "cpus": list(job.cpus),
-    }
     try:
         for stale in (paths.exit_json, paths.start_json, paths.result_json):
             durable.remove_file(stale)
-        durable.make_file(paths.training_log)  # there from the start, for whoever follows it
-        durable.write_json(paths.spec_json, spec)
+        spec.write(job, grace_seconds=grace_seconds)
     except OSError as error:
         raise LaunchError(f"{paths.spec_json} cannot be written: {error}") from error
 
@@ -86,7 +76,9 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
 def withdraw(job: Job) -> None:
     """Take spec.json back, so that a launch that was given up starts nothing if it comes late."""
     if not lock_held(job.folder):
-        durable.remove_file(_paths(job.folder).spec_json)
+        paths = _paths(job.folder)
+        for left in (paths.spec_json, paths.secrets_json):
+            durable.remove_file(left)
 
 
 def lock_held(folder: Path) -> bool:
@@ -135,6 +127,13 @@ def outcome(handle: Handle, folder: Path) -> Outcome | None:
     Raises:
       OSError: it cannot be looked at now, for instance for lack of file descriptors.
     """
+    found = _outcome(handle, folder)
+    if found is not None:
+        spec.forget_environment(_paths(folder))
+    return found
+
+
+def _outcome(handle: Handle, folder: Path) -> Outcome | None:
     ending = read_exit(folder, handle.run_id)
     if ending is not None:
         return judge(ending, handle, folder)
@@ -174,10 +173,14 @@ def judge(ending: Ending, handle: Handle, folder: Path) -> Outcome:
 
 
 def stop(handle: Handle, folder: Path) -> None:
-    """Ask the runner to end its trainer: TERM, then KILL after the spec's grace."""
+    """Ask the runner to end its trainer: TERM, then KILL after the spec's grace.
+
+    The trainer may write start.json too, so only a process that holds the run's lock is asked.
+    """
     start = read_start(folder, handle.run_id)
     pid, birth = (start.runner_pid, start.runner_birth) if start else (handle.pid, handle.birth)
-    processes.send(pid, birth, signal.SIGTERM)
+    if start is None or pid in processes.with_open_file(_paths(folder).lock):
+        processes.send(pid, birth, signal.SIGTERM)
 
 
 def runner_alive(handle: Handle, start: Start | None) -> bool:
@@ -269,12 +272,11 @@ def _detail(why: Why, ending: Ending) -> str:
 def _end_orphans(start: Start | None, folder: Path) -> None:
     """Kill what lives without its runner: nobody would record how it ended.
 
-    Without start.json of this run the lock's holder may be a runner that is just starting.
+    Without start.json of this run the lock's holder may be a runner that is just starting. Who
+    holds the lock is known from the kernel: the trainer may write any pid into start.json.
     """
     if start is None:
         return
-    if start.trainer_pid is not None:
-        processes.send(start.trainer_pid, start.trainer_birth, signal.SIGKILL)
     for pid in processes.with_open_file(_paths(folder).lock):
         processes.send(pid, processes.birth_of(pid), signal.SIGKILL)
 

@@ -35,6 +35,8 @@ class Job:
     cwd: Path
     folder: Path  # the run folder: spec, start, exit, lock and log are written here
     cpus: tuple[int, ...] = ()  # the CPUs it may use; () means all
+    sandbox: tuple[str, ...] = ()  # what confines it, words to go before argv; () does not
+    passed: tuple[str, ...] = ()  # names of variables in `env` whose values must not be logged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ client waits for it, tells it when it is told to end itself, and breaks the conn
 killed. Where all stays quiet, only the session was killed. No option of the server is touched.
 """
 # pathlib alone would double the time to start:
-# ruff: noqa: PTH100, PTH105, PTH118, PTH119, PTH120, PTH123
+# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH119, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ import socket
 import sys
 import time
 
+# Run by path in isolation, Python finds the standard library only.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from flowrl.launch.trainer_process import oom_kills, signal_in, tell
+
 FORMAT = 1
 EXIT_BUSY = 75  # another runner holds run.lock
 EXIT_NOT_STARTED = 127  # the trainer's program could not be executed
@@ -33,7 +37,8 @@ ASKS = {
     signal.SIGQUIT: "quit",
     signal.SIGTERM: "term",
 }
-PASSED_ON = (signal.SIGHUP, signal.SIGTERM)  # the terminal itself sends the others to the trainer
+PASSED_ON = (signal.SIGHUP, signal.SIGTERM)
+TYPED = (signal.SIGINT, signal.SIGQUIT)  # the terminal itself sends them, but not to a confined one
 WATCHED = (*ASKS, signal.SIGCHLD)
 # Python ignores SIGPIPE and SIGXFSZ, and a shell's background job ignores SIGINT and SIGQUIT.
 RESET = (*WATCHED, signal.SIGPIPE, signal.SIGXFSZ)
@@ -47,6 +52,7 @@ def main(argv: list[str]) -> int:
     """Run the trainer that the spec describes; returns its exit code, or 128 + its signal."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.umask(0o077)
     spec_path = os.path.abspath(argv[0])
     folder = os.path.dirname(spec_path)
     with open(spec_path, encoding="utf-8") as file:
@@ -71,10 +77,10 @@ def run(spec: dict, folder: str) -> int:
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
     start["trainer"] = identity(trainer)
     write_record(os.path.join(folder, "start.json"), start, durable=False)
-    status, asked_by = wait_for(trainer, spec["grace_seconds"], server)
-    if not os.WIFSIGNALED(status):
+    status, asked_by = wait_for(trainer, spec, server)
+    number = signal_in(status, confined=bool(spec.get("sandbox")))
+    if number is None:
         return finish(spec, folder, code=os.WEXITSTATUS(status), asked_by=asked_by)
-    number = os.WTERMSIG(status)
     oom = number == signal.SIGKILL and oom_kills() > kills_before
     return finish(spec, folder, signal=number, oom=oom, asked_by=asked_by)
 
@@ -92,23 +98,27 @@ def take_lock(path: str) -> bool:
 
 
 def spawn(spec: dict) -> int:
-    """Start the trainer on our terminal, with the spec's environment and nothing else."""
+    """Start the trainer on our terminal, with the spec's environment and nothing else.
+
+    A confined one only writes to that terminal: it is not its own, so nothing can be typed there.
+    """
     if spec.get("cpus"):
         os.sched_setaffinity(0, spec["cpus"])
     os.chdir(spec["cwd"])
-    argv = spec["argv"]
-    return os.posix_spawnp(argv[0], argv, spec["env"], setsigmask=(), setsigdef=RESET)
+    confined = list(spec.get("sandbox") or ())
+    argv = [*confined, *spec["argv"]]
+    own = {"setsid": True} if confined else {}
+    return os.posix_spawnp(argv[0], argv, spec["env"], setsigmask=(), setsigdef=RESET, **own)
 
 
-def wait_for(
-    trainer: int, grace_seconds: float, server: socket.socket | None
-) -> tuple[int, list[str]]:
+def wait_for(trainer: int, spec: dict, server: socket.socket | None) -> tuple[int, list[str]]:
     """The trainer's wait status, and the signals that somebody sent us meanwhile.
 
     HUP and TERM reach the trainer as TERM; KILL follows after the grace.
     """
     asked_by: list[str] = []
     deadline: float | None = None
+    grace_seconds, confined = spec["grace_seconds"], bool(spec.get("sandbox"))
     while True:
         ended, status = os.waitpid(trainer, os.WNOHANG)
         if ended:
@@ -119,8 +129,10 @@ def wait_for(
             deadline = time.monotonic() + grace_seconds
             continue
         if number in PASSED_ON and deadline is None:
-            os.kill(trainer, signal.SIGTERM)
+            tell(trainer, signal.SIGTERM, confined=confined)
             deadline = time.monotonic() + grace_seconds
+        elif confined and number in TYPED:
+            tell(trainer, number, confined=True)
         if number in ASKS and ASKS[number] not in asked_by:
             asked_by += ask_of(number, server)
 
@@ -193,30 +205,6 @@ def identity(pid: int) -> dict:
         return {"pid": pid, "birth": ""}
 
 
-def oom_kills() -> int:
-    """How often the kernel killed for lack of memory: in our cgroup, else on the machine."""
-    for path in (*memory_event_files(), "/proc/vmstat"):
-        try:
-            with open(path, encoding="ascii") as file:
-                counts = dict(line.split()[:2] for line in file)
-            return int(counts["oom_kill"])
-        except (OSError, KeyError, ValueError):
-            continue
-    return 0
-
-
-def memory_event_files() -> list[str]:
-    """Where cgroup version 2, or 1, counts the kills of our own group."""
-    try:
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return []
-    files = [f"/sys/fs/cgroup{group[2]}/memory.events" for group in groups if group[0] == "0"]
-    old = [group[2] for group in groups if group[1] == "memory"]
-    return files + [f"/sys/fs/cgroup/memory{path}/memory.oom_control" for path in old]
-
-
 def finish(spec: dict, folder: str, **facts: object) -> int:
     """Write exit.json and answer what to exit with ourselves."""
     record = {
@@ -237,7 +225,20 @@ def finish(spec: dict, folder: str, **facts: object) -> int:
         except OSError as error:
             say(f"exit.json cannot be written, try {attempt + 1} of {WRITE_TRIES}: {error}")
             time.sleep(WRITE_PAUSE_SECONDS)
+    forget_environment(spec, folder)
     return record["code"] if record["code"] is not None else 128 + int(record["signal"])
+
+
+def forget_environment(spec: dict, folder: str) -> None:
+    """Keep no secrets beyond the trainer's life; a spec that cannot be rewritten is removed."""
+    path = os.path.join(folder, "spec.json")
+    try:
+        write_record(path, {**spec, "env": {}}, durable=False)
+    except OSError:
+        try:
+            os.unlink(path)
+        except OSError as error:
+            say(f"{path} still holds the trainer's environment, remove it: {error}")
 
 
 def write_record(path: str, record: dict, *, durable: bool) -> None:

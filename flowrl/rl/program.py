@@ -15,6 +15,7 @@ from flowrl.envs.craftax import make_env
 from flowrl.envs.interface import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.envs.wrappers import BatchedEnv
+from flowrl.launch.environment import compile_cache
 from flowrl.models import dispatch
 from flowrl.models.actor_critic import ActorCriticMoE
 from flowrl.rl import optimizer, resuming
@@ -97,9 +98,7 @@ def use_compile_cache(folder: Path | None) -> None:
 
     Without a folder: JAX_COMPILATION_CACHE_DIR, or flowrl/jax in the user's cache folder.
     """
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    default = os.environ.get("JAX_COMPILATION_CACHE_DIR") or Path(caches, "flowrl", "jax")
-    jax.config.update("jax_compilation_cache_dir", str(folder or default))
+    jax.config.update("jax_compilation_cache_dir", str(compile_cache(folder, os.environ)))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

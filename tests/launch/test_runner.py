@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launch import capped_log, files, runner
+from flowrl.launch import capped_log, files, runner, trainer_process
 from flowrl.launch.job import Exited, Why
 from flowrl.launch.local import LocalLauncher
 from tests.launch.conftest import SLEEP, end_of, start_of, trainer_of, until
@@ -76,7 +76,7 @@ def test_a_full_disk_is_waited_for(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "write_record", write_record)
     monkeypatch.setattr(runner, "WRITE_PAUSE_SECONDS", 0.0)
     assert runner.finish({"run_id": "r"}, str(tmp_path), code=4) == 4
-    assert len(tries) == 3
+    assert tries == [str(tmp_path / "exit.json")] * 3 + [str(tmp_path / "spec.json")]
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,18 @@ def test_a_full_disk_is_waited_for(monkeypatch, tmp_path):
 )
 def test_kills_are_counted_in_our_own_cgroup(monkeypatch, tmp_path, text, count):
     (tmp_path / "events").write_text(text)
-    monkeypatch.setattr(runner, "memory_event_files", lambda: ["/none", f"{tmp_path}/events"])
-    assert runner.oom_kills() == count
+    monkeypatch.setattr(
+        trainer_process, "memory_event_files", lambda: ["/none", f"{tmp_path}/events"]
+    )
+    assert trainer_process.oom_kills() == count
 
 
 @contextmanager
 def small_cgroup(megabytes: int):
     """A cgroup below ours with little memory; skips where we may not make one."""
-    own = [Path(path).parent for path in runner.memory_event_files() if Path(path).exists()]
+    own = [
+        Path(path).parent for path in trainer_process.memory_event_files() if Path(path).exists()
+    ]
     if not own:
         pytest.skip("no memory cgroup")
     group = own[0] / f"flowrl_test_{os.getpid()}"

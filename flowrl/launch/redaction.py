@@ -1,0 +1,76 @@
+"""Secrets and the texts in which they must not appear: logs, states, stories, notices.
+
+A secret is the value of an environment variable whose name says so, or that a user passes on by
+`--pass_env`. Short values are no secrets: replacing them would tear ordinary words apart. Only the
+value as it is, as Python and JSON quote it, and line by line is found; whoever encodes a secret
+otherwise before he writes it down is not stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+REDACTED = "[redacted]"
+SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential")
+LEAST_LENGTH = 8
+_TEXTS = frozenset({"why", "detail", "lines", "text", "outcome", "said"})
+
+Value = TypeVar("Value")
+
+
+def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tuple[str, ...]:
+    """All spellings of the secrets in an environment, the longest first.
+
+    `passed` names the variables that are secret whatever their names say.
+    """
+    found: set[str] = set()
+    for name, value in environ.items():
+        if name in passed or SECRET_NAME.search(name):
+            found |= _spellings(value)
+    return tuple(sorted(found, key=lambda word: (-len(word), word)))
+
+
+def redacted(text: str, secrets: Sequence[str]) -> str:
+    """The text without the secrets, which are given as `secrets_of` gives them.
+
+    >>> redacted("401 for hunter2hunter2", ["hunter2hunter2"])
+    '401 for [redacted]'
+    """
+    if not any(secret in text for secret in secrets):
+        return text
+    return re.sub("|".join(map(re.escape, secrets)), REDACTED, text)
+
+
+def cleaned(value: Value, secrets: Sequence[str]) -> Value:
+    """The same record with the secrets taken out of the texts that it carries for people."""
+    return _cleaned(value, secrets) if secrets else value
+
+
+def _cleaned(value: Any, secrets: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        return redacted(value, secrets)
+    if isinstance(value, tuple):
+        return tuple(_cleaned(item, secrets) for item in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    texts = {field.name: getattr(value, field.name) for field in fields(value)}
+    clean = {name: _cleaned(text, secrets) for name, text in texts.items() if name in _TEXTS}
+    changed = {name: text for name, text in clean.items() if text != texts[name]}
+    return replace(value, **changed) if changed else value
+
+
+def _spellings(value: str) -> set[str]:
+    """How a value may come to stand in a text; a terminal ends its lines by `\\r\\n`."""
+    lines = (line.strip() for line in value.splitlines())
+    plain = {value, value.strip(), *lines}
+    quoted = {json.dumps(word)[1:-1] for word in plain} | {repr(word)[1:-1] for word in plain}
+    # What is no UTF-8 in an environment has no place in a text either.
+    return {word for word in plain | quoted if len(word) >= LEAST_LENGTH and _is_text(word)}
+
+
+def _is_text(word: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in word)

@@ -1,0 +1,57 @@
+"""spec.json: what the runner is to do, and the environment in it, which outlives no run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowrl import durable
+from flowrl.errors import FileRefusedError
+from flowrl.launch.job import Job
+from flowrl.launch.redaction import secrets_of
+from flowrl.layout import RunLayout
+
+FORMAT = 1
+
+
+def write(job: Job, *, grace_seconds: float) -> None:
+    """Say what to run, and, for the log's writer alone, what must not be logged; begin the log."""
+    place = RunLayout(job.folder, expert=0)
+    secrets = secrets_of(job.env, job.passed)
+    if secrets:
+        durable.write_json(place.secrets_json, {"format": FORMAT, "secrets": secrets})
+    else:
+        durable.remove_file(place.secrets_json)
+    spec = {
+        "format": FORMAT,
+        "run_id": job.run_id,
+        "argv": list(job.argv),
+        "env": dict(job.env),
+        "cwd": str(job.cwd),
+        "grace_seconds": grace_seconds,
+        "cpus": list(job.cpus),
+        "sandbox": list(job.sandbox),
+    }
+    _begin_log(place.training_log)
+    durable.write_json(place.spec_json, spec)
+
+
+def forget_environment(place: RunLayout) -> None:
+    """Leave no secret in the folder of a run that is over; its runner has done so if it could."""
+    durable.remove_file(place.secrets_json)
+    try:
+        spec = durable.read_json(place.spec_json)
+    except FileRefusedError:
+        return
+    if not spec.get("env"):
+        return
+    try:
+        durable.write_json(place.spec_json, {**spec, "env": {}})
+    except OSError:  # a full disk takes nothing, but gives
+        durable.remove_file(place.spec_json)
+
+
+def _begin_log(path: Path) -> None:
+    """Have a log from the start, for whoever follows it; one that is no plain file is removed."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        durable.remove_file(path)
+    durable.make_file(path)
