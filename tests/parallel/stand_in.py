@@ -28,6 +28,7 @@ class Order:
     fails: int = 0  # so many attempts exit with 1
     gate: str = ""  # it ends only when this file is there
     success_rate: float = 0.9
+    seconds: float = 0.0  # it takes so long besides
 
 
 def main(argv: list[str]) -> int:
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
     sys.stdout.write(f"training {run.skill}, attempt {run.attempt}\n")
     _tell_progress(place, run)
     _wait_for(here / order.gate)
+    time.sleep(order.seconds)
     if run.attempt <= order.fails:
         sys.stderr.write("it was ordered to fail\n")
         return 1

@@ -1,0 +1,112 @@
+"""Faults of real processes by the dozen: what each costs, and that nothing is lost or repeated.
+
+PYTHONPATH=. python scripts/chaos_processes.py [--kills 36] [--rounds 5] [--json FILE]
+
+The scheduler is killed at random instants while eight skills train in real tmux sessions on a
+private socket; every other fault gets `--rounds` trials of its own. Exit code 1 when anything
+was relaunched, lost, merged twice or left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.parallel import chaos_trials
+from tests.parallel.chaos_merging import six_mergers
+from tests.parallel.chaos_place import ChaosPlace, Trial
+
+COUNTS = ("relaunched", "lost", "merged_twice", "left_over")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=36, help="of the scheduler")
+    parser.add_argument("--rounds", type=int, default=5, help="of every other fault")
+    parser.add_argument("--mergers", type=int, default=10, help="rounds of six mergers")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    args = parser.parse_args()
+    chance = random.Random(args.seed)
+    rows = [
+        row(chaos_trials.scheduler_killed_at_random, killed(args.kills, chance)),
+        *(row(trial, rounds(trial, args.rounds, chance)) for trial in chaos_trials.ALL[1:]),
+        row(six_mergers, (six_mergers_once(chance) for _ in range(args.mergers))),
+    ]
+    if args.json:
+        args.json.write_text(json.dumps({"format": 1, "faults": rows}, indent=2) + "\n")
+    return 1 if any(found["errors"] or any(found[name] for name in COUNTS) for found in rows) else 0
+
+
+def row(trial: Callable[..., list[Trial]], found: Iterator[list[Trial]]) -> dict:
+    """One line of the table, printed as soon as its trials are over."""
+    trials: list[Trial] = []
+    errors = 0
+    while True:
+        try:
+            trials += next(found)
+        except StopIteration:
+            break
+        except AssertionError:
+            traceback.print_exc()
+            errors += 1
+            break  # a generator that raised has no more trials
+    millis = [one.millis for one in trials] or [0.0]
+    facts = {
+        "fault": trials[0].fault if trials else trial.__name__,
+        "trials": len(trials),
+        "median_ms": round(statistics.median(millis), 1),
+        "max_ms": round(max(millis), 1),
+        "cpu_ms": round(max((one.cpu_millis for one in trials), default=0.0), 1),
+        **{name: sum(getattr(one, name) for one in trials) for name in COUNTS},
+        "errors": errors,
+    }
+    print(" ".join(f"{name}={value!r}" for name, value in facts.items()), flush=True)
+    return facts
+
+
+def killed(kills: int, chance: random.Random) -> Iterator[list[Trial]]:
+    """Graph after graph until the scheduler was killed often enough."""
+    met = 0
+    while met < kills:
+        with Places() as place:
+            found = chaos_trials.scheduler_killed_at_random(place, chance, kills=6)
+        met += len(found)
+        yield found
+
+
+def rounds(trial: Callable[..., list[Trial]], count: int, chance: random.Random):
+    """The same fault in one fresh place after another."""
+    for _ in range(count):
+        with Places() as place:
+            found = trial(place, chance)
+        yield found
+
+
+def six_mergers_once(chance: random.Random) -> list[Trial]:
+    with tempfile.TemporaryDirectory() as folder:
+        return six_mergers(Path(folder), chance)
+
+
+class Places:
+    """A fresh place, whose processes and files are gone afterwards."""
+
+    def __enter__(self) -> ChaosPlace:
+        self._folder = tempfile.TemporaryDirectory(prefix="chaos")
+        self._place = ChaosPlace(Path(self._folder.name))
+        return self._place
+
+    def __exit__(self, *_: object) -> None:
+        self._place.end()
+        self._folder.cleanup()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The parallel story under chaos: `python -m tests.parallel.chaos_story FLAGS`.
+
+As `stand_in_story`, but stopped trainers are killed after half a second, and the daemon leaves
+`ready.PID` beside the graph as soon as it has taken up all runs and waits for their ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from flowrl import bottomup_parallel
+from flowrl.launch.job import Launcher
+from flowrl.launch.local import LocalLauncher
+from flowrl.launch.tmux import TmuxLauncher
+from flowrl.parallel.scheduler import SkillScheduler
+from tests.parallel.stand_in_story import StandInWorkshop
+
+GRACE_SECONDS = 0.5
+
+
+class TellingScheduler(SkillScheduler):
+    """Tells once that it has begun to wait."""
+
+    def wait(self) -> None:
+        mark = self.layout.root.parent / f"ready.{os.getpid()}"
+        if not mark.exists():
+            part = mark.with_suffix(".part")
+            part.write_text(f"{time.time()} {time.process_time()}")
+            part.replace(mark)
+        super().wait()
+
+
+def open_launcher(config: bottomup_parallel.BottomUpConfig) -> Launcher:
+    if config.launcher == "local":
+        return LocalLauncher(grace_seconds=GRACE_SECONDS)
+    launcher = TmuxLauncher(config.tmux_socket, grace_seconds=GRACE_SECONDS)
+    launcher.check()
+    return launcher
+
+
+if __name__ == "__main__":
+    bottomup_parallel.TrainingWorkshop = StandInWorkshop
+    bottomup_parallel.SkillScheduler = TellingScheduler
+    bottomup_parallel.open_launcher = open_launcher
+    sys.exit(bottomup_parallel.main())
