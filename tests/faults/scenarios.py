@@ -1,0 +1,360 @@
+"""What is done while files fail: each scenario with its start, its act, and what must hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from flowrl import durable, notices
+from flowrl.experts import manifest as manifests
+from flowrl.experts import repair
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout
+from flowrl.parallel.board import SchedulerState
+from flowrl.parallel.codec import StateFile
+from flowrl.parallel.requests import ask
+from flowrl.parallel.run_folders import (
+    KEPT_FAILURES,
+    fail_run,
+    live_runs,
+    pinned_versions,
+    resume_training_run,
+)
+from flowrl.parallel.status import Entry, Running, Waiting
+from flowrl.parallel.training_processor import process_completed_training, recover_graph
+from flowrl.runs import read_run
+from tests.experts.making import contents
+from tests.faults.frozen import content
+from tests.parallel.making import PICKAXE, SWORD, TABLE, WOOD, finish, prepare, train
+
+COMPLETED = {WOOD: 0, TABLE: 1}
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+Work = Callable[[GraphLayout], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One act under faults.
+
+    `build` makes the start in an empty folder. `look` is a reader, at whatever instant; it raises
+    when what it finds is no consistent state, and its answer must be one of those before the act
+    or after it. `again` ends what a fault interrupted, and `end` is what must come of it.
+    """
+
+    name: str
+    build: Work
+    act: Work
+    again: Work
+    look: Work
+    end: Work
+
+
+def scenarios(policies: Sequence[str]) -> list[Scenario]:
+    """All of them; those that merge, once for each policy."""
+    merging = [make(policy) for policy in policies for make in (_merge, _archive, _recover)]
+    return [*merging, _prepare(), _fail(), _resume(), _collect(), _roll_back(), *_small()]
+
+
+# --- readers
+
+
+def look(layout: GraphLayout) -> Any:
+    """What counts in a graph: every expert verified, every record whole, the ledger once."""
+    store = ExpertStore(layout)
+    present = store.manifest()
+    assert len(set(present.merged)) == len(present.merged), present.merged
+    for generation in manifests.generations(layout):
+        manifests.read_file(manifests.history_file(layout, generation))
+    for place in live_runs(layout):
+        run = read_run(place)
+        for local, expert in enumerate(run.experts):
+            for ancestor in run.ancestors:
+                if ancestor.expert == expert:
+                    assert durable.tree_digest(place.seed(local)) == ancestor.sha256
+    return contents(layout), present.merged
+
+
+def everything(layout: GraphLayout) -> Any:
+    """Every file of the graph, byte for byte."""
+    return content(layout.root)
+
+
+def _recovered(layout: GraphLayout, act: Work) -> None:
+    recover_graph(layout)
+    act(layout)
+
+
+# --- merging
+
+
+def trained(layout: GraphLayout) -> None:
+    """Experts 0 (50 frames) and 1 (20 frames)."""
+    train(layout, WOOD, 0, {}, acted={0: 50})
+    train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
+
+
+def _conflict(layout: GraphLayout) -> None:
+    """A finished run of the pickaxe, whose ancestor another run has improved meanwhile."""
+    trained(layout)
+    ready = prepare(layout, PICKAXE, 4, COMPLETED)
+    other = prepare(layout, SWORD, 5, COMPLETED)
+    finish(other.layout, {0: 8, 5: 5})
+    process_completed_training(other.run_folder, SWORD, 5, layout.root)
+    finish(ready.layout, {0: 30, 4: 30})
+    files = (ready.layout.tensorboard / "events", ready.layout.wandb / "run" / "run.wandb")
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text("kept")
+    (ready.layout.wandb / "latest").symlink_to("run")
+    ready.layout.older_training_log.write_text("older")
+
+
+def _merge_pickaxe(policy: str, layout: GraphLayout) -> Any:
+    del policy
+    place = layout.run(4, PICKAXE)
+    return process_completed_training(place.folder, PICKAXE, 4, layout.root)
+
+
+def _merge(policy: str) -> Scenario:
+    act = partial(_merge_pickaxe, policy)
+    return Scenario(
+        name=f"merge ({policy})",
+        build=_conflict,
+        act=act,
+        again=partial(_recovered, act=act),
+        look=look,
+        end=everything,
+    )
+
+
+def _killed_at(point: str, policy: str, layout: GraphLayout) -> None:
+    """A merge that a fault ended there, as a kill would have: nothing was tidied up."""
+    _conflict(layout)
+    child = os.fork()
+    if child == 0:
+        os.environ["FLOWRL_FAULT"] = f"{point}:kill"
+        with suppress(BaseException):
+            _merge_pickaxe(policy, layout)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 9
+
+
+def _archive(policy: str) -> Scenario:
+    act = partial(_merge_pickaxe, policy)
+    return Scenario(
+        name=f"archive ({policy})",
+        build=partial(_killed_at, "merge.committed", policy),
+        act=act,
+        again=partial(_recovered, act=act),
+        look=look,
+        end=everything,
+    )
+
+
+def _recover(policy: str) -> Scenario:
+    return Scenario(
+        name=f"recovery ({policy})",
+        build=partial(_killed_at, "write.global_latest.json", policy),
+        act=recover_graph,
+        again=recover_graph,
+        look=look,
+        end=everything,
+    )
+
+
+# --- run folders
+
+
+def _with_dead_attempt(layout: GraphLayout) -> None:
+    trained(layout)
+    prepare(layout, PICKAXE, 4, COMPLETED)
+
+
+def _prepare() -> Scenario:
+    def act(layout: GraphLayout) -> Any:
+        return prepare(layout, PICKAXE, 4, COMPLETED, attempt=2)
+
+    def end(layout: GraphLayout) -> Any:
+        """One whole run folder of the attempt, and the attempts before it."""
+        place = layout.run(4, PICKAXE)
+        names = sorted(path.relative_to(place.folder) for path in place.folder.rglob("*"))
+        present = {path.name for path in layout.training_runs.iterdir()}
+        assert present == {"failed", place.folder.name}, present
+        kept = {path.name.rpartition(".attempt")[2][0] for path in layout.failed_runs.iterdir()}
+        assert "1" in kept <= {"1", "2"}, kept
+        return look(layout), read_run(place).attempt, names
+
+    return Scenario(
+        name="prepare",
+        build=_with_dead_attempt,
+        act=act,
+        again=partial(_recovered, act=act),
+        look=look,
+        end=end,
+    )
+
+
+def _fail() -> Scenario:
+    def build(layout: GraphLayout) -> None:
+        for attempt in range(1, KEPT_FAILURES + 2):
+            prepare(layout, WOOD, 0, {}, attempt=attempt)
+
+    def act(layout: GraphLayout) -> Any:
+        return fail_run(layout, 0, WOOD)
+
+    def end(layout: GraphLayout) -> Any:
+        assert not list(live_runs(layout))
+        names = sorted(path.name for path in layout.failed_runs.iterdir())
+        # One that was moved before the fault may not have pushed the oldest out yet.
+        assert len(names) <= KEPT_FAILURES + 1, names
+        return look(layout), _last(names)
+
+    return Scenario(
+        name="fail", build=build, act=act, again=partial(_recovered, act=act), look=look, end=end
+    )
+
+
+def _last(names: list[str]) -> list[str]:
+    return names[-KEPT_FAILURES:]
+
+
+def _resume() -> Scenario:
+    def build(layout: GraphLayout) -> None:
+        place = prepare(layout, WOOD, 0, {}).layout
+        for path in (place.start_json, place.exit_json, place.result_json):
+            path.write_text("{}\n")
+        (place.resume / "0").mkdir(parents=True)
+        (place.resume / "0" / "d0").write_text("arrays")
+
+    def act(layout: GraphLayout) -> Any:
+        return resume_training_run(layout, 0, WOOD)
+
+    return Scenario(name="resume", build=build, act=act, again=act, look=look, end=everything)
+
+
+# --- the store
+
+
+def _collect() -> Scenario:
+    def build(layout: GraphLayout) -> None:
+        trained(layout)
+        prepare(layout, SWORD, 3, COMPLETED)
+        store = ExpertStore(layout)
+        for _ in range(manifests.KEPT_GENERATIONS + 3):
+            present = store.manifest().experts[0]
+            train_once_more(store, present.frames + 1)
+
+    def act(layout: GraphLayout) -> Any:
+        return ExpertStore(layout).collect_garbage(pinned_versions(layout))
+
+    return Scenario(
+        name="garbage",
+        build=build,
+        act=act,
+        again=partial(_recovered, act=act),
+        look=look,
+        end=everything,
+    )
+
+
+def train_once_more(store: ExpertStore, frames: int) -> None:
+    """A new version of expert 0 without any collection of garbage."""
+    place = store.layout.root / "made"
+    before = store.manifest()
+    version = dataclasses.replace(
+        before.experts[0],
+        version=manifests.version_name(before.generation + 1, f"r{frames}"),
+        frames=frames,
+        lineage=(manifests.Contribution(run_id=f"r{frames}", frames=frames),),
+    )
+    durable.copy_tree(store.path_of(before.experts[0]), place)
+    durable.move_dir(place, store.path_of(version))
+    store.amend(lambda before: before.after(f"r{frames}", {0: version}))
+
+
+def _roll_back() -> Scenario:
+    def act(layout: GraphLayout) -> Any:
+        store = ExpertStore(layout)
+        if set(store.manifest().experts) != {0}:
+            repair.rollback(store, 1)
+
+    return Scenario(
+        name="rollback",
+        build=trained,
+        act=act,
+        again=partial(_recovered, act=act),
+        look=look,
+        end=everything,
+    )
+
+
+# --- small files
+
+
+def _state(attempt: int) -> SchedulerState:
+    running = Running(run_id=f"e1.a{attempt}.x", attempt=attempt, handle=None, device="0", since=AT)
+    statuses = [running, *(Waiting(attempt=attempt) for _ in range(20))]
+    entries = [
+        Entry(skill=f"Skill {order}", needs=(), order=order, status=status, expert=order)
+        for order, status in enumerate(statuses)
+    ]
+    return SchedulerState.of(entries, next_expert=len(entries))
+
+
+def _save(layout: GraphLayout, attempt: int = 2) -> None:
+    StateFile(layout.scheduler_state).save(_state(attempt))
+
+
+def _saved(layout: GraphLayout) -> Any:
+    state = StateFile(layout.scheduler_state).load()
+    return None if state is None else state.entries["Skill 0"]
+
+
+def _small() -> list[Scenario]:
+    def tell(layout: GraphLayout) -> None:
+        notices.tell(layout, "disk", "full")
+        notices.withdraw(layout, "old")
+
+    def shown(layout: GraphLayout) -> None:
+        """Each notice is whole; the two are not written at one stroke."""
+        found = notices.read(layout)
+        assert set(found.values()) <= {"full", "long gone"}, found
+
+    def asked(layout: GraphLayout) -> Any:
+        """How often the request was understood; a user who saw it fail may ask twice."""
+        found = [durable.read_json(path) for path in sorted(layout.requests.glob("*.json"))]
+        assert all(facts["skill"] == WOOD for facts in found), found
+        return bool(found)
+
+    save = Scenario(
+        name="state save",
+        build=partial(_save, attempt=1),
+        act=_save,
+        again=partial(_recovered, act=_save),
+        look=_saved,
+        end=everything,
+    )
+    request = Scenario(
+        name="request",
+        build=lambda layout: None,
+        act=lambda layout: ask(layout, "retry", WOOD),
+        again=partial(_recovered, act=lambda layout: ask(layout, "retry", WOOD)),
+        look=asked,
+        end=asked,
+    )
+    notice = Scenario(
+        name="notice",
+        build=lambda layout: notices.tell(layout, "old", "long gone"),
+        act=tell,
+        again=partial(_recovered, act=tell),
+        look=shown,
+        end=everything,
+    )
+    return [save, dataclasses.replace(save, name="first save", build=lambda layout: None), request,
+            notice]  # fmt: skip

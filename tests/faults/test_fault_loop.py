@@ -1,0 +1,44 @@
+"""Killed, torn, out of space or failing at an operation on files: the right end, exactly once.
+
+A sample of what `scripts/chaos_faults.py` does at every operation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults import shim
+from tests.faults.loop import POLICIES, WRONGS
+from tests.faults.shim import FIVE
+
+pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C compiler for the shim")
+
+
+@pytest.fixture
+def memory(tmp_path) -> Iterator[Path]:
+    """A folder in memory where there is one: it is laid out again for every fault."""
+    place = Path("/dev/shm")
+    if not os.access(place, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)
+
+
+def test_no_fault_at_any_operation_loses_doubles_or_leaves_anything(tmp_path, memory):
+    report = tmp_path / "report.json"
+    words = (str(memory), str(report), "--stride", "9")
+    shim.with_shim(shim.compiled(tmp_path), "tests.faults.loop", *words)
+    found = json.loads(report.read_text())
+    examples = [example for tally in found["scenarios"] for example in tally["examples"]]
+    assert not any(found[kind] for kind in WRONGS), "\n".join(examples)
+    assert found["injected"] > 250
+    met = {mode for tally in found["scenarios"] for mode in tally["faults"]}
+    assert met == {mode.name for mode in FIVE}
+    assert sum("merge" in tally["scenario"] for tally in found["scenarios"]) == len(POLICIES)
