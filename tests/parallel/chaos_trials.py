@@ -17,11 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import locks
+from flowrl import cli, locks
 from flowrl.errors import EXIT_BUSY, BusyError
 from flowrl.launch import processes
 from flowrl.parallel.claim import Claim
-from flowrl.parallel.requests import ask
 from tests.launch.conftest import until
 from tests.parallel.chaos_place import TO_TABLE, ChaosPlace, Trial
 from tests.parallel.making import TABLE, WOOD
@@ -237,7 +236,7 @@ def _held_and_retried(
     held = place.comes_to(WOOD, "held")
     millis = millis_since(began)
     assert ended(daemon)[0] == 1, "nothing is left that could move"
-    ask(place.layout, "retry", WOOD)
+    assert cli.main(["retry", WOOD, "--graph-path", str(place.layout.root)]) == 0
     daemon = place.start(TO_TABLE)
     trial = _ended_well(place, daemon, fault, millis, again=True)
     assert place.line(WOOD)["run_id"] == held["run_id"]
