@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from flowrl import config as configs
-from flowrl import console, sealed
+from flowrl import console, notices, sealed
 from flowrl.config import BottomUpConfig
-from flowrl.errors import ConfigError
+from flowrl.errors import EXIT_RESUMABLE, ConfigError
+from flowrl.launch import sandbox
 from flowrl.launch.gpus import Device, visible_devices
 from flowrl.launch.job import Launcher
 from flowrl.launch.local import LocalLauncher
@@ -39,7 +40,7 @@ CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 def train_graph(
     config: BottomUpConfig, launcher: Launcher | None = None, *, live: bool = True
 ) -> int:
-    """Train until every skill has ended; 0 when all that was asked for is completed."""
+    """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     layout = GraphLayout(config.graph_path)
     book = SkillBook(layout)
     graph = open_graph(config, book)
@@ -57,16 +58,17 @@ def train_graph(
             max_nodes=config.max_nodes,
         )
         feeder = Feeder(flow, book, scheduler)
+        workshop = TrainingWorkshop(layout, config, lambda: graph)
+        notices.tell(layout, sandbox.NOTICE, workshop.confinement.said)
         scheduler.set_callbacks(
-            workshop=TrainingWorkshop(layout, config, lambda: graph),
+            workshop=workshop,
             on_skill_complete=feeder.on_skill_complete,
             on_skill_failed=feeder.on_skill_failed,
         )
         feeder.catch_up()
         feeder.offer()
         scheduler.run()
-        feeder.show_what_is_blocked()
-        return 0 if feeder.all_completed() else 1
+        return feeder.exit_code()
 
 
 def open_graph(config: BottomUpConfig, book: SkillBook) -> SkillGraph:
@@ -122,6 +124,13 @@ class Feeder:
         while handed := self._flow.next_skill():
             self._add(*handed)
 
+    def exit_code(self) -> int:
+        """0 when all is completed, 85 when `flowrl stop` has ended it before that, else 1."""
+        if self._scheduler.stopped_by_wish and not self.all_completed():
+            return EXIT_RESUMABLE
+        self.show_what_is_blocked()
+        return 0 if self.all_completed() else 1
+
     def all_completed(self) -> bool:
         """Whether every skill that was asked for is completed."""
         entries = self._scheduler.state.entries
@@ -153,6 +162,7 @@ def open_scheduler(
         devices=tuple(device.id for device in devices),
         skills_per_gpu=config.skills_per_gpu,
         hung_seconds=config.stall_timeout,
+        run_seconds=config.run_timeout,
     )
 
 

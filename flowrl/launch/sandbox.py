@@ -33,12 +33,16 @@ NOTICE = "sandbox"
 CONFINED_SUFFIX = "-confined"
 TRIAL_SECONDS = 30.0
 _TRIAL = "import flowrl.layout, importlib.util as u; assert u.find_spec('jax')"
+_CONFINED = "trainers are confined by bubblewrap: no network, no folder but their own run's"
+_OFFLINE = "; Weights & Biases is kept on disk for wandb sync, or use --sandbox none"
+_MISSING = "bubblewrap is not installed (apt install bubblewrap)"
 _REMEDY = "use --sandbox none, or auto to do without where it is missing"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _SETTINGS = (
     "alternatives ca-certificates glvnd group host.conf hosts ld.so.cache ld.so.conf "
     "ld.so.conf.d localtime nsswitch.conf nvidia OpenCL passwd pki ssl timezone vulkan"
 )
+_DEVICE_FOLDER = Path("/dev")
 _DEVICES = ("nvidia*", "dri")
 _TMP_BYTES = 2**30
 _HOME_BYTES = 2**26
@@ -49,6 +53,7 @@ class Confinement:
     """How trainers are confined: by the program named, or, without one, not at all."""
 
     program: str | None = None
+    hidden: Path | None = None  # a folder of which nothing but a run's own is to be seen
     said: str = "trainers are not confined (--sandbox none)"
 
     def around(
@@ -58,7 +63,6 @@ class Confinement:
         cwd: Path,
         env: Mapping[str, str],
         cache: Path | None = None,
-        hidden: Path | None = None,
     ) -> tuple[str, ...]:
         """The words that go before a trainer's own; none when it is not confined.
 
@@ -67,7 +71,6 @@ class Confinement:
           cwd: where the trainer is started; it will be empty there.
           env: the trainer's environment, for the places that it names.
           cache: the compile cache as the trainer knows it.
-          hidden: a folder of which nothing but the run's own is to be seen.
         """
         if self.program is None:
             return ()
@@ -77,22 +80,22 @@ class Confinement:
         words += _home(env)
         words += _read_only(env)
         words += _devices(env)
-        if hidden is not None:
-            words += ["--size", str(_HOME_BYTES), "--tmpfs", str(hidden)]
-        if cache is not None:
-            own = make_dir(cache.with_name(cache.name + CONFINED_SUFFIX))
-            words += ["--bind", str(own), str(cache)]
+        if self.hidden is not None:
+            words += ["--tmpfs", str(self.hidden)]
+        words += _shared(cache)
         words += ["--dir", str(cwd), "--chdir", str(cwd)]
         words += ["--bind", str(place.folder), str(place.folder)]
         for record in (place.run_json, place.module):
             words += ["--ro-bind-try", str(record), str(record)]
-        if hidden is not None:
-            words += ["--remount-ro", str(hidden)]
+        if self.hidden is not None:
+            words += ["--remount-ro", str(self.hidden)]
         return (*words, "--remount-ro", "/", "--")
 
 
-def confinement(wanted: Sandbox) -> Confinement:
-    """What `--sandbox` comes to on this machine.
+def confinement(wanted: Sandbox, graph: Path, *, network_wanted: bool = False) -> Confinement:
+    """What `--sandbox` comes to on this machine, for the runs of the graph in this folder.
+
+    With `network_wanted` it says what becomes of that wish.
 
     Raises:
       ConfigError: bubblewrap is asked for, and is missing or does not work.
@@ -100,16 +103,11 @@ def confinement(wanted: Sandbox) -> Confinement:
     if wanted == "none":
         return Confinement()
     program = shutil.which("bwrap")
-    trouble = (
-        "bubblewrap is not installed (apt install bubblewrap)"
-        if program is None
-        else _trouble(Confinement(program=program))
-    )
+    said = _CONFINED + (_OFFLINE if network_wanted else "")
+    found = Confinement(program=program, hidden=graph.resolve(), said=said)
+    trouble = _MISSING if program is None else _trouble(found)
     if trouble is None:
-        return Confinement(
-            program=program,
-            said="trainers are confined by bubblewrap: no network, no folder but their own run's",
-        )
+        return found
     if wanted == "bwrap":
         raise ConfigError(f"--sandbox bwrap: {trouble}; {_REMEDY}")
     return Confinement(said=f"trainers are not confined: {trouble}")
@@ -156,6 +154,16 @@ def cache_of(folder: Path | None, env: Mapping[str, str]) -> Path | None:
     with contextlib.suppress(RuntimeError, OSError):  # no home
         return compile_cache(folder, env).absolute()
     return None
+
+
+def _shared(cache: Path | None) -> list[str]:
+    """The compile cache of confined trainers in the place of everybody's; none if it cannot be."""
+    if cache is None:
+        return []
+    with contextlib.suppress(OSError):
+        own = make_dir(cache.with_name(cache.name + CONFINED_SUFFIX))
+        return ["--bind", str(own), str(cache)]
+    return []
 
 
 def _home(env: Mapping[str, str]) -> list[str]:
@@ -215,7 +223,7 @@ def _devices(env: Mapping[str, str]) -> list[str]:
     """The GPU that the environment names, and what its libraries read of the machine."""
     if not env.get("CUDA_VISIBLE_DEVICES"):
         return []
-    found = [path for name in _DEVICES for path in sorted(Path("/dev").glob(name))]
+    found = [path for name in _DEVICES for path in sorted(_DEVICE_FOLDER.glob(name))]
     words = ["--ro-bind-try", "/sys", "/sys"]
     for path in found:
         words += ["--dev-bind-try", str(path), str(path)]

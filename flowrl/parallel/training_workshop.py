@@ -14,6 +14,7 @@ from flowrl import durable
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import FileRefusedError
 from flowrl.experts.store import ExpertStore
+from flowrl.launch import sandbox
 from flowrl.launch.environment import child_env
 from flowrl.launch.files import lock_held
 from flowrl.launch.job import Job
@@ -38,7 +39,11 @@ class TrainingWorkshop:
         self._layout = layout
         self._config = config
         self._graph = graph
-        child_env("0", skills_per_gpu=config.skills_per_gpu)  # refuses a wrong share at once
+        # Refuses at once what no run could be started with.
+        child_env("0", skills_per_gpu=config.skills_per_gpu, passed=config.pass_env)
+        self.confinement = sandbox.confinement(
+            config.sandbox, layout.root, network_wanted=config.use_wandb
+        )
         self._store = ExpertStore(layout)
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
 
@@ -91,15 +96,28 @@ class TrainingWorkshop:
     def _job(self, prepared: PreparedRun, task: Task) -> Job:
         config = configs.from_json(PPOConfig, prepared.run.config)
         module = ("--module_path", str(prepared.module_path.resolve()))
+        env = self._env(task)
         return Job(
             name=session_name(task.expert, task.skill),
             run_id=prepared.run.run_id,
             argv=(sys.executable, "-m", "flowrl.ppo_flow", *module, *configs.to_argv(config)),
-            env=child_env(task.device, skills_per_gpu=self._neighbours(task)),
+            env=env,
             cwd=Path.cwd(),
             folder=prepared.run_folder.resolve(),
             cpus=self._cpus(prepared.run_folder) if task.device is None else (),
+            sandbox=self.confinement.around(
+                RunLayout(prepared.run_folder.resolve(), task.expert),
+                cwd=Path.cwd(),
+                env=env,
+                cache=sandbox.cache_of(config.compile_cache, env),
+            ),
+            passed=self._config.pass_env,
         )
+
+    def _env(self, task: Task) -> dict[str, str]:
+        passed = self._config.pass_env
+        env = child_env(task.device, skills_per_gpu=self._neighbours(task), passed=passed)
+        return sandbox.confined_env(env, passed) if self.confinement.program else env
 
     def _neighbours(self, task: Task) -> int:
         return 1 if task.alone else self._config.skills_per_gpu

@@ -31,7 +31,7 @@ class StandInWorkshop(TrainingWorkshop):
     def _job(self, prepared: PreparedRun, task: Task) -> Job:
         job = super()._job(prepared, task)
         argv = (sys.executable, "-m", "tests.parallel.stand_in", *job.argv[3:])
-        return dataclasses.replace(job, argv=argv, cwd=ROOT)
+        return dataclasses.replace(job, argv=argv, cwd=ROOT, sandbox=())
 
 
 class Place:
