@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 EXIT_USAGE = 2
+EXIT_IO = 74  # EX_IOERR: the disk is full, broken or read-only
 EXIT_BUSY = 75  # EX_TEMPFAIL: another daemon holds the folder
 EXIT_RESUMABLE = 85  # the trainer was asked to stop and saved a resumable checkpoint
 
@@ -85,6 +86,10 @@ class BusyError(FlowrlError):
     """Another process holds what this one needs."""
 
     exit_code = EXIT_BUSY
+
+
+class ComparingError(BusyError):
+    """A merge waits for what a program of its own finds out about the experts; try again."""
 
 
 class TrainingError(FlowrlError):

@@ -212,6 +212,11 @@ class GraphLayout:
         return self.root / "verdicts"
 
     @property
+    def comparisons(self) -> Path:
+        """What merges find out about experts before they decide, by run id; gone when merged."""
+        return self.root / "comparisons"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the manifest, its history and its lock."""
         return self.root / "checkpoints"

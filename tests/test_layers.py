@@ -23,10 +23,20 @@ FLOORS = [
         "layout",
         "config",
     },
-    {"runs", "skills", "launch", "checkpoints", "notices"},
+    {"runs", "skills", "launch", "checkpoints", "arrays", "notices"},
     {"experts", "models", "envs"},
     {"parallel", "rl", "llm"},
-    {"ppo_flow", "evaluate", "report", "console", "commands", "cli", "__main__"},
+    {
+        "ppo_flow",
+        "evaluate",
+        "comparing",
+        "migration",
+        "report",
+        "console",
+        "commands",
+        "cli",
+        "__main__",
+    },
     {"bottomup", "bottomup_parallel"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -34,7 +44,7 @@ GROUND = FLOORS[0] | {"runs"}
 MODULES = sorted(
     path for path in PACKAGE.rglob("*.py") if "library" not in path.relative_to(PACKAGE).parts
 )
-JAX_ROOMS = {"checkpoints", "models", "envs", "rl", "ppo_flow", "evaluate"}
+JAX_ROOMS = {"comparing", "checkpoints", "models", "envs", "rl", "ppo_flow", "evaluate"}
 
 
 def room_of(path: Path) -> str:
@@ -73,6 +83,11 @@ def test_a_room_imports_lower_floors_and_itself(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_checkpoints_imports_orbax(path):
     assert room_of(path) == "checkpoints" or not any("orbax" in name for name in imported(path))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_reader_of_arrays_imports_tensorstore(path):
+    assert path == PACKAGE / "arrays" / "reader.py" or "tensorstore" not in imported(path)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -16,7 +16,6 @@ from pathlib import Path
 from flowrl import durable, locks
 from flowrl.errors import (
     ExpertCorruptError,
-    ExpertIndexError,
     ExpertMissingError,
     FileRefusedError,
 )
@@ -25,24 +24,20 @@ from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import (
     Candidate,
     Contribution,
+    Evidence,
     ExpertVersion,
     MergePolicy,
+    Question,
     Take,
     Verdict,
 )
+from flowrl.experts.verdicts import Offer, decided, questions
 from flowrl.layout import GraphLayout
 from flowrl.runs import Ancestor
 
 logger = logging.getLogger(__name__)
-REMEDY = "restore it from a backup, or go back to an earlier version (flowrl.experts.repair)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """A candidate and the folder that holds its arrays."""
-
-    candidate: Candidate
-    folder: Path
+Pins = Collection[tuple[int, str]] | None  # (index, version); None: unknown, so all of them
+REMEDY = "restore it from a backup, or let flowrl fsck GRAPH_PATH --repair find a whole version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +79,30 @@ class ExpertStore:
         check_digest(path, version.sha256, index=version.index, skill=version.skill)
         return path
 
-    def commit(self, run_id: str, offers: Sequence[Offer], *, policy: MergePolicy) -> Commit:
+    def questions(
+        self, run_id: str, offers: Sequence[Offer], *, policy: MergePolicy
+    ) -> tuple[Question, ...]:
+        """What the policy has to know before it can merge these offers into today's experts."""
+        return questions(policy, run_id, self.manifest(), offers)
+
+    def commit(
+        self,
+        run_id: str,
+        offers: Sequence[Offer],
+        *,
+        policy: MergePolicy,
+        evidence: Mapping[int, Evidence] | None = None,
+    ) -> Commit:
         """Merge a run: all that the policy takes counts at one stroke, and exactly once.
 
+        `evidence` answers, by expert, the `questions` of a moment ago.
+
         Raises:
-          BusyError: another process merged for longer than the lock's timeout.
+          BusyError: another process merged for longer than the lock's timeout, or an expert is
+            another one by now than the one that the evidence is about.
           ExpertCorruptError: an offered folder is not the one that its candidate describes.
           ExpertIndexError: an offered expert belongs to another skill.
+          ResultRefusedError: the arrays of an offer cannot be merged.
         """
         manifests.checked_run_id(run_id)
         with self._locked() as still_held:
@@ -98,7 +110,7 @@ class ExpertStore:
             if run_id in before.merged:
                 manifests.write_pickle(self.layout, before)
                 return Commit(manifest=before, verdicts={}, already_merged=True)
-            verdicts = {o.candidate.expert: _verdict(policy, before, o.candidate) for o in offers}
+            verdicts = decided(policy, run_id, before, offers=offers, evidence=evidence or {})
             taken = {
                 offer.candidate.expert: self._publish(run_id, before, offer, verdict)
                 for offer in offers
@@ -116,12 +128,12 @@ class ExpertStore:
             self._swap(before, after, still_held)
         return after
 
-    def recover(self, pinned: Collection[tuple[int, str]] = ()) -> tuple[Path, ...]:
+    def recover(self, pinned: Pins = ()) -> tuple[Path, ...]:
         """Put right what a killed merge left, and collect what no manifest names."""
         with self._locked():
             present = self.manifest()
             homes = (self.layout.checkpoints, self.layout.history, *self.layout.skills.glob("*"))
-            for folder in (*homes, *self._expert_folders()):
+            for folder in (*homes, *self.expert_folders()):
                 durable.sweep(folder)
             for generation in manifests.generations(self.layout):
                 if generation > present.generation:  # prepared, never swapped in
@@ -131,7 +143,7 @@ class ExpertStore:
                 manifests.write_pickle(self.layout, present)
             return self._collect(present, pinned)
 
-    def collect_garbage(self, pinned: Collection[tuple[int, str]] = ()) -> tuple[Path, ...]:
+    def collect_garbage(self, pinned: Pins = ()) -> tuple[Path, ...]:
         """Remove versions that neither a kept manifest nor `pinned` (index, version) names."""
         with self._locked():
             return self._collect(self.manifest(), pinned)
@@ -141,14 +153,14 @@ class ExpertStore:
         return locks.held(self.layout.global_lock, timeout_seconds=self._lock_seconds)
 
     def _publish(self, run_id: str, before: Manifest, offer: Offer, verdict: Take) -> ExpertVersion:
-        candidate = offer.candidate
+        candidate, blend = offer.candidate, verdict.blend
         version = ExpertVersion(
             index=candidate.expert,
             skill=candidate.skill,
             version=manifests.version_name(before.generation + 1, run_id),
             frames=verdict.frames,
-            sha256=candidate.sha256,
-            content=candidate.content,
+            sha256=blend.sha256 if blend else candidate.sha256,
+            content=blend.content if blend else candidate.content,
             shapes=candidate.shapes,
             lineage=self._lineage(run_id, before, candidate, verdict),
         )
@@ -159,7 +171,7 @@ class ExpertStore:
         durable.make_dir(final.parent)
         for folder in (final.parent.parent, self.layout.skills, self.layout.root):
             durable.fsync_dir(folder)
-        durable.copy_tree(offer.folder, prepared)
+        durable.copy_tree(blend.folder if blend else offer.folder, prepared)
         check_digest(prepared, version.sha256, index=version.index, skill=version.skill)
         durable.fault_point("commit.copied")
         durable.move_dir(prepared, final)
@@ -180,6 +192,9 @@ class ExpertStore:
     def _lineage(
         self, run_id: str, before: Manifest, candidate: Candidate, verdict: Take
     ) -> tuple[Contribution, ...]:
+        if verdict.blend is not None:  # both sides' runs are in it
+            added = Contribution(run_id=run_id, frames=candidate.gained)
+            return (*before.experts[candidate.expert].lineage, added)
         gained = Contribution(run_id=run_id, frames=verdict.frames - candidate.ancestor_frames)
         if candidate.ancestor is None:
             return (gained,)
@@ -202,7 +217,9 @@ class ExpertStore:
             if oldest < generation <= present.generation:
                 yield manifests.read_file(manifests.history_file(self.layout, generation))
 
-    def _collect(self, present: Manifest, pinned: Collection[tuple[int, str]]) -> tuple[Path, ...]:
+    def _collect(self, present: Manifest, pinned: Pins) -> tuple[Path, ...]:
+        if pinned is None:
+            return ()
         try:
             kept = [present, *self._history(present)]
         except FileRefusedError as error:
@@ -213,16 +230,31 @@ class ExpertStore:
         for generation in manifests.generations(self.layout):
             if generation <= present.generation - manifests.KEPT_GENERATIONS:
                 durable.remove_file(manifests.history_file(self.layout, generation))
-        orphans = tuple(path for key, path in self._versions() if key not in named)
+        orphans = tuple(
+            path
+            for key, path in self.versions()
+            if key not in named and not self.is_recent(present, key[1])
+        )
         for path in orphans:
             durable.remove_tree(path)
         return orphans
 
-    def _expert_folders(self) -> list[Path]:
+    def is_recent(self, present: Manifest, version: str) -> bool:
+        """Whether a version came in with a recent generation that the history has lost.
+
+        That generation alone may have named it, so it is kept as long as the history would be.
+        """
+        born = manifests.born_as(version)
+        kept = present.generation - manifests.KEPT_GENERATIONS < born <= present.generation
+        return kept and born not in manifests.generations(self.layout)
+
+    def expert_folders(self) -> list[Path]:
+        """The folder of each expert, in which its versions are."""
         return sorted(self.layout.skills.glob("*/expert_*_policy"))
 
-    def _versions(self) -> Iterator[tuple[tuple[int, str], Path]]:
-        for folder in self._expert_folders():
+    def versions(self) -> Iterator[tuple[tuple[int, str], Path]]:
+        """Every version on disk, by (index, version)."""
+        for folder in self.expert_folders():
             index = folder.name.removeprefix("expert_").removesuffix("_policy")
             for path in folder.iterdir():
                 if index.isdecimal() and manifests.is_version_name(path.name):
@@ -244,13 +276,3 @@ def check_digest(folder: Path, sha256: str, *, index: int, skill: str) -> None:
             f"expert {index} ({skill}): {folder} has sha256 {found[:12]}…, {sha256[:12]}… was "
             f"committed; {REMEDY}"
         )
-
-
-def _verdict(policy: MergePolicy, before: Manifest, candidate: Candidate) -> Verdict:
-    current = before.experts.get(candidate.expert)
-    if current is not None and current.skill != candidate.skill:
-        raise ExpertIndexError(
-            f"expert {candidate.expert} is that of {current.skill!r}, not of {candidate.skill!r}; "
-            "train the skill as another expert"
-        )
-    return policy(candidate.ancestor, current, candidate)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from flowrl.config import FrameAccounting
 from flowrl.errors import ExpertError, FileRefusedError, ResultRefusedError
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import FrameRule, Keep, MergePolicy, Take, Verdict
-from flowrl.experts.store import Commit, ExpertStore
+from flowrl.experts.store import Commit, ExpertStore, Offer
 from flowrl.launch.files import lock_held
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.run_folders import live_runs, pinned_versions, sweep_parts
@@ -72,7 +72,8 @@ def process_completed_training(
     if not place.folder.is_dir():
         return _of_archive(archive, store.manifest(), place)
     run = _read(place, skill_name)
-    commit = _commit(store, place, run, merge_policy or FrameRule(frame_accounting))
+    offers = _offers(store, place, run, frame_accounting)
+    commit = _commit(store, run, offers, merge_policy or FrameRule())
     _put_away(place, archive)
     store.collect_garbage(pinned_versions(layout))
     return _summary(archive, run, commit)
@@ -138,12 +139,20 @@ def _read(place: RunLayout, skill: str) -> TrainingRun:
     return run
 
 
-def _commit(store: ExpertStore, place: RunLayout, run: TrainingRun, policy: MergePolicy) -> Commit:
-    """Merge, unless the ledger says that it was done."""
+def _offers(
+    store: ExpertStore, place: RunLayout, run: TrainingRun, accounting: FrameAccounting
+) -> tuple[Offer, ...]:
+    """The run's experts, verified; none once the ledger says that they are merged."""
     if run.run_id in store.manifest().merged:
-        return store.commit(run.run_id, [], policy=policy)
-    _, offers = verified_offers(place, run)
+        return ()
+    _, offers = verified_offers(place, run, accounting)
     durable.fault_point("merge.verified")
+    return offers
+
+
+def _commit(
+    store: ExpertStore, run: TrainingRun, offers: Sequence[Offer], policy: MergePolicy
+) -> Commit:
     commit = store.commit(run.run_id, offers, policy=policy)
     logger.debug("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})
     return commit

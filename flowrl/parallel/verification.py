@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable
-from flowrl.errors import ConfigError, FileRefusedError, ResultRefusedError
+from flowrl import arrays, durable
+from flowrl.arrays import Arrays
+from flowrl.config import FrameAccounting
+from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError, ResultRefusedError
 from flowrl.experts.merge import Candidate
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import Offer
@@ -37,11 +40,16 @@ def tracker_folders(layout: RunLayout) -> tuple[Path, ...]:
     return (layout.tensorboard, layout.wandb)
 
 
-def verified_offers(layout: RunLayout, run: TrainingRun) -> tuple[RunResult, tuple[Offer, ...]]:
+def verified_offers(
+    layout: RunLayout, run: TrainingRun, accounting: FrameAccounting = "acted"
+) -> tuple[RunResult, tuple[Offer, ...]]:
     """The result of a run and its experts, as offers to the store.
+
+    What the trainer says of its arrays is believed only once they were read.
 
     Raises:
       ResultRefusedError: with a line `- wanted` and a line `+ found` for every difference.
+      BusyError: the arrays could not be read just now.
     """
     try:
         result = read_result(layout)
@@ -55,7 +63,16 @@ def verified_offers(layout: RunLayout, run: TrainingRun) -> tuple[RunResult, tup
         differences = list(_file_differences(layout, run, result.experts))
     if differences:
         raise _refused(layout, run, differences)
-    return result, tuple(_offer(layout, run, result, report) for report in result.experts)
+    found = _measured(layout, run, result.experts, wanted)
+    for report, measured in zip(result.experts, found, strict=True):
+        differences += _array_differences(report, measured)
+    if differences:
+        raise _refused(layout, run, differences)
+    offers = (
+        _offer(layout, run, _candidate(run, result, report, measured), accounting)
+        for report, measured in zip(result.experts, found, strict=True)
+    )
+    return result, tuple(offers)
 
 
 def _refused(layout: RunLayout, run: TrainingRun, lines: Iterable[str]) -> ResultRefusedError:
@@ -113,19 +130,57 @@ def _file_differences(
             yield from _differ(f"expert {report.expert} sha256", report.sha256, found)
 
 
-def _offer(layout: RunLayout, run: TrainingRun, result: RunResult, report: ExpertReport) -> Offer:
+def _measured(
+    layout: RunLayout, run: TrainingRun, reports: Iterable[ExpertReport], wanted: Shapes
+) -> tuple[Arrays, ...]:
+    local = Remapping(run.experts).global_to_local
+    places = [(report.sha256, layout.final(local[report.expert])) for report in reports]
+    try:
+        return arrays.measured(places, wanted)
+    except ExpertCorruptError as error:
+        raise _refused(layout, run, [f"  {error}"]) from error
+
+
+def _array_differences(report: ExpertReport, found: Arrays) -> Iterator[str]:
+    expert = f"expert {report.expert}"
+    if found.unreadable:
+        yield f"  {expert} cannot be read: {found.unreadable}"
+        return
+    if found.shapes != report.shapes:
+        for leaf in sorted({*found.shapes, *report.shapes}):
+            wanted, shape = report.shapes.get(leaf, "absent"), found.shapes.get(leaf, "absent")
+            yield from _differ(f"{expert} {leaf}", wanted, shape)
+    for leaf, dtype in sorted(found.dtypes.items()):
+        yield from _differ(f"{expert} {leaf} of dtype", arrays.FLOAT, dtype)
+    for leaf in found.not_finite:
+        yield from _differ(f"{expert} {leaf}", "finite", "NaN or infinite")
+    if found.content:
+        yield from _differ(f"{expert} content", report.content, found.content)
+
+
+def _offer(
+    layout: RunLayout, run: TrainingRun, candidate: Candidate, accounting: FrameAccounting
+) -> Offer:
+    return Offer(
+        candidate=dataclasses.replace(candidate, accounting=accounting),
+        folder=layout.final(Remapping(run.experts).global_to_local[candidate.expert]),
+    )
+
+
+def _candidate(
+    run: TrainingRun, result: RunResult, report: ExpertReport, found: Arrays
+) -> Candidate:
     ancestors: Mapping[int, Any] = {ancestor.expert: ancestor for ancestor in run.ancestors}
     ancestor = ancestors.get(report.expert)
-    return Offer(
-        candidate=Candidate(
-            expert=report.expert,
-            skill=ancestor.skill if ancestor else run.skill,
-            ancestor=ancestor,
-            acted=report.acted,
-            total=result.frames,
-            sha256=report.sha256,
-            content=report.content,
-            shapes=report.shapes,
-        ),
-        folder=layout.final(Remapping(run.experts).global_to_local[report.expert]),
+    return Candidate(
+        expert=report.expert,
+        skill=ancestor.skill if ancestor else run.skill,
+        ancestor=ancestor,
+        acted=report.acted,
+        total=result.frames,
+        sha256=report.sha256,
+        content=found.content,
+        shapes=found.shapes,
+        dtypes=frozenset(found.dtypes.values()),
+        not_finite=found.not_finite,
     )

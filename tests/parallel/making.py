@@ -21,7 +21,7 @@ from flowrl.runs import (
 )
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library, skill_from_data
-from tests.experts.making import SHAPES, content_digest, make_expert
+from tests.experts.making import SHAPES, content_digest, make_expert, tell_arrays
 
 LIBRARY = load_library("Craftax-Classic-Symbolic-v1")
 GRAPH = SkillGraph(LIBRARY.values())
@@ -90,6 +90,7 @@ def finish(place: RunLayout, acted: Mapping[int, int]) -> RunResult:
             durable.copy_tree(place.seed(local), place.final(local))
         else:
             make_expert(place.final(local), f"{run.run_id} expert {expert}")
+        tell_arrays(place.final(local))
         reports.append(
             ExpertReport(
                 expert=expert,

@@ -1,0 +1,114 @@
+"""What the arrays of an expert's checkpoint are, without loading them here: a child reads them.
+
+The child (`reader.py`) is the only program that imports tensorstore, which Orbax writes with. It
+is a process of its own because the files come from a trainer: what makes the reader crash, hang or
+take all memory harms nobody else, and whoever merges stays free of threads and of arrays.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import BusyError, ExpertCorruptError
+from flowrl.runs import Shapes
+
+FLOAT = "<f4"  # the dtype of every leaf of an expert, as NumPy writes it
+READER = Path(__file__).with_name("reader.py")
+_SECONDS = 120.0
+_MEMORY_BYTES = 8 * 2**30  # of address space: the libraries alone take more than a gigabyte
+_ENDED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT)
+_REMEMBERED = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrays:
+    """What was read of one expert; `content` and `not_finite` are of leaves in the wanted form."""
+
+    shapes: Shapes
+    dtypes: Mapping[str, str]
+    content: str  # as `checkpoints.array_digest` says it; "" when the form is another
+    not_finite: tuple[str, ...]  # leaves that hold NaN or an infinity
+    unreadable: str = ""  # why nothing could be read
+
+
+_known: dict[tuple[str, str], Arrays] = {}  # by digest of the files and by what was wanted
+
+
+def measured(experts: Sequence[tuple[str, Path]], wanted: Shapes) -> tuple[Arrays, ...]:
+    """The arrays in each folder, told by the digest of its files, which names them for ever.
+
+    Only leaves of the wanted shapes are loaded, one at a time. What was read before by this
+    process is not read again.
+
+    Raises:
+      ExpertCorruptError: the files crash whoever reads them.
+      BusyError: the reader was ended from outside, or took too long.
+    """
+    form = json.dumps({leaf: list(shape) for leaf, shape in sorted(wanted.items())})
+    unknown = {sha256: folder for sha256, folder in experts if (sha256, form) not in _known}
+    found = _read(list(unknown.values()), form, wanted) if unknown else []
+    if len(_known) > _REMEMBERED:
+        _known.clear()
+    fresh = {(sha256, form): arrays for sha256, arrays in zip(unknown, found, strict=True)}
+    _known.update({key: arrays for key, arrays in fresh.items() if not arrays.unreadable})
+    everything = {**_known, **fresh}
+    return tuple(everything[sha256, form] for sha256, _ in experts)
+
+
+def _read(folders: Sequence[Path], form: str, wanted: Shapes) -> list[Arrays]:
+    largest = max((4 * math.prod(shape) for shape in wanted.values()), default=0)
+    order = {
+        "folders": [str(folder.absolute()) for folder in folders],
+        "wanted": json.loads(form),
+        "memory_bytes": _MEMORY_BYTES + 4 * largest,
+    }
+    said = _asked(json.dumps(order), folders)
+    return [_arrays(facts) for facts in json.loads(said)]
+
+
+def _asked(order: str, folders: Sequence[Path]) -> str:
+    places = ", ".join(str(folder) for folder in folders)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-B", str(READER)],
+            input=order,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BusyError(
+            f"the arrays in {places} could not be read within {_SECONDS:g} s; try again later"
+        ) from error
+    if done.returncode in _ENDED_FROM_OUTSIDE:
+        raise BusyError(
+            f"the reader of {places} was ended by signal {-done.returncode}; try again later"
+        )
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:200]
+        raise ExpertCorruptError(
+            f"the arrays in {places} cannot be read (the reader ended with "
+            f"{done.returncode}: {why}); train again"
+        )
+    return done.stdout
+
+
+def _arrays(facts: Mapping[str, Any]) -> Arrays:
+    return Arrays(
+        shapes={leaf: tuple(shape) for leaf, shape in facts["shapes"].items()},
+        dtypes=facts["dtypes"],
+        content=facts["content"],
+        not_finite=tuple(facts["not_finite"]),
+        unreadable=facts["unreadable"],
+    )
