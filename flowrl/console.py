@@ -13,7 +13,8 @@ from rich.logging import RichHandler
 
 from flowrl import __version__
 from flowrl.config import Config, parse
-from flowrl.errors import FlowrlError
+from flowrl.errors import EXIT_IO, FlowrlError
+from flowrl.parallel.trouble import said, trouble
 
 EXIT_INTERRUPTED = 130
 RUNS_GO_ON = "stopped scheduling; runs that are launched go on in their sessions."
@@ -42,17 +43,21 @@ def run_program(
     `farewell` is what Ctrl-C means for the runs of this program, in a sentence.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    if say_version(words):
-        return 0
-    start_logging()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    again = f"{program} {shlex.join(words)}".rstrip()
-    last_words = f"\nflowrl: {farewell}\nTo go on: {again}\n"
-    return guarded(lambda: _told(story, parse(kind, words, prog=program), last_words))
+
+    def whole() -> int:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if say_version(words):
+            return 0
+        start_logging()
+        again = f"{program} {shlex.join(words)}".rstrip()
+        last_words = f"\nflowrl: {farewell}\nTo go on: {again}\n"
+        return _told(story, parse(kind, words, prog=program), last_words)
+
+    return guarded(whole)
 
 
 def guarded(program: Callable[[], int]) -> int:
-    """Run a program: an error of ours becomes one line and its exit code."""
+    """Run a program: an error of ours, or of the disk, becomes one line and its exit code."""
     try:
         return program()
     except FlowrlError as error:
@@ -63,6 +68,11 @@ def guarded(program: Callable[[], int]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has left
         return 0
+    except OSError as error:
+        if not trouble(error):
+            raise
+        sys.stderr.write(f"flowrl: {said(error)}; mend that and start again to go on\n")
+        return EXIT_IO
 
 
 def start_logging() -> None:

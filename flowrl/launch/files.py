@@ -181,6 +181,7 @@ def stop(handle: Handle, folder: Path) -> None:
     pid, birth = (start.runner_pid, start.runner_birth) if start else (handle.pid, handle.birth)
     if start is None or pid in processes.with_open_file(_paths(folder).lock):
         processes.send(pid, birth, signal.SIGTERM)
+    processes.send(pid, birth, signal.SIGCONT)  # a stopped runner would never hear it
 
 
 def runner_alive(handle: Handle, start: Start | None) -> bool:

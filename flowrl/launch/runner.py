@@ -130,6 +130,7 @@ def wait_for(trainer: int, spec: dict, server: socket.socket | None) -> tuple[in
             continue
         if number in PASSED_ON and deadline is None:
             tell(trainer, signal.SIGTERM, confined=confined)
+            tell(trainer, signal.SIGCONT, confined=confined)  # a stopped one would not hear it
             deadline = time.monotonic() + grace_seconds
         elif confined and number in TYPED:
             tell(trainer, number, confined=True)

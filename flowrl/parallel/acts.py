@@ -1,11 +1,11 @@
 """Carrying out commands: what was ordered is done, and how it went comes back as events.
 
-A FlowrlError or an OSError of one skill ends here, as that skill's event; others go on.
+An error that one skill's files or code can raise (`trouble.OF_ONE_SKILL`) ends here, as that
+skill's event; others go on. Any other exception is a bug and ends the daemon; runs go on.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,37 +15,28 @@ from flowrl.errors import BusyError, FileRefusedError, FlowrlError, LaunchError,
 from flowrl.launch.job import Finished, Handle, Job, Launcher, Lost, Outcome
 from flowrl.layout import RunLayout
 from flowrl.parallel import signals
-from flowrl.parallel.heartbeat import Heartbeats
-from flowrl.parallel.signals import Command, Event, Task
+from flowrl.parallel.heartbeat import Watch
+from flowrl.parallel.last_words import last_words
+from flowrl.parallel.room import Room
+from flowrl.parallel.signals import Command, Event, LastWords, Task
 from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status
+from flowrl.parallel.trouble import OF_ONE_SKILL, passes, said, trouble
 from flowrl.parallel.workshop import Workshop
 from flowrl.runs import read_progress
 
 logger = logging.getLogger(__name__)
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# What a merge waits for to pass, since the run's work would be lost with it.
-_PASSING = DISK_FULL | {
-    errno.EACCES,
-    errno.EAGAIN,
-    errno.EIO,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ESTALE,
-}
 
 
 class Acts:
     """The launcher's and the workshop's side of the scheduler; knows the job of each run."""
 
-    def __init__(self, launcher: Launcher, workshop: Workshop, heartbeats: Heartbeats) -> None:
+    def __init__(self, launcher: Launcher, workshop: Workshop, watch: Watch, room: Room) -> None:
         self.launcher = launcher
         self._workshop = workshop
-        self._heartbeats = heartbeats
+        self._watch = watch
+        self._room = room
         self._jobs: dict[str, Job] = {}  # by skill
-        self._stopped: set[str] = set()  # runs that were asked to end
+        self._asked: set[str] = set()  # runs that have been asked to end
 
     def carry_out(self, command: Command, status: Status) -> Sequence[Event]:
         """Do what was ordered, unless its skill has moved on to another `status` since."""
@@ -73,14 +64,8 @@ class Acts:
             if found is not None:
                 return (signals.RunPrepared(task.skill, found.run_id), _launched(task, found))
             job = self._made(task)
-        except (BusyError, LaunchError) as error:
-            later = signals.PutOff if isinstance(error, BusyError) else signals.LaunchRefused
-            return (later(task.skill, str(error)),)
-        except FlowrlError as error:
-            return (signals.PrepareRefused(task.skill, str(error)),)
-        except OSError as error:
-            later = signals.PutOff if error.errno in DISK_FULL else signals.LaunchRefused
-            return (later(task.skill, _said(error)),)
+        except OF_ONE_SKILL as error:
+            return (self._not_started(task, error, preparing=True),)
         durable.fault_point("scheduler.prepared")
         self._jobs[task.skill] = job
         return (signals.RunPrepared(task.skill, job.run_id),)
@@ -92,11 +77,8 @@ class Acts:
             if job is None:
                 return self._without_folder(task)
             handle = (self.launcher.find(job) if seek else None) or self.launcher.launch(job)
-        except FlowrlError as error:
-            return (signals.LaunchRefused(task.skill, str(error)),)
-        except OSError as error:
-            later = signals.PutOff if error.errno in DISK_FULL else signals.LaunchRefused
-            return (later(task.skill, _said(error)),)
+        except OF_ONE_SKILL as error:
+            return (self._not_started(task, error, preparing=False),)
         durable.fault_point("scheduler.launched")
         return (_launched(task, handle),)
 
@@ -105,14 +87,11 @@ class Acts:
         assert task.run_id is not None
         try:
             self._merged(task)
-        except BusyError as error:
-            return (signals.PutOff(task.skill, str(error)),)
-        except FlowrlError as error:
-            return (signals.MergeRefused(task.skill, task.run_id, str(error)),)
-        except OSError as error:
-            if error.errno in _PASSING:
-                return (signals.PutOff(task.skill, _said(error)),)
-            return (signals.MergeRefused(task.skill, task.run_id, _said(error)),)
+        except OF_ONE_SKILL as error:
+            self._met(task, error)
+            if isinstance(error, BusyError) or passes(error):
+                return (signals.PutOff(task.skill, said(error)),)
+            return (signals.MergeRefused(task.skill, task.run_id, said(error)),)
         durable.fault_point("scheduler.merged")
         self._jobs.pop(task.skill, None)
         return (signals.MergeDone(task.skill, task.run_id),)
@@ -122,27 +101,27 @@ class Acts:
         status = entry.status
         if not isinstance(status, Running) or entry.expert is None:
             return
-        if status.run_id not in self._stopped:
-            self._stopped.add(status.run_id)
+        if status.run_id not in self._asked:
             self.cancel(_task(entry, entry.expert, status))
 
     def cancel(self, task: Task) -> None:
-        """Ask the run to end; when it cannot be reached now, its end is heard later anyway."""
-        job = self._job(task)
+        """Ask the run to end; one that cannot be reached now is asked again at the next beat."""
         try:
+            job = self._job(task)
             handle = None if job is None else self.launcher.find(job)
             if handle is not None and job is not None:
                 self.launcher.cancel(handle, job.folder)
-        except (LaunchError, OSError) as error:
-            logger.warning("%s cannot be cancelled now", task.skill, extra={"why": str(error)})
+                self._asked.add(handle.run_id)
+        except (FlowrlError, OSError) as error:
+            logger.warning("%s cannot be cancelled now", task.skill, extra={"why": said(error)})
 
     def discard(self, task: Task) -> None:
         """Put a failed attempt's folder aside; what stays is put aside by the next attempt."""
         self._jobs.pop(task.skill, None)
         try:
             self._workshop.discard(task)
-        except (FlowrlError, OSError) as error:
-            logger.warning("%s: its run folder stays", task.skill, extra={"why": str(error)})
+        except OF_ONE_SKILL as error:
+            logger.warning("%s: its run folder stays", task.skill, extra={"why": said(error)})
 
     def heard(self, entry: Entry) -> Sequence[Event]:
         """How the entry's run ended, or that it hangs; nothing while all is well."""
@@ -155,20 +134,55 @@ class Acts:
             if job is None:
                 return self._without_folder(task)
             outcome = self.launcher.poll(status.handle, job.folder)
-        except (LaunchError, OSError) as error:
-            logger.warning("%s cannot be looked at now", entry.skill, extra={"why": str(error)})
+        except OF_ONE_SKILL as error:
+            logger.warning("%s cannot be looked at now", entry.skill, extra={"why": said(error)})
             return ()
         if outcome is None:
-            return self._hung(job, task)
-        self._heartbeats.forget(status.run_id)
-        frames = outcome.result.frames if isinstance(outcome, Finished) else _frames(job, task)
-        return (signals.RunEnded(entry.skill, status.run_id, outcome, frames),)
+            return self._living_too_long(entry, job, status)
+        self._forget(status.run_id)
+        if isinstance(outcome, Finished):
+            ended = signals.RunEnded(entry.skill, status.run_id, outcome, outcome.result.frames)
+        else:
+            frames, words = _frames(job, task), _words(job, task)
+            ended = signals.RunEnded(entry.skill, status.run_id, outcome, frames, words)
+        return (ended,)
 
-    def _hung(self, job: Job, task: Task) -> Sequence[Event]:
-        progress = RunLayout(job.folder, task.expert).progress
-        if self._heartbeats.silent(job.run_id, progress):
-            return (signals.RunHung(task.skill, job.run_id),)
+    def left_seconds(self, handle: Handle) -> float:
+        """How much longer this run may take."""
+        return self._watch.left_seconds(handle)
+
+    def _living_too_long(self, entry: Entry, job: Job, status: Running) -> Sequence[Event]:
+        """What follows from a run's silence or age; a request to end is made until it arrives."""
+        if status.asked:
+            self.stop(entry)
+            return ()
+        if status.handle is not None and self._watch.left_seconds(status.handle) < 0:
+            return (signals.RunOverdue(entry.skill, job.run_id),)
+        progress = RunLayout(job.folder, entry.expert or 0).progress
+        if self._watch.silent(job.run_id, progress):
+            if self._room.free:
+                return (signals.RunHung(entry.skill, job.run_id),)
+            self._watch.excuse(job.run_id)  # it cannot write its progress either
         return ()
+
+    def _forget(self, run_id: str) -> None:
+        self._watch.forget(run_id)
+        self._asked.discard(run_id)
+
+    def _met(self, task: Task, error: BaseException) -> None:
+        """A full disk pauses all; what nobody foresaw is shown with its traceback."""
+        self._room.met(error)
+        if not isinstance(error, FlowrlError | OSError):
+            logger.error("%s: %s", task.skill, said(error), exc_info=error)
+
+    def _not_started(self, task: Task, error: BaseException, *, preparing: bool) -> Event:
+        """When to try again, if it makes sense to."""
+        self._met(task, error)
+        if isinstance(error, BusyError) or trouble(error) == "disk":
+            return signals.PutOff(task.skill, said(error))
+        if preparing and not isinstance(error, LaunchError | OSError) and not passes(error):
+            return signals.PrepareRefused(task.skill, said(error))
+        return signals.LaunchRefused(task.skill, said(error))
 
     def _made(self, task: Task) -> Job:
         if task.run_id is not None:
@@ -248,6 +262,10 @@ def _launched(task: Task, handle: Handle) -> signals.RunLaunched:
     return signals.RunLaunched(task.skill, handle.run_id, handle)
 
 
+def _words(job: Job, task: Task) -> LastWords:
+    return last_words(RunLayout(job.folder, task.expert).training_log)
+
+
 def _frames(job: Job, task: Task) -> int:
     """How far a run without a result got, by its own account."""
     try:
@@ -255,8 +273,3 @@ def _frames(job: Job, task: Task) -> int:
     except FileRefusedError:
         return 0
     return progress.frames if progress is not None and progress.run_id == job.run_id else 0
-
-
-def _said(error: OSError) -> str:
-    place = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{place}"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from flowrl.launch.job import Handle
 from flowrl.layout import slug
-from flowrl.parallel.status import Active, Completed, Entry, Waiting
+from flowrl.parallel.asks import Answer, Wish
+from flowrl.parallel.pages import Pages
+from flowrl.parallel.status import Active, Completed, Entry, Merging, Running, Waiting
 
 Rank = tuple[int, int, str]  # -priority, order, skill
+Due = tuple[datetime, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +21,10 @@ class Index:
     """What follows from the entries; `Index.of` says how, `Draft` keeps it up to date."""
 
     dependants: Mapping[str, tuple[str, ...]]  # skill → the skills that need it directly
-    missing: Mapping[str, int]  # skill → how many of its needs are not completed
+    missing: Pages[int]  # skill → how many of its needs are not completed
     ready: tuple[Rank, ...]  # waiting, with no need missing; sorted
     active: tuple[Rank, ...]  # preparing, running or merging; sorted
+    timed: tuple[Due, ...]  # ready or merging, not before a certain time; sorted
     names: Mapping[str, str]  # slug → skill
 
     @classmethod
@@ -36,9 +42,10 @@ class Index:
         active = (e for e in entries.values() if isinstance(e.status, Active))
         return cls(
             dependants={name: tuple(users) for name, users in dependants.items()},
-            missing=missing,
+            missing=Pages(missing),
             ready=tuple(sorted(map(rank, ready))),
             active=tuple(sorted(map(rank, active))),
+            timed=tuple(sorted(due for e in entries.values() if (due := due_of(e)))),
             names={slug(name): name for name in entries},
         )
 
@@ -47,15 +54,24 @@ class Index:
 class SchedulerState:
     """Everything the scheduler knows; a value, replaced by `step` and never changed."""
 
-    entries: Mapping[str, Entry] = field(default_factory=dict)  # by skill, in order of insertion
+    entries: Pages[Entry] = field(default_factory=Pages[Entry])  # by skill, in order of insertion
     next_expert: int = 0  # never handed out before
     index: Index = field(default_factory=lambda: Index.of({}), repr=False, compare=False)
+    wish: Wish = Wish.NOTHING  # of a user, for the daemon itself
+    answers: tuple[Answer, ...] = ()  # to the last requests, oldest first
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], *, next_expert: int) -> SchedulerState:
+    def of(
+        cls,
+        entries: Iterable[Entry],
+        *,
+        next_expert: int,
+        wish: Wish = Wish.NOTHING,
+        answers: tuple[Answer, ...] = (),
+    ) -> SchedulerState:
         """The state with these entries."""
         book = {entry.skill: entry for entry in entries}
-        return cls(book, next_expert, Index.of(book))
+        return cls(Pages(book), next_expert, Index.of(book), wish, answers)
 
     @property
     def settled(self) -> bool:
@@ -69,12 +85,31 @@ class SchedulerState:
     def complete(self) -> bool:
         """Every skill is completed."""
         return self.settled and all(
-            isinstance(entry.status, Completed) for entry in self.entries.values()
+            isinstance(entry.status, Completed) for entry in self.entries.in_order()
         )
 
     def active(self) -> tuple[Entry, ...]:
         """The entries that are preparing, running or merging, in order of rank."""
         return tuple(self.entries[name] for *_, name in self.index.active)
+
+    def launched(self) -> list[tuple[Entry, Handle]]:
+        """The entries whose run has a process, in order of rank."""
+        return [
+            (entry, entry.status.handle)
+            for entry in self.active()
+            if isinstance(entry.status, Running) and entry.status.handle is not None
+        ]
+
+    @property
+    def stop_is_due(self) -> bool:
+        """Whether a user wants the daemon to end, and its runs have come to their end."""
+        match self.wish:
+            case Wish.STOP:
+                return not self.index.active
+            case Wish.STOP_NOW:
+                return not self.launched()
+            case _:
+                return False
 
     def waits_for(self, skill: str) -> tuple[str, ...]:
         """The needs of a skill that are not completed."""
@@ -92,3 +127,11 @@ def rank(entry: Entry) -> Rank:
 def is_ready(entry: Entry, missing: int) -> bool:
     """Whether nothing but a slot or the clock keeps this skill from starting."""
     return not missing and isinstance(entry.status, Waiting)
+
+
+def due_of(entry: Entry) -> Due | None:
+    """When this entry may move on by itself, if it waits for a certain time."""
+    status = entry.status
+    if isinstance(status, Waiting | Merging) and status.not_before is not None:
+        return status.not_before, entry.skill
+    return None

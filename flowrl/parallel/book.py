@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from flowrl.parallel.acts import DISK_FULL
+from flowrl.errors import FileRefusedError
+from flowrl.launch.redaction import cleaned
 from flowrl.parallel.codec import StateFile
-from flowrl.parallel.signals import Command, Event, Rules
+from flowrl.parallel.room import Room
+from flowrl.parallel.signals import Announce, Command, Event, Rules
 from flowrl.parallel.state import SchedulerState, step
-
-logger = logging.getLogger(__name__)
+from flowrl.parallel.trouble import said
 
 
 class Book:
     """Owns the state of one graph; `pending` may be carried out only while `saved` says so."""
 
-    def __init__(self, file: StateFile, rules: Rules, *, most_jitter: float) -> None:
-        """Load the state; without a file it starts empty.
+    def __init__(
+        self,
+        file: StateFile,
+        rules: Rules,
+        room: Room,
+        *,
+        most_jitter: float,
+        secrets: Sequence[str] = (),
+    ) -> None:
+        """Load the state; without a file it starts empty. No `secrets` come into it.
 
         Raises:
           FileRefusedError: the file is damaged or of another version; it is left as it is.
@@ -30,14 +38,16 @@ class Book:
         self.pending: deque[Command] = deque()
         self._file = file
         self._rules = rules
+        self._room = room
         self._most_jitter = most_jitter
+        self._secrets = secrets
         self._unsaved = False
 
     def tell(self, events: Iterable[Event], now: datetime, *, launching: bool) -> None:
         """Step once; what is ordered waits in `pending`."""
         state, commands = step(
             self.state,
-            events,
+            [cleaned(event, self._secrets) for event in events],
             now,
             replace(self._rules, launching=launching),
             jitter=random.uniform(0.0, self._most_jitter),
@@ -46,20 +56,29 @@ class Book:
         self.state = state
         self.pending.extend(commands)
 
+    def moves_in_a_row(self) -> Iterator[Announce]:
+        """Take the moves that come next in `pending`."""
+        while self.pending and isinstance(command := self.pending[0], Announce):
+            self.pending.popleft()
+            yield command
+
     def saved(self) -> bool:
-        """Bring the file up to date; False, and loudly, when the disk is full.
+        """Bring the file up to date; False, and loudly, while the disk is full or broken.
 
         Raises:
-          OSError: the file cannot be written for another reason; start again once it can.
+          FileRefusedError: the file cannot be written, and that will not pass by itself.
         """
         if not self._unsaved:
             return True
         try:
             self._file.save(self.state)
         except OSError as error:
-            if error.errno not in DISK_FULL:
-                raise
-            logger.error("paused (disk): the state cannot be saved, nothing is started or merged")
-            return False
+            if self._room.cannot_save(error):
+                return False
+            raise FileRefusedError(
+                f"{self._file.path} cannot be written ({said(error)}), so nothing more is started "
+                "or merged; runs go on: mend it and start again to adopt them"
+            ) from error
+        self._room.could_save()
         self._unsaved = False
         return True

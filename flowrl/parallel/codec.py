@@ -2,54 +2,44 @@
 
 Every line has `skill`, `status`, `expert`, `attempt`, `session`, `device`, `needs`, `waits_for`,
 `blocked_by`, `frames`, `success_rate` and `why`, null or empty where they say nothing, and what
-else is true of its status. Times are ISO 8601 in UTC.
+else is true of its status. Times are ISO 8601 in UTC. `requests` holds the answers to the last
+requests, `wish` what a user wants of the daemon itself.
+
+The first line holds the CRC32 of all that follows, so a flipped bit is never taken for a state.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
-from datetime import UTC, datetime
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
 from flowrl import durable
 from flowrl.errors import FileRefusedError, FormatVersionError, GraphError, NameRefusedError
-from flowrl.launch.job import Handle
-from flowrl.layout import session_name
 from flowrl.parallel.adding import checked
+from flowrl.parallel.asks import Wish
 from flowrl.parallel.board import SchedulerState
 from flowrl.parallel.signals import NewSkill
-from flowrl.parallel.status import (
-    Asked,
-    Blocked,
-    Completed,
-    Entry,
-    Failed,
-    Held,
-    Merging,
-    Preparing,
-    Running,
-    Status,
-    Waiting,
-)
+from flowrl.parallel.state_lines import answer_line, answer_of, entry_of, line, natural
+from flowrl.parallel.status import Entry, Merging, Preparing, Running
 
-FORMAT = 1
-_KINDS: dict[str, type] = {
-    kind.word: kind
-    for kind in (Waiting, Blocked, Preparing, Running, Merging, Completed, Failed, Held)
-}
-_NAMES = {"by": "blocked_by"}  # field → key
-_BOOKKEEPING = ("priority", "failures", "frames_used", "refusals", "requeues")
+FORMAT = 2
+READS = (1, 2)
+_HEAD = re.compile(rb'\{"format": 2, "crc32": "([0-9a-f]{8})",\n')
+_BETWEEN = b",\n"
+_Cell = tuple[Entry, int, bytes]  # what a line was made from, and the line
+_Page = tuple[tuple[Entry, ...], tuple[int, ...], bytes]
 
 
 class StateFile:
-    """scheduler_state.json of one graph; remembers each line it wrote, so that saving is quick."""
+    """scheduler_state.json of one graph; remembers what it wrote, so that saving is quick."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines: dict[str, tuple[Entry, int, str]] = {}
+        self.path = path
+        self._lines: dict[str, _Cell] = {}
+        self._pages: list[_Page] = []
 
     def load(self) -> SchedulerState | None:
         """The saved state, or None when there is none.
@@ -57,30 +47,48 @@ class StateFile:
         Raises:
           FileRefusedError: the file cannot be read or trusted; it is left as it is.
         """
-        if not self._path.exists() and not self._path.is_symlink():
+        if not self.path.exists() and not self.path.is_symlink():
             return None
-        return decode(durable.read_bytes(self._path), str(self._path))
+        return decode(durable.read_bytes(self.path), str(self.path))
 
     def save(self, state: SchedulerState) -> None:
         """Replace the file at one stroke."""
-        durable.write_atomic(self._path, self.encode(state))
+        durable.write_atomic(self.path, self.encode(state))
 
-    def encode(self, state: SchedulerState) -> str:
+    def encode(self, state: SchedulerState) -> bytes:
         """The file's content."""
-        missing = state.index.missing
-        lines: list[str] = []
-        for skill, entry in state.entries.items():
-            known = self._lines.get(skill)
-            if known is None or known[0] is not entry or known[1] != missing[skill]:
-                known = (entry, missing[skill], _line(entry, state.waits_for(skill)))
-                self._lines[skill] = known
-            lines.append(known[2])
-        head = f'{{"format": {FORMAT}, "next_expert": {state.next_expert}, "skills": [\n'
-        return head + ",\n".join(lines) + "\n]}\n"
+        head = f'"next_expert": {state.next_expert}, "wish": "{state.wish.value}", "requests": ['
+        answers = _BETWEEN.join(map(answer_line, state.answers))
+        parts = [head.encode(), b"\n%s\n" % answers if answers else b"", b'], "skills": [\n']
+        for number in range(len(state.entries.pages)):
+            parts += (_BETWEEN if number else b"", self._page(state, number))
+        parts.append(b"\n]}\n")
+        checksum = 0
+        for part in parts:
+            checksum = zlib.crc32(part, checksum)
+        return b"".join((b'{"format": %d, "crc32": "%08x",\n' % (FORMAT, checksum), *parts))
+
+    def _page(self, state: SchedulerState, number: int) -> bytes:
+        """The lines of one page of skills, made anew only when something in it has changed."""
+        entries = state.entries.pages[number]
+        missing = state.index.missing.pages[number]
+        known = self._pages[number] if number < len(self._pages) else None
+        if known is not None and known[0] is entries and known[1] is missing:
+            return known[2]
+        made = _BETWEEN.join(map(self._line, [state] * len(entries), entries, missing))
+        self._pages[number : number + 1] = [(entries, missing, made)]
+        return made
+
+    def _line(self, state: SchedulerState, entry: Entry, missing: int) -> bytes:
+        known = self._lines.get(entry.skill)
+        if known is None or known[0] is not entry or known[1] != missing:
+            known = (entry, missing, line(entry, state.waits_for(entry.skill)))
+            self._lines[entry.skill] = known
+        return known[2]
 
 
-def encode(state: SchedulerState) -> str:
-    """The state as the text of scheduler_state.json."""
+def encode(state: SchedulerState) -> bytes:
+    """The state as the content of scheduler_state.json."""
     return StateFile(Path()).encode(state)
 
 
@@ -91,78 +99,41 @@ def decode(content: str | bytes, place: str) -> SchedulerState:
       FormatVersionError: another version of flowrl wrote it.
       FileRefusedError: it is damaged.
     """
+    document = read_document(content, place)
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(place, error) from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else None
-        raise FormatVersionError(
-            f"{place} has format {found!r}, this flowrl reads {FORMAT}; go on with the version of "
-            "flowrl that wrote it"
-        )
-    try:
-        entries = [_entry(facts, order) for order, facts in enumerate(document["skills"])]
-        next_expert = _natural(document["next_expert"])
+        entries = [entry_of(facts, order) for order, facts in enumerate(document["skills"])]
+        next_expert = natural(document["next_expert"])
+        wish = Wish(document.get("wish", ""))
+        answers = tuple(map(answer_of, document.get("requests", ())))
         _check(entries, next_expert)
     except (KeyError, TypeError, ValueError, GraphError, NameRefusedError) as error:
-        raise _damaged(place, error) from error
-    return SchedulerState.of(entries, next_expert=next_expert)
+        raise _damaged(place, f"{type(error).__name__}: {error}") from error
+    return SchedulerState.of(entries, next_expert=next_expert, wish=wish, answers=answers)
 
 
-def _line(entry: Entry, waits_for: tuple[str, ...]) -> str:
-    status = entry.status
-    facts: dict[str, Any] = {
-        "skill": entry.skill,
-        "status": status.word,
-        "expert": entry.expert,
-        "attempt": None,
-        "session": None,
-        "device": None,
-        "needs": entry.needs,
-        "waits_for": waits_for,
-        "blocked_by": (),
-        "frames": None,
-        "success_rate": None,
-        "why": "",
-    }
-    for item in fields(status):
-        facts[_NAMES.get(item.name, item.name)] = _plain(getattr(status, item.name))
-    if isinstance(status, Running) and entry.expert is not None:
-        session = status.handle.session if status.handle else None
-        facts["session"] = session or session_name(entry.expert, entry.skill)
-    facts |= {name: getattr(entry, name) for name in _BOOKKEEPING}
-    return json.dumps(facts, allow_nan=False, ensure_ascii=False)
+def read_document(content: str | bytes, place: str) -> dict[str, Any]:
+    """The JSON in scheduler_state.json, once its checksum holds.
 
-
-def _plain(value: Any) -> Any:
-    match value:
-        case datetime():
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        case Handle():
-            return asdict(value)
-        case _:
-            return value
-
-
-def _entry(facts: Mapping[str, Any], order: int) -> Entry:
-    return Entry(
-        skill=_text(facts["skill"]),
-        needs=_texts(facts["needs"]),
-        order=order,
-        status=_status(facts),
-        expert=None if facts["expert"] is None else _natural(facts["expert"]),
-        priority=_whole(facts["priority"]),
-        **{name: _natural(facts[name]) for name in _BOOKKEEPING if name != "priority"},
-    )
-
-
-def _status(facts: Mapping[str, Any]) -> Status:
-    kind = _KINDS[facts["status"]]
-    return kind(
-        **{item.name: _READ[item.name](facts[_NAMES.get(item.name, item.name)])
-           for item in fields(kind)}
-    )  # fmt: skip
+    Raises:
+      FormatVersionError, FileRefusedError: as `decode`.
+    """
+    raw = content.encode() if isinstance(content, str) else content
+    head = _HEAD.match(raw)
+    if head is not None and int(head[1], 16) != zlib.crc32(raw[head.end() :]):
+        raise _damaged(place, "its checksum does not hold")
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(place, f"{type(error).__name__}: {error}") from error
+    found = document.get("format") if isinstance(document, dict) else None
+    if found not in READS:
+        raise FormatVersionError(
+            f"{place} has format {found!r}, this flowrl reads 1 and 2; go on with the version of "
+            f"flowrl that wrote it, or run {_recovery(place)}"
+        )
+    if found == FORMAT and head is None:
+        raise _damaged(place, "its first line is not as it was written")
+    return document
 
 
 def _check(entries: list[Entry], next_expert: int) -> None:
@@ -176,85 +147,12 @@ def _check(entries: list[Entry], next_expert: int) -> None:
             raise ValueError(f"{entry.skill!r} is {entry.status.word} without an expert number")
 
 
-def _damaged(place: str, error: Exception) -> FileRefusedError:
+def _damaged(place: str, why: str) -> FileRefusedError:
     return FileRefusedError(
-        f"{place} is damaged ({type(error).__name__}: {error}); restore it from a copy, or move "
-        "it away: what has been trained is in checkpoints/ and is found again"
+        f"{place} is damaged ({why}); restore it from a copy, or run {_recovery(place)}: what has "
+        "been trained is in checkpoints/ and is found again"
     )
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is not a list")
-    return tuple(map(_text, value))
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a whole number")
-    return value
-
-
-def _natural(value: Any) -> int:
-    if _whole(value) < 0:
-        raise ValueError(f"{value!r} is negative")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a number")
-    return float(value)
-
-
-def _time(value: Any) -> datetime:
-    time = datetime.fromisoformat(_text(value))
-    if time.tzinfo is None:
-        raise ValueError(f"{value!r} does not say its time zone")
-    return time.astimezone(UTC)
-
-
-def _handle(value: Any) -> Handle:
-    return Handle(
-        run_id=_text(value["run_id"]),
-        session=_text(value["session"]),
-        pid=_natural(value["pid"]),
-        birth=_text(value["birth"]),
-        pane=_or_none(_text)(value["pane"]),
-        server_pid=_or_none(_natural)(value["server_pid"]),
-    )
-
-
-def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else read(value)
-
-
-_READ: dict[str, Callable[[Any], Any]] = {
-    "alone": _flag,
-    "asked": Asked,
-    "at": _time,
-    "attempt": _natural,
-    "by": _texts,
-    "device": _or_none(_text),
-    "frames": _natural,
-    "handle": _or_none(_handle),
-    "not_before": _or_none(_time),
-    "resumed": _flag,
-    "run_id": _or_none(_text),
-    "since": _time,
-    "success_rate": _number,
-    "wall_seconds": _number,
-    "why": _text,
-}
+def _recovery(place: str) -> str:
+    return f"`flowrl recover {Path(place).parent}`"

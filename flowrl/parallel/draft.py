@@ -5,13 +5,18 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from flowrl.layout import slug
 from flowrl.parallel.adding import checked
-from flowrl.parallel.board import Index, Rank, SchedulerState, is_ready, rank
+from flowrl.parallel.asks import Answer, Wish
+from flowrl.parallel.board import Due, Index, Rank, SchedulerState, due_of, is_ready, rank
+from flowrl.parallel.pages import EditedPages
 from flowrl.parallel.signals import NewSkill
 from flowrl.parallel.status import Active, Blocked, Completed, Entry, Failed, Held, Status, Waiting
 
+MOST_ANSWERS = 100  # to requests; more than are ever taken at once
+Key = TypeVar("Key", Rank, Due)
 _UNBORN = Entry(skill="", needs=(), order=-1)  # stands in for a skill that is being added
 
 
@@ -21,14 +26,17 @@ class Draft:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._touched = False
-        self.entries = dict(state.entries)
+        self.entries = EditedPages(state.entries)
         self.next_expert = state.next_expert
+        self.wish = state.wish
+        self.answers = state.answers
         self.moves: list[tuple[Status | None, Entry]] = []
         self._dependants = state.index.dependants
         self._names = state.index.names
-        self._missing = dict(state.index.missing)
+        self._missing = EditedPages(state.index.missing)
         self.ready = list(state.index.ready)
         self.active = list(state.index.active)
+        self._timed = list(state.index.timed)
 
     def close(self) -> SchedulerState:
         """The new state; the old one itself when nothing changed."""
@@ -36,12 +44,24 @@ class Draft:
             return self._state
         index = Index(
             dependants=self._dependants,
-            missing=self._missing,
+            missing=self._missing.close(),
             ready=tuple(self.ready),
             active=tuple(self.active),
+            timed=tuple(self._timed),
             names=self._names,
         )
-        return SchedulerState(self.entries, self.next_expert, index)
+        entries = self.entries.close()
+        return SchedulerState(entries, self.next_expert, index, self.wish, self.answers)
+
+    def want(self, wish: Wish) -> None:
+        """What a user wants of the daemon itself."""
+        if wish is not self.wish:
+            self.wish, self._touched = wish, True
+
+    def answer(self, answer: Answer) -> None:
+        """Remember the answer to a request; the oldest ones are forgotten."""
+        self.answers = (*self.answers, answer)[-MOST_ANSWERS:]
+        self._touched = True
 
     def put(self, entry: Entry) -> None:
         """Replace an entry; its dependants become blocked or unblocked by it."""
@@ -74,12 +94,14 @@ class Draft:
           NameRefusedError: a name cannot be used, or two share a slug.
           GraphError: a skill is there already, needs what nobody knows, or needs itself.
         """
-        fresh, order = checked(skills, self.entries, self._names)
+        fresh, order = checked(skills, self.entries.reader(), self._names)
         self._names = {**self._names, **{slug(name): name for name in fresh}}
         self._dependants = _with_dependants(self._dependants, fresh)
         first = len(self.entries)
         orders = {name: first + number for number, name in enumerate(fresh)}
-        self.entries.update(dict.fromkeys(fresh, _UNBORN))  # keeps the order of insertion
+        for name in fresh:  # keeps the order of insertion
+            self.entries[name] = _UNBORN
+            self._missing[name] = 0
         for name in order:
             self._insert(fresh[name], orders[name])
 
@@ -114,10 +136,13 @@ class Draft:
 
     def _sort_in(self, before: Entry | None, entry: Entry) -> None:
         missing = self._missing[entry.skill]
-        was_ready = before is not None and is_ready(before, missing)
-        was_active = before is not None and isinstance(before.status, Active)
-        _keep(self.ready, rank(entry), was_ready, is_ready(entry, missing))
-        _keep(self.active, rank(entry), was_active, isinstance(entry.status, Active))
+        if before is not None:
+            _drop(self.ready, rank(before) if is_ready(before, missing) else None)
+            _drop(self.active, rank(before) if isinstance(before.status, Active) else None)
+            _drop(self._timed, due_of(before))
+        _keep(self.ready, rank(entry) if is_ready(entry, missing) else None)
+        _keep(self.active, rank(entry) if isinstance(entry.status, Active) else None)
+        _keep(self._timed, due_of(entry))
 
     def _count_down(self, skill: str) -> None:
         for name in self._dependants[skill]:
@@ -154,12 +179,16 @@ def _stuck(status: Status) -> tuple[str, ...] | None:
     return status.by if isinstance(status, Blocked) else None
 
 
-def _keep(ranks: list[Rank], item: Rank, was: bool, now: bool) -> None:
-    """Keep a sorted list in step with whether `item` belongs to it."""
-    if now and not was:
-        insort(ranks, item)
-    elif was and not now:
-        del ranks[bisect_left(ranks, item)]
+def _keep(keys: list[Key], key: Key | None) -> None:
+    """Sort a key in, if there is one."""
+    if key is not None:
+        insort(keys, key)
+
+
+def _drop(keys: list[Key], key: Key | None) -> None:
+    """Take a key out of a sorted list, if there is one."""
+    if key is not None:
+        del keys[bisect_left(keys, key)]
 
 
 def _with_dependants(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import assert_never
 
-from flowrl.launch.job import Exited, Finished, Lost, Outcome, Why
-from flowrl.parallel.signals import FoundMerged, Rules
+from flowrl.launch.job import Exited, Finished, Lost, Why
+from flowrl.parallel.asks import PAUSED
+from flowrl.parallel.signals import FoundMerged, LastWords, Rules, RunEnded
 from flowrl.parallel.status import (
     Asked,
     Completed,
@@ -22,6 +24,10 @@ from flowrl.parallel.status import (
 
 _REQUEUED = (Why.STOPPED, Why.SERVER_KILLED)  # nobody's fault: goes on where it was
 _MEANT = (Why.SESSION_KILLED, Why.INTERRUPTED)  # a user did it in the terminal
+_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+_SILENT = LastWords()
+_SHOWN = 300  # characters of the log's last line
+CANCELLED = "cancelled on request"
 _MOST_PUT_OFF_DOUBLINGS = 4  # a disk that has room again should not wait for ten minutes
 
 
@@ -38,38 +44,51 @@ class Beat:
         return self.now + self.rules.backoff(tries, self.jitter)
 
 
-def after_end(entry: Entry, outcome: Outcome, frames: int, beat: Beat) -> Entry:
-    """The entry whose run ended like this; `frames` are what a run without a result got to."""
+def after_end(entry: Entry, event: RunEnded, beat: Beat) -> Entry:
+    """The entry whose run ended like this; one that has finished after all is merged."""
     status = entry.status
     assert isinstance(status, Running)
-    if isinstance(outcome, Finished):
-        return _finished(entry, status, outcome, beat)
+    if isinstance(event.outcome, Finished):
+        return _finished(entry, status, event.outcome, beat)
     match status.asked:
         case Asked.HUNG:
-            return charged(entry, "it showed no progress for too long", frames, beat)
+            return charged(entry, "it showed no progress for too long", event.frames, beat)
+        case Asked.OVERDUE:
+            return charged(entry, "it took longer than --run_timeout", event.frames, beat)
         case Asked.HOLD:
-            return _held(entry, status, "held on request", beat)
+            return _held(entry, status, PAUSED, beat)
+        case Asked.CANCEL:
+            failed = Failed(why=CANCELLED, attempt=status.attempt, at=beat.now)
+            return replace(entry, status=failed)
         case Asked.NOTHING:
-            return _by_cause(entry, outcome, frames, beat)
+            return _by_cause(entry, event.outcome, event, beat)
         case _:
             assert_never(status.asked)
 
 
-def charged(entry: Entry, why: str, frames: int, beat: Beat, *, oom: bool = False) -> Entry:
-    """The attempt counts: another one after a while, or none when they are used up."""
+def charged(
+    entry: Entry, why: str, frames: int, beat: Beat, *, oom: bool = False, said: LastWords = _SILENT
+) -> Entry:
+    """The attempt counts: another one after a while, or none when they are used up.
+
+    The very error of the attempt before would come a third time, so it ends the retries.
+    """
     status = entry.status
     assert isinstance(status, Preparing | Running | Merging)
+    again = bool(said.error) and said.error == entry.error
     entry = replace(
         entry,
         failures=entry.failures + 1,
         frames_used=entry.frames_used + frames,
         refusals=0,
         requeues=0,
+        error=said.error,
     )
-    given_up = _given_up(entry, beat.rules)
+    given_up = "the same error twice" if again else _given_up(entry, beat.rules)
     if given_up:
         text = f"{why}; {given_up}"
-        return replace(entry, status=Failed(why=text, attempt=status.attempt, at=beat.now))
+        failed = Failed(why=text, attempt=status.attempt, at=beat.now, log=said.lines)
+        return replace(entry, status=failed)
     waiting = Waiting(
         attempt=status.attempt + 1,
         not_before=beat.later(entry.failures),
@@ -142,7 +161,7 @@ def _finished(entry: Entry, status: Running, outcome: Finished, beat: Beat) -> E
     return replace(entry, refusals=0, requeues=0, status=merging)
 
 
-def _by_cause(entry: Entry, outcome: Exited | Lost, frames: int, beat: Beat) -> Entry:
+def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, beat: Beat) -> Entry:
     status = entry.status
     assert isinstance(status, Running)
     why = described(outcome)
@@ -151,7 +170,21 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, frames: int, beat: Beat) -> 
         return _held(entry, status, why, beat)
     if cause in _REQUEUED:
         return _requeued(entry, status, why, beat)
-    return charged(entry, why, frames, beat, oom=cause is Why.OOM)
+    said = event.said if _is_own_error(outcome) else replace(event.said, error="")
+    last = said.lines[-1][:_SHOWN] if said.lines else ""
+    why = f"{why}: {last}" if last and cause is not Why.OOM else why
+    return charged(entry, why, event.frames, beat, oom=cause is Why.OOM, said=said)
+
+
+def _is_own_error(outcome: Exited | Lost) -> bool:
+    """Whether the trainer ended by itself: what killed it from outside may not come again."""
+    match outcome:
+        case Exited(why=Why.EXIT | Why.NO_RESULT):
+            return True
+        case Exited(why=Why.SIGNAL, signal=number):
+            return number in _OWN_SIGNALS
+        case _:
+            return False
 
 
 def _requeued(entry: Entry, status: Running, why: str, beat: Beat) -> Entry:

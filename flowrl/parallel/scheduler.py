@@ -7,6 +7,7 @@ so a daemon killed at any point goes on where it was when it is started again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
@@ -14,40 +15,29 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from flowrl.errors import ConfigError, GraphError
-from flowrl.launch.job import Handle, Job, Launcher
+from flowrl.launch.job import Launcher
 from flowrl.launch.local import LocalLauncher
 from flowrl.layout import GraphLayout, display_name
 from flowrl.parallel import signals
 from flowrl.parallel.acts import Acts
 from flowrl.parallel.adding import told_skill
+from flowrl.parallel.asks import PAUSED, Wish
 from flowrl.parallel.book import Book
 from flowrl.parallel.claim import Claim
 from flowrl.parallel.codec import StateFile
-from flowrl.parallel.heartbeat import Heartbeats
-from flowrl.parallel.requests import Inbox
+from flowrl.parallel.heartbeat import Watch
+from flowrl.parallel.listeners import Callbacks, tell_end
+from flowrl.parallel.requests import Inbox, log_answers
+from flowrl.parallel.room import PROBE_SECONDS, Room
 from flowrl.parallel.settings import Settings, SettingsDict
-from flowrl.parallel.signals import Command, Event, NewSkill, Task
+from flowrl.parallel.signals import Announce, Event, NewSkill
 from flowrl.parallel.state import SchedulerState, next_due
-from flowrl.parallel.status import Completed, Entry, Failed, Running, Status
+from flowrl.parallel.status import Status
 from flowrl.parallel.story import Story
-from flowrl.parallel.workshop import CallbackWorkshop, Workshop
+from flowrl.parallel.workshop import CallbackWorkshop
 from flowrl.skills.skill import Skill
 
 _LOOK_SECONDS = 1.0  # between looks at requests/ while nothing happens
-
-
-class Callbacks(TypedDict, total=False):
-    """What `SkillScheduler.set_callbacks` takes: a workshop, or its two main verbs.
-
-    `on_skill_complete` and `on_skill_failed` are called with the skill's name, after the state
-    is saved. They may add skills. They are not called again after a crash: look at `state`.
-    """
-
-    workshop: Workshop
-    prepare: Callable[[Task], Job]
-    process: Callable[[Task], Mapping[str, Any]]
-    on_skill_complete: Callable[[str], object]
-    on_skill_failed: Callable[[str], object]
 
 
 class Known(TypedDict, total=False):
@@ -78,12 +68,16 @@ class SkillScheduler:
         self._claim = Claim(self.layout.daemon_lock)
         self._story = Story(self.layout.events)
         self._inbox = Inbox(self.layout)
-        self._heartbeats = Heartbeats(self.settings.hung_seconds)
+        self._room = Room(self.layout)
+        self._watch = Watch(
+            silent_seconds=self.settings.hung_seconds, run_seconds=self.settings.run_seconds
+        )
         self._callbacks: Callbacks = {}
         self._loaded: Book | None = None
         self._crew: Acts | None = None
         self._last_beat = self._clock()
         self._stopping = False
+        self.stopped_by_wish = False  # `run` has ended because a user asked for it
         self._cancelling = False
 
     def __enter__(self) -> SkillScheduler:
@@ -109,8 +103,8 @@ class SkillScheduler:
             self._claim.acquire()
             try:
                 file = StateFile(self.layout.scheduler_state)
-                jitter = self.settings.retry_jitter
-                self._loaded = Book(file, self.settings.rules(), most_jitter=jitter)
+                own = {"most_jitter": self.settings.retry_jitter, "secrets": self.settings.secrets()}
+                self._loaded = Book(file, self.settings.rules(), self._room, **own)
             except BaseException:
                 self._claim.release()
                 raise
@@ -135,7 +129,7 @@ class SkillScheduler:
         if workshop is None and prepare is not None and process is not None:
             workshop = CallbackWorkshop(prepare, process)
         if workshop is not None:
-            self._crew = Acts(self._launcher, workshop, self._heartbeats)
+            self._crew = Acts(self._launcher, workshop, self._watch, self._room)
 
     def add_skill(
         self,
@@ -191,7 +185,7 @@ class SkillScheduler:
         self._known(skill_name)
         self._tell(signals.Retry(skill_name))
 
-    def hold(self, skill_name: str, why: str = "held on request") -> None:
+    def hold(self, skill_name: str, why: str = PAUSED) -> None:
         """Pause a skill until it is retried; a running one saves what it has and ends."""
         self._known(skill_name)
         self._tell(signals.Hold(skill_name, why))
@@ -201,13 +195,15 @@ class SkillScheduler:
         now = self._last_beat = now or self._clock()
         book = self.load()
         self._claim.check()
-        events = [*self._inbox.take(book.state.entries), *self._heard()]
-        book.tell(events, now, launching=not self._stopping)
+        book.saved()  # what there was no room for before
+        self._room.look()
+        requests, before = self._inbox.take(), book.state.answers
+        self._book_tell([*requests, *self._heard()], now)
+        log_answers(before, book.state.answers)
         if book.saved():
             self._inbox.done()
-        while book.saved() and book.pending:
-            answers = self._act(book.pending.popleft(), now)
-            book.tell(answers, now, launching=not self._stopping)
+        while book.saved() and self._room.free and book.pending:
+            self._book_tell(self._act(book, now), now)
 
     def wait(self) -> None:
         """Sleep until a run may have ended, a request comes, a wait is over, or poll_interval."""
@@ -215,10 +211,12 @@ class SkillScheduler:
         due = next_due(self.state, after=self._last_beat)
         if due is not None:
             seconds = min(seconds, (due - self._clock()).total_seconds())
-        until = time.monotonic() + max(0.0, seconds)
-        handles = self._handles()
+        handles = [handle for _, handle in self.state.launched()]
+        left_alive = (self._acts.left_seconds(handle) for handle in handles)
+        most = math.inf if self._room.free else PROBE_SECONDS
+        until = time.monotonic() + max(0.0, min(seconds, most, *left_alive))
         while (left := until - time.monotonic()) > 0 and not self._inbox.waiting:
-            if self._stopping and not self._cancelling:
+            if self._stopping and not self._ending_runs:
                 return
             began = time.monotonic()
             self._launcher.wait(handles, timeout_seconds=min(left, _LOOK_SECONDS))
@@ -226,14 +224,18 @@ class SkillScheduler:
                 return  # it did not sleep to the end: something has happened
 
     def run(self, *, stop_when: Callable[[SchedulerState], bool] | None = None) -> SchedulerState:
-        """Tick until every skill is settled, or `stop_when` says so, or `stop` is called."""
+        """Tick until every skill is settled, or `stop_when` says so, or a stop is asked for."""
         finished = stop_when or (lambda state: state.settled)
         book = self.load()
         while True:
             self.tick()
-            if self._stopping and not (self._cancelling and self._running()):
+            if self._stopping and not (self._ending_runs and self.state.launched()):
                 return self.state
-            if finished(self.state) and not book.pending:
+            done = finished(self.state) or self.state.stop_is_due
+            if done and not book.pending and book.saved():
+                if self.state.wish:
+                    self.stopped_by_wish = True
+                    self._tell(signals.Stopped())
                 return self.state
             self.wait()
 
@@ -254,43 +256,38 @@ class SkillScheduler:
     def _heard(self) -> list[Event]:
         """What became of the runs since the last beat."""
         events: list[Event] = []
-        for entry in self._running():
+        for entry, _ in self.state.launched():
             told = self._acts.heard(entry)
             events.extend(told)
-            if self._cancelling and not told:
+            if self._ending_runs and not told:
                 self._acts.stop(entry)
         return events
 
-    def _act(self, command: Command, now: datetime) -> Collection[Event]:
-        if isinstance(command, signals.Announce):
-            self._announce(command.before, command.entry, now)
+    def _book_tell(self, events: Collection[Event], now: datetime) -> None:
+        launching = not self._stopping and self._room.free
+        self.load().tell(events, now, launching=launching)
+
+    def _act(self, book: Book, now: datetime) -> Collection[Event]:
+        """Carry out the next command; moves that come in a row are told in a row."""
+        command = book.pending.popleft()
+        if isinstance(command, Announce):
+            moves = [command, *book.moves_in_a_row()]
+            self._story.tell([(move.before, move.entry) for move in moves], now)
+            for move in moves:
+                tell_end(self._callbacks, move.entry)
             return ()
         return self._acts.carry_out(command, self.state.entries[command.task.skill].status)
 
-    def _announce(self, before: Status | None, entry: Entry, now: datetime) -> None:
-        self._story.tell(before, entry, now)
-        if isinstance(entry.status, Completed) and "on_skill_complete" in self._callbacks:
-            self._callbacks["on_skill_complete"](entry.skill)
-        if isinstance(entry.status, Failed) and "on_skill_failed" in self._callbacks:
-            self._callbacks["on_skill_failed"](entry.skill)
+    @property
+    def _ending_runs(self) -> bool:
+        """Whether runs are asked to save what they have and end."""
+        return self._cancelling or self.state.wish is Wish.STOP_NOW
 
     @property
     def _acts(self) -> Acts:
         if self._crew is None:
             raise ConfigError("nobody prepares runs; call set_callbacks(workshop=…) first")
         return self._crew
-
-    def _running(self) -> list[Entry]:
-        """The entries whose run has a process."""
-        return [
-            entry
-            for entry in self.state.active()
-            if isinstance(entry.status, Running) and entry.status.handle is not None
-        ]
-
-    def _handles(self) -> list[Handle]:
-        statuses = (entry.status for entry in self._running())
-        return [s.handle for s in statuses if isinstance(s, Running) and s.handle is not None]
 
     def _known(self, skill: str) -> None:
         if skill not in self.state.entries:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TypedDict
 
 from flowrl.errors import ConfigError
+from flowrl.launch.redaction import secrets_of
 from flowrl.parallel.signals import Rules
 
 
@@ -21,7 +23,9 @@ class SettingsDict(TypedDict, total=False):
     skill_timesteps_budget: int | None
     devices: tuple[str, ...]
     skills_per_gpu: int
+    pass_env: tuple[str, ...]
     hung_seconds: float
+    run_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,9 @@ class Settings:
     skill_timesteps_budget: int | None = None  # over all attempts of a skill
     devices: tuple[str, ...] = ()
     skills_per_gpu: int = 1
+    pass_env: tuple[str, ...] = ()  # names of variables whose values must not be written down
     hung_seconds: float = 1800.0  # a run without progress for so long is ended
+    run_seconds: float | None = None  # an attempt's process that lives for so long is ended
 
     def __post_init__(self) -> None:
         for name in ("max_parallel_skills", "skills_per_gpu"):
@@ -48,6 +54,12 @@ class Settings:
         for name in ("poll_interval", "hung_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} {getattr(self, name)} must be above 0")
+        if self.run_seconds is not None and not self.run_seconds > 0:
+            raise ConfigError(f"run_seconds {self.run_seconds} must be above 0")
+
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be written down, of this process's environment."""
+        return secrets_of(os.environ, self.pass_env)
 
     def rules(self) -> Rules:
         """The settings that decide, for the core."""

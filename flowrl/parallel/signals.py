@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from flowrl.launch.job import Handle, Outcome
+from flowrl.parallel.asks import PAUSED, Request
 from flowrl.parallel.status import FRESH, Entry, Status
 
 
@@ -97,18 +98,32 @@ class PutOff:
 
 
 @dataclass(frozen=True, slots=True)
+class LastWords:
+    """The end of a run's log, and a digest of the error in it: "" when there is none to know."""
+
+    lines: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
-    """How a run ended, and the frames it had got to."""
+    """How a run ended, the frames it had got to, and what it said last."""
 
     skill: str
     run_id: str
     outcome: Outcome
     frames: int = 0
+    said: LastWords = LastWords()
 
 
 @dataclass(frozen=True, slots=True)
 class RunHung(RunPrepared):
     """The run lives, but has shown no progress for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOverdue(RunPrepared):
+    """The run lives, but has taken longer than an attempt may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +163,12 @@ class Hold:
     """A user wants a skill to pause."""
 
     skill: str
-    why: str = "held on request"
+    why: str = PAUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The daemon ends as it was asked to; the next one goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +186,14 @@ Event = (
     | PutOff
     | RunEnded
     | RunHung
+    | RunOverdue
     | MergeDone
     | FoundMerged
     | MergeRefused
     | Retry
     | Hold
+    | Request
+    | Stopped
     | Restarted
 )
 

@@ -8,6 +8,7 @@ carries out the commands that came with it, and answers them with events.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from datetime import datetime
 
@@ -15,7 +16,6 @@ from flowrl.parallel.board import SchedulerState
 from flowrl.parallel.draft import Draft
 from flowrl.parallel.endings import Beat
 from flowrl.parallel.signals import Command, Event, Rules
-from flowrl.parallel.status import Merging, Waiting
 from flowrl.parallel.turn import Turn
 
 __all__ = ["SchedulerState", "next_due", "step"]
@@ -46,11 +46,6 @@ def step(
 
 def next_due(state: SchedulerState, *, after: datetime) -> datetime | None:
     """The next time at which a wait for `not_before` is over; None when nothing waits for one."""
-    ready = (state.entries[name].status for *_, name in state.index.ready)
-    active = (entry.status for entry in state.active())
-    times = [
-        status.not_before
-        for status in (*ready, *active)
-        if isinstance(status, Waiting | Merging) and status.not_before is not None
-    ]
-    return min((time for time in times if time > after), default=None)
+    timed = state.index.timed
+    place = bisect_right(timed, after, key=lambda due: due[0])
+    return timed[place][0] if place < len(timed) else None

@@ -21,7 +21,9 @@ class Asked(StrEnum):
 
     NOTHING = ""
     HOLD = "hold"  # a user wants it to pause
+    CANCEL = "cancel"  # a user does not want it any more
     HUNG = "hung"  # it gave no sign of life
+    OVERDUE = "overdue"  # it took longer than it may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ class Failed:
     why: str
     attempt: int  # the last one
     at: datetime
+    log: tuple[str, ...] = ()  # the last lines of its log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +149,4 @@ class Entry:
     frames_used: int = 0  # by those attempts
     refusals: int = 0  # launches refused or put off in a row
     requeues: int = 0  # uncharged ends in a row
+    error: str = ""  # digest of the error with which the last attempt ended

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, assert_never
 
 from flowrl import durable
+from flowrl.parallel.asks import PAUSED
 from flowrl.parallel.status import (
     Blocked,
     Completed,
@@ -23,6 +25,8 @@ from flowrl.parallel.status import (
 )
 
 logger = logging.getLogger(__name__)
+Move = tuple[Status | None, Entry]
+_MOST_SAID = 30  # in the log, of moves that come at once; all are in events.jsonl
 
 
 class Story:
@@ -31,23 +35,21 @@ class Story:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def tell(self, before: Status | None, entry: Entry, now: datetime) -> None:
-        """Tell one move."""
-        text = sentence(before, entry, now)
-        if not text:
+    def tell(self, moves: Sequence[Move], now: datetime) -> None:
+        """Tell moves that came in a row."""
+        told = [(before, entry, sentence(before, entry, now)) for before, entry in moves]
+        told = [move for move in told if move[-1]]
+        lines = [_line(before, entry, text, now) for before, entry, text in told]
+        for (_, entry, text), facts in zip(told[:_MOST_SAID], lines, strict=False):
+            level = logging.WARNING if isinstance(entry.status, Failed) else logging.INFO
+            logger.log(level, "%s %s", entry.skill, text, extra={"move": facts})
+        if len(told) > _MOST_SAID:
+            logger.info("and %d more moves at once", len(told) - _MOST_SAID)
+        if not lines:
             return
-        facts = {
-            "at": now.isoformat().replace("+00:00", "Z"),
-            "skill": entry.skill,
-            "before": None if before is None else before.word,
-            "status": entry.status.word,
-            "expert": entry.expert,
-            **_facts(entry.status),
-        }
-        level = logging.WARNING if isinstance(entry.status, Failed) else logging.INFO
-        logger.log(level, "%s %s", entry.skill, text, extra={"move": facts})
         try:
-            durable.append_line(self._path, json.dumps({**facts, "text": text}, ensure_ascii=False))
+            text = "\n".join(json.dumps(facts, ensure_ascii=False) for facts in lines)
+            durable.append_line(self._path, text)
         except OSError as error:
             logger.warning("events.jsonl is not written: %s", error.strerror)
 
@@ -81,7 +83,7 @@ def _ended(entry: Entry, status: Completed | Failed | Held) -> str:
         case Failed(why=why, attempt=attempt):
             return f"has failed, attempt {attempt}: {why}"
         case Held(why=why):
-            return f"is held until `flowrl retry`: {why}"
+            return f"is held until `flowrl {'resume' if why == PAUSED else 'retry'}`: {why}"
 
 
 def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime) -> str:
@@ -90,7 +92,8 @@ def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime
     if isinstance(before, Blocked):
         return "is no longer blocked"
     if isinstance(before, Failed | Held):
-        return f"is retried, attempt {status.attempt}"
+        how = "goes on" if status.run_id else "is retried"
+        return f"{how}, attempt {status.attempt}"
     how = "goes on" if status.run_id else "tries again"
     return f"{how} {_in(status.not_before, now)}, attempt {status.attempt}: {status.why}"
 
@@ -102,6 +105,18 @@ def _running(before: Status | None, entry: Entry, status: Running) -> str:
     where = "" if status.device is None else f", device {status.device}"
     how = "goes on" if status.resumed else "is training"
     return f"{how} as expert {entry.expert}, attempt {status.attempt}{where}, session {session}"
+
+
+def _line(before: Status | None, entry: Entry, text: str, now: datetime) -> dict[str, Any]:
+    return {
+        "at": now.isoformat().replace("+00:00", "Z"),
+        "skill": entry.skill,
+        "before": None if before is None else before.word,
+        "status": entry.status.word,
+        "expert": entry.expert,
+        **_facts(entry.status),
+        "text": text,
+    }
 
 
 def _facts(status: Status) -> dict[str, Any]:

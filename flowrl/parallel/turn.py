@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from flowrl.parallel import endings, signals
+from flowrl.parallel import endings, signals, wishes
+from flowrl.parallel.asks import Request, Wish
 from flowrl.parallel.board import Rank
 from flowrl.parallel.draft import Draft
 from flowrl.parallel.endings import Beat
@@ -16,7 +17,6 @@ from flowrl.parallel.slots import Slots
 from flowrl.parallel.status import (
     Active,
     Asked,
-    Blocked,
     Entry,
     Failed,
     Held,
@@ -37,7 +37,7 @@ class Turn:
     def __init__(self, draft: Draft, beat: Beat) -> None:
         self.draft = draft
         self.commands: list[Command] = []
-        self._beat = beat
+        self.beat = beat
 
     def hear(self, event: signals.Event) -> None:
         """Take in one event."""
@@ -49,9 +49,10 @@ class Turn:
         for entry in self._entries(self.draft.active):
             status = entry.status
             if isinstance(status, Merging) and status.not_before and self._due(status.not_before):
-                self._move(entry, replace(status, not_before=None, why=""))
+                self.move(entry, replace(status, not_before=None, why=""))
                 self.commands.append(signals.Merge(self._task(entry.skill)))
-        if self._beat.rules.launching and self.draft.ready and not self._merge_is_near():
+        launching = self.beat.rules.launching and self.draft.wish is Wish.NOTHING
+        if launching and self.draft.ready and not self._merge_is_near():
             self._fill_slots()
         self._announce()
 
@@ -82,101 +83,87 @@ class Turn:
             attempt=status.attempt,
             handle=None,
             device=status.device,
-            since=self._beat.now,
+            since=self.beat.now,
             resumed=status.run_id == event.run_id,
             alone=status.alone,
         )
-        self._move(entry, running)
+        self.move(entry, running)
         self.commands.append(signals.Launch(self._task(event.skill)))
 
     def prepare_refused(self, event: signals.PrepareRefused) -> None:
         """Give up: another attempt would meet the same refusal."""
         entry = self.draft.entries[event.skill]
         if isinstance(entry.status, Preparing):
-            failed = Failed(why=event.why, attempt=entry.status.attempt, at=self._beat.now)
-            self._move(entry, failed)
+            failed = Failed(why=event.why, attempt=entry.status.attempt, at=self.beat.now)
+            self.move(entry, failed)
 
     def launched(self, event: signals.RunLaunched) -> None:
         """The run has a process."""
         entry = self.draft.entries[event.skill]
         status = entry.status
         if isinstance(status, Running) and status.run_id == event.run_id:
-            self._move(replace(entry, refusals=0), replace(status, handle=event.handle))
+            self.move(replace(entry, refusals=0), replace(status, handle=event.handle))
 
     def launch_refused(self, event: signals.LaunchRefused) -> None:
         """Try again later."""
         entry = self.draft.entries[event.skill]
         if _is_starting(entry.status):
-            self._put(endings.refused(entry, event.why, self._beat))
+            self._put(endings.refused(entry, event.why, self.beat))
 
     def put_off(self, event: signals.PutOff) -> None:
         """Wait for room or for a lock."""
         entry = self.draft.entries[event.skill]
         if _is_starting(entry.status) or isinstance(entry.status, Merging):
-            self._put(endings.put_off(entry, event.why, self._beat))
+            self._put(endings.put_off(entry, event.why, self.beat))
 
     def ended(self, event: signals.RunEnded) -> None:
         """Merge the run, let it go on, hold it, or charge the attempt."""
         entry = self.draft.entries[event.skill]
         if not isinstance(entry.status, Running) or entry.status.run_id != event.run_id:
             return
-        self._put(endings.after_end(entry, event.outcome, event.frames, self._beat))
+        self._put(endings.after_end(entry, event, self.beat))
         if isinstance(self.draft.entries[event.skill].status, Merging):
             self.commands.append(signals.Merge(self._task(event.skill)))
 
     def hung(self, event: signals.RunHung) -> None:
         """Ask a silent run to end; its end is charged."""
-        self._ask(event.skill, Asked.HUNG, run_id=event.run_id)
+        self._end_for(Asked.HUNG, event)
+
+    def overdue(self, event: signals.RunOverdue) -> None:
+        """Ask a run that takes too long to end; its end is charged."""
+        self._end_for(Asked.OVERDUE, event)
 
     def merged(self, event: signals.MergeDone) -> None:
         """The skill is done."""
         entry = self.draft.entries[event.skill]
         status = entry.status
         if isinstance(status, Merging) and status.run_id == event.run_id:
-            self._put(endings.completed(entry, status, self._beat))
+            self._put(endings.completed(entry, status, self.beat))
 
     def found_merged(self, event: signals.FoundMerged) -> None:
         """The skill was done before the scheduler heard of it."""
         entry = self.draft.entries[event.skill]
         if isinstance(entry.status, Running) and entry.status.run_id == event.run_id:
-            self._put(endings.completed(entry, event, self._beat))
+            self._put(endings.completed(entry, event, self.beat))
 
     def merge_refused(self, event: signals.MergeRefused) -> None:
         """A result that cannot be merged is an attempt that failed."""
         entry = self.draft.entries[event.skill]
         status = entry.status
         if isinstance(status, Merging) and status.run_id == event.run_id:
-            self._put(endings.charged(entry, event.why, status.frames, self._beat))
+            self._put(endings.charged(entry, event.why, status.frames, self.beat))
 
     def retry(self, event: signals.Retry) -> None:
-        """Count anew: a failed skill gets a fresh attempt, a held run goes on."""
-        entry = self.draft.entries[event.skill]
-        match entry.status:
-            case Failed(attempt=attempt):
-                waiting = Waiting(attempt=attempt + 1)
-            case Held(attempt=attempt, run_id=run_id):
-                waiting = Waiting(attempt=attempt, run_id=run_id)
-            case Waiting() as status:
-                waiting = replace(status, not_before=None)
-            case _:
-                return
-        entry = replace(entry, failures=0, frames_used=0, refusals=0, requeues=0)
-        self._move(entry, waiting)
+        """A user wants the skill to train again."""
+        wishes.retry(self, self.draft.entries[event.skill])
 
     def hold(self, event: signals.Hold) -> None:
-        """Pause a skill; a running one is asked to end first, a merging one is done anyway."""
-        entry = self.draft.entries[event.skill]
-        match entry.status:
-            case Running(run_id=run_id):
-                self._ask(event.skill, Asked.HOLD, run_id=run_id)
-            case (
-                Waiting(attempt=attempt, run_id=run_id) | Preparing(attempt=attempt, run_id=run_id)
-            ):
-                self._hold(entry, event.why, attempt=attempt, run_id=run_id)
-            case Blocked():
-                self._hold(entry, event.why)
-            case _:
-                pass
+        """A user wants the skill to pause."""
+        wishes.pause(self, self.draft.entries[event.skill], event.why)
+
+    def stopped(self, _event: signals.Stopped) -> None:
+        """The wish that the daemon ends is fulfilled."""
+        self.draft.want(Wish.NOTHING)
 
     def restarted(self, _event: signals.Restarted) -> None:
         """Order again what the last daemon may not have carried out; all of it is idempotent."""
@@ -190,7 +177,7 @@ class Turn:
                 self.commands.append(signals.Prepare(task))
             case Running(handle=None):
                 self.commands.append(signals.Launch(task, seek=True))
-            case Running(asked=Asked.HOLD | Asked.HUNG):
+            case Running(asked=asked) if asked:
                 self.commands.append(signals.Cancel(task))
             case Merging(not_before=None):
                 self.commands.append(signals.Merge(task))
@@ -198,7 +185,7 @@ class Turn:
                 pass
 
     def _fill_slots(self) -> None:
-        slots = Slots(self._beat.rules, self._entries(self.draft.active))
+        slots = Slots(self.beat.rules, self._entries(self.draft.active))
         for _, _, skill in tuple(self.draft.ready):
             if slots.full:
                 return
@@ -212,31 +199,42 @@ class Turn:
         preparing = Preparing(
             attempt=status.attempt,
             device=device,
-            since=self._beat.now,
+            since=self.beat.now,
             run_id=status.run_id,
             alone=status.alone,
         )
-        self._move(replace(entry, expert=self.draft.expert_of(entry.skill)), preparing)
+        self.move(replace(entry, expert=self.draft.expert_of(entry.skill)), preparing)
         self.commands.append(signals.Prepare(self._task(entry.skill)))
 
-    def _ask(self, skill: str, asked: Asked, *, run_id: str) -> None:
+    def _end_for(self, asked: Asked, event: signals.RunPrepared) -> None:
+        """Ask for the scheduler's own reasons, which do not replace a user's."""
+        status = self.draft.entries[event.skill].status
+        if isinstance(status, Running) and not status.asked:
+            self.ask(event.skill, asked, run_id=event.run_id)
+
+    def ask(self, skill: str, asked: Asked, *, run_id: str) -> None:
+        """Ask a run to end."""
         entry = self.draft.entries[skill]
         status = entry.status
         if isinstance(status, Running) and status.run_id == run_id and status.asked != asked:
-            self._move(entry, replace(status, asked=asked))
+            self.move(entry, replace(status, asked=asked))
             self.commands.append(signals.Cancel(self._task(skill)))
 
-    def _hold(self, entry: Entry, why: str, *, attempt: int = 1, run_id: str | None = None) -> None:
-        self._move(entry, Held(why=why, attempt=attempt, at=self._beat.now, run_id=run_id))
+    def hold_back(
+        self, entry: Entry, why: str, *, attempt: int = 1, run_id: str | None = None
+    ) -> None:
+        """Keep a skill from starting."""
+        self.move(entry, Held(why=why, attempt=attempt, at=self.beat.now, run_id=run_id))
 
-    def _move(self, entry: Entry, status: Status) -> None:
+    def move(self, entry: Entry, status: Status) -> None:
+        """Write the entry with another status."""
         self._put(replace(entry, status=status))
 
     def _put(self, entry: Entry) -> None:
         """Write the entry; the folder of an attempt that failed is put aside."""
         before = self.draft.entries[entry.skill]
-        failed = entry.failures > before.failures and isinstance(before.status, Running | Merging)
-        if failed:
+        ended = isinstance(before.status, Running | Merging)
+        if ended and (entry.failures > before.failures or isinstance(entry.status, Failed)):
             self.commands.append(signals.Discard(self._task(entry.skill)))
         self.draft.put(entry)
 
@@ -248,7 +246,7 @@ class Turn:
         entry = self.draft.entries[skill]
         status = entry.status
         assert isinstance(status, Preparing | Running | Merging)
-        budget = self._beat.rules.budget_frames
+        budget = self.beat.rules.budget_frames
         merging = isinstance(status, Merging)
         return Task(
             skill=skill,
@@ -264,7 +262,7 @@ class Turn:
         return [self.draft.entries[skill] for _, _, skill in ranks]
 
     def _due(self, not_before: datetime | None) -> bool:
-        return not_before is None or not_before <= self._beat.now
+        return not_before is None or not_before <= self.beat.now
 
 
 def _is_starting(status: Status) -> bool:
@@ -281,10 +279,13 @@ HEARS: dict[type, Callable[[Turn, Any], None]] = {
     signals.PutOff: Turn.put_off,
     signals.RunEnded: Turn.ended,
     signals.RunHung: Turn.hung,
+    signals.RunOverdue: Turn.overdue,
     signals.MergeDone: Turn.merged,
     signals.FoundMerged: Turn.found_merged,
     signals.MergeRefused: Turn.merge_refused,
     signals.Retry: Turn.retry,
     signals.Hold: Turn.hold,
+    Request: wishes.obey,
+    signals.Stopped: Turn.stopped,
     signals.Restarted: Turn.restarted,
 }

@@ -11,7 +11,21 @@ from typing import Any
 from flowrl import durable, runs
 from flowrl.errors import FileRefusedError, GraphError
 from flowrl.layout import GraphLayout, slug
+from flowrl.parallel.asks import Answer, Wish
+from flowrl.parallel.codec import read_document
+from flowrl.parallel.state_lines import answer_of
 
+_WISHES = {
+    Wish.NOTHING: "",
+    Wish.STOP: "stopping on request: nothing new is started, the scheduler ends with its runs",
+    Wish.STOP_NOW: "stopping on request: runs save what they have, then the scheduler ends",
+}
+_ASKED = {
+    "hold": "asked to pause",
+    "cancel": "asked to end: cancelled",
+    "hung": "asked to end: no progress for too long",
+    "overdue": "asked to end: longer than --run_timeout",
+}
 ENDED = frozenset({"completed", "failed", "held", "blocked"})
 
 
@@ -35,7 +49,9 @@ class SkillRow:
     seconds: float | None  # since the run began, or that it took
     ended_at: str | None  # when it was completed, failed or held; ISO 8601 in UTC
     waits_for: tuple[str, ...]
+    waits: str  # for what else than skills
     why: str
+    log: tuple[str, ...]  # the last lines of a failed skill's training log
 
 
 def read_rows(layout: GraphLayout) -> list[SkillRow]:
@@ -49,7 +65,7 @@ def read_rows(layout: GraphLayout) -> list[SkillRow]:
             f"{layout.root} is no graph: it has no scheduler_state.json; name the folder that "
             "--graph_path named, or start python -m flowrl.bottomup_parallel"
         )
-    document = durable.read_json(layout.scheduler_state)
+    document = _document(layout)
     try:
         return [_row(layout, facts) for facts in document["skills"]]
     except (KeyError, TypeError, ValueError) as error:
@@ -57,6 +73,26 @@ def read_rows(layout: GraphLayout) -> list[SkillRow]:
             f"{layout.scheduler_state} is malformed ({type(error).__name__}: {error}); "
             "restore it from a copy"
         ) from error
+
+
+def read_answers(layout: GraphLayout) -> tuple[Answer, ...]:
+    """The scheduler's answers to the last requests, oldest first.
+
+    Raises:
+      FileRefusedError: the state is damaged.
+    """
+    try:
+        return tuple(map(answer_of, _document(layout).get("requests", ())))
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
+
+
+def read_wish(layout: GraphLayout) -> str:
+    """What a user wants of the scheduler itself, in words; nothing when that is nothing."""
+    try:
+        return _WISHES[Wish(_document(layout).get("wish", ""))]
+    except (TypeError, ValueError) as error:
+        raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
 
 
 def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
@@ -81,6 +117,11 @@ def all_ended(rows: Sequence[SkillRow]) -> bool:
     return all(row.status in ENDED for row in rows)
 
 
+def _document(layout: GraphLayout) -> dict[str, Any]:
+    content = durable.read_bytes(layout.scheduler_state)
+    return read_document(content, str(layout.scheduler_state))
+
+
 def _row(layout: GraphLayout, facts: Mapping[str, Any]) -> SkillRow:
     progress = _progress(layout, facts) if facts["status"] == "running" else None
     steps = progress.step_success if progress else ()
@@ -102,8 +143,20 @@ def _row(layout: GraphLayout, facts: Mapping[str, Any]) -> SkillRow:
         seconds=_seconds(facts),
         ended_at=facts.get("at"),
         waits_for=tuple(facts["blocked_by"] or facts["waits_for"]),
-        why=facts["why"] or "",
+        waits=_waits(facts),
+        why=_ASKED.get(facts.get("asked") or "", "") or facts["why"] or "",
+        log=tuple(facts.get("log", ())),
     )
+
+
+def _waits(facts: Mapping[str, Any]) -> str:
+    """For what a skill waits that is no skill: a slot, or a time."""
+    if facts["status"] not in ("waiting", "merging") or facts["waits_for"]:
+        return ""
+    due = facts.get("not_before")
+    if due is not None and (when := datetime.fromisoformat(due)) > datetime.now(UTC):
+        return f"its next try at {when:%H:%M:%S} UTC"
+    return "a free slot" if facts["status"] == "waiting" else ""
 
 
 def _progress(layout: GraphLayout, facts: Mapping[str, Any]) -> runs.Progress | None:

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from flowrl import notices
 from flowrl.layout import GraphLayout
-from flowrl.report.snapshot import SkillRow, all_ended, read_rows
+from flowrl.parallel.room import shortage
+from flowrl.report.snapshot import SkillRow, all_ended, read_rows, read_wish
 from flowrl.report.summary import last_words
 from flowrl.report.table import skill_table, tally
 
@@ -47,8 +48,25 @@ def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
 
 def screen(layout: GraphLayout, rows: list[SkillRow]) -> Group:
     """The table under its heading."""
-    said = [Text(text, style="yellow") for text in notices.read(layout).values()]
-    return Group(Text(f"{layout.root}: {tally(rows)}"), *said, "", skill_table(rows))
+    said = [Text(text, style="yellow") for text in _notices(layout).values()]
+    wish = [Text(text, style="yellow") for text in [read_wish(layout)] if text]
+    logs = (Text(line, style="dim") for row in rows for line in _log(row))
+    return Group(Text(f"{layout.root}: {tally(rows)}"), *wish, *said, "", skill_table(rows), *logs)
+
+
+def _notices(layout: GraphLayout) -> dict[str, str]:
+    """What was noted, and a full disk, on which nothing can be noted."""
+    said = dict(notices.read(layout))
+    if "paused" not in said and (found := shortage(layout)):
+        said["paused"] = f"paused ({found[0]}): {found[1]}"
+    return said
+
+
+def _log(row: SkillRow) -> list[str]:
+    """The last lines of a failed skill's log under a heading."""
+    if not row.log:
+        return []
+    return ["", f"{row.skill}, the last lines of its log:", *(f"  {line}" for line in row.log)]
 
 
 def _last(rows: list[SkillRow]) -> list[str]:
@@ -62,7 +80,8 @@ def facts(layout: GraphLayout) -> dict[str, Any]:
     return {
         "graph": str(layout.root),
         "ended": all_ended(rows),
-        "notices": dict(notices.read(layout)),
+        "wish": read_wish(layout),
+        "notices": _notices(layout),
         "skills": [asdict(row) for row in rows],
     }
 

@@ -81,5 +81,5 @@ def _number(value: int | None) -> str:
 
 
 def _reason(row: SkillRow) -> str:
-    parts = [", ".join(row.waits_for), row.why]
+    parts = [", ".join(row.waits_for), row.waits, row.why]
     return "; ".join(part for part in parts if part)

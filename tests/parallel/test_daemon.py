@@ -17,6 +17,7 @@ from flowrl.errors import (
     LaunchError,
 )
 from flowrl.launch.job import Lost, Why
+from flowrl.parallel.asks import Verb
 from flowrl.parallel.requests import ask
 from flowrl.parallel.scheduler import SkillScheduler
 from tests.parallel.scheduling import (
@@ -143,7 +144,7 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     scheduler = start(poll_interval=60.0)
     scheduler.add_skill("A")
     scheduler.tick()
-    ask(scheduler.layout, "hold", "A")
+    ask(scheduler.layout, Verb.PAUSE, "A")
     monkeypatch.setenv("FLOWRL_FAULT", "write.scheduler_state.json:enospc")
     scheduler.tick()
     waits = []
@@ -154,7 +155,7 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     )
     scheduler.wait()
     assert waits == [1.0]
-    ask(scheduler.layout, "retry", "A")
+    ask(scheduler.layout, Verb.RETRY, "A")
     scheduler.wait()
     assert waits == [1.0], "a new request is heard at once"
     monkeypatch.delenv("FLOWRL_FAULT")
@@ -163,11 +164,12 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     assert not list(scheduler.layout.requests.iterdir())
 
 
-def test_any_other_failure_to_save_ends_the_daemon(start, world, monkeypatch):
+def test_a_failure_to_save_that_will_not_pass_ends_the_daemon_with_a_remedy(start, world):
     scheduler = start()
     scheduler.add_skill("A")
-    monkeypatch.setenv("FLOWRL_FAULT", "write.scheduler_state.json:raise")
-    with pytest.raises(OSError, match="injected"):
+    scheduler.layout.scheduler_state.unlink()
+    scheduler.layout.scheduler_state.mkdir()
+    with pytest.raises(FileRefusedError, match=r"scheduler_state\.json cannot be .* start again"):
         scheduler.run()
     assert not world.living()
 

@@ -99,7 +99,7 @@ def test_a_state_goes_to_its_file_and_back():
 def test_the_file_is_json_with_one_line_per_skill_and_plain_fields():
     text = encode(state_of_all())
     skills = json.loads(text)["skills"]
-    assert len(text.splitlines()) == len(skills) + 2
+    assert len(text.splitlines()) == len(skills) + 3
     by_name = {line["skill"]: line for line in skills}
     assert by_name["skill 4"]["session"] == "flowrl_e4_skill_4"
     assert by_name["skill 3"] | {} == by_name["skill 3"] | {
@@ -153,7 +153,7 @@ def test_saved_lines_are_made_anew_when_what_they_say_changes(tmp_path):
     state = through(state, "A", Rules(launching=False))
     assert state.entries["B"].status == Waiting()
     assert file.encode(state) == encode(state)
-    assert '"waits_for": ["A"]' not in file.encode(state)
+    assert b'"waits_for":["A"]' not in file.encode(state)
 
 
 def through(state, skill, rules=RULES):
@@ -182,6 +182,7 @@ def test_an_event_of_another_run_or_status_changes_nothing():
             signals.RunLaunched(skill, "other", handle),
             signals.RunEnded(skill, "other", Lost()),
             signals.RunHung(skill, "other"),
+            signals.RunOverdue(skill, "other"),
             signals.MergeDone(skill, "other"),
             signals.FoundMerged(skill, "other", 1, 1.0, 1.0),
             signals.MergeRefused(skill, "other", "no"),
@@ -232,7 +233,7 @@ def test_the_index_kept_by_steps_is_the_index_from_scratch(size):
     state, _ = step(state, [refused], NOW, Rules())
     assert any(isinstance(e.status, Blocked) for e in state.entries.values())
     scratch = Index.of(state.entries)
-    for name in ("missing", "ready", "active", "names"):
+    for name in ("missing", "ready", "active", "timed", "names"):
         assert getattr(state.index, name) == getattr(scratch, name), name
     assert {name: set(users) for name, users in state.index.dependants.items()} == {
         name: set(users) for name, users in scratch.dependants.items()

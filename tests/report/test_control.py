@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flowrl import cli
+from flowrl.parallel.asks import Verb
 from flowrl.parallel.requests import Inbox
-from flowrl.parallel.signals import Retry
 from tests.report.making import DONE, FAILED, HELD, WAITING, running, save
 from tests.skills.making import skill_text
 
@@ -16,7 +16,7 @@ from tests.skills.making import skill_text
 def test_a_retry_is_left_for_the_scheduler(tmp_path, capsys, status, word):
     layout = save(tmp_path, ("A B", status))
     assert cli.main(["retry", word, "--graph-path", str(tmp_path)]) == 0
-    assert list(Inbox(layout).take(["A B"])) == [Retry("A B")]
+    assert [(r.verb, r.skill) for r in Inbox(layout).take()] == [(Verb.RETRY, "A B")]
     said = capsys.readouterr().out
     assert "A B will be tried again" in said
     assert f"python -m flowrl.bottomup_parallel --graph_path {tmp_path}" in said
@@ -34,7 +34,7 @@ def test_two_retries_at_once_are_two_requests(tmp_path):
     layout = save(tmp_path, ("A", FAILED))
     for _ in range(2):
         assert cli.main(["retry", "A", "--graph-path", str(tmp_path)]) == 0
-    assert len(Inbox(layout).take(["A"])) == 2
+    assert len(Inbox(layout).take()) == 2
 
 
 def test_good_skill_files_are_passed_in_silence(tmp_path, capsys):
