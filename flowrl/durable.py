@@ -246,6 +246,7 @@ def _copy_content(source: Path, descriptor: int, point: str) -> None:
     with open_plain(source) as reader:
         while chunk := reader.read(CHUNK_BYTES):
             write_all(descriptor, chunk, point)
+    fault_point(point)
 
 
 def _empty_out(trash: Path) -> None:

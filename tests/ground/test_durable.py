@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from flowrl import durable
-from flowrl.errors import FileRefusedError
+from flowrl import durable, parts
+from flowrl.errors import ConfigError, FileRefusedError
 
 
 def run_with_fault(code: str, fault: str) -> int:
@@ -49,6 +55,251 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, fault):
     with pytest.raises(OSError, match="injected"):
         durable.write_atomic(path, "new")
     assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_torn_write_leaves_half_of_it_beside_the_old_file(tmp_path):
+    path = tmp_path / "state.json"
+    path.write_text("old")
+    code = f"from flowrl import durable; durable.write_atomic(durable.Path({str(path)!r}), 'abcd')"
+    assert run_with_fault(code, "write.state.json:torn") == -signal.SIGKILL
+    assert path.read_text() == "old"
+    (part,) = tmp_path.glob(".state.json.*.part")
+    assert part.read_text() == "ab"
+    durable.sweep(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_torn_copy_is_never_published(tmp_path):
+    (tmp_path / "a").write_text("abcd")
+    code = (
+        "from pathlib import Path; from flowrl import durable; "
+        f"durable.copy_file(Path({str(tmp_path / 'a')!r}), Path({str(tmp_path / 'b')!r}))"
+    )
+    assert run_with_fault(code, "copy.b:torn") == -signal.SIGKILL
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_line_after_a_torn_one_begins_below_it(tmp_path):
+    path = tmp_path / "events.jsonl"
+    durable.append_line(path, "first")
+    code = f"from flowrl import durable; durable.append_line(durable.Path({str(path)!r}), 'second')"
+    assert run_with_fault(code, "append.events.jsonl:torn") == -signal.SIGKILL
+    durable.append_line(path, "third")
+    assert path.read_text() == "first\nsec\nthird\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("here:explode", "use kill, raise, enospc, torn"),
+        ("here", "use kill, raise, enospc, torn"),
+        ("here:torn", "nothing is written there"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_an_error_and_no_other_fault(monkeypatch, fault, words):
+    monkeypatch.setenv("FLOWRL_FAULT", fault)
+    with pytest.raises(ConfigError, match=words):
+        durable.fault_point("here")
+
+
+def _write_in_its_own_process(path: str, letter: str, barrier) -> None:
+    barrier.wait(timeout=60)
+    for _ in range(50):
+        durable.write_atomic(Path(path), letter * 100_000)
+
+
+def test_of_two_writers_at_once_each_writes_the_whole_file(tmp_path):
+    path = tmp_path / "notice.json"
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(3)
+    writers = [
+        context.Process(target=_write_in_its_own_process, args=(str(path), letter, barrier))
+        for letter in "ab"
+    ]
+    for writer in writers:
+        writer.start()
+    barrier.wait(timeout=60)
+    seen = set()
+    while any(writer.is_alive() for writer in writers):
+        durable.sweep_parts(tmp_path)  # takes no living writer's file away
+        if path.exists():
+            text = path.read_text()
+            seen.add((text[:1], len(text), len(set(text))))
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert seen <= {("a", 100_000, 1), ("b", 100_000, 1)}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notice.json"]
+
+
+def test_a_sweep_that_takes_a_new_part_away_makes_its_writer_take_another(tmp_path, monkeypatch):
+    taken = []
+
+    def with_a_sweep_before(descriptor, operation):
+        if not taken:
+            taken.append(True)
+            for part in tmp_path.iterdir():
+                part.unlink()
+        real(descriptor, operation)
+
+    real = fcntl.flock
+    monkeypatch.setattr(parts.fcntl, "flock", with_a_sweep_before)
+    durable.write_atomic(tmp_path / "x", "new")
+    assert taken
+    assert (tmp_path / "x").read_text() == "new"
+
+
+def test_what_could_not_be_flushed_is_given_up_and_never_flushed_again(tmp_path, monkeypatch):
+    """A second fsync of the same descriptor may say that all is well when nothing is."""
+    path = tmp_path / "state.json"
+    path.write_text("old")
+    flushed = []
+
+    def failing(descriptor):
+        flushed.append(os.fstat(descriptor).st_ino)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            durable.write_atomic(path, "new")
+    assert len(flushed) == 1
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def flushes(monkeypatch) -> list[tuple[str, list[str]]]:
+    """What is flushed from now on, and which names are in that folder at this moment."""
+    seen = []
+    real = os.fsync
+
+    def recording(descriptor):
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        names = sorted(p.name for p in place.iterdir()) if place.is_dir() else []
+        seen.append((place.name, names))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    return seen
+
+
+def test_a_file_is_flushed_before_its_name_and_its_folder_after(tmp_path, monkeypatch):
+    seen = flushes(monkeypatch)
+    durable.write_atomic(tmp_path / "x", "new")
+    assert seen[0][0].endswith(".part")
+    assert seen[1:] == [(tmp_path.name, ["x"])]
+
+
+def test_a_removed_tree_s_folder_is_flushed_before_and_after(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    seen = flushes(monkeypatch)
+    durable.remove_tree(tmp_path / "run")
+    assert seen == [(tmp_path.name, ["run.0.trash"]), (tmp_path.name, [])]
+
+
+def test_new_folders_are_durable_and_their_owner_s_alone(tmp_path, monkeypatch):
+    seen = flushes(monkeypatch)
+    durable.make_dir(tmp_path / "a" / "b")
+    assert seen == [(tmp_path.name, ["a"]), ("a", ["b"])]
+    for folder in (tmp_path / "a", tmp_path / "a" / "b"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        durable.make_dir(tmp_path / "file")
+
+
+def test_a_copy_is_its_owner_s_alone(tmp_path):
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "deep" / "file").touch(mode=0o644)
+    durable.copy_tree(tree, tmp_path / "copy")
+    durable.copy_file(tree / "deep" / "file", tmp_path / "file")
+    assert (tmp_path / "copy" / "deep").stat().st_mode & 0o777 == 0o700
+    for file in (tmp_path / "copy" / "deep" / "file", tmp_path / "file"):
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_written_into_a_folder_that_is_gone(tmp_path):
+    for write in (durable.write_atomic, durable.append_line):
+        with pytest.raises(FileNotFoundError):
+            write(tmp_path / "gone" / "x", "new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_that_fails_takes_no_room(tmp_path, monkeypatch):
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "deep" / "a").write_text("a")
+    (tree / "deep" / "b").write_text("b")
+    monkeypatch.setenv("FLOWRL_FAULT", "copy.b:enospc")
+    with pytest.raises(OSError, match="injected"):
+        durable.copy_tree(tree, tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tree"]
+
+
+def _append_with_little_room(path: str) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+    durable.append_line(Path(path), "second")
+
+
+def test_a_line_for_which_there_is_half_the_room_is_an_error(tmp_path):
+    path = tmp_path / "events.jsonl"
+    durable.append_line(path, "first")
+    child = multiprocessing.get_context("spawn").Process(
+        target=_append_with_little_room, args=(str(path),)
+    )
+    child.start()
+    child.join()
+    assert child.exitcode == 1
+    assert path.read_text() == "first\nseco"
+    durable.append_line(path, "third")
+    assert path.read_text() == "first\nseco\nthird\n"
+
+
+def test_a_link_is_removed_and_what_it_points_to_stays(tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to("kept")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "file").touch()
+    for name in ("link", "dangling", "file", "not there"):
+        durable.remove_tree(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_several_may_remove_one_tree_at_once(tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(20):
+            tree = tmp_path / f"{number}.trash"  # a sweep's view: all remove it under one name
+            for deep in range(30):
+                (tree / str(deep)).mkdir(parents=True)
+            list(pool.map(durable.remove_tree, [tree] * 4))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_leaves_other_people_s_files_alone(tmp_path):
+    for name in ("film.part", "notes.txt", ".hidden"):
+        (tmp_path / name).touch()
+    (tmp_path / ".state.json.part").touch()
+    durable.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "film.part", "notes.txt"]
+
+
+def test_a_lack_of_descriptors_is_no_damage_of_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "manifest.json"
+    path.write_text("{}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first = os.dup(0)
+    os.close(first)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            durable.read_json(path)
+        with pytest.raises(OSError, match="Too many open files"):
+            durable.tree_digest(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert durable.read_json(path) == {}
 
 
 def test_nan_is_refused_in_json(tmp_path):

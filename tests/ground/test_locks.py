@@ -14,9 +14,10 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from flowrl import locks
-with locks.held(Path(sys.argv[1]), timeout_seconds=5):
+with locks.held(Path(sys.argv[1]), timeout_seconds=5) as check:
     print("held", flush=True)
     sys.stdin.read()
+    check()
 """
 
 
@@ -25,6 +26,7 @@ def holder(path):
         [sys.executable, "-c", HOLD, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stdout.readline() == "held\n"
@@ -53,3 +55,20 @@ def test_errors_inside_the_block_are_not_translated(tmp_path):
         raise OSError("disk")
     with locks.held(tmp_path / "x.lock", timeout_seconds=0.1):
         pass
+
+
+def test_a_holder_whose_lock_file_was_deleted_finds_out_before_it_commits(tmp_path):
+    path = tmp_path / "global.lock"
+    first = holder(path)
+    path.unlink()
+    second = holder(path)  # two holders: what the check is for
+    _, said = first.communicate("")
+    assert "BusyError" in said
+    assert "was removed while it was held" in said
+    second.communicate("")
+    assert second.returncode == 0
+
+
+def test_a_lock_file_is_its_owner_s_alone(tmp_path):
+    with locks.held(tmp_path / "global.lock", timeout_seconds=5):
+        assert (tmp_path / "global.lock").stat().st_mode & 0o777 == 0o600
