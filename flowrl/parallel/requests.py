@@ -60,7 +60,7 @@ class Inbox:
         """Remove what was taken, now that the state which follows from it is saved."""
         for path in self._taken:
             try:
-                path.unlink(missing_ok=True)
+                durable.remove_file(path)
             except OSError as error:
                 self._ignore(path, said(error))
         self._taken = []

@@ -69,10 +69,10 @@ class Room:
         probe = self._layout.root / ".probe"
         try:
             durable.write_atomic(probe, _PROBE)
-            probe.unlink()
+            durable.remove_file(probe)
         except OSError as error:
             with contextlib.suppress(OSError):
-                durable.sweep(self._layout.root)
+                durable.sweep_parts(self._layout.root)
             return (trouble(error) or "io"), said(error)
         self._suspect = False
         return None

@@ -16,6 +16,7 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout
+from flowrl.parallel.asks import Verb
 from flowrl.parallel.board import SchedulerState
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.requests import ask
@@ -343,8 +344,8 @@ def _small() -> list[Scenario]:
     request = Scenario(
         name="request",
         build=lambda layout: None,
-        act=lambda layout: ask(layout, "retry", WOOD),
-        again=partial(_recovered, act=lambda layout: ask(layout, "retry", WOOD)),
+        act=lambda layout: ask(layout, Verb.RETRY, WOOD),
+        again=partial(_recovered, act=lambda layout: ask(layout, Verb.RETRY, WOOD)),
         look=asked,
         end=asked,
     )
