@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "flowrl"
 DURABLE = {"durable.py", "parts.py"}  # the layer itself
 EXCUSED = {
     "launch/runner.py": (
-        {"os.open", "os.replace", "os.unlink", "os.write"},
+        {"os.open", "open", "os.replace", "os.unlink", "os.write"},
         "runs as `python -I -S` beside the trainer and cannot import flowrl",
     ),
     "launch/capped_log.py": (
