@@ -165,8 +165,10 @@ def _orphans(
 ) -> Iterator[Finding]:
     named = {(v.index, v.version) for v in present.experts.values()} | set(spares(store, present))
     unsure = pinned is None or None in past.values()
-    for key, place in store.versions():
-        if _hidden(place) or key in named or unsure or key in (pinned or ()) or store.is_recent(present, key[1]):
+    for key, place in () if unsure else store.versions():
+        if _hidden(place) or key in named or key in (pinned or ()):
+            continue
+        if store.is_recent(present, key[1]):
             continue
         thing = f"version {key[1]} of expert {key[0]} is named by no manifest"
         yield Finding(severity="warning", thing=thing, place=place, remedy=REPAIR)

@@ -97,6 +97,11 @@ def read(layout: GraphLayout) -> Manifest:
     if not layout.manifest.exists() and not layout.manifest.is_symlink():
         if past:
             raise FileRefusedError(f"{layout.manifest} is lost; {_remedy(layout)}")
+        if any(layout.skills.glob("*/run.json")):  # an archive comes after the first manifest
+            raise FileRefusedError(
+                f"{layout.manifest} and its history are lost, though {layout.skills} holds merged "
+                f"skills; restore {layout.checkpoints} from a backup"
+            )
         return Manifest()
     try:
         return read_file(layout.manifest)
@@ -140,7 +145,9 @@ def write_history(layout: GraphLayout, manifest: Manifest) -> None:
     """Keep a manifest for rollback; called before the manifest itself is swapped in."""
     durable.make_dir(layout.history)
     durable.fsync_dir(layout.checkpoints)
-    sealed.write(history_file(layout, manifest.generation), to_json(manifest))
+    path = history_file(layout, manifest.generation)
+    if not _says(path, manifest):  # its time tells people when that was
+        sealed.write(path, to_json(manifest))
 
 
 def swap(layout: GraphLayout, manifest: Manifest) -> None:
@@ -164,6 +171,13 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
         "experts": [_plain(manifest.experts[index]) for index in sorted(manifest.experts)],
         "merged": list(manifest.merged),
     }
+
+
+def _says(path: Path, manifest: Manifest) -> bool:
+    try:
+        return read_file(path) == manifest
+    except FileRefusedError:
+        return False
 
 
 def _plain(version: ExpertVersion) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class SkillBook:
         """
         skills: dict[str, Skill] = {}
         for path in sorted(self._layout.skill_files.glob("*.json")):
-            skill = _read(path)
+            skill = read_skill_file(path)
             skills[skill.name] = skill
         return skills
 
@@ -68,7 +68,12 @@ class SkillBook:
         return {version.skill for version in merged} | {run.skill for run in live}
 
 
-def _read(path: Path) -> Skill:
+def read_skill_file(path: Path) -> Skill:
+    """The skill in a kept file.
+
+    Raises:
+      FileRefusedError: it is damaged.
+    """
     facts = sealed.read(
         path, formats=(None, FORMAT), sealed_from=FORMAT, limit_bytes=_FILE_LIMIT_BYTES
     )

@@ -1,0 +1,181 @@
+"""What `flowrl fsck --repair` does: each step puts one kind of damage right, and says what it did.
+
+Whoever calls this holds the graph's claim. Nothing is deleted but leftovers, links and versions
+that no manifest names; what is damaged goes to `quarantine/`. Every step may be taken twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from flowrl import durable, notices
+from flowrl.errors import BusyError, ExpertCorruptError, FileRefusedError, FlowrlError
+from flowrl.experts import fsck, quarantine, repair
+from flowrl.experts import manifest as manifests
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout
+from flowrl.parallel.inspection import broken_records, leftovers, links, too_open
+from flowrl.parallel.known import record_notice_key
+from flowrl.parallel.recovering import (
+    read_state,
+    recorded_config,
+    recover_state,
+    state_disagrees,
+    train_lost_again,
+)
+from flowrl.parallel.restoring import restore_manifest
+from flowrl.parallel.run_folders import fail_run, live_runs, pinned_versions
+from flowrl.parallel.skill_book import read_skill_file
+from flowrl.runs import read_run
+from flowrl.skills.skill import load_library
+
+logger = logging.getLogger(__name__)
+
+
+def mend(layout: GraphLayout) -> Iterator[str]:
+    """Put right what can be, and say in one sentence each what was done or could not be."""
+    steps: tuple[Callable[[GraphLayout], Iterator[str]], ...] = (
+        _manifest,
+        _experts,
+        _spares,
+        _records,
+        _skill_files,
+        _run_folders,
+        _leftovers,
+        _state,
+        _access,
+        _notices,
+    )
+    for step in steps:
+        try:
+            yield from step(layout)
+        except FlowrlError as error:
+            yield f"not mended: {error}"
+            if step is _manifest:
+                return  # all else hangs on it
+
+
+def _manifest(layout: GraphLayout) -> Iterator[str]:
+    if said := restore_manifest(layout):
+        yield said
+
+
+def _experts(layout: GraphLayout) -> Iterator[str]:
+    store = ExpertStore(layout)
+    for version, why in list(fsck.damaged(store, store.manifest())):
+        name = f"expert {version.index} ({version.skill})"
+        try:
+            found = repair.fall_back(store, version.index, why)
+        except ExpertCorruptError:
+            repair.drop(store, version.index, why)
+            yield f"{name} has no whole version: its skill will be trained again"
+        else:
+            yield f"{name} is {found.version} again, of {found.frames:,} frames"
+
+
+def _spares(layout: GraphLayout) -> Iterator[str]:
+    store = ExpertStore(layout)
+    for path in fsck.unreadable(store):
+        yield f"set aside: {quarantine.put(layout, path, 'it could not be read')}"
+    for version in fsck.spares(store, store.manifest()).values():
+        path = store.path_of(version)
+        if quarantine.holds(layout, path) and not path.exists():
+            continue
+        try:
+            store.verify(version)
+        except FlowrlError as error:
+            yield f"set aside: {quarantine.put(layout, path, str(error))}"
+
+
+def _records(layout: GraphLayout) -> Iterator[str]:
+    present = ExpertStore(layout).manifest()
+    for path, why in list(broken_records(layout, present)):
+        if path.exists() or not quarantine.holds(layout, path):
+            yield f"set aside: {quarantine.put(layout, path, why)}"
+
+
+def _skill_files(layout: GraphLayout) -> Iterator[str]:
+    for path in sorted(layout.skill_files.glob("*.json")):
+        try:
+            read_skill_file(path)
+        except FileRefusedError as error:
+            config = recorded_config(layout)
+            library = load_library(config.env_name, config.skills_dir)
+            if path not in {layout.skill_file(name) for name in library}:
+                yield f"not mended: {error}"
+                continue
+            quarantine.put(layout, path, str(error))
+            yield f"{path.name} is set aside: the skill is that of the library now"
+
+
+def _run_folders(layout: GraphLayout) -> Iterator[str]:
+    for place in list(live_runs(layout)):
+        try:
+            read_run(place)
+        except FileRefusedError as error:
+            skill = place.folder.name.split("_", 2)[2]  # a slug is the slug of itself
+            try:
+                yield f"set aside: {fail_run(layout, place.expert, skill)}"
+            except BusyError:
+                yield f"not mended: {error}; its run still lives: wait for its end"
+
+
+def _leftovers(layout: GraphLayout) -> Iterator[str]:
+    for path in list(leftovers(layout)):
+        if path.is_dir() and not path.is_symlink():
+            durable.remove_tree(path)
+        else:
+            durable.sweep_parts(path.parent)
+        if not path.exists():
+            yield f"removed: {path}"
+    store = ExpertStore(layout)
+    present = store.manifest().generation
+    for generation in (number for number in manifests.generations(layout) if number > present):
+        yield f"removed: {manifests.history_file(layout, generation)}"
+    for path in store.recover(pinned_versions(layout)):
+        yield f"removed, since no manifest names it: {path}"
+
+
+def _state(layout: GraphLayout) -> Iterator[str]:
+    anew = _state_is_wrong(layout)
+    if anew and (found := recover_state(layout, anew=True)):
+        yield f"scheduler_state.json is made anew, with {len(found.skills)} skills"
+    for skill in train_lost_again(layout):
+        yield f"{skill} will be trained again when the scheduler starts"
+
+
+def _state_is_wrong(layout: GraphLayout) -> bool:
+    present = ExpertStore(layout).manifest()
+    try:
+        state = read_state(layout)
+    except FileRefusedError:
+        return True
+    if state is None:
+        return bool(present.experts)
+    return any(state_disagrees(state, present))
+
+
+def _access(layout: GraphLayout) -> Iterator[str]:
+    for path in list(links(layout)):
+        target = path.readlink()
+        durable.remove_file(path)
+        yield f"removed: the link {path} to {target}"
+    for path, mode in list(too_open(layout)):
+        path.chmod(mode)
+        yield f"chmod {mode:o} {path}"
+
+
+def _notices(layout: GraphLayout) -> Iterator[str]:
+    """Withdraw the notices of damage that is no more, and those that cannot be read."""
+    present = ExpertStore(layout).manifest()
+    broken = {version.index for version, _ in fsck.damaged(ExpertStore(layout), present)}
+    unwritten = {int(path.parent.name.split("_")[0]) for path, _ in broken_records(layout, present)}
+    for key, text in notices.read(layout).items():
+        unreadable = text.startswith("a notice cannot be read")
+        number = int(key.rpartition("_")[2]) if key.rpartition("_")[2].isdecimal() else -1
+        damage = key == repair.notice_key(number) and number not in broken
+        record = key == record_notice_key(number) and number not in unwritten
+        if unreadable or damage or record:
+            notices.withdraw(layout, key)
+            yield f"withdrawn: the notice {key}"
