@@ -51,7 +51,7 @@ def _lines(tail: bytes) -> list[str]:
 def _settled(log: Path) -> bytes:
     """The log's tail, once whoever copies it has caught up with the trainer's end."""
     tail = _tail(log)
-    for _ in range(_MOST_LOOKS):
+    for _ in range(_MOST_LOOKS if log.exists() else 0):
         time.sleep(_QUIET_SECONDS)
         newer = _tail(log)
         if newer == tail:

@@ -103,8 +103,9 @@ class SkillScheduler:
             self._claim.acquire()
             try:
                 file = StateFile(self.layout.scheduler_state)
-                own = {"most_jitter": self.settings.retry_jitter, "secrets": self.settings.secrets()}
-                self._loaded = Book(file, self.settings.rules(), self._room, **own)
+                jitter, secrets = self.settings.retry_jitter, self.settings.secrets()
+                rules = self.settings.rules()
+                self._loaded = Book(file, rules, self._room, most_jitter=jitter, secrets=secrets)
             except BaseException:
                 self._claim.release()
                 raise
@@ -204,6 +205,8 @@ class SkillScheduler:
             self._inbox.done()
         while book.saved() and self._room.free and book.pending:
             self._book_tell(self._act(book, now), now)
+        for entry, _ in self.state.launched() if self._ending_runs else ():
+            self._acts.stop(entry)
 
     def wait(self) -> None:
         """Sleep until a run may have ended, a request comes, a wait is over, or poll_interval."""
@@ -255,13 +258,8 @@ class SkillScheduler:
 
     def _heard(self) -> list[Event]:
         """What became of the runs since the last beat."""
-        events: list[Event] = []
-        for entry, _ in self.state.launched():
-            told = self._acts.heard(entry)
-            events.extend(told)
-            if self._ending_runs and not told:
-                self._acts.stop(entry)
-        return events
+        entries = [entry for entry, _ in self.state.launched()]
+        return [event for entry in entries for event in self._acts.heard(entry)]
 
     def _book_tell(self, events: Collection[Event], now: datetime) -> None:
         launching = not self._stopping and self._room.free

@@ -14,6 +14,7 @@ import pytest
 from flowrl.errors import FileRefusedError
 from flowrl.launch.job import Exited, Handle, Lost, Why
 from flowrl.parallel import signals
+from flowrl.parallel.asks import Answer, Wish
 from flowrl.parallel.board import Index
 from flowrl.parallel.claim import filesystem_of
 from flowrl.parallel.codec import StateFile, decode, encode
@@ -36,7 +37,8 @@ from flowrl.parallel.status import (
 from flowrl.parallel.turn import HEARS
 from tests.parallel.scheduling import NOW, finished
 
-FROZEN = Path(__file__).parents[1] / "data" / "scheduler_state_v1.json"
+DATA = Path(__file__).parents[1] / "data"
+FROZEN = DATA / "scheduler_state_v1.json"
 RULES = Rules()
 HANDLE = Handle(run_id="e3.a2.0badcafe", session="s", pid=7, birth="b 1", pane="%4", server_pid=9)
 EVERY_STATUS = (
@@ -86,8 +88,51 @@ def test_the_frozen_state_file_of_version_1_loads_for_ever():
     assert decode(FROZEN.read_bytes(), "v1") == state_of_all()
 
 
+def state_of_version_2() -> SchedulerState:
+    """What version 1 could not say."""
+    entries = [
+        *state_of_all().entries.values(),
+        Entry(skill="skill 10", needs=(), order=10, expert=10, error="0badcafe0badcafe",
+              status=Failed(why="exit 1", attempt=2, at=NOW, log=("Traceback", "ValueError: ü"))),
+        Entry(skill="skill 11", needs=(), order=11, expert=11,
+              status=Running(run_id="e11.a1.1", attempt=1, handle=HANDLE, device=None, since=NOW,
+                             asked=Asked.CANCEL)),
+        Entry(skill="skill 12", needs=(), order=12, expert=12,
+              status=Running(run_id="e12.a1.1", attempt=1, handle=HANDLE, device=None, since=NOW,
+                             asked=Asked.OVERDUE)),
+    ]  # fmt: skip
+    answers = (
+        Answer(id="1-0badcafe", verb="pause", skill="skill 4", at=NOW, outcome="done"),
+        Answer(id="2-0badcafe", verb="", skill=None, at=NOW, outcome="refused: who knows"),
+    )
+    return SchedulerState.of(entries, next_expert=40, wish=Wish.STOP, answers=answers)
+
+
+def test_the_frozen_state_file_of_version_2_loads_for_ever():
+    assert decode((DATA / "scheduler_state_v2.json").read_bytes(), "v2") == state_of_version_2()
+
+
+def test_every_flipped_bit_of_a_state_file_is_refused_with_a_remedy(tmp_path):
+    entries = [state_of_all().entries["skill 3"], state_of_all().entries["skill 7"]]
+    answer = Answer(id="1-0badcafe", verb="stop", skill=None, at=NOW, outcome="done")
+    content = encode(SchedulerState.of(entries, next_expert=40, answers=(answer,)))
+    assert decode(content, "there").next_expert == 40
+    for place in range(len(content)):
+        for bit in range(8):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << bit
+            with pytest.raises(FileRefusedError, match=r"flowrl recover /graph"):
+                decode(bytes(flipped), "/graph/scheduler_state.json")
+
+
+@pytest.mark.parametrize("change", [lambda text: text[:-20], lambda text: text + b" "])
+def test_a_state_file_that_was_cut_or_grew_is_refused(change):
+    with pytest.raises(FileRefusedError, match="checksum does not hold"):
+        decode(change(encode(state_of_all())), "there")
+
+
 def test_a_state_goes_to_its_file_and_back():
-    state = state_of_all()
+    state = state_of_version_2()
     back = decode(encode(state), "there")
     assert back == state
     assert back.index == state.index

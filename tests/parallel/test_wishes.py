@@ -1,0 +1,350 @@
+"""What users ask from other terminals, as a daemon hears it: obeyed once, answered in the state."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from flowrl import durable
+from flowrl.launch.job import Why
+from flowrl.parallel.asks import Verb, Wish
+from flowrl.parallel.claim import daemon_of
+from flowrl.parallel.requests import MOST_AT_ONCE, ask
+from flowrl.parallel.status import Asked, Completed, Failed, Held
+from tests.parallel.scheduling import Killed, exited, finished, lines, saved, status, words
+
+
+def outcomes(scheduler):
+    return {line["id"]: line["outcome"] for line in saved(scheduler)["requests"]}
+
+
+def asked(scheduler, verb, skill=None, **facts):
+    """The answer to a request, after a beat."""
+    name = ask(scheduler.layout, verb, skill, **facts)
+    scheduler.tick()
+    assert not list(scheduler.layout.requests.iterdir())
+    return outcomes(scheduler)[name]
+
+
+def two_skills(start, **settings):
+    scheduler = start(**settings)
+    scheduler.add_skill("A")
+    scheduler.add_skill("B", {}, ["A"])
+    scheduler.tick()
+    return scheduler
+
+
+def test_a_paused_running_skill_goes_on_from_its_run_when_it_is_resumed(start, world):
+    scheduler = two_skills(start)
+    run_id = world.folders["A"]
+    assert asked(scheduler, Verb.PAUSE, "A") == "done"
+    assert world.of("A").cancelled
+    world.end("A", exited(Why.STOPPED))
+    scheduler.tick()
+    assert words(scheduler) == {"A": "held", "B": "blocked"}
+    assert asked(scheduler, Verb.RESUME, "A") == "done"
+    assert words(scheduler) == {"A": "running", "B": "waiting"}
+    assert world.folders["A"] == run_id
+    assert status(scheduler, "A").resumed
+
+
+def test_a_run_that_is_resumed_before_it_has_ended_goes_on_by_itself(start, world):
+    scheduler = two_skills(start)
+    run_id = world.folders["A"]
+    asked(scheduler, Verb.PAUSE, "A")
+    assert asked(scheduler, Verb.RESUME, "A") == "done"
+    world.end("A", exited(Why.STOPPED))
+    scheduler.tick()
+    assert words(scheduler)["A"] == "running"
+    assert world.folders["A"] == run_id
+
+
+def test_a_waiting_skill_that_is_paused_does_not_start(start, world):
+    scheduler = two_skills(start)
+    assert asked(scheduler, Verb.PAUSE, "B") == "done"
+    world.end("A")
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "B": "held"}
+    assert "resume" in scheduler.layout.events.read_text().splitlines()[-2]
+    asked(scheduler, Verb.RESUME, "B")
+    assert words(scheduler)["B"] == "running"
+
+
+def test_a_cancelled_run_is_not_kept_and_a_retry_starts_anew(start, world):
+    scheduler = two_skills(start)
+    run_id = world.folders["A"]
+    assert asked(scheduler, Verb.CANCEL, "A") == "done"
+    world.end("A", exited(Why.STOPPED))
+    scheduler.tick()
+    assert words(scheduler) == {"A": "failed", "B": "blocked"}
+    assert status(scheduler, "A").why == "cancelled on request"
+    assert scheduler.state.entries["A"].failures == 0
+    assert world.discarded == [run_id]
+    asked(scheduler, Verb.RETRY, "A")
+    assert world.of("A").task.attempt == 2
+    assert world.folders["A"] != run_id
+
+
+def test_a_run_that_has_finished_before_it_could_be_cancelled_is_merged(start, world):
+    scheduler = two_skills(start)
+    asked(scheduler, Verb.CANCEL, "A")
+    world.end("A")
+    scheduler.tick()
+    assert words(scheduler)["A"] == "completed"
+    assert asked(scheduler, Verb.CANCEL, "A").startswith("refused: it is completed")
+
+
+def test_the_run_of_a_held_skill_is_put_aside_when_it_is_cancelled(start, world):
+    scheduler = two_skills(start)
+    run_id = world.folders["A"]
+    world.end("A", exited(Why.SESSION_KILLED))
+    scheduler.tick()
+    assert asked(scheduler, Verb.CANCEL, "A") == "done"
+    assert world.discarded == [run_id]
+    assert isinstance(status(scheduler, "A"), Failed)
+
+
+def test_a_new_priority_decides_who_starts_next(start, world):
+    scheduler = start(max_parallel_skills=1)
+    for name in "ABC":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    assert asked(scheduler, Verb.PRIORITY, "C", number=7) == "done"
+    world.end("A")
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "B": "waiting", "C": "running"}
+    assert lines(scheduler)["C"]["priority"] == 7
+
+
+def test_stop_lets_what_runs_be_merged_and_starts_nothing_new(start, world):
+    scheduler = two_skills(start)
+    scheduler._launcher.on_wait = lambda: world.end("A")
+    ask(scheduler.layout, Verb.STOP)
+    scheduler.run()
+    assert words(scheduler) == {"A": "completed", "B": "waiting"}
+    assert scheduler.stopped_by_wish
+    assert scheduler.state.wish is Wish.NOTHING
+    start().tick()
+    assert len(world.living()) == 1, "the next start goes on"
+
+
+def test_stop_now_lets_runs_save_what_they_have_and_the_next_start_goes_on(start, world):
+    scheduler = two_skills(start)
+    run_id = world.folders["A"]
+
+    def play():
+        assert world.of("A").cancelled
+        assert saved(scheduler)["wish"] == "stop_now"
+        world.end("A", exited(Why.STOPPED))
+
+    scheduler._launcher.on_wait = play
+    ask(scheduler.layout, Verb.STOP_NOW)
+    scheduler.run()
+    assert words(scheduler)["A"] == "waiting"
+    assert saved(scheduler)["wish"] == ""
+    start().tick()
+    assert world.folders["A"] == run_id
+    assert len(world.living()) == 1
+
+
+def test_a_daemon_that_is_killed_while_it_stops_goes_on_stopping(start, world):
+    scheduler = two_skills(start)
+    asked(scheduler, Verb.STOP)
+    scheduler = start()
+    world.end("A")
+    scheduler.run()
+    assert scheduler.stopped_by_wish
+    assert words(scheduler)["B"] == "waiting"
+
+
+def test_resume_all_takes_a_stop_back_and_wakes_only_what_was_paused(start, world):
+    scheduler = start()
+    for name in "ABC":
+        scheduler.add_skill(name)
+    scheduler.hold("C", "not asked for")
+    scheduler.tick()
+    assert asked(scheduler, Verb.PAUSE) == "done"
+    for name in "AB":
+        world.end(name, exited(Why.STOPPED))
+    scheduler.tick()
+    assert words(scheduler) == dict.fromkeys("ABC", "held")
+    asked(scheduler, Verb.STOP)
+    assert asked(scheduler, Verb.RESUME) == "done"
+    assert scheduler.state.wish is Wish.NOTHING
+    assert words(scheduler) == {"A": "running", "B": "running", "C": "held"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "skill", "why"),
+    [
+        (Verb.PAUSE, "Nobody", "no such skill"),
+        (Verb.RETRY, "A", "it is running; retry is for skills that are failed, held, waiting"),
+        (Verb.RESUME, "A", "nobody asked it to pause"),
+        (Verb.RESUME, "B", "it is waiting"),
+        (Verb.CANCEL, None, "name it"),
+        (Verb.PRIORITY, None, "name it"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_the_state(start, verb, skill, why):
+    scheduler = two_skills(start)
+    before = words(scheduler)
+    said = asked(scheduler, verb, skill)
+    assert said.startswith("refused: ")
+    assert why in said
+    assert words(scheduler) == before
+
+
+def test_every_request_is_heard_by_a_daemon_that_starts_later(start, world):
+    scheduler = start()
+    for name in "ABCD":
+        scheduler.add_skill(name)
+    layout = scheduler.layout
+    scheduler.close()
+    assert daemon_of(layout.daemon_lock) is None
+    names = [
+        ask(layout, Verb.PAUSE, "A"),
+        ask(layout, Verb.CANCEL, "B"),
+        ask(layout, Verb.PRIORITY, "D", number=3),
+        ask(layout, Verb.RETRY, "B"),
+        ask(layout, Verb.RESUME, "A"),
+        ask(layout, Verb.STOP),
+    ]
+    scheduler = start()
+    scheduler.load()
+    assert f"process {os.getpid()} on {os.uname().nodename}" in str(daemon_of(layout.daemon_lock))
+    scheduler.run()
+    assert [outcomes(scheduler)[name] for name in names] == ["done"] * 6
+    assert words(scheduler) == dict.fromkeys("ABCD", "waiting")
+    assert scheduler.state.entries["D"].priority == 3
+    assert scheduler.state.entries["B"].status.attempt == 2
+
+
+@pytest.mark.parametrize("fatal", ["save", "unlink"])
+def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgement(
+    start, world, monkeypatch, fatal
+):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A", exited(Why.EXIT, code=1))
+    scheduler.tick()
+    name = ask(scheduler.layout, Verb.RETRY, "A")
+    place = scheduler._inbox if fatal == "unlink" else scheduler.load()._file
+
+    def die(*_):
+        raise Killed(fatal)
+
+    monkeypatch.setattr(place, "done" if fatal == "unlink" else "save", die)
+    with pytest.raises(Killed):
+        scheduler.tick()
+    assert (scheduler.layout.requests / f"{name}.json").exists()
+    scheduler = start(max_retries=0)
+    scheduler.tick()
+    world.end("A", exited(Why.EXIT, code=1))
+    scheduler.tick()
+    scheduler.tick()
+    assert words(scheduler) == {"A": "failed"}, "it was retried once, not twice"
+    assert [task.attempt for task in world.prepared] == [1, 2]
+    assert list(outcomes(scheduler).values()) == ["done"]
+    assert not list(scheduler.layout.requests.iterdir())
+
+
+HOSTILE = {
+    "unknown verb": '{"format": 2, "ask": "rm -rf /", "skill": "A"}',
+    "no verb": '{"format": 2, "skill": "A"}',
+    "list": "[]",
+    "torn": '{"format": 2',
+    "deep": "[" * 4000,
+    "newer": '{"format": 3, "ask": "pause", "skill": "A"}',
+    "skill is a list": '{"format": 2, "ask": "pause", "skill": ["A"]}',
+    "skill is a path": '{"format": 2, "ask": "pause", "skill": "../../etc/passwd"}',
+    "newline": '{"format": 2, "ask": "pause", "skill": "A\\nB"}',
+    "huge number": '{"format": 2, "ask": "priority", "skill": "A", "number": 1e999}',
+    "a large number": f'{{"format": 2, "ask": "priority", "skill": "A", "number": {10**9}}}',
+    "true": '{"format": 2, "ask": "priority", "skill": "A", "number": true}',
+    "too large": '{"format": 2, "ask": "pause", "skill": "A", "x": "' + "x" * 5000 + '"}',
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_request_does_nothing_and_is_answered(start, world, text):
+    scheduler = two_skills(start)
+    before = words(scheduler)
+    durable.make_dir(scheduler.layout.requests)
+    (scheduler.layout.requests / "1-0badcafe.json").write_text(text)
+    scheduler.tick()
+    assert outcomes(scheduler)["1-0badcafe"].startswith("refused: ")
+    assert words(scheduler) == before
+    assert not list(scheduler.layout.requests.iterdir())
+
+
+def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path):
+    scheduler = two_skills(start)
+    folder = durable.make_dir(scheduler.layout.requests)
+    good = '{"format": 2, "ask": "cancel", "skill": "A"}'
+    secret = tmp_path / "secret.json"
+    secret.write_text(good)
+    (folder / "1-0badcafe.json").symlink_to(secret)
+    (folder / "2-0badcafe.json").mkdir()
+    os.mkfifo(folder / "3-0badcafe.json")
+    (folder / "x;reboot.json").write_text(good)
+    (folder / f"{'9' * 30}-0badcafe.json").write_text(good)
+    scheduler.tick()
+    scheduler.tick()
+    assert words(scheduler)["A"] == "running"
+    assert secret.read_text() == good
+    assert all(said.startswith("refused") for said in outcomes(scheduler).values())
+    assert not scheduler._inbox.waiting, "what stays there does not keep the daemon awake"
+    assert asked_beside(scheduler, Verb.PAUSE, "A") == "done"
+
+
+def asked_beside(scheduler, verb, skill):
+    name = ask(scheduler.layout, verb, skill)
+    scheduler.tick()
+    return outcomes(scheduler)[name]
+
+
+def test_a_requests_folder_that_is_a_link_is_not_followed(start, tmp_path):
+    scheduler = two_skills(start)
+    elsewhere = durable.make_dir(tmp_path / "elsewhere")
+    (elsewhere / "1-0badcafe.json").write_text('{"format": 2, "ask": "cancel", "skill": "A"}')
+    scheduler.layout.requests.symlink_to(elsewhere)
+    scheduler.tick()
+    assert words(scheduler)["A"] == "running"
+    assert list(elsewhere.iterdir())
+
+
+def test_a_flood_of_requests_is_taken_piece_by_piece_and_the_answers_stay_few(start):
+    scheduler = two_skills(start)
+    for number in range(3 * MOST_AT_ONCE):
+        ask(scheduler.layout, Verb.PRIORITY, "A", number=number)
+    scheduler.tick()
+    assert len(list(scheduler.layout.requests.iterdir())) == 2 * MOST_AT_ONCE
+    scheduler.tick()
+    scheduler.tick()
+    assert not list(scheduler.layout.requests.iterdir())
+    assert len(saved(scheduler)["requests"]) == 100
+    assert scheduler.state.entries["A"].priority == 3 * MOST_AT_ONCE - 1
+
+
+def test_a_users_wish_is_not_replaced_by_the_schedulers_own(start, world):
+    scheduler = start(hung_seconds=1e-9)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    asked(scheduler, Verb.PAUSE, "A")
+    scheduler.tick()
+    assert status(scheduler, "A").asked is Asked.HOLD
+    world.end("A", finished(world.folders["A"]))
+    scheduler.tick()
+    assert isinstance(status(scheduler, "A"), Completed)
+
+
+def test_requests_of_the_first_format_are_still_understood(start):
+    scheduler = two_skills(start)
+    durable.make_dir(scheduler.layout.requests)
+    old = {"format": 1, "ask": "hold", "skill": "B"}
+    (scheduler.layout.requests / "1-0badcafe.json").write_text(json.dumps(old))
+    scheduler.tick()
+    assert isinstance(status(scheduler, "B"), Held)
