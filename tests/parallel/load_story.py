@@ -1,0 +1,207 @@
+"""A daemon under load: `python -m tests.parallel.load_story ROOT SKILLS RUNS SLOTS`.
+
+Of a graph of SKILLS skills it trains the first RUNS, whose needs are two of the fifty before them
+at most, by processes that do nothing but write a result; all others are blocked. What its beats
+and saves took, and what the process holds, goes to `figures.PID.jsonl` every second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flowrl import durable, locks
+from flowrl.errors import BusyError, FileRefusedError
+from flowrl.launch import files
+from flowrl.launch.job import Job
+from flowrl.launch.local import LocalLauncher
+from flowrl.parallel import run_folders
+from flowrl.parallel.codec import StateFile
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.signals import NewSkill, Task
+from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.status import Failed, Held
+from tests.launch.conftest import SUCCEED
+
+NEVER = "Never"
+TRAINER = "import sys, time\ntime.sleep(float(sys.argv[1]))\n"
+
+
+def skills_of(skills: int, runs: int) -> list[NewSkill]:
+    """The graph: the same for the same numbers."""
+    chance = random.Random(skills)
+    held = Held(why="never trained", attempt=1, at=datetime.now(UTC))
+    graph = [NewSkill(skill=NEVER, status=held)]
+    for number in range(skills - 1):
+        near = range(max(0, number - 50), number)
+        needs = {f"Skill {n}" for n in chance.sample(near, min(len(near), chance.randint(0, 2)))}
+        needs |= {NEVER} if number >= runs else set()
+        graph.append(NewSkill(skill=f"Skill {number}", needs=tuple(sorted(needs))))
+    return graph
+
+
+class LoadWorkshop:
+    """Folders named by run id, and a ledger under a lock, as the manifest is."""
+
+    def __init__(self, root: Path, figures: Figures) -> None:
+        self.root = root
+        self.figures = figures
+        self.ledger = root / "ledger"
+
+    def prepare(self, task: Task) -> Job:
+        run_id = f"e{task.expert}.a{task.attempt}.{secrets.token_hex(4)}"
+        folder = self._folder(task)
+        if folder.exists() and not files.becomes_free(folder):
+            raise BusyError(f"{folder}: a process of the former attempt lives")
+        durable.remove_tree(folder)  # of an attempt that a killed daemon made
+        durable.make_dir(folder)
+        durable.write_atomic(folder / "run_id", run_id)
+        return self._job(task, run_id)
+
+    def resume(self, task: Task) -> Job:
+        job = self.reopen(task)
+        if job is None:
+            raise FileRefusedError(f"{task.run_id} has no folder any more")
+        return job
+
+    def reopen(self, task: Task) -> Job | None:
+        assert task.run_id is not None
+        return self._job(task, task.run_id) if task.run_id == self._run_in(task) else None
+
+    def merge(self, task: Task) -> Mapping[str, Any]:
+        with locks.held(self.root / "ledger.lock", timeout_seconds=0.2):
+            merged = self.ledger.read_text().split() if self.ledger.exists() else []
+            if task.run_id not in merged:
+                durable.append_line(self.ledger, str(task.run_id))
+        self.discard(task)
+        self.figures.merged += 1
+        return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
+
+    def discard(self, task: Task) -> None:
+        if task.run_id == self._run_in(task):
+            durable.remove_tree(self._folder(task))
+
+    def _folder(self, task: Task) -> Path:
+        return self.root / "runs" / f"e{task.expert}"
+
+    def _run_in(self, task: Task) -> str:
+        """Whose folder it is; of nobody when it is not there."""
+        try:
+            return durable.read_bytes(self._folder(task) / "run_id").decode()
+        except FileRefusedError:
+            return ""
+
+    def _job(self, task: Task, run_id: str) -> Job:
+        folder = self._folder(task)
+        seconds = f"{random.uniform(0.0, 0.05):.3f}"
+        return Job(
+            name=f"flowrl_e{task.expert}",
+            run_id=run_id,
+            argv=(sys.executable, "-I", "-S", "-c", TRAINER + SUCCEED % run_id, seconds),
+            env={"PATH": os.defpath},
+            cwd=folder,
+            folder=folder,
+        )
+
+
+class Figures:
+    """What beats and saves took, in milliseconds, and what the process holds meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = 0.0
+        self.ticks: list[float] = []
+        self.saves: list[float] = []
+        self.merged = 0  # by this process
+
+    def write(self) -> None:
+        """Once a second at most."""
+        if time.monotonic() - self._written < 1.0:
+            return
+        facts = {"at": time.time(), "ticks": self.ticks, "saves": self.saves}
+        try:
+            facts |= {"merged": self.merged, **held_by_us()}
+            with self._path.open("a") as file:
+                file.write(json.dumps(facts) + "\n")
+        except OSError:  # starved of descriptors
+            return
+        self.ticks, self.saves = [], []
+        self._written = time.monotonic()
+
+
+def held_by_us() -> dict[str, int]:
+    """Memory in kB and descriptors of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "rss_kb": pages * os.sysconf("SC_PAGE_SIZE") // 1024,
+        "fds": len(list(Path("/proc/self/fd").iterdir())),
+    }
+
+
+class MeasuredScheduler(SkillScheduler):
+    """Measures its beats."""
+
+    figures: Figures
+
+    def tick(self, now: datetime | None = None) -> None:
+        began = time.perf_counter()
+        super().tick(now)
+        self.figures.ticks.append(1000 * (time.perf_counter() - began))
+
+    def wait(self) -> None:
+        self.figures.write()
+        super().wait()
+
+
+def measure_saves(figures: Figures) -> None:
+    save = StateFile.save
+
+    def measured(self: StateFile, state: SchedulerState) -> None:
+        began = time.perf_counter()
+        save(self, state)
+        figures.saves.append(1000 * (time.perf_counter() - began))
+
+    StateFile.save = measured
+
+
+def main(root: Path, skills: int, runs: int, slots: int) -> int:
+    """Train them all; a skill that was given up is tried again."""
+    figures = Figures(root / f"figures.{os.getpid()}.jsonl")
+    measure_saves(figures)
+    scheduler = MeasuredScheduler(
+        root / "graph",
+        launcher=LocalLauncher(grace_seconds=0.5),
+        max_parallel_skills=slots,
+        poll_interval=0.5,
+        retry_backoff=0.05,
+    )
+    scheduler.figures = figures
+    with scheduler:
+        run_folders.sweep_parts(scheduler.layout)  # as the real story's recovery does
+        durable.sweep(root / "runs")
+        durable.sweep_parts(root)
+        for folder in (root / "runs").glob("*"):
+            durable.sweep_parts(folder)
+        scheduler.set_callbacks(workshop=LoadWorkshop(root, figures))
+        if not scheduler.state.entries:
+            scheduler.add_skills(skills_of(skills, runs))
+        while True:
+            entries = scheduler.run().entries.values()
+            failed = [entry.skill for entry in entries if isinstance(entry.status, Failed)]
+            if not failed:
+                return 0
+            for skill in failed:
+                scheduler.retry(skill)
+
+
+if __name__ == "__main__":
+    folder, *numbers = sys.argv[1:]
+    sys.exit(main(Path(folder), *map(int, numbers)))
