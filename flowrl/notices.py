@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 
 from flowrl import durable
 from flowrl.errors import FileRefusedError
+from flowrl.launch.redaction import redacted, secrets_of
 from flowrl.layout import GraphLayout
 
 logger = logging.getLogger(__name__)
@@ -19,9 +21,13 @@ _LIMIT_BYTES = 10_000
 
 
 def tell(layout: GraphLayout, key: str, text: str) -> None:
-    """Show `text` until it is withdrawn; `key` is a word of lower case letters, digits and `_`."""
+    """Show `text` until it is withdrawn; `key` is a word of lower case letters, digits and `_`.
+
+    Secrets of this process's environment are left out.
+    """
     durable.make_dir(layout.notices)
-    durable.write_json(layout.notice(key), {"format": 1, "text": text[:2_000]})
+    said = redacted(text, secrets_of(os.environ))[:2_000]
+    durable.write_json(layout.notice(key), {"format": 1, "text": said})
 
 
 def withdraw(layout: GraphLayout, key: str) -> None:

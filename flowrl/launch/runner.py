@@ -11,7 +11,7 @@ client waits for it, tells it when it is told to end itself, and breaks the conn
 killed. Where all stays quiet, only the session was killed. No option of the server is touched.
 """
 # pathlib alone would double the time to start:
-# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH119, PTH120, PTH123
+# ruff: noqa: PTH100, PTH105, PTH108, PTH110, PTH118, PTH119, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ WATCHED = (*ASKS, signal.SIGCHLD)
 RESET = (*WATCHED, signal.SIGPIPE, signal.SIGXFSZ)
 SERVER_ENDED = "server"  # in asked_by, after "hup"
 SERVER_SAYS_SECONDS = 0.5  # it says so at once; a busy machine may take longer
+LOG_SECONDS = 30.0
+LOG_PAUSE_SECONDS = 0.002
 WRITE_TRIES = 10
 WRITE_PAUSE_SECONDS = 0.5
 
@@ -70,6 +72,7 @@ def run(spec: dict, folder: str) -> int:
     write_record(os.path.join(folder, "start.json"), start, durable=False)
     kills_before = oom_kills()
     server = connect_to_server()
+    await_log(folder)
     try:
         trainer = spawn(spec)
     except OSError as error:
@@ -97,6 +100,16 @@ def take_lock(path: str) -> bool:
     return True
 
 
+def await_log(folder: str) -> None:
+    """Let the log's writer read what it must not write before there is anything to write.
+
+    It takes the list away. Where there is no writer, there is no log either.
+    """
+    deadline = time.monotonic() + LOG_SECONDS
+    while os.path.exists(os.path.join(folder, "secrets.json")) and time.monotonic() < deadline:
+        time.sleep(LOG_PAUSE_SECONDS)
+
+
 def spawn(spec: dict) -> int:
     """Start the trainer on our terminal, with the spec's environment and nothing else.
 
@@ -107,8 +120,8 @@ def spawn(spec: dict) -> int:
     os.chdir(spec["cwd"])
     confined = list(spec.get("sandbox") or ())
     argv = [*confined, *spec["argv"]]
-    own = {"setsid": True} if confined else {}
-    return os.posix_spawnp(argv[0], argv, spec["env"], setsigmask=(), setsigdef=RESET, **own)
+    alone = bool(confined)
+    return os.posix_spawnp(argv[0], argv, spec["env"], setsid=alone, setsigmask=(), setsigdef=RESET)
 
 
 def wait_for(trainer: int, spec: dict, server: socket.socket | None) -> tuple[int, list[str]]:
