@@ -108,7 +108,7 @@ class Shim:
             ctypes.c_int,
             ctypes.c_void_p,
         ]
-        self._real_sync, self._mount = real_sync, mount
+        self._real_sync, self.mount = real_sync, mount
         self._page = mmap.mmap(-1, mmap.PAGESIZE)  # shared with every child
         self._report = _Report.from_buffer(self._page)
 
@@ -148,6 +148,6 @@ class Shim:
             mode.value,
             at,
             self._real_sync,
-            self._mount,
+            self.mount,
             ctypes.addressof(self._report),
         )

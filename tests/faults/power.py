@@ -1,0 +1,129 @@
+"""Power cuts on a real file system: an ext4 of its own is shut down without flushing its journal.
+
+`python -m tests.faults.power FOLDER REPORT --cuts N`, as root and with the shim preloaded, cuts at
+random operations, mounts the file system again, which replays its journal, and looks what is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.faults.frozen import leftovers
+from tests.faults.loop import POLICIES, WRONGS, Bench, totals
+from tests.faults.scenarios import scenarios
+from tests.faults.shim import End, Mode, Shim
+
+CUTS = (Mode.CUT_BEFORE, Mode.CUT_AFTER)
+NAMES = ("merge", "archive", "prepare", "garbage", "state save")
+_MEGABYTES = 48
+
+
+def obstacle(folder: Path) -> str:
+    """Why no power can be cut here; empty when it can."""
+    if os.geteuid() != 0:
+        return "power cuts need root"
+    for program in ("mkfs.ext4", "mount", "umount", "losetup"):
+        if shutil.which(program) is None:
+            return f"power cuts need {program}"
+    try:
+        with Disk(folder / "trial").mounted():
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"no loop device can be mounted: {error.stderr.decode().strip()}"
+
+
+class Disk:
+    """An ext4 in a file, mounted at `place`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.place = folder / "disk"
+        self._image = folder / "image"
+        self.place.mkdir()
+        with self._image.open("wb") as file:
+            file.truncate(_MEGABYTES * 2**20)
+        _run("mkfs.ext4", "-q", "-F", "-b", "4096", "-J", "size=4", str(self._image))
+
+    @contextmanager
+    def mounted(self) -> Iterator[int]:
+        """Mount it; gives a descriptor of its root, which is closed before the end."""
+        _run("mount", "-o", "loop,noatime", str(self._image), str(self.place))
+        root = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield root
+        finally:
+            os.close(root)
+            _run("umount", str(self.place))
+
+
+class PowerBench(Bench):
+    """One scenario on a disk whose power is cut."""
+
+    def try_cut(self, disk: Disk, mode: Mode, at: int) -> None:
+        """Cut at this operation; recovery must find the old state or the new one."""
+        with disk.mounted() as root:
+            self.start.lay_out(self.layout.root)
+            os.sync()
+            self.shim.mount = root
+            met = self._meet(mode, at)
+        where = f"{self.scenario.name}, {mode.name} at {at} ({met.where})"
+        self.tally.faults[mode.name] += 1
+        if not met.met or met.end is not End.KILLED or "no power cut" in met.where:
+            self.tally.blame("wrong errors", where, met)
+        with disk.mounted():
+            self._check_reading(where)
+            self._check_recovery(Mode.KILL_BEFORE, at, where)
+            if left := leftovers(self.layout.root):
+                self.tally.blame("leftovers", where, left)
+
+
+def run(folder: Path, *, cuts: int, seed: int) -> dict[str, Any]:
+    """So many cuts, shared by the scenarios, at random operations."""
+    logging.disable(logging.CRITICAL)
+    chance = random.Random(seed)
+    began = time.perf_counter()
+    tallies = []
+    wanted = [s for s in scenarios(POLICIES[:1]) if s.name.startswith(NAMES)]
+    for number, scenario in enumerate(wanted):
+        disk = Disk(folder / str(number))
+        with disk.mounted() as root:
+            shim = Shim(real_sync=True, mount=root)
+            bench = PowerBench(shim, scenario, disk.place)
+        for _ in range(number, cuts, len(wanted)):
+            at = chance.randrange(bench.tally.operations)
+            bench.try_cut(disk, chance.choice(CUTS), at)
+        tallies.append(bench.tally.as_json())
+    return {**totals(tallies), "seconds": time.perf_counter() - began, "scenarios": tallies}
+
+
+def main() -> int:
+    """Write the report; 0 when nothing was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--cuts", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    report = run(args.folder, cuts=args.cuts, seed=args.seed)
+    args.report.write_text(json.dumps(report, indent=2))
+    return int(any(report[kind] for kind in WRONGS))
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
