@@ -15,6 +15,7 @@ from flowrl import config as configs
 from flowrl import console, notices, sealed
 from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
+from flowrl.experts.policies import policy_named
 from flowrl.launch import sandbox
 from flowrl.launch.gpus import Device, visible_devices
 from flowrl.launch.job import Launcher
@@ -22,6 +23,7 @@ from flowrl.launch.local import LocalLauncher
 from flowrl.launch.tmux import TmuxLauncher
 from flowrl.layout import GraphLayout
 from flowrl.llm.flow import Flow, skills_towards
+from flowrl.parallel import vouching
 from flowrl.parallel.known import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_book import SkillBook
@@ -45,10 +47,15 @@ def train_graph(
     book = SkillBook(layout)
     graph = open_graph(config, book)
     skills_towards(graph, target=config.target_skill, max_nodes=config.max_nodes)
+    verdicts = vouching.judged(
+        layout, graph.skills.values(), config.env_name, trust=config.trust_skills
+    )
     scheduler = open_scheduler(layout, config, launcher or open_launcher(config))
     screen = training_screen(layout, console.ERRORS, goal=config.success_state_rate, live=live)
     with scheduler, screen:
-        recover_graph(layout, min_success_rate=config.min_success_rate)
+        vouching.keep(layout, verdicts)
+        policy = policy_named(config.merge_policy)
+        recover_graph(layout, policy, min_success_rate=config.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
         sealed.write(layout.config_json, {"format": 1, **configs.to_json(config)})
         flow = Flow(
@@ -73,7 +80,7 @@ def train_graph(
 
 def open_graph(config: BottomUpConfig, book: SkillBook) -> SkillGraph:
     """The skills of the library and of `--skills_dir`, those in training as they were recorded."""
-    skills = book.over(load_library(config.env_name, config.skills_dir))
+    skills = book.over(load_library(config.env_name, config.skills_dir, trust=config.trust_skills))
     graph = SkillGraph(skills.values(), capacity=CAPACITIES[config.env_name])
     graph.check()
     return graph
@@ -161,6 +168,7 @@ def open_scheduler(
         skill_timesteps_budget=config.skill_timesteps_budget,
         devices=tuple(device.id for device in devices),
         skills_per_gpu=config.skills_per_gpu,
+        pass_env=config.pass_env,
         hung_seconds=config.stall_timeout,
         run_seconds=config.run_timeout,
     )

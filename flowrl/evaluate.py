@@ -20,8 +20,8 @@ from rich.text import Text
 from flowrl import checkpoints
 from flowrl import config as configs
 from flowrl.config import PPOConfig
+from flowrl.envs.admission import open_module
 from flowrl.envs.craftax import make_env
-from flowrl.envs.skill_module import load_module
 from flowrl.envs.wrappers import BatchedEnv
 from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts.store import ExpertStore
@@ -108,7 +108,7 @@ def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Ev
     archive = trained(store, skill)
     run = read_run(archive)
     check_module(archive, run)
-    module = load_module(archive.module)
+    module = open_module(archive.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
     env = make_env(config.env_name, module, max_task_steps=config.max_task_steps)

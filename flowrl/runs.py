@@ -50,6 +50,28 @@ class Ancestor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Two skill functions that may be run, by the digest of their code.
+
+    `trusted`: the syntax gate was lifted for them. `most_count`: they choose by their count and
+    were tried with every count up to this one; None: any count will do.
+    """
+
+    digest: str
+    trusted: bool = False
+    most_count: int | None = None
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> Verdict:
+        """The verdict in these facts; TypeError, ValueError or KeyError when there is none."""
+        most, trusted = facts["most_count"], facts["trusted"]
+        if type(trusted) is not bool:
+            raise TypeError(f"trusted is {trusted!r}")
+        most_count = None if most is None else _natural(most)
+        return Verdict(digest=_word(facts["digest"]), trusted=trusted, most_count=most_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """What a run is; written once, before launch.
 
@@ -65,6 +87,7 @@ class TrainingRun:
     ancestors: tuple[Ancestor, ...]
     config: Mapping[str, Any]
     module_sha256: str | None = None  # of the generated module; unknown before format 2
+    verdicts: tuple[Verdict, ...] = ()  # on the functions of its plan's steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +151,7 @@ def read_run(layout: RunLayout) -> TrainingRun:
             ancestors=tuple(_ancestor(item) for item in facts["ancestors"]),
             config=dict(facts["config"]),
             module_sha256=None if module is None else _word(module),
+            verdicts=tuple(Verdict.from_json(item) for item in facts.get("verdicts", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(layout.run_json, error) from error

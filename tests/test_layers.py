@@ -29,6 +29,7 @@ FLOORS = [
     {
         "ppo_flow",
         "evaluate",
+        "trial",
         "comparing",
         "migration",
         "report",

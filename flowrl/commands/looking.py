@@ -91,11 +91,17 @@ class Check:
 
     Examples:
       flowrl check my_skills/*.py
+      flowrl check my_skills/*.py --no-trace
+      flowrl check my_skills/*.py --json | jq '.[].games'
     """
 
     files: tyro.conf.Positional[tuple[Path, ...]]
     """Skill files."""
+    trace: bool = True
+    """Also trace the functions in a process with limits, and compute them in known states."""
+    json: bool = False
+    """Print JSON: for every file the games it is good for, or why it is refused."""
 
     def __call__(self) -> int:
         """Run the command."""
-        return check.show(self.files)
+        return check.show(self.files, trace=self.trace, as_json=self.json)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,15 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.durable import read_bytes
+from flowrl.envs.module_frame import ENUMS, ENVS, MODULE_LIMIT_BYTES, REMEDY, Frame
 from flowrl.errors import SkillError
-from flowrl.skills.admitted import CALLS
-from flowrl.skills.games import GAMES
-from flowrl.skills.gate import check_function, check_names, literal, parse_source
-from flowrl.skills.skill import MOST_STEPS
+from flowrl.runs import Verdict
+from flowrl.skills.admitted import CALLS, TRUSTED_CALLS
+from flowrl.skills.gate import check_names
+from flowrl.skills.verdicts import code_digest
 
-MODULE_LIMIT_BYTES = 2_000_000
-REMEDY = "write it again with generate_module_with_remapping"
-ENVS = {game.package: env_name for env_name, game in GAMES.items()}
-ENUMS = ("Achievement", "Action", "BlockType")
-CONSTANTS = ("GLOBAL_TO_LOCAL", "LOCAL_TO_GLOBAL", "PLAN")
-KEYS = {"skill", "count", "expert"}  # of a step; it may also say max_steps
 BUILTINS = {name: getattr(builtins, name) for name in (*sorted(CALLS), "range")}
+TRUSTED_BUILTINS = {name: getattr(builtins, name) for name in sorted(TRUSTED_CALLS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,31 +55,94 @@ class TaskModule:
     tasks: tuple[Task, ...]
 
 
-def load_module(source: Path | str) -> TaskModule:
+def load_module(source: Path | str, *, verdicts: Collection[Verdict] | None = None) -> TaskModule:
     """The tasks of a generated module, given as a file or as its text.
+
+    With `verdicts`, the functions of every step must have one of them, which also lifts the syntax
+    gate for those it trusts. `flowrl.envs.admission` finds the verdicts that a file has.
+
+    Raises:
+      SkillError: the module departs from the frame, or a step's functions have no verdict; says
+        file, line and remedy.
+      GateError: a function asks for something the gate does not admit.
+    """
+    read = read_module(source)
+    trusted = {k for k, verdict in enumerate(_found(read, verdicts)) if verdict.trusted}
+    read.frame.check_functions(read.functions, read.plan, trusted=trusted)
+    check_names(read.functions, read.frame.place, env_name=read.env_name)
+    return TaskModule(
+        game=read.game,
+        global_to_local=read.global_to_local,
+        local_to_global=read.local_to_global,
+        tasks=_tasks(read.plan, read.global_to_local, _run(read, trusted)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadModule:
+    """A module that keeps to the frame; nobody has looked into its functions yet."""
+
+    frame: Frame
+    game: str
+    global_to_local: Mapping[int, int]
+    local_to_global: Mapping[int, int]
+    plan: Sequence[Mapping[str, Any]]
+    functions: Sequence[ast.FunctionDef]
+
+    @property
+    def env_name(self) -> str:
+        """The environment it was written for."""
+        return ENVS[self.game]
+
+    @property
+    def pairs(self) -> list[tuple[ast.FunctionDef, ast.FunctionDef]]:
+        """The two functions of every step."""
+        return list(zip(self.functions[::2], self.functions[1::2], strict=True))
+
+
+def read_module(source: Path | str) -> ReadModule:
+    """The parts of a generated module, of which nothing is run.
 
     Raises:
       SkillError: the module departs from the frame; says file, line and remedy.
-      GateError: a function asks for something the gate does not admit.
     """
     if isinstance(source, Path):
         text, place = _read(source), str(source)
     else:
         text, place = source, "<module>"
-    frame = _Frame(place)
+    frame = Frame(place)
     tree = frame.parse(text)
     game = frame.read_imports(tree.body[:4])
     global_to_local, local_to_global, plan = frame.read_constants(tree.body[4:7])
     frame.check_remapping(tree.body[4], global_to_local, local_to_global)
     frame.check_plan(tree.body[6], plan, global_to_local)
-    functions = frame.read_functions(tree.body[7:], plan)
-    check_names(functions, place, env_name=ENVS[game])
-    return TaskModule(
+    return ReadModule(
+        frame=frame,
         game=game,
         global_to_local=global_to_local,
         local_to_global=local_to_global,
-        tasks=_tasks(plan, global_to_local, _run(functions, game, place)),
+        plan=plan,
+        functions=frame.read_functions(tree.body[7:], plan),
     )
+
+
+def _found(read: ReadModule, verdicts: Collection[Verdict] | None) -> list[Verdict]:
+    """The verdict of every step; none is asked for when none are given."""
+    if verdicts is None:
+        return []
+    known = {verdict.digest: verdict for verdict in verdicts}
+    found = []
+    for (done, reward), step in zip(read.pairs, read.plan, strict=True):
+        verdict = known.get(code_digest(done, reward, read.env_name))
+        if verdict is None:
+            what = f"the code of step {step['skill']!r} has no verdict; prepare the run again"
+            raise SkillError(f"{read.frame.place}:{done.lineno}: {what}")
+        if verdict.most_count is not None and step["count"] > verdict.most_count:
+            what = f"{step['skill']!r} chooses by n and was tried up to n={verdict.most_count}"
+            remedy = f"not to n={step['count']}; write it without if"
+            raise SkillError(f"{read.frame.place}:{done.lineno}: {what}, {remedy}")
+        found.append(verdict)
+    return found
 
 
 def _tasks(
@@ -110,161 +168,23 @@ def _read(path: Path) -> str:
         raise SkillError(f"{path}: {error}; {REMEDY}") from error
 
 
-def _run(functions: Sequence[ast.FunctionDef], game: str, place: str) -> dict[str, Any]:
-    """The checked functions as callables, in a namespace of their own."""
+def namespace_of(game: str, *, trusted: bool = False) -> dict[str, Any]:
+    """What skill functions of a game's package can name; trusted ones have more builtins."""
     constants = importlib.import_module(f"{game}.constants")
     namespace: dict[str, Any] = {name: getattr(constants, name) for name in ENUMS}
-    namespace |= {"__builtins__": BUILTINS, "jax": jax, "jnp": jnp}
-    body = ast.Module(body=list(functions), type_ignores=[])
-    exec(compile(body, place, "exec", dont_inherit=True), namespace)  # noqa: S102 - passed the gate
-    return namespace
+    known = {**BUILTINS, **TRUSTED_BUILTINS} if trusted else BUILTINS
+    return namespace | {"__builtins__": dict(known), "jax": jax, "jnp": jnp}
 
 
-class _Frame:
-    """Holds a module against the frame, statement by statement, and says where it departs."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-
-    def refusal(self, line: int, why: str) -> SkillError:
-        return SkillError(f"{self.place}:{line}: {why}; {REMEDY}")
-
-    def parse(self, text: str) -> ast.Module:
-        tree = parse_source(text, self.place, limit_bytes=MODULE_LIMIT_BYTES)
-        if len(tree.body) < 10:
-            raise self.refusal(1, "it ends before the first task's functions")
-        return tree
-
-    def read_imports(self, lines: Sequence[ast.stmt]) -> str:
-        """The Craftax package named by the docstring-and-imports head of the module."""
-        head = lines[0]
-        if not (isinstance(head, ast.Expr) and isinstance(head.value, ast.Constant)):
-            raise self.refusal(head.lineno, "it does not begin with a docstring")
-        for line, wanted in zip(lines[1:3], ("import jax", "import jax.numpy as jnp"), strict=True):
-            if ast.unparse(line) != wanted:
-                raise self.refusal(line.lineno, f"here stands `{wanted}`, not `{_short(line)}`")
-        for game in ENVS:
-            if ast.unparse(lines[3]) == f"from {game}.constants import {', '.join(ENUMS)}":
-                return game
-        raise self.refusal(
-            lines[3].lineno,
-            f"here stands `from GAME.constants import {', '.join(ENUMS)}` with GAME one of "
-            f"{', '.join(ENVS)}, not `{_short(lines[3])}`",
-        )
-
-    def read_constants(self, lines: Sequence[ast.stmt]) -> list[Any]:
-        return [self._constant(line, name) for line, name in zip(lines, CONSTANTS, strict=True)]
-
-    def _constant(self, line: ast.stmt, name: str) -> Any:
-        match line:
-            case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
-                pass
-            case _:
-                raise self.refusal(line.lineno, f"here stands `{name} = …`, not `{_short(line)}`")
-        return literal(value, self.place)
-
-    def check_remapping(self, line: ast.stmt, to_local: Any, to_global: Any) -> None:
-        if not (_maps_naturals(to_local) and _maps_naturals(to_global)):
-            raise self.refusal(
-                line.lineno, "GLOBAL_TO_LOCAL and LOCAL_TO_GLOBAL map indices to indices"
-            )
-        experts = sorted(to_local)
-        if to_local != {expert: local for local, expert in enumerate(experts)}:
-            raise self.refusal(
-                line.lineno,
-                f"GLOBAL_TO_LOCAL {to_local} does not number the experts {experts} in order from 0",
-            )
-        if to_global != dict(enumerate(experts)):
-            raise self.refusal(
-                line.lineno,
-                f"LOCAL_TO_GLOBAL {to_global} is not the inverse of GLOBAL_TO_LOCAL {to_local}",
-            )
-
-    def check_plan(self, line: ast.stmt, plan: Any, to_local: Mapping[int, int]) -> None:
-        if not isinstance(plan, list) or not plan:
-            raise self.refusal(line.lineno, "PLAN is not a list of steps")
-        for k, step in enumerate(plan):
-            if not isinstance(step, dict) or set(step) - {"max_steps"} != KEYS:
-                raise self.refusal(
-                    line.lineno, f"step {k} of PLAN does not say skill, count and expert"
-                )
-            if "max_steps" in step and not _is_natural(step["max_steps"], least=1, most=MOST_STEPS):
-                raise self.refusal(
-                    line.lineno, f"step {k} of PLAN has no max_steps from 1 to {MOST_STEPS}"
-                )
-            if not isinstance(step["skill"], str) or not _is_natural(step["count"], least=1):
-                raise self.refusal(
-                    line.lineno, f"step {k} of PLAN has no name or no count of 1 or more"
-                )
-            if not _is_natural(step["expert"]) or step["expert"] not in to_local:
-                raise self.refusal(
-                    line.lineno,
-                    f"step {k} of PLAN names expert {step['expert']}, which is not in "
-                    f"GLOBAL_TO_LOCAL {sorted(to_local)}",
-                )
-
-    def read_functions(
-        self, lines: Sequence[ast.stmt], plan: Sequence[Mapping[str, Any]]
-    ) -> list[ast.FunctionDef]:
-        """The skill functions of every task, in order, each through the gate."""
-        names = [
-            f"task_{k}_{part}"
-            for k in range(len(plan))
-            for part in ("is_done", "reward", "network_number")
-        ]
-        for line, name in zip(lines, names, strict=False):
-            if not isinstance(line, ast.FunctionDef) or line.name != name:
-                raise self.refusal(line.lineno, f"here stands `def {name}`, not `{_short(line)}`")
-        if len(lines) < len(names):
-            raise self.refusal(lines[-1].lineno, f"`def {names[len(lines)]}` is missing")
-        if len(lines) > len(names):
-            extra = lines[len(names)]
-            raise self.refusal(
-                extra.lineno, f"`{_short(extra)}` is beyond the {len(plan)} tasks of PLAN"
-            )
-        found: list[ast.FunctionDef] = [line for line in lines if isinstance(line, ast.FunctionDef)]
-        for k, step in enumerate(plan):
-            for function in found[3 * k : 3 * k + 2]:
-                self._check_skill_function(function, step["count"])
-            self._check_network_number(found[3 * k + 2], k, step["expert"])
-        return [function for i, function in enumerate(found) if i % 3 != 2]
-
-    def _check_skill_function(self, function: ast.FunctionDef, count: int) -> None:
-        """A gated function whose only default, if any, is `n=<the step's count>`."""
-        asks_for_n = any(argument.arg == "n" for argument in function.args.args)
-        match function.args.defaults:
-            case [] if not asks_for_n:
-                pass
-            case [ast.Constant(value=default)] if asks_for_n and _is_natural(default):
-                if default != count:
-                    raise self.refusal(
-                        function.lineno, f"{function.name} has n={default}, PLAN says {count}"
-                    )
-            case _:
-                raise self.refusal(
-                    function.lineno, f"{function.name} must have no default but n={count}"
-                )
-        check_function(function, self.place)
-
-    def _check_network_number(self, function: ast.FunctionDef, k: int, expert: int) -> None:
-        wanted = f"def task_{k}_network_number():\n    return GLOBAL_TO_LOCAL[{expert}]"
-        if ast.unparse(function) != wanted:
-            raise self.refusal(
-                function.lineno,
-                f"task_{k}_network_number does not return GLOBAL_TO_LOCAL[{expert}], as PLAN says",
-            )
-
-
-def _is_natural(value: Any, *, least: int = 0, most: float = math.inf) -> bool:
-    return type(value) is int and least <= value <= most
-
-
-def _maps_naturals(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _is_natural(number) for pair in value.items() for number in pair
-    )
-
-
-def _short(line: ast.stmt) -> str:
-    first = ast.unparse(line).splitlines()[0]
-    return first if len(first) <= 60 else first[:59] + "…"
+def _run(read: ReadModule, trusted: Collection[int]) -> dict[str, Any]:
+    """The checked functions as callables, in namespaces of their own."""
+    called: dict[str, Any] = {}
+    for lifted in (False, True):
+        pairs = [pair for k, pair in enumerate(read.pairs) if (k in trusted) is lifted]
+        functions = [function for pair in pairs for function in pair]
+        namespace = namespace_of(read.game, trusted=lifted)
+        body = ast.Module(body=[*functions], type_ignores=[])
+        code = compile(body, read.frame.place, "exec", dont_inherit=True)
+        exec(code, namespace)  # noqa: S102 - passed the gate, or its author vouches for it
+        called |= {function.name: namespace[function.name] for function in functions}
+    return called

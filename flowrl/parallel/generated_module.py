@@ -16,6 +16,7 @@ from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.games import GameTable, table_of
 from flowrl.skills.gate import check_function, check_names
 from flowrl.skills.skill import Skill
+from flowrl.skills.verdicts import parsed_function
 
 
 def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]) -> str:
@@ -41,7 +42,7 @@ def _known(skills: Mapping[str, Skill], name: str) -> Skill:
 def _check_game(skill: Skill, game: GameTable) -> None:
     """Refuse a skill that was written for the other game."""
     place = f"skill {skill.name!r}"
-    functions = [_parsed(source, place) for source in (skill.is_done, skill.reward)]
+    functions = [parsed_function(source, place) for source in (skill.is_done, skill.reward)]
     check_names(functions, place, env_name=game.env_name)
 
 
@@ -73,32 +74,23 @@ def _entry(step: PlannedStep) -> str:
 def _step(number: int, step: PlannedStep, skill: Skill) -> str:
     title = f"# Step {number}: {_one_line(step.skill)} × {step.count}, expert {step.expert}"
     place = f"skill {step.skill!r}"
-    done = _function(skill.is_done, f"task_{number}_is_done", count=step.count, place=place)
-    reward = _function(skill.reward, f"task_{number}_reward", count=step.count, place=place)
+    is_done, reward = (parsed_function(code, place) for code in (skill.is_done, skill.reward))
+    for function in (is_done, reward):
+        check_function(function, place, trusted=skill.trusted)
+    done = _function(is_done, f"task_{number}_is_done", count=step.count)
+    reward = _function(reward, f"task_{number}_reward", count=step.count)
     network = f"def task_{number}_network_number():\n    return GLOBAL_TO_LOCAL[{step.expert}]"
     return f"{title}\n{done}\n\n\n{reward}\n\n\n{network}"
 
 
-def _function(source: str, name: str, *, count: int, place: str) -> str:
+def _function(function: ast.FunctionDef, name: str, *, count: int) -> str:
     """The author's function under its new name; n, if asked for, comes last and has the count."""
-    function = _parsed(source, place)
-    check_function(function, place)
     function.name = name
     asked = [argument for argument in function.args.args if argument.arg != "n"]
     if len(asked) < len(function.args.args):
         function.args.args = [*asked, ast.arg(arg="n")]
         function.args.defaults = [ast.Constant(value=count)]
     return ast.unparse(ast.fix_missing_locations(function))
-
-
-def _parsed(source: str, place: str) -> ast.FunctionDef:
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise SkillError(f"{place}: its code is not Python: {error}; correct the skill") from error
-    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
-        raise SkillError(f"{place}: a function must be one `def` and nothing beside it")
-    return body[0]
 
 
 def _in_docstring(text: str) -> str:

@@ -37,6 +37,7 @@ from flowrl.parallel.run_folders import (
     refuse_living,
     resume_training_run,
 )
+from flowrl.parallel.vouching import kept_verdicts
 from flowrl.runs import Ancestor, PlannedStep, Shapes, TrainingRun, write_run
 
 if TYPE_CHECKING:
@@ -115,7 +116,11 @@ def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
     store = order.get("store") or ExpertStore(layout)
     run, seeds = _plan(order, store)
     module = generate_module_with_remapping(run, order["graph"].skills)
-    run = replace(run, module_sha256=hashlib.sha256(module.encode()).hexdigest())
+    run = replace(
+        run,
+        module_sha256=hashlib.sha256(module.encode()).hexdigest(),
+        verdicts=kept_verdicts(layout, run, order["graph"].skills),
+    )
     place = layout.run(run.expert, run.skill)
     refuse_living(place)
     building = RunLayout(place.folder.with_name(f".tmp-{place.folder.name}"), run.expert)

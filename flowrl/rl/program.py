@@ -11,9 +11,10 @@ import jax
 
 from flowrl import checkpoints, durable, runs
 from flowrl.config import TrainConfig
+from flowrl.envs.admission import open_module
 from flowrl.envs.craftax import make_env
 from flowrl.envs.interface import WalkingEnv
-from flowrl.envs.skill_module import TaskModule, load_module
+from flowrl.envs.skill_module import TaskModule
 from flowrl.envs.wrappers import BatchedEnv
 from flowrl.launch.environment import compile_cache
 from flowrl.models import dispatch
@@ -52,7 +53,7 @@ def run(config: TrainConfig, stop: StopWish, *, lived_seconds: float = 0.0) -> i
     """
     began = time.monotonic() - lived_seconds
     use_compile_cache(config.compile_cache)
-    module = load_module(config.module_path)
+    module = open_module(config.module_path)
     env = open_env(config, module)
     assignment = read_assignment(config, module)
     reporter = Reporter(assignment, config)

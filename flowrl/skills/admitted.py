@@ -14,6 +14,7 @@ __all__ = [
     "MAKERS",
     "METHODS",
     "MODULES",
+    "TRUSTED_CALLS",
     "VALUES",
 ]
 
@@ -46,6 +47,12 @@ INJECTED = (
 
 MODULES = frozenset({"jnp", "jax"})
 CALLS = frozenset({"abs", "min", "max", "len", "float", "int", "bool"})
+# Builtins that a trusted skill's functions have besides: all but those that reach further.
+_TRUSTED_CALLS = """
+all any dict divmod enumerate filter isinstance list map pow reversed round set slice sorted
+str sum tuple zip ArithmeticError AssertionError IndexError KeyError TypeError ValueError
+"""
+TRUSTED_CALLS = frozenset(_TRUSTED_CALLS.split())
 
 _ELEMENTWISE = """
 abs absolute add ceil clip cos divide equal exp expm1 floor floor_divide greater greater_equal

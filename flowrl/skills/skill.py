@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flowrl import durable
-from flowrl.errors import FlowrlError, NameRefusedError, SkillError
+from flowrl.errors import GateError, NameRefusedError, SkillError
 from flowrl.layout import display_name, slug
 from flowrl.skills.amount import Amount
 from flowrl.skills.games import GAMES
 from flowrl.skills.gate import SOURCE_LIMIT_BYTES, check_skill_source, literal
 
-__all__ = ["Amount", "Skill", "Step", "check_files", "load_library", "load_skill", "parse_skill"]
+__all__ = ["Amount", "Origin", "Skill", "Step", "load_library", "load_skill", "parse_skill"]
 
 MOST_STEPS = 100_000
 _ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -28,6 +28,15 @@ _KEYS = frozenset(
     {"name", "description", "requirements", "consumption", "gain", "ephemeral"}
     | {"max_steps", "is_done", "reward", "code"}
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a skill's functions stand: a file or another place, and their first lines."""
+
+    place: str
+    is_done: int = 1
+    reward: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,8 @@ class Skill:
     is_done: str  # source of the predicate, `def task_is_done(…)`
     reward: str  # source of the reward, `def task_reward(…)`
     max_steps: int | None = None
+    trusted: bool = False  # its author lifted the syntax gate for it
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     @property
     def source(self) -> str:
@@ -75,16 +86,20 @@ class Skill:
             "is_done": self.is_done,
             "reward": self.reward,
             **({} if self.max_steps is None else {"max_steps": self.max_steps}),
+            **({"trusted": True} if self.trusted else {}),
         }
 
     @staticmethod
     def from_json(facts: Mapping[str, Any]) -> Skill:
-        """The skill that `to_json` wrote; it passes the gate again.
+        """The skill that `to_json` wrote; it passes the gate again, unless it is a trusted one.
 
         Raises:
           SkillError: the data is not a skill.
         """
-        return skill_from_data(_text(facts.get("name"), "name", "skill data"), facts)
+        data = {key: value for key, value in facts.items() if key != "trusted"}
+        trusted = facts.get("trusted") is True
+        name = _text(facts.get("name"), "name", "skill data")
+        return skill_from_data(name, data, trusted=trusted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,25 +110,32 @@ class Step:
     count: int
 
 
-def parse_skill(text: str, *, place: str, env_name: str | None = None) -> Skill:
+def parse_skill(
+    text: str, *, place: str, env_name: str | None = None, trusted: bool = False
+) -> Skill:
     """The skill that a file's text defines, for one game or either; nothing of it is executed.
+
+    The gate does not look into the functions of a trusted one.
 
     Raises:
       SkillError: the text is malformed, or does not pass the gate.
     """
-    module = check_skill_source(text, place, env_name=env_name)
+    module = check_skill_source(text, place, env_name=env_name, trusted=trusted)
     functions: dict[str, str] = {}
+    lines: dict[str, int] = {}
     constants: dict[str, Any] = {"description": ast.get_docstring(module)}
     for node in module.body:
         match node:
             case ast.FunctionDef(name=name):
                 functions[name] = ast.get_source_segment(text, node) or ast.unparse(node)
+                lines[name] = node.lineno
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 constants[name] = literal(value, place)
-    return _skill(constants, functions, place)
+    origin = Origin(place, lines["task_is_done"], lines["task_reward"])
+    return replace(_skill(constants, functions, place), trusted=trusted, origin=origin)
 
 
-def skill_from_data(skill_name: str, data: Mapping[str, Any]) -> Skill:
+def skill_from_data(skill_name: str, data: Mapping[str, Any], *, trusted: bool = False) -> Skill:
     """The skill that a mapping describes, as `SkillScheduler.add_skill` and `Flow` pass it.
 
     Keys: `description`, `requirements`, `consumption`, `gain` (amounts as numbers or strings such
@@ -131,11 +153,14 @@ def skill_from_data(skill_name: str, data: Mapping[str, Any]) -> Skill:
     constants = {key: data[key] for key in data if key not in {"is_done", "reward", "code"}}
     constants = {"description": "", **constants, "name": skill_name}
     lines = [f"{key} = {_plain(value, key, place)!r}" for key, value in constants.items()]
-    return parse_skill("\n".join([*lines, "", *code, ""]), place=place)
+    skill = parse_skill("\n".join([*lines, "", *code, ""]), place=place, trusted=trusted)
+    return replace(skill, origin=Origin(place))
 
 
-def load_skill(path: Path, *, env_name: str | None = None) -> Skill:
+def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) -> Skill:
     """The skill in a file, for one game or either.
+
+    With `trust`, functions that the gate refuses make a trusted skill.
 
     Raises:
       FlowrlError: the file cannot be read, is malformed, or does not pass the gate.
@@ -145,10 +170,17 @@ def load_skill(path: Path, *, env_name: str | None = None) -> Skill:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise SkillError(f"{path}:1: not UTF-8; save the file as UTF-8") from error
-    return parse_skill(text, place=str(path), env_name=env_name)
+    try:
+        return parse_skill(text, place=str(path), env_name=env_name)
+    except GateError:
+        if not trust:
+            raise
+    return parse_skill(text, place=str(path), env_name=env_name, trusted=True)
 
 
-def load_library(env_name: str, skills_dir: Path | None = None) -> dict[str, Skill]:
+def load_library(
+    env_name: str, skills_dir: Path | None = None, *, trust: bool = False
+) -> dict[str, Skill]:
     """All skills for an environment, by name: the embedded ones, then those of `skills_dir`.
 
     Files are read in the order of their names. A user's skill replaces the embedded one that has
@@ -165,29 +197,16 @@ def load_library(env_name: str, skills_dir: Path | None = None) -> dict[str, Ski
     if skills_dir is not None:
         if not Path(skills_dir).is_dir():
             raise SkillError(f"{skills_dir} is not a folder; name a folder of skill files")
-        skills |= _load_folder(Path(skills_dir), env_name)
+        skills |= _load_folder(Path(skills_dir), env_name, trust=trust)
     _refuse_shared_slugs(skills)
     return skills
 
 
-def check_files(paths: Iterable[Path]) -> list[tuple[Path, str | None]]:
-    """Each file with None when it is a good skill for a game, else with what is wrong with it."""
-    verdicts: list[tuple[Path, str | None]] = []
-    for path in paths:
-        try:
-            load_skill(path)
-        except FlowrlError as error:
-            verdicts.append((path, str(error)))
-        else:
-            verdicts.append((path, None))
-    return verdicts
-
-
-def _load_folder(folder: Path, env_name: str) -> dict[str, Skill]:
+def _load_folder(folder: Path, env_name: str, *, trust: bool = False) -> dict[str, Skill]:
     places: dict[str, Path] = {}
     skills: dict[str, Skill] = {}
     for path in sorted(folder.glob("*.py")):
-        skill = load_skill(path, env_name=env_name)
+        skill = load_skill(path, env_name=env_name, trust=trust)
         if skill.name in skills:
             raise SkillError(f"{places[skill.name]} and {path} are both {skill.name!r}; rename one")
         skills[skill.name], places[skill.name] = skill, path

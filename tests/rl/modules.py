@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowrl import runs
+from flowrl.envs.skill_module import read_module
 from flowrl.layout import RunLayout
-from flowrl.runs import PlannedStep, TrainingRun
+from flowrl.runs import PlannedStep, TrainingRun, Verdict
+from flowrl.skills.verdicts import VerdictStore, code_digest
 
 RELAY_EXPERTS = (3, 5, 9)
 RELAY_PLAN = (
@@ -49,7 +51,16 @@ def run_folder(folder: Path, plan=RELAY_PLAN, experts=RELAY_EXPERTS, **text) -> 
     folder.mkdir()
     layout = RunLayout(folder, experts[-1])
     layout.module.write_text(module_text(plan, experts, **text))
+    for verdict in vouched(layout):
+        VerdictStore(folder / "verdicts").keep(verdict, skill="for a test")
     return layout
+
+
+def vouched(layout: RunLayout) -> tuple[Verdict, ...]:
+    """Verdicts on the module's functions that nobody has tried."""
+    read = read_module(layout.module)
+    digests = (code_digest(done, reward, read.env_name) for done, reward in read.pairs)
+    return tuple(Verdict(digest=digest) for digest in dict.fromkeys(digests))
 
 
 def relay_run(layout: RunLayout, **changes) -> TrainingRun:
@@ -63,6 +74,7 @@ def relay_run(layout: RunLayout, **changes) -> TrainingRun:
         "experts": RELAY_EXPERTS,
         "ancestors": (),
         "config": {},
+        "verdicts": vouched(layout),
     }
     run = TrainingRun(**{**facts, **changes})
     runs.write_run(layout, run)

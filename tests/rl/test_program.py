@@ -141,7 +141,7 @@ def test_a_stop_keeps_parameters_moments_counters_and_key(layout):
     config = config_of(layout)
     program.run(config, Countdown(3))
     env = Relay()
-    assignment = read_assignment(config, program.load_module(config.module_path))
+    assignment = read_assignment(config, program.open_module(config.module_path))
     one, other = (program.prepare(assignment, config, env) for _ in range(2))
     assert same(one.learner.params, other.learner.params)
     assert (one.counters.updates, one.counters.frames) == (3, 3 * FRAMES)
@@ -351,6 +351,6 @@ def test_a_run_json_of_another_plan_is_refused(layout):
 def test_a_module_path_that_names_no_expert_is_refused(layout, name):
     layout.module.with_name("two.py").write_text(layout.module.read_text())
     config = replace(config_of(layout), module_path=layout.folder.parent / name)
-    module = program.load_module(layout.module)
+    module = program.open_module(layout.module)
     with pytest.raises(ConfigError, match="--module_path"):
         read_assignment(config, module)

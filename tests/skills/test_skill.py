@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import FlowrlError, GateError, SkillError
+from flowrl.report.check import check_files
 from flowrl.skills.amount import Amount
 from flowrl.skills.skill import (
     Skill,
-    check_files,
     load_library,
     load_skill,
     parse_skill,
@@ -167,11 +167,12 @@ def test_every_file_is_checked_and_told_apart(tmp_path):
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text(skill_text())
     bad.write_text(skill_text(head="import os\n"))
-    (_, fine), (_, wrong), (_, missing) = check_files([good, bad, tmp_path / "none.py"])
-    assert fine is None
-    assert wrong is not None
-    assert wrong.startswith(f"{bad}:2: Import")
-    assert missing is not None
+    fine, wrong, missing = check_files([good, bad, tmp_path / "none.py"], trace=False)
+    assert fine.why is None
+    assert fine.games == (CLASSIC, FULL)
+    assert wrong.why is not None
+    assert wrong.why.startswith(f"{bad}:2: Import")
+    assert missing.why is not None
 
 
 NAMES = {
@@ -212,7 +213,8 @@ def test_a_skill_of_one_game_is_no_skill_of_the_other(tmp_path, value, belongs, 
     is_done = f"def task_is_done(inventory):\n    kept = inventory\n    return {value} > 0"
     text = skill_text(is_done=is_done.replace("inventory.", "kept."))
     path.write_text(text.replace("Collect Wood", "Own Skill"))
-    assert check_files([path]) == [(path, None)]
+    [checked] = check_files([path], trace=False)
+    assert (checked.games, checked.why) == ((belongs,), None)
     assert "Own Skill" in load_library(belongs, tmp_path)
     with pytest.raises(GateError, match=rf"own\.py:10: .* is not in {lacks}; (closest|there) are "):
         load_library(lacks, tmp_path)

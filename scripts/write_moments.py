@@ -1,0 +1,104 @@
+"""Write the moments that skill code is tried on: `python scripts/write_moments.py`.
+
+Run it when a feature's meaning or shape changes; `tests/envs/test_trial.py` says when.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from craftax.craftax_env import make_craftax_env_from_name
+
+from flowrl.envs.craftax import settle
+from flowrl.envs.fast_choice import craftax_step
+from flowrl.envs.features import OUT_OF_SIGHT, Game, Moment, compute
+from flowrl.envs.moments import flat, moments_file
+from flowrl.skills.admitted import INJECTED
+from flowrl.skills.games import GAMES, GameTable
+
+WORLDS = 8
+AGES = (1, 40, 160)  # steps that a random player has been there
+DRAWN = 22
+
+
+def played(game: GameTable) -> dict[str, np.ndarray]:
+    """Features of worlds that were really there."""
+    env = make_craftax_env_from_name(game.env_name, auto_reset=False)
+    params, known = env.default_params, Game.of(game.package)
+    step = craftax_step(game.package, fast_choice=True)
+    names = [name for name in INJECTED if name != "n"]
+
+    def play(key, steps):
+        world = settle(env.reset_env(key, params)[1])
+
+        def on(carry, _):
+            world, key = carry
+            key, action_key, step_key = jax.random.split(key, 3)
+            action = jax.random.randint(action_key, (), 0, game.num_actions)
+            after, reward = step(step_key, world, action, params, env.static_env_params)
+            return (settle(after), key), (world, settle(after), reward)
+
+        _, (before, after, reward) = jax.lax.scan(on, (world, key), None, length=steps)
+        last = jax.tree.map(lambda leaf: leaf[-1], (before, after, reward))
+        return compute(names, known, Moment(last[0], last[1], jnp.float32(last[2])))
+
+    found = []
+    for age in AGES:
+        keys = jax.random.split(jax.random.key(age), WORLDS)
+        found.append(flat(jax.jit(jax.vmap(lambda key, age=age: play(key, age)))(keys)))
+    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+
+def drawn(real: dict[str, np.ndarray], game: GameTable) -> dict[str, np.ndarray]:
+    """Features that a random player never sees, within the game's bounds."""
+    random = np.random.default_rng(7)
+    blocks = len(game.members["BlockType"])
+    bounds = {
+        "facing_block": (0, blocks - 1),
+        "player_intrinsics": (0, 9),
+        "player_intrinsics_diff": (-3, 3),
+        "achievements": (0, 1),
+        "achievements_diff": (0, 1),
+        "player_level": (0, real["monsters_killed"].shape[1] - 1),
+        "player_level_diff": (-1, 1),
+        "monsters_killed": (0, 10),
+        "monsters_killed_diff": (0, 1),
+        "is_sleeping": (0, 1),
+        "was_sleeping": (0, 1),
+        "env_reward": (-1, 8),
+        "health_penalty": (-0.9, 0),
+    }
+    rows: dict[str, np.ndarray] = {}
+    for name, leaf in real.items():
+        if name.startswith(("closest_blocks", "nearest_mobs")):
+            low, high = -3, 4
+        elif "." in name:
+            low, high = (-2, 2) if "_diff" in name else (0, game.capacity)
+        else:
+            low, high = bounds[name]
+        shape = (DRAWN, *leaf.shape[1:])
+        values = random.uniform(low, high, shape)
+        if leaf.dtype.kind != "f" or name.startswith("player_intrinsics"):
+            values = random.integers(low, high, shape, endpoint=True)
+        if high == 4:  # some are out of sight, in both coordinates
+            hidden = random.random(shape).take([0], axis=2) < 0.4
+            values = np.where(hidden, OUT_OF_SIGHT, values)
+        ends = [np.zeros(shape[1:]), np.full(shape[1:], OUT_OF_SIGHT if high == 4 else high)]
+        rows[name] = np.concatenate([values, np.stack(ends)]).astype(leaf.dtype)
+    return rows
+
+
+def main() -> None:
+    for game in GAMES.values():
+        real = played(game)
+        other = drawn(real, game)
+        both = {name: np.concatenate([real[name], other[name]]) for name in real}
+        path = moments_file(game.env_name)
+        path.parent.mkdir(exist_ok=True)
+        np.savez_compressed(path, **both)
+        print(f"{path}: {len(both)} arrays, {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
