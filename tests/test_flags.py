@@ -13,10 +13,12 @@ import pytest
 from flowrl import bottomup_parallel, config, durable
 from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig
 from flowrl.errors import ConfigError
+from flowrl.experts.policies import POLICIES
 from flowrl.launch.local import LocalLauncher
 from flowrl.launch.tmux import TmuxLauncher
 from flowrl.layout import GraphLayout
 from flowrl.llm.flow import Flow
+from flowrl.parallel import training_workshop
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
 from flowrl.parallel.skill_book import SkillBook
@@ -179,11 +181,28 @@ def min_success_rate(bench):
     """Both judge by it: the scheduler, and the recovery of runs that ended without one."""
     seen = {}
     bench.monkeypatch.setattr(
-        bottomup_parallel, "recover_graph", lambda layout, **facts: seen.update(facts)
+        bottomup_parallel, "recover_graph", lambda layout, policy, **facts: seen.update(facts)
     )
     assert bench.scheduler("--min_success_rate=0.4").settings.rules().min_success_rate == 0.4
     bench.handed_out("--min_success_rate=0.4")
     assert seen == {"min_success_rate": 0.4}
+
+
+@arrives
+def merge_policy(bench):
+    """Both merge by it: the scheduler, and the recovery of runs that ended without one."""
+    seen = []
+    bench.monkeypatch.setattr(
+        training_workshop,
+        "process_completed_training",
+        lambda *args, merge_policy, **facts: seen.append(merge_policy) or {},
+    )
+    bench.monkeypatch.setattr(
+        bottomup_parallel, "recover_graph", lambda layout, policy, **facts: seen.append(policy)
+    )
+    bench.workshop("--merge_policy=eval_gate").merge(Task(skill=WOOD, expert=0, attempt=1))
+    bench.handed_out("--merge_policy=eval_gate")
+    assert seen == [POLICIES["eval_gate"]] * 2
 
 
 @arrives
@@ -241,6 +260,12 @@ def cpus_per_run(bench):
 @arrives
 def stall_timeout(bench):
     assert bench.scheduler("--stall_timeout=77").settings.hung_seconds == 77
+
+
+@arrives
+def run_timeout(bench):
+    assert bench.scheduler().settings.run_seconds is None
+    assert bench.scheduler("--run_timeout=99").settings.run_seconds == 99
 
 
 @arrives

@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flowrl import durable
 from flowrl.config import FrameAccounting
-from flowrl.errors import ExpertError, FileRefusedError, ResultRefusedError
+from flowrl.errors import BusyError, ExpertError, FileRefusedError, ResultRefusedError
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import FrameRule, Keep, MergePolicy, Take, Verdict
 from flowrl.experts.store import Commit, ExpertStore, Offer
 from flowrl.launch.files import lock_held
 from flowrl.layout import GraphLayout, RunLayout
+from flowrl.parallel import comparisons
 from flowrl.parallel.run_folders import live_runs, pinned_versions, sweep_parts
 from flowrl.parallel.verification import records, tracker_folders, verified_offers
 from flowrl.runs import TrainingRun, read_result, read_run
@@ -63,6 +65,7 @@ def process_completed_training(
     Raises:
       ResultRefusedError: the result is of another run, incomplete or damaged; nothing has changed.
       FileRefusedError: there is no such run, or the manifest is damaged.
+      ComparingError: a program finds out what the policy has to know; try again.
       BusyError: another process merges for longer than a minute; try again.
     """
     layout = GraphLayout(Path(base_dir))
@@ -73,7 +76,8 @@ def process_completed_training(
         return _of_archive(archive, store.manifest(), place)
     run = _read(place, skill_name)
     offers = _offers(store, place, run, frame_accounting)
-    commit = _commit(store, run, offers, merge_policy or FrameRule())
+    commit = _commit(store, place, run, offers=offers, policy=merge_policy or FrameRule())
+    comparisons.clear(layout, run.run_id)
     _put_away(place, archive)
     store.collect_garbage(pinned_versions(layout))
     return _summary(archive, run, commit)
@@ -84,9 +88,9 @@ def recover_graph(
 ) -> Recovery:
     """Roll every finished run forward, and remove what a kill or a power cut left behind.
 
-    Left to the scheduler: runs with a living process, without a result, or that succeeded less
-    often than `min_success_rate` and are not merged yet. Nothing else may prepare or merge runs of
-    this graph meanwhile.
+    Left to the scheduler: runs with a living process, without a result, whose experts are being
+    compared, or that succeeded less often than `min_success_rate` and are not merged yet. Nothing
+    else may prepare or merge runs of this graph meanwhile.
 
     Raises:
       FileRefusedError: the manifest is damaged; says which history file to restore.
@@ -95,6 +99,7 @@ def recover_graph(
     for folder in (layout.training_runs, layout.failed_runs):
         durable.sweep(folder)
     sweep_parts(layout)
+    comparisons.sweep(layout, _run_ids(layout))
     merged: list[dict[str, Any]] = []
     refused: dict[Path, str] = {}
     for place in live_runs(layout):
@@ -103,10 +108,21 @@ def recover_graph(
         try:
             if _is_due(layout, place, min_success_rate):
                 merged.append(_roll_forward(layout, place, policy))
+        except BusyError as error:  # left to the scheduler, which tries again
+            logger.info("%s", error)
         except (ResultRefusedError, FileRefusedError, ExpertError) as error:
             logger.warning("a finished run is refused", extra={"why": str(error)})
             refused[place.folder] = str(error)
     return Recovery(merged=tuple(merged), refused=refused)
+
+
+def _run_ids(layout: GraphLayout) -> set[str]:
+    """The ids of all live runs whose records can be read."""
+    found: set[str] = set()
+    for place in live_runs(layout):
+        with suppress(FileRefusedError):
+            found.add(read_run(place).run_id)
+    return found
 
 
 def _is_due(layout: GraphLayout, place: RunLayout, min_success_rate: float) -> bool:
@@ -151,9 +167,18 @@ def _offers(
 
 
 def _commit(
-    store: ExpertStore, run: TrainingRun, offers: Sequence[Offer], policy: MergePolicy
+    store: ExpertStore,
+    place: RunLayout,
+    run: TrainingRun,
+    *,
+    offers: Sequence[Offer],
+    policy: MergePolicy,
 ) -> Commit:
-    commit = store.commit(run.run_id, offers, policy=policy)
+    """Merge, once all that the policy has to know is found out; without the lock until then."""
+    questions = store.questions(run.run_id, offers, policy=policy)
+    evidence = comparisons.evidence(store.layout, place, run, questions)
+    durable.fault_point("merge.informed")
+    commit = store.commit(run.run_id, offers, policy=policy, evidence=evidence)
     logger.debug("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})
     return commit
 

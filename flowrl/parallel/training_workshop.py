@@ -13,6 +13,7 @@ from flowrl import config as configs
 from flowrl import durable
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import FileRefusedError
+from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
 from flowrl.launch import sandbox
 from flowrl.launch.environment import child_env
@@ -80,6 +81,7 @@ class TrainingWorkshop:
             task.expert,
             self._layout.root,
             frame_accounting=self._config.frame_accounting,
+            merge_policy=policy_named(self._config.merge_policy),
         )
 
     def discard(self, task: Task) -> Path | None:
