@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import assert_never
 
 from flowrl.launch.job import Exited, Finished, Lost, Why
@@ -42,6 +42,11 @@ class Beat:
     def later(self, tries: int) -> datetime:
         """When to try again after so many tries."""
         return self.now + self.rules.backoff(tries, self.jitter)
+
+    def reached(self, not_before: datetime) -> bool:
+        """Whether a wait is over; one longer than any can be is of a clock that was set back."""
+        longest = timedelta(seconds=2 * self.rules.backoff_cap_seconds)
+        return not_before <= self.now or not_before - self.now > longest
 
 
 def after_end(entry: Entry, event: RunEnded, beat: Beat) -> Entry:

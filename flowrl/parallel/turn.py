@@ -262,7 +262,7 @@ class Turn:
         return [self.draft.entries[skill] for _, _, skill in ranks]
 
     def _due(self, not_before: datetime | None) -> bool:
-        return not_before is None or not_before <= self.beat.now
+        return not_before is None or self.beat.reached(not_before)
 
 
 def _is_starting(status: Status) -> bool:
