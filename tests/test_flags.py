@@ -14,6 +14,7 @@ from flowrl import bottomup_parallel, config, durable
 from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig
 from flowrl.errors import ConfigError
 from flowrl.experts.policies import POLICIES
+from flowrl.launch import sandbox as sandboxes
 from flowrl.launch.local import LocalLauncher
 from flowrl.launch.tmux import TmuxLauncher
 from flowrl.layout import GraphLayout
@@ -81,6 +82,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandboxes, "_trouble", lambda _: None)  # a trial for each case takes long
     return Bench(tmp_path, monkeypatch)
 
 
@@ -266,6 +268,35 @@ def stall_timeout(bench):
 def run_timeout(bench):
     assert bench.scheduler().settings.run_seconds is None
     assert bench.scheduler("--run_timeout=99").settings.run_seconds == 99
+
+
+@arrives
+def sandbox(bench):
+    """Bubblewrap goes before the trainer's own words, which stay as they are."""
+    program = bench.folder / "bin" / "bwrap"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    confined, free = bench.job("--sandbox=bwrap"), bench.job("--sandbox=none")
+    assert confined.sandbox[0] == str(program)
+    assert str(confined.folder) in confined.sandbox
+    assert free.sandbox == ()
+    assert free.argv == confined.argv
+    assert bench.job().sandbox[0] == str(program), "auto"
+
+
+@arrives
+def pass_env(bench):
+    bench.monkeypatch.setenv("MY_TOKEN", "canary-canary")
+    bench.monkeypatch.setenv("MY_NAME", "somebody-else")
+    assert "MY_TOKEN" not in bench.job().env
+    job = bench.job("--pass_env", "MY_TOKEN", "MY_NAME")
+    assert (job.env["MY_TOKEN"], job.env["MY_NAME"]) == ("canary-canary", "somebody-else")
+    assert job.passed == ("MY_TOKEN", "MY_NAME")
+    assert "canary" not in " ".join(job.argv + job.sandbox)
+    assert "somebody-else" in bench.scheduler("--pass_env", "MY_NAME").settings.secrets()
+    with pytest.raises(ConfigError, match="--pass_env MY_OTHER: it is not set"):
+        bench.workshop("--pass_env", "MY_OTHER")
 
 
 @arrives

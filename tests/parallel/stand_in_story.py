@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import bottomup_parallel
+from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.launch.job import Job
 from flowrl.layout import GraphLayout
@@ -26,12 +27,20 @@ DEADLINE_SECONDS = 120.0
 
 
 class StandInWorkshop(TrainingWorkshop):
-    """Real run folders and merges; only the trainer's program is another."""
+    """Real run folders and merges; only the trainer's program is another.
+
+    It reads what lies beside the graph, so it is not confined.
+    """
+
+    def __init__(
+        self, layout: GraphLayout, config: BottomUpConfig, *rest: Any, **more: Any
+    ) -> None:
+        super().__init__(layout, dataclasses.replace(config, sandbox="none"), *rest, **more)
 
     def _job(self, prepared: PreparedRun, task: Task) -> Job:
         job = super()._job(prepared, task)
         argv = (sys.executable, "-m", "tests.parallel.stand_in", *job.argv[3:])
-        return dataclasses.replace(job, argv=argv, cwd=ROOT, sandbox=())
+        return dataclasses.replace(job, argv=argv, cwd=ROOT)
 
 
 class Place:
