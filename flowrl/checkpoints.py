@@ -84,6 +84,37 @@ def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:
     return _nested({path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()})
 
 
+def forms_of(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and dtype of every leaf in a folder that Orbax wrote, without reading an array.
+
+    Raises:
+      ExpertCorruptError: it holds no readable description of its arrays.
+    """
+    try:
+        return _stored_forms(folder)
+    except RecursionError as error:
+        raise _corrupt(folder, error) from error
+
+
+def load_leaves(folder: Path, forms: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Read some of the leaves in a folder that Orbax wrote, each as large as `forms` says.
+
+    Raises:
+      ExpertCorruptError: they cannot be read.
+    """
+    wanted = _nested({path: np.zeros(shape, dtype) for path, (shape, dtype) in forms.items()})
+    as_numpy = jax.tree.map(
+        lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype), wanted
+    )
+    how = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            found = _named(checkpointer.restore(folder.absolute(), args=how))
+    except _UNREADABLE as error:
+        raise _corrupt(folder, error) from error
+    return {path: np.asarray(found[path]) for path in forms}
+
+
 def save_resume(folder: Path, tree: Any) -> None:
     """Write a resumable state; an older one below `folder` goes once the new one is durable."""
     older = _numbered(folder)
