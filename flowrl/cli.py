@@ -8,15 +8,26 @@ from collections.abc import Sequence
 import tyro
 
 from flowrl import console
-from flowrl.commands.control import Retry
+from flowrl.commands.control import Cancel, Pause, Priority, Resume, Retry, Stop
 from flowrl.commands.looking import Check, Evaluate, Logs, Status
+from flowrl.commands.migrating import Migrate
+from flowrl.commands.repair import Fsck, Recover, Rollback
 
 COMMANDS = {
     "status": Status,
     "logs": Logs,
     "evaluate": Evaluate,
     "check": Check,
+    "migrate": Migrate,
     "retry": Retry,
+    "pause": Pause,
+    "resume": Resume,
+    "cancel": Cancel,
+    "priority": Priority,
+    "stop": Stop,
+    "fsck": Fsck,
+    "rollback": Rollback,
+    "recover": Recover,
 }
 DESCRIPTION = """flowrl trains a graph of skills in parallel and merges them into one agent.
 
