@@ -41,10 +41,11 @@ class Claim:
             return
         durable.make_dir(self._path.parent)
         _refuse_network(self._path.parent)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        # Only to be read: what is open for writing would keep a disk from being made read-only.
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             _lock(descriptor)
-            _name_holder(descriptor)
+            _name_holder(self._path)
         except BlockingIOError as error:
             os.close(descriptor)
             raise BusyError(
@@ -148,11 +149,15 @@ def _lock(descriptor: int) -> None:
         time.sleep(_GLANCE_SECONDS / 10)
 
 
-def _name_holder(descriptor: int) -> None:
+def _name_holder(path: Path) -> None:
     facts = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(facts).encode() + b"\n", 0)
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(facts).encode() + b"\n", 0)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,109 @@
+"""One skill's trouble is its own: what its files or callbacks raise never stops the others."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from flowrl.errors import FileRefusedError, GraphError, LaunchError
+from flowrl.launch.job import Why
+from tests.parallel.scheduling import exited, status, words
+
+BUGS = (AssertionError, AttributeError, NotImplementedError, MemoryError)
+DATA_ERRORS = (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError, GraphError)
+
+
+@pytest.mark.parametrize("error", [*DATA_ERRORS, OSError], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("hook", ["on_skill_complete", "on_skill_failed"])
+def test_a_callback_that_meets_bad_data_is_logged_and_the_others_go_on(
+    start, world, caplog, hook, error
+):
+    def bad(skill):
+        raise error("bad data")
+
+    scheduler = start(max_retries=0)
+    scheduler.set_callbacks(**{hook: bad})
+    for name in "ABC":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    world.end("A")
+    world.end("B", exited(Why.EXIT, code=1))
+    scheduler.tick()
+    world.end("C")
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "B": "failed", "C": "completed"}
+    assert "who was told of it has failed" in caplog.text
+    assert "bad data" in caplog.text
+
+
+@pytest.mark.parametrize("error", BUGS, ids=lambda kind: kind.__name__)
+def test_a_bug_in_a_callback_ends_the_daemon_and_the_next_one_goes_on(start, world, error):
+    def buggy(skill):
+        raise error("a bug")
+
+    scheduler = start()
+    scheduler.set_callbacks(on_skill_complete=buggy)
+    for name in "AB":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    world.end("A")
+    with pytest.raises(error, match="a bug"):
+        scheduler.tick()
+    scheduler = start()
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "B": "running"}
+    assert len(world.runs) == 2
+
+
+@pytest.mark.parametrize("verb", ["prepare", "launch", "merge"])
+@pytest.mark.parametrize("error", DATA_ERRORS, ids=lambda kind: kind.__name__)
+def test_a_run_whose_files_cannot_be_understood_is_the_fate_of_its_skill(
+    start, world, clock, caplog, verb, error
+):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("B")
+    scheduler.tick()
+    scheduler.add_skill("A")
+    world.refusals[verb] = [error("bad data") for _ in range(6)]
+    for _ in range(8):
+        scheduler.tick()
+        clock.pass_seconds(3600)
+        if world.folders.get("A") and world.of("A") in world.living():
+            world.end("A")
+    assert status(scheduler, "A").word == "failed"
+    assert "bad data" in status(scheduler, "A").why
+    world.refusals.clear()
+    world.end("B")
+    scheduler.tick()
+    assert words(scheduler) == {"B": "completed", "A": "failed"}
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
+@pytest.mark.parametrize("verb", ["prepare", "launch", "merge", "poll"])
+def test_a_limit_of_the_machine_is_met_again_and_nothing_is_lost(start, world, clock, verb, number):
+    """FAULTS 45: too many open files or processes."""
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    refused = FileRefusedError("run.json cannot be read")
+    refused.__cause__ = OSError(number, "limit")
+    world.refusals[verb] = [OSError(number, "limit"), refused, OSError(number, "limit")]
+    for _ in range(8):
+        scheduler.tick()
+        if world.living():
+            world.end("A")
+        clock.pass_seconds(3600)
+    assert words(scheduler) == {"A": "completed"}
+    assert len(world.runs) == len(world.ledger) == 1
+
+
+def test_a_cancel_that_does_not_arrive_is_sent_again(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    scheduler.hold("A")
+    world.refusals["cancel"] = [LaunchError("no answer"), LaunchError("no answer")]
+    for _ in range(4):
+        scheduler.tick()
+    assert world.of("A").cancelled
+    assert not world.refusals["cancel"]

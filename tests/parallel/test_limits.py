@@ -1,0 +1,135 @@
+"""Runs that take too long, by real processes: they end, are charged, and the others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowrl import durable
+from flowrl.launch import files, processes
+from flowrl.launch.job import Handle, Job
+from flowrl.launch.local import LocalLauncher
+from flowrl.parallel.heartbeat import Ages, age_seconds
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.signals import Task
+from flowrl.parallel.status import Asked
+from tests.launch.conftest import until
+from tests.parallel.scheduling import status, words
+
+SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
+
+
+def job_of(task: Task, root: Path, run_id: str) -> Job:
+    folder = durable.make_dir(root / run_id)
+    return Job(
+        name=f"flowrl_e{task.expert}_{task.skill}",
+        run_id=run_id,
+        argv=(sys.executable, "-c", SLEEPER),
+        env={"PATH": os.environ["PATH"]},
+        cwd=root,
+        folder=folder,
+    )
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    """Start a daemon whose trainers sleep for ten minutes."""
+    opened = []
+
+    def start(**settings):
+        settings = {"max_retries": 0, "poll_interval": 0.2, **settings}
+        launcher = LocalLauncher(grace_seconds=1.0)
+        scheduler = SkillScheduler(tmp_path / "graph", launcher=launcher, **settings)
+        scheduler.set_callbacks(
+            prepare=lambda task: job_of(task, tmp_path, f"e{task.expert}.a{task.attempt}.00"),
+            process=lambda task: {},
+        )
+        opened.append(scheduler)
+        return scheduler
+
+    yield start
+    for scheduler in opened:
+        scheduler.close()
+
+
+def trainer_of(scheduler, tmp_path, skill):
+    handle = status(scheduler, skill).handle
+    folder = tmp_path / handle.run_id
+    until(lambda: "ready" in (folder / "training.log").read_text())
+    return files.read_start(folder, handle.run_id)
+
+
+def beats_until(scheduler, wanted):
+    def beat():
+        scheduler.wait()
+        scheduler.tick()
+        return wanted()
+
+    until(beat)
+
+
+def test_a_run_that_takes_longer_than_it_may_is_ended_and_charged(daemon, tmp_path):
+    scheduler = daemon(run_seconds=2.0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    start = trainer_of(scheduler, tmp_path, "A")
+    beats_until(scheduler, lambda: words(scheduler) == {"A": "failed"})
+    assert "it took longer than --run_timeout" in status(scheduler, "A").why
+    assert scheduler.state.entries["A"].failures == 1
+    assert not processes.alive(start.trainer_pid, start.trainer_birth)
+
+
+@pytest.mark.parametrize("stopped", ["trainer", "runner and trainer"])
+def test_a_stopped_trainer_is_ended(daemon, tmp_path, stopped):
+    """FAULTS 18: TERM alone does not wake a stopped process."""
+    scheduler = daemon(hung_seconds=0.5)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    start = trainer_of(scheduler, tmp_path, "A")
+    os.kill(start.trainer_pid, signal.SIGSTOP)
+    if stopped != "trainer":
+        os.kill(start.runner_pid, signal.SIGSTOP)
+    beats_until(scheduler, lambda: words(scheduler) == {"A": "failed"})
+    assert "no progress for too long" in status(scheduler, "A").why
+    assert not processes.alive(start.trainer_pid, start.trainer_birth)
+    assert not processes.alive(start.runner_pid, start.runner_birth)
+
+
+def test_a_run_counts_from_its_process_and_not_from_the_daemons_start(daemon, tmp_path):
+    scheduler = daemon()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    trainer_of(scheduler, tmp_path, "A")
+    handle = status(scheduler, "A").handle
+    until(lambda: 0.2 < age_seconds(handle.birth) < 60)
+    left = Ages(1000.0).left_seconds(handle)
+    assert left == pytest.approx(1000.0 - age_seconds(handle.birth), abs=0.5)
+    files.stop(handle, tmp_path / handle.run_id)
+    until(lambda: not processes.alive(handle.pid, handle.birth))
+
+
+def test_an_age_obeys_no_wall_clock_and_begins_anew_with_a_new_process():
+    seconds = 100.0
+    ages = Ages(10.0, monotonic=lambda: seconds)
+    handle = Handle(run_id="r", session="s", pid=1)
+    assert ages.left_seconds(handle) == 10.0
+    seconds = 111.0
+    assert ages.left_seconds(handle) == -1.0
+    again = Handle(run_id="r", session="s", pid=2, birth="another boot:7")
+    assert ages.left_seconds(again) == 10.0
+    ages.forget("r")
+    assert ages.left_seconds(handle) == 10.0
+    assert Ages(None).left_seconds(handle) == float("inf")
+
+
+def test_an_overdue_run_is_asked_once_and_its_silence_changes_nothing(start, world):
+    scheduler = start(run_seconds=1e-9, hung_seconds=1e-9, max_retries=0)
+    scheduler.add_skill("A")
+    for _ in range(4):
+        scheduler.tick()
+    assert status(scheduler, "A").asked is Asked.OVERDUE
+    assert world.of("A").cancelled

@@ -1,0 +1,193 @@
+"""A full, broken or read-only disk pauses all that is started or merged, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+
+import pytest
+
+from flowrl import cli, durable, notices
+from flowrl.errors import LaunchError
+from flowrl.layout import GraphLayout
+from flowrl.parallel import room
+from flowrl.parallel.scheduler import SkillScheduler
+from tests.parallel.scheduling import FakeLauncher, FakeWorkshop, lines, status, words
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB, which can be filled and made read-only."""
+    folder = durable.make_dir(tmp_path / "disk")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root; the injected faults below stand in")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def on_disk(small_disk, world, clock):
+    """A daemon in a graph on the small disk, with one skill running and one waiting for it."""
+    launcher = FakeLauncher(world, on_wait=lambda: clock.pass_seconds(1))
+    with SkillScheduler(small_disk / "graph", launcher=launcher, clock=clock) as scheduler:
+        scheduler.set_callbacks(workshop=FakeWorkshop(world))
+        scheduler.add_skill("A")
+        scheduler.add_skill("B", {}, ["A"])
+        scheduler.tick()
+        yield scheduler
+
+
+def fill(folder):
+    """Leave not a byte; answers the file to remove."""
+    big = folder / "big"
+    copied = subprocess.run(
+        ["dd", "if=/dev/zero", f"of={big}", "bs=4k"], capture_output=True, text=True, check=False
+    )
+    assert "No space left" in copied.stderr
+    return big
+
+
+def test_a_full_disk_pauses_and_goes_on_by_itself(on_disk, small_disk, world, caplog, capsys):
+    """FAULTS 25 and 26."""
+    before = on_disk.layout.scheduler_state.read_bytes()
+    big = fill(small_disk)
+    world.end("A")
+    for _ in range(3):
+        on_disk.tick()
+    assert not world.ledger, "nothing is merged"
+    assert on_disk.layout.scheduler_state.read_bytes() == before
+    assert caplog.text.count("paused (disk)") == 1, "it is said once"
+    assert cli.main(["status", str(on_disk.layout.root)]) == 0
+    assert "paused (disk)" in capsys.readouterr().out, "without a byte to note it in"
+    big.unlink()
+    on_disk.tick()
+    assert words(on_disk) == {"A": "completed", "B": "running"}
+    assert lines(on_disk)["B"]["status"] == "running"
+    assert len(world.ledger) == 1
+    assert "goes on" in caplog.text
+
+
+def test_a_read_only_remount_pauses_and_goes_on_by_itself(on_disk, small_disk, world, caplog):
+    """FAULTS 30."""
+
+    def remount(how):
+        subprocess.run(["mount", "-o", f"remount,{how}", str(small_disk)], check=True)
+
+    world.end("A")
+    remount("ro")
+    for _ in range(3):
+        on_disk.tick()
+    assert not world.ledger
+    assert "paused (io)" in caplog.text
+    assert "read-only" in str(room.shortage(on_disk.layout))
+    remount("rw")
+    on_disk.tick()
+    assert words(on_disk) == {"A": "completed", "B": "running"}
+
+
+def test_a_daemon_cannot_start_on_a_read_only_disk_and_says_so_in_a_line(small_disk):
+    graph = durable.make_dir(small_disk / "graph")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    program = ["-m", "flowrl.bottomup_parallel", f"--graph_path={graph}", "--launcher=local"]
+    done = subprocess.run(
+        [os.sys.executable, *program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 74, done.stderr
+    assert "Read-only file system" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [
+        (errno.ENOSPC, "disk"),
+        (errno.EDQUOT, "disk"),
+        (errno.EIO, "io"),
+        (errno.EROFS, "io"),
+        (errno.EACCES, "io"),
+    ],
+)
+def test_a_state_that_cannot_be_saved_pauses_whatever_the_reason(
+    start, world, monkeypatch, caplog, number, word
+):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.add_skill("B")
+    file = scheduler.load()._file
+    save = file.save
+
+    def broken(state):
+        raise OSError(number, os.strerror(number), "scheduler_state.json")
+
+    monkeypatch.setattr(file, "save", broken)
+    for _ in range(3):
+        scheduler.tick()
+    assert not world.runs
+    assert caplog.text.count(f"paused ({word})") == 1
+    assert f"paused ({word})" in notices.read(scheduler.layout)["paused"]
+    monkeypatch.setattr(file, "save", save)
+    scheduler.tick()
+    assert words(scheduler) == {"A": "running", "B": "running"}
+    assert notices.read(scheduler.layout) == {}
+
+
+@pytest.mark.parametrize("verb", ["prepare", "launch", "merge"])
+def test_an_act_that_meets_a_full_disk_pauses_all_until_a_probe_can_be_written(
+    start, world, clock, monkeypatch, verb
+):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    refused = LaunchError("spec.json cannot be written")
+    refused.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    world.refusals[verb] = [refused if verb == "launch" else refused.__cause__]
+    monkeypatch.setenv("FLOWRL_FAULT", "write..probe:enospc")
+    scheduler.tick()
+    if verb == "merge":
+        world.end("A")
+        scheduler.tick()
+    scheduler.add_skill("B")
+    clock.pass_seconds(3600)
+    scheduler.tick()
+    assert words(scheduler)["B"] == "waiting"
+    assert not world.ledger
+    assert "paused (disk)" in notices.read(scheduler.layout)["paused"]
+    scheduler.wait()
+    assert scheduler._launcher.waits[-1] <= room.PROBE_SECONDS
+    monkeypatch.delenv("FLOWRL_FAULT")
+    scheduler.tick()
+    assert words(scheduler)["B"] == "running"
+    assert words(scheduler)["A"] == ("completed" if verb == "merge" else "running")
+    assert scheduler.state.entries["A"].failures == 0
+    assert not (scheduler.layout.root / ".probe").exists()
+
+
+def test_one_skills_own_file_that_may_not_be_written_pauses_nobody_else(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.add_skill("B")
+    world.refusals["prepare"] = [PermissionError(errno.EACCES, "Permission denied", "skill_0")]
+    scheduler.tick()
+    assert words(scheduler) == {"A": "waiting", "B": "running"}
+    assert "Permission denied" in status(scheduler, "A").why
+    assert notices.read(scheduler.layout) == {}
+
+
+def test_a_trainer_is_not_blamed_for_a_silence_that_a_full_disk_has_made(start, world, monkeypatch):
+    scheduler = start(hung_seconds=1e-9)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    monkeypatch.setattr(room, "shortage", lambda layout: ("disk", "no room"))
+    for _ in range(5):
+        scheduler.tick()
+    assert not status(scheduler, "A").asked
+    assert not world.of("A").cancelled
+    monkeypatch.undo()
+    for _ in range(3):
+        scheduler.tick()
+    assert status(scheduler, "A").asked
+
+
+def test_a_folder_that_is_gone_is_no_shortage(tmp_path):
+    assert room.shortage(GraphLayout(tmp_path / "nowhere")) is None
