@@ -25,8 +25,9 @@ from tests.faults.loop import POLICIES, WRONGS, Bench, totals
 from tests.faults.scenarios import scenarios
 from tests.faults.shim import End, Mode, Shim
 
-CUTS = (Mode.CUT_BEFORE, Mode.CUT_AFTER)
+CUTS = (Mode.CUT_BEFORE, Mode.CUT_AFTER, Mode.CUT_BEFORE_COMMIT, Mode.CUT_AFTER_COMMIT)
 NAMES = ("merge", "archive", "prepare", "garbage", "state save")
+AT_END = 0.15  # of the cuts come when the act has just ended
 _MEGABYTES = 48
 
 
@@ -72,21 +73,28 @@ class PowerBench(Bench):
     """One scenario on a disk whose power is cut."""
 
     def try_cut(self, disk: Disk, mode: Mode, at: int) -> None:
-        """Cut at this operation; recovery must find the old state or the new one."""
+        """Cut at this operation, or once the act has ended; what had ended must still be there."""
+        ended = at == self.tally.operations
         with disk.mounted() as root:
             self.start.lay_out(self.layout.root)
             os.sync()
             self.shim.mount = root
-            met = self._meet(mode, at)
+            met = self.shim.meet(self.layout.root, mode, at, self._until_the_end)
         where = f"{self.scenario.name}, {mode.name} at {at} ({met.where})"
         self.tally.faults[mode.name] += 1
         if not met.met or met.end is not End.KILLED or "no power cut" in met.where:
             self.tally.blame("wrong errors", where, met)
         with disk.mounted():
             self._check_reading(where)
+            if ended and self.scenario.look(self.layout) != self.readings[1]:
+                self.tally.blame("wrong end states", where, "what was done is undone")
             self._check_recovery(Mode.KILL_BEFORE, at, where)
             if left := leftovers(self.layout.root):
                 self.tally.blame("leftovers", where, left)
+
+    def _until_the_end(self) -> None:
+        self.scenario.act(self.layout)
+        self.shim.die()
 
 
 def run(folder: Path, *, cuts: int, seed: int) -> dict[str, Any]:
@@ -102,7 +110,8 @@ def run(folder: Path, *, cuts: int, seed: int) -> dict[str, Any]:
             shim = Shim(real_sync=True, mount=root)
             bench = PowerBench(shim, scenario, disk.place)
         for _ in range(number, cuts, len(wanted)):
-            at = chance.randrange(bench.tally.operations)
+            operations = bench.tally.operations
+            at = operations if chance.random() < AT_END else chance.randrange(operations)
             bench.try_cut(disk, chance.choice(CUTS), at)
         tallies.append(bench.tally.as_json())
     return {**totals(tallies), "seconds": time.perf_counter() - began, "scenarios": tallies}

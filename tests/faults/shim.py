@@ -37,6 +37,8 @@ class Mode(Enum):
     SHORT = 6
     CUT_BEFORE = 7
     CUT_AFTER = 8
+    CUT_BEFORE_COMMIT = 9
+    CUT_AFTER_COMMIT = 10
 
 
 FIVE = (Mode.KILL_BEFORE, Mode.KILL_AFTER, Mode.TORN, Mode.EIO_ONCE, Mode.FULL)
@@ -128,6 +130,10 @@ class Shim:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         report = self._report
         return Meeting(bool(report.met), report.what.decode(), End(code), report.seen)
+
+    def die(self) -> None:
+        """In a child: end as its mode says, now that its work is done."""
+        self._library.shim_die()
 
     def _work(self, watched: Path, mode: Mode, at: int, work: Callable[[], Any]) -> End:
         before = _open_files()
