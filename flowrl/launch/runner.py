@@ -79,7 +79,10 @@ def run(spec: dict, folder: str) -> int:
         say(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
     start["trainer"] = identity(trainer)
-    write_record(os.path.join(folder, "start.json"), start, durable=False)
+    try:
+        write_record(os.path.join(folder, "start.json"), start, durable=False)
+    except OSError as error:  # a full disk: the trainer goes on, and would be found by its lock
+        say(f"start.json does not name the trainer: {error}")
     status, asked_by = wait_for(trainer, spec, server)
     number = signal_in(status, confined=bool(spec.get("sandbox")))
     if number is None:

@@ -1,0 +1,103 @@
+"""What the machine does to a daemon: network folders, clocks that jump, logs on a full disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from flowrl.errors import ConfigError
+from flowrl.launch.job import Finished, Why
+from flowrl.parallel import claim
+from flowrl.parallel.heartbeat import Heartbeats
+from tests.launch.conftest import (  # noqa: F401
+    SUCCEED,
+    end_of,
+    local,
+    make_job,
+    nothing_survives,
+    until,
+)
+from tests.parallel.scheduling import exited, words
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs"])
+def test_a_folder_that_two_hosts_may_share_is_refused(start, tmp_path, monkeypatch, kind):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / {tmp_path} rw - {kind} host:/x rw\n")
+    monkeypatch.setattr(claim, "_MOUNTS", mounts)
+    scheduler = start()
+    with pytest.raises(ConfigError, match=f"is on {kind}.*choose a --graph_path on a local disk"):
+        scheduler.add_skill("A")
+    assert not scheduler.layout.scheduler_state.exists()
+
+
+@pytest.mark.parametrize("jump", [-3650 * DAY, -DAY, DAY, 3650 * DAY], ids=lambda jump: f"{jump:g}")
+def test_a_clock_that_jumps_neither_loses_a_run_nor_delays_a_retry_for_days(
+    start, world, clock, jump
+):
+    scheduler = start(retry_backoff=5.0)
+    for name in ("Failing", "Running", "Last"):
+        scheduler.add_skill(name, {}, ["Failing", "Running"] if name == "Last" else [])
+    scheduler.tick()
+    world.end("Failing", exited(Why.EXIT, code=1))
+    scheduler.tick()
+    clock.pass_seconds(jump)
+    clock.pass_seconds(30)
+    scheduler.tick()
+    assert words(scheduler) == {"Failing": "running", "Running": "running", "Last": "waiting"}
+    world.end("Failing")
+    world.end("Running")
+    scheduler.tick()
+    world.end("Last")
+    scheduler.tick()
+    assert scheduler.state.complete
+    assert len(world.ledger) == len(set(world.ledger)) == 3
+    assert scheduler.state.entries["Running"].status.wall_seconds == 2.0
+
+
+def test_a_trainer_whose_clock_jumps_is_not_taken_for_silent(tmp_path):
+    now, progress = [0.0], tmp_path / "progress.json"
+    heartbeats = Heartbeats(10.0, monotonic=lambda: now[0])
+    for times in (2e9, 0, 4e9, 1e9):  # of a file that is written every nine seconds
+        progress.write_text("{}")
+        os.utime(progress, (times, times))
+        assert not heartbeats.silent("run", progress)
+        now[0] += 9.0
+        assert not heartbeats.silent("run", progress)
+    now[0] += 2.0
+    assert heartbeats.silent("run", progress)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 256 kB of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_log_that_fills_the_disk_stops_no_trainer(small_disk, local, make_job, tmp_path):  # noqa: F811
+    """The trainer is through while the disk is full; its end is written once there is room."""
+    through, room = tmp_path / "through", tmp_path / "room"
+    flood = "import os, time\nfor _ in range(2000): os.write(1, b'x' * 999 + b'\\n')\n"
+    wait = (
+        f"open({str(through)!r}, 'w').close()\n"
+        f"while not os.path.exists({str(room)!r}): time.sleep(0.01)\n"
+    )
+    job = replace(make_job(flood + wait + SUCCEED % "e0.a1.x"), folder=small_disk, cwd=small_disk)
+    (small_disk / "ballast").write_bytes(b"x" * 100_000)
+    handle = local.launch(job)
+    until(through.exists)
+    assert os.statvfs(small_disk).f_bavail == 0
+    (small_disk / "ballast").unlink()
+    room.touch()
+    assert isinstance(end_of(local, handle, job), Finished)
