@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from flowrl.envs.admission import open_module
 from flowrl.envs.craftax import make_env
 from flowrl.envs.wrappers import BatchedEnv
 from flowrl.errors import ConfigError, ExpertMissingError
+from flowrl.experts.intervals import wilson
 from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.models import dispatch
@@ -35,7 +35,6 @@ from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
 if TYPE_CHECKING:
     from flowrl.cli import Evaluate
 
-_Z95 = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
 _BATCH = 256  # episodes side by side
 _CHUNK = 50  # steps between looks whether all episodes have ended
 
@@ -180,20 +179,6 @@ def player(env: BatchedEnv, config: PPOConfig, params: Any) -> Callable[[jax.Arr
         return jax.device_get(tally)
 
     return play
-
-
-def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927, equation for p with continuity left out).
-
-    >>> low, high = wilson(8, 10)
-    >>> round(low, 3), round(high, 3)
-    (0.49, 0.943)
-    """
-    share, z2 = successes / trials, _Z95**2
-    middle = share + z2 / (2 * trials)
-    spread = _Z95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    scale = 1 + z2 / trials
-    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
 def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:

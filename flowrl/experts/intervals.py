@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 _Z95 = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
+_LEAST_PAIRS = 10
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -29,9 +30,11 @@ def more_often(wins: int, losses: int) -> bool:
 
     For pairs of outcomes this is the test of Q. McNemar, "Note on the sampling error of the
     difference between correlated proportions or percentages", Psychometrika 12 (1947), 153-157,
-    since Wilson's interval holds just the shares that the score test does not reject.
+    since Wilson's interval holds just the shares that the score test does not reject. Both rest on
+    the normal distribution, so fewer than ten pairs that differ say nothing here.
 
-    >>> more_often(9, 1), more_often(6, 4), more_often(0, 0)
+    >>> more_often(9, 1), more_often(6, 4), more_often(4, 0)
     (True, False, False)
     """
-    return wins > losses and wilson(wins, wins + losses)[0] > 0.5
+    pairs = wins + losses
+    return pairs >= _LEAST_PAIRS and wilson(wins, pairs)[0] > 0.5

@@ -1,40 +1,61 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrl.errors import ResultRefusedError
 from flowrl.experts.merge import (
     Candidate,
     Contribution,
     ExpertVersion,
     FrameRule,
     Keep,
+    Question,
     Take,
+    judge,
 )
+from flowrl.experts.policies import POLICIES
 from flowrl.runs import Ancestor
 
 MILLION = 1_000_000
 SHAPES = {"actor/dense_0/kernel": (3, 2)}
-ANCESTOR = Ancestor(
-    expert=0, skill="Collect Wood", version="v000001-a", frames=50, sha256="files", content="old"
-)
-FRAMES = st.integers(0, 10**12)
+FRAMES = st.integers(1, 10**12)
+RULE = FrameRule()
 
 
-def version(*, frames: int, content: str = "old") -> ExpertVersion:
+def version(
+    *, frames: int, content: str = "old", name: str = "v000001-a", runs: tuple[str, ...] = ("a",)
+) -> ExpertVersion:
+    shares = [Contribution(run_id=run, frames=0) for run in runs[:-1]]
     return ExpertVersion(
         index=0,
         skill="Collect Wood",
-        version="v000001-a",
+        version=name,
         frames=frames,
         sha256=f"files of {content}",
         content=content,
         shapes=SHAPES,
-        lineage=(Contribution(run_id="a", frames=frames),),
+        lineage=(*shares, Contribution(run_id=runs[-1], frames=frames)),
     )
+
+
+def ancestor_of(found: ExpertVersion) -> Ancestor:
+    return Ancestor(
+        expert=found.index,
+        skill=found.skill,
+        version=found.version,
+        frames=found.frames,
+        sha256=found.sha256,
+        content=found.content,
+    )
+
+
+OLD = version(frames=50)
+ANCESTOR = ancestor_of(OLD)
 
 
 def candidate(
@@ -43,8 +64,9 @@ def candidate(
     total: int | None = None,
     content: str = "new",
     ancestor: Ancestor | None = ANCESTOR,
+    **changes,
 ) -> Candidate:
-    return Candidate(
+    facts = Candidate(
         expert=0,
         skill="Collect Wood",
         ancestor=ancestor,
@@ -53,104 +75,180 @@ def candidate(
         sha256=f"files of {content}",
         content=content,
         shapes=SHAPES,
+        dtypes=frozenset({"<f4"}),
+        not_finite=(),
     )
+    return dataclasses.replace(facts, **changes)
 
 
-def after(current: ExpertVersion | None, offers, rule) -> ExpertVersion | None:
+def judged(current: ExpertVersion | None, offered: Candidate, policy=RULE, run_id: str = "run"):
+    return judge(policy, run_id=run_id, current=current, candidate=offered)
+
+
+def after(current: ExpertVersion | None, offers, policy=RULE) -> ExpertVersion | None:
     """The version that counts once the offers came in, one after another."""
     for offer in offers:
-        verdict = rule(offer.ancestor, current, offer)
+        verdict = judged(current, offer, policy, run_id=offer.content)
         if isinstance(verdict, Take):
-            current = version(frames=verdict.frames, content=offer.content)
+            current = version(
+                frames=verdict.frames,
+                content=offer.content,
+                name=f"v000002-{offer.content}",
+                runs=("a", offer.content),
+            )
     return current
+
+
+def always_take(ancestor, current, offered, evidence):
+    return Take(frames=offered.frames, why="whatever it is")
+
+
+# --- the prelude
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"not_finite": ("actor/dense_0/kernel",)}, "+ actor/dense_0/kernel NaN or infinite"),
+        ({"shapes": {"actor/dense_0/kernel": (3, 4)}}, "- actor/dense_0/kernel (3, 2)"),
+        ({"shapes": {}}, "+ actor/dense_0/kernel absent"),
+        ({"shapes": {**SHAPES, "extra": (1,)}}, "- extra absent\n+ extra (1,)"),
+        ({"dtypes": frozenset({"<f4", "<f8"})}, "- dtypes <f4\n+ dtypes <f4, <f8"),
+        ({"dtypes": frozenset()}, "+ dtypes none"),
+    ],
+    ids=["NaN", "another shape", "a leaf lost", "a leaf too many", "float64", "no leaves"],
+)
+@pytest.mark.parametrize("current", [OLD, version(frames=60, content="other", name="v000002-b")])
+@pytest.mark.parametrize("policy", [always_take, *POLICIES.values()])
+def test_no_policy_can_take_arrays_that_cannot_be_merged(current, policy, changes, words):
+    with pytest.raises(ResultRefusedError) as refused:
+        judged(current, candidate(acted=500, **changes), policy)
+    assert words in str(refused.value)
+
+
+def test_a_new_expert_must_be_finite_too():
+    with pytest.raises(ResultRefusedError, match="NaN"):
+        judged(None, candidate(acted=1, ancestor=None, not_finite=("actor/dense_0/kernel",)))
+
+
+@pytest.mark.parametrize("policy", [always_take, *POLICIES.values()])
+@pytest.mark.parametrize("content", ["old", "other"], ids=["as its ancestor", "as the current one"])
+def test_no_policy_can_take_arrays_that_the_run_did_not_change(policy, content):
+    current = version(frames=60, content="other", name="v000002-b")
+    verdict = judged(current, candidate(acted=500, content=content), policy)
+    assert verdict == Keep(why="the run did not change it")
+
+
+@pytest.mark.parametrize("policy", [always_take, *POLICIES.values()])
+def test_no_policy_can_merge_a_run_twice(policy):
+    current = version(frames=60, content="blend", name="v000002-run", runs=("a", "run"))
+    assert judged(current, candidate(acted=10), policy) == Keep(why="the run is in it already")
+
+
+@pytest.mark.parametrize("policy", [always_take, *POLICIES.values()])
+def test_no_policy_can_take_an_expert_that_did_not_act(policy):
+    assert isinstance(judged(OLD, candidate(acted=0, total=10), policy), Keep)
+
+
+def never(*_):
+    raise AssertionError("this needs no opinion")
+
+
+def test_a_candidate_is_taken_when_nobody_else_has_merged_since_its_ancestor():
+    verdict = judged(OLD, candidate(acted=7), never)
+    assert isinstance(verdict, Take)
+    assert verdict.frames == 57
+
+
+def test_a_new_expert_is_taken_with_the_frames_it_acted_in():
+    offered = candidate(acted=7, total=100, ancestor=None)
+    assert judged(None, offered, never) == Take(frames=7, why="new expert")
+
+
+def test_a_new_expert_is_taken_even_when_it_never_acted():
+    assert isinstance(judged(None, candidate(acted=0, ancestor=None), never), Take)
+
+
+def test_a_policy_sees_ancestor_current_and_candidate_of_a_stale_run():
+    current = version(frames=90, content="other", name="v000004-d", runs=("a", "b", "c", "d"))
+    seen = []
+    offered = candidate(acted=5)
+    judged(current, offered, lambda *facts: seen.append(facts) or Keep(why="as told"))
+    assert seen == [(ANCESTOR, current, offered, None)]
+
+
+@pytest.mark.parametrize("frames", [0, 49])
+def test_a_policy_that_gives_frames_that_no_lineage_can_have_is_refused(frames):
+    current = version(frames=60, content="other", name="v000002-b")
+    with pytest.raises(ResultRefusedError, match=r"- frames at least 50\n\+ frames"):
+        judged(current, candidate(acted=5), lambda *_: Take(frames=frames, why="wrong"))
+
+
+# --- the frame rule
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([80, 100])), ids=str)
 def test_the_documented_conflict_keeps_150_million_frames_in_either_order(order):
-    ancestor = Ancestor(
-        expert=0,
-        skill="Collect Wood",
-        version="v1",
-        frames=50 * MILLION,
-        sha256="files",
-        content="old",
-    )
+    start = version(frames=50 * MILLION)
     offers = [
-        candidate(acted=millions * MILLION, content=f"run{millions}", ancestor=ancestor)
+        candidate(acted=millions * MILLION, content=f"run{millions}", ancestor=ancestor_of(start))
         for millions in order
     ]
-    rule = FrameRule()
-    assert sorted(rule.frames(offer) for offer in offers) == [130 * MILLION, 150 * MILLION]
-    kept = after(version(frames=50 * MILLION), offers, rule)
+    assert sorted(offer.frames for offer in offers) == [130 * MILLION, 150 * MILLION]
+    kept = after(start, offers)
     assert kept is not None
     assert (kept.frames, kept.content) == (150 * MILLION, "run100")
 
 
 def test_the_shorter_run_that_arrives_last_changes_nothing():
-    rule = FrameRule()
-    longer = version(frames=150, content="longer")
-    assert isinstance(rule(ANCESTOR, longer, candidate(acted=80)), Keep)
-
-
-def test_a_new_expert_is_taken_with_the_frames_it_acted_in():
-    verdict = FrameRule()(None, None, candidate(acted=7, total=100, ancestor=None))
-    assert verdict == Take(frames=7, why="new expert")
-
-
-def test_a_new_expert_is_taken_even_when_it_never_acted():
-    assert isinstance(FrameRule()(None, None, candidate(acted=0, ancestor=None)), Take)
+    longer = version(frames=150, content="longer", name="v000002-b")
+    assert isinstance(judged(longer, candidate(acted=80)), Keep)
 
 
 def test_a_tie_keeps_what_is_there():
-    verdict = FrameRule()(ANCESTOR, version(frames=60, content="first"), candidate(acted=10))
-    assert isinstance(verdict, Keep)
+    first = version(frames=60, content="first", name="v000002-b")
+    assert isinstance(judged(first, candidate(acted=10)), Keep)
 
 
-@pytest.mark.parametrize("accounting", ["acted", "total"])
-@pytest.mark.parametrize("current", ["old", "other"])
-def test_an_unchanged_expert_is_kept_however_it_is_counted(accounting, current):
-    offer = candidate(acted=500, content="old")
-    verdict = FrameRule(accounting)(ANCESTOR, version(frames=50, content=current), offer)
-    assert isinstance(verdict, Keep)
-
-
-@pytest.mark.parametrize(
-    ("accounting", "expected"),
-    [("acted", Keep), ("total", Take)],
-)
+@pytest.mark.parametrize(("accounting", "expected"), [("acted", Keep), ("total", Take)])
 def test_an_expert_that_only_watched_gains_frames_only_by_the_documented_formula(
     accounting, expected
 ):
-    offer = candidate(acted=0, total=100)
-    assert isinstance(FrameRule(accounting)(ANCESTOR, version(frames=50), offer), expected)
+    offer = candidate(acted=0, total=100, accounting=accounting)
+    current = version(frames=60, content="other", name="v000002-b")
+    for there in (OLD, current):
+        assert isinstance(judged(there, offer), expected)
 
 
 def test_total_accounting_is_initial_plus_total_timesteps():
-    assert FrameRule("total").frames(candidate(acted=3, total=80)) == 130
+    assert candidate(acted=3, total=80, accounting="total").frames == 130
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=5, unique=True), st.randoms())
 def test_the_order_of_arrival_does_not_matter(runs, random):
     offers = [candidate(acted=acted, content=f"run{acted}") for acted in runs]
     shuffled = random.sample(offers, len(offers))
-    rule = FrameRule()
-    assert after(version(frames=50), offers, rule) == after(version(frames=50), shuffled, rule)
+    assert after(OLD, offers) == after(OLD, shuffled)
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=5))
 def test_twice_is_once(runs):
     offers = [candidate(acted=acted, content=f"run{place}") for place, acted in enumerate(runs)]
-    rule = FrameRule()
-    once = after(version(frames=50), offers, rule)
-    assert after(once, offers, rule) == once
+    once = after(OLD, offers)
+    assert after(once, offers) == once
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=5))
 def test_frames_never_fall(runs):
-    rule = FrameRule()
-    current = version(frames=50)
+    current = OLD
     for place, acted in enumerate(runs):
-        following = after(current, [candidate(acted=acted, content=f"run{place}")], rule)
+        following = after(current, [candidate(acted=acted, content=f"run{place}")])
         assert following is not None
         assert following.frames >= current.frames
         current = following
+
+
+def test_a_question_is_of_the_two_copies_and_of_nothing_else():
+    current = version(frames=60, content="other", name="v000002-b", runs=("a", "b"))
+    asked = judged(current, candidate(acted=10), POLICIES["eval_gate"])
+    assert asked == Question(kind="compare", expert=0, current="other", candidate="new")

@@ -1,0 +1,247 @@
+"""The policies that need to know more, their evidence made on the spot."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl.errors import ResultRefusedError
+from flowrl.experts.intervals import more_often, wilson
+from flowrl.experts.merge import (
+    Blended,
+    Candidate,
+    Compared,
+    Contribution,
+    ExpertVersion,
+    Keep,
+    Question,
+    Take,
+    Unanswered,
+    judge,
+)
+from flowrl.experts.policies import POLICIES, descends, policy_named
+from tests.experts.test_merge import ANCESTOR, OLD, ancestor_of, candidate, version
+
+AVERAGE, GATE = policy_named("frame_average"), policy_named("eval_gate")
+GAINS = st.lists(st.integers(1, 10**9), min_size=1, max_size=6)
+FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+class Pool:
+    """Experts whose arrays are one vector each, known by digest; blends are made when asked."""
+
+    def __init__(self, start: np.ndarray) -> None:
+        self.arrays = {"old": start}
+
+    def offer(self, number: int, gained: int, values: np.ndarray) -> Candidate:
+        self.arrays[f"run{number}"] = values
+        return candidate(acted=gained, content=f"run{number}")
+
+    def blend(self, asked: Question) -> Blended:
+        one, other = (self.arrays[name] for name in (asked.current, asked.candidate))
+        share = asked.gains[1] / sum(asked.gains)
+        assert 0.0 <= share <= 1.0
+        name = f"({asked.current}+{asked.candidate})"
+        mean = one.astype(float) * (1 - share) + other.astype(float) * share
+        mean = np.clip(mean, np.minimum(one, other), np.maximum(one, other)).astype(np.float32)
+        self.arrays[name] = mean
+        return Blended(question=asked, folder=Path(name), sha256=name, content=name)
+
+    def after(self, current: ExpertVersion, offers: list[Candidate]) -> ExpertVersion:
+        """The version that counts once all offers are merged, each under its own run id."""
+        for offered in offers:
+            run_id = offered.content
+            facts = {"run_id": run_id, "current": current, "candidate": offered}
+            verdict = judge(AVERAGE, **facts)
+            if isinstance(verdict, Question):
+                verdict = judge(AVERAGE, **facts, evidence=self.blend(verdict))
+            if isinstance(verdict, Take):
+                current = taken(current, run_id, offered, verdict)
+        return current
+
+
+def taken(current: ExpertVersion, run_id: str, offered: Candidate, verdict: Take) -> ExpertVersion:
+    """The version that the store would make."""
+    base = current.lineage if verdict.blend else OLD.lineage
+    gained = offered.gained if verdict.blend else verdict.frames - offered.ancestor_frames
+    return dataclasses.replace(
+        current,
+        version=f"v000009-{run_id}",
+        frames=verdict.frames,
+        content=verdict.blend.content if verdict.blend else offered.content,
+        lineage=(*base, Contribution(run_id=run_id, frames=gained)),
+    )
+
+
+@given(GAINS, st.randoms(use_true_random=False), st.data())
+def test_the_order_in_which_copies_are_averaged_does_not_matter(gains, random, data):
+    start = np.zeros(4, np.float32)
+    values = [
+        np.float32(data.draw(st.lists(st.floats(-8, 8, width=32), min_size=4, max_size=4)))
+        for _ in gains
+    ]
+    found = []
+    for order in (list(range(len(gains))), random.sample(range(len(gains)), len(gains))):
+        pool = Pool(start)
+        offers = [pool.offer(number, gains[number], values[number]) for number in order]
+        end = pool.after(OLD, offers)
+        assert sum(part.frames for part in end.lineage) == end.frames == 50 + sum(gains)
+        found.append((pool.arrays[end.content], {part.run_id for part in end.lineage}))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5, atol=1e-5)
+    assert found[0][1] == found[1][1] == {"a", *(f"run{n}" for n in range(len(gains)))}
+
+
+@given(GAINS)
+def test_averaging_twice_is_averaging_once(gains):
+    pool = Pool(np.zeros(1, np.float32))
+    offers = [pool.offer(n, gain, np.float32([n])) for n, gain in enumerate(gains)]
+    once = pool.after(OLD, offers)
+    assert pool.after(once, offers) == once
+
+
+@given(GAINS, st.data())
+def test_no_mean_leaves_the_range_of_what_was_averaged(gains, data):
+    pool = Pool(np.zeros(3, np.float32))
+    values = [np.float32(data.draw(st.lists(FLOATS, min_size=3, max_size=3))) for _ in gains]
+    offers = [pool.offer(n, gain, values[n]) for n, gain in enumerate(gains)]
+    mean = pool.arrays[pool.after(OLD, offers).content]
+    assert (np.min(values, axis=0) <= mean).all()
+    assert (mean <= np.max(values, axis=0)).all()
+
+
+def branch(*runs: tuple[str, int]) -> ExpertVersion:
+    """A version that these runs made, one after another, from the one of 50 frames."""
+    lineage = (*OLD.lineage, *(Contribution(run_id=run, frames=frames) for run, frames in runs))
+    return dataclasses.replace(
+        version(frames=50, content="other", name=f"v000005-{runs[-1][0]}"),
+        frames=sum(part.frames for part in lineage),
+        lineage=lineage,
+    )
+
+
+def test_a_run_whose_ancestor_is_three_generations_old_is_averaged_by_all_their_frames():
+    current = branch(("b", 10), ("c", 20), ("d", 30))
+    asked = judge(AVERAGE, run_id="late", current=current, candidate=candidate(acted=40))
+    assert isinstance(asked, Question)
+    assert asked.gains == (60, 40)
+    assert descends(current, ANCESTOR)
+    assert descends(current, ancestor_of(branch(("b", 10), ("c", 20))))
+
+
+STRANGERS = {
+    "another branch": dataclasses.replace(branch(("b", 10)), lineage=branch(("b", 10)).lineage[1:]),
+    "other frames": dataclasses.replace(OLD, version="v000004-z", frames=70, content="other"),
+    "a sibling": version(frames=90, content="other", name="v000003-x", runs=("x",)),
+}
+
+
+@pytest.mark.parametrize("current", STRANGERS.values(), ids=STRANGERS.keys())
+def test_copies_without_a_common_ancestor_are_never_averaged(current):
+    ancestor = ancestor_of(version(frames=60, content="young", name="v000002-y", runs=("a", "y")))
+    verdict = judge(
+        AVERAGE, run_id="r", current=current, candidate=candidate(acted=5, ancestor=ancestor)
+    )
+    assert isinstance(verdict, Take | Keep)
+    assert verdict.why.endswith("; not averaged: the copies have no common ancestor")
+
+
+def test_a_skill_that_was_trained_anew_is_not_averaged_with_its_old_self():
+    verdict = judge(AVERAGE, run_id="r", current=OLD, candidate=candidate(acted=90, ancestor=None))
+    assert isinstance(verdict, Take)
+    assert (verdict.frames, verdict.blend) == (90, None)
+
+
+# --- the gate
+
+
+def gated(wins: int, losses: int, ties: int = 0):
+    current = branch(("b", 1000))
+    facts = {"run_id": "r", "current": current, "candidate": candidate(acted=5)}
+    asked = judge(GATE, **facts)
+    assert isinstance(asked, Question)
+    found = Compared(question=asked, wins=wins, losses=losses, ties=ties)
+    return judge(GATE, **facts, evidence=found)
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "expected"),
+    [(0, 0, Keep), (9, 0, Keep), (9, 1, Take), (59, 41, Keep), (60, 40, Take), (0, 50, Keep)],
+)
+def test_the_candidate_is_taken_only_when_it_is_better_beyond_chance(wins, losses, expected):
+    verdict = gated(wins, losses, ties=7)
+    assert isinstance(verdict, expected)
+    assert f"alone in {wins} of {wins + losses + 7} worlds" in verdict.why
+
+
+def test_a_better_candidate_is_taken_with_its_own_frames_even_when_they_are_fewer():
+    verdict = gated(90, 10)
+    assert isinstance(verdict, Take)
+    assert verdict.frames == 55
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_the_bound_is_mcnemar_s_test(wins, losses):
+    enough = wins + losses >= 10
+    expected = enough and wins > losses and (wins - losses) ** 2 / (wins + losses) > 3.841459
+    assert more_often(wins, losses) is expected
+    assert not (more_often(wins, losses) and more_often(losses, wins))
+
+
+def test_wilson_s_interval_is_the_one_of_the_tables():
+    low, high = wilson(81, 263)  # Newcombe, Statistics in Medicine 17 (1998), table I, method 3
+    assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
+
+
+# --- evidence
+
+
+@pytest.mark.parametrize("policy", [AVERAGE, GATE], ids=["average", "gate"])
+def test_what_could_not_be_found_out_leaves_it_to_the_frames_and_says_so(policy):
+    facts = {"run_id": "r", "current": branch(("b", 10)), "candidate": candidate(acted=50)}
+    asked = judge(policy, **facts)
+    assert isinstance(asked, Question)
+    verdict = judge(policy, **facts, evidence=Unanswered(question=asked, why="it crashed"))
+    assert isinstance(verdict, Take)
+    assert verdict.frames == 100
+    assert verdict.why.startswith("100 frames over 60; not ")
+    assert verdict.why.endswith(": it crashed")
+
+
+@pytest.mark.parametrize("policy", [AVERAGE, GATE], ids=["average", "gate"])
+def test_evidence_about_another_version_is_no_evidence(policy):
+    facts = {"run_id": "r", "current": branch(("b", 10)), "candidate": candidate(acted=50)}
+    asked = judge(policy, **facts)
+    assert isinstance(asked, Question)
+    other = dataclasses.replace(asked, current="another one")
+    for told in (
+        Unanswered(question=other, why="?"),
+        Compared(question=other, wins=99, losses=0, ties=0),
+        Blended(question=other, folder=Path("x"), sha256="x", content="x"),
+    ):
+        assert judge(policy, **facts, evidence=told) == asked
+
+
+def test_a_blend_must_have_the_frames_of_both_sides():
+    current = branch(("b", 10))
+    blend = Blended(
+        question=Question(kind="blend", expert=0, current="x", candidate="y"),
+        folder=Path("x"),
+        sha256="x",
+        content="x",
+    )
+    with pytest.raises(ResultRefusedError, match=r"- frames 110\n\+ frames 100"):
+        judge(
+            lambda *_: Take(frames=100, why="wrong", blend=blend),
+            run_id="r",
+            current=current,
+            candidate=candidate(acted=50),
+        )
+
+
+def test_every_name_has_its_policy():
+    assert set(POLICIES) == {"frame_count", "frame_average", "eval_gate"}
