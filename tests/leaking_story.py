@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
@@ -44,6 +45,9 @@ def tell_everything(words: list[str]) -> int:
             sys.stdout.flush()
         logging.getLogger("trainer").error("logged %s", value)
     Console(force_terminal=True, highlight=False).print(os.environ.get("MY_TOKEN", ""))
+    events = Path(words[words.index("--module_path") + 1]).parent / "tensorboard" / "events"
+    events.parent.mkdir(exist_ok=True)
+    events.touch()  # as carelessly as other programs do
     if words[0] == FAILING:
         raise PermissionError(f"401 for {os.environ['MY_TOKEN']} and {os.environ['WANDB_API_KEY']}")
     return stand_in.main(words[1:])
