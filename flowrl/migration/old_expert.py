@@ -67,7 +67,7 @@ class Found:
     activation: str = ""
 
 
-def orbax_leaves(folder: Path) -> dict[str, Any]:
+def saved_tree(folder: Path) -> dict[str, Any]:
     """The tree in an Orbax folder, with `OrbaxLeaf`s in the place of arrays.
 
     Raises:

@@ -114,13 +114,13 @@ def newest_step(policies: Path) -> Path | None:
     """
     steps = numbered(policies / "policies", re.compile(f"({_STEP.pattern})"))
     for _, _, step in reversed(list(steps)):
-        tree = orbax_tree(step)
+        tree = saved_place(step)
         if tree is not None:
             return tree
     return None
 
 
-def orbax_tree(folder: Path) -> Path | None:
+def saved_place(folder: Path) -> Path | None:
     """The folder in or below `folder` in which Orbax wrote a tree; None where it did not.
 
     Raises:

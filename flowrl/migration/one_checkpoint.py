@@ -7,8 +7,8 @@ from typing import Any
 
 from flowrl.errors import FileRefusedError
 from flowrl.migration.networks import leaves_of, numbered_networks
-from flowrl.migration.old_expert import Found, OldExpert, orbax_leaves
-from flowrl.migration.old_files import frames_in, newest_step, orbax_tree, settings
+from flowrl.migration.old_expert import Found, OldExpert, saved_tree
+from flowrl.migration.old_files import frames_in, newest_step, saved_place, settings
 from flowrl.migration.pickles import read_pickle
 
 
@@ -25,12 +25,12 @@ def in_pickle(path: Path) -> Found:
 
 def in_folder(folder: Path) -> Found:
     """The experts in an Orbax folder, or in the newest step of a `<i>_policies` folder."""
-    place = newest_step(folder) or orbax_tree(folder)
+    place = newest_step(folder) or saved_place(folder)
     if place is None:
         return Found()
     said = settings(folder / "config.yaml")
     frames = frames_in(said.get("TRAINED_TIMESTEPS", said.get("TOTAL_TIMESTEPS")), folder)
-    experts = _experts(orbax_leaves(place), place, frames)
+    experts = _experts(saved_tree(place), place, frames)
     words = f"one Orbax checkpoint with {len(experts)} experts"
     return Found(words=words, experts=experts, activation=said.get("ACTIVATION", ""))
 

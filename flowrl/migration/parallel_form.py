@@ -11,7 +11,7 @@ from typing import Any
 from flowrl.errors import FileRefusedError
 from flowrl.layout import display_name
 from flowrl.migration.networks import Leaves, leaves_of, numbered_networks, sole_network
-from flowrl.migration.old_expert import Found, LeftOut, OldExpert, orbax_leaves
+from flowrl.migration.old_expert import Found, LeftOut, OldExpert, saved_tree
 from flowrl.migration.old_files import (
     facts,
     frames_in,
@@ -111,7 +111,7 @@ def _of_orbax(index: int, word: str, folder: Path, record: Record | None) -> Old
         return None
     remap, said = facts(policies / "remap.json"), settings(policies / "config.yaml")
     local = mapping(remap.get("global_to_local")).get(str(index), None if remap else index)
-    networks = numbered_networks(orbax_leaves(place), str(place))
+    networks = numbered_networks(saved_tree(place), str(place))
     if type(local) is not int or local not in networks:
         raise FileRefusedError(f"{policies}: remap.json names no network of {place} as {index}")
     leaves = leaves_of(networks[local], f"{place}, network {local}")

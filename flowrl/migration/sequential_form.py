@@ -10,7 +10,7 @@ from typing import Any
 
 from flowrl.layout import display_name
 from flowrl.migration.networks import leaves_of, numbered_networks
-from flowrl.migration.old_expert import Found, LeftOut, OldExpert, orbax_leaves
+from flowrl.migration.old_expert import Found, LeftOut, OldExpert, saved_tree
 from flowrl.migration.old_files import (
     facts,
     frames_in,
@@ -80,7 +80,7 @@ def _newest_networks(steps: Mapping[int, Path]) -> dict[int, tuple[Path, Any]]:
     found: dict[int, tuple[Path, Any]] = {}
     for iteration in sorted(steps, reverse=True):
         place = steps[iteration]
-        for index, network in numbered_networks(orbax_leaves(place), str(place)).items():
+        for index, network in numbered_networks(saved_tree(place), str(place)).items():
             found.setdefault(index, (place, network))
     return found
 
