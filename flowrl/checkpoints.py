@@ -117,6 +117,7 @@ def load_leaves(folder: Path, forms: Mapping[str, Any]) -> dict[str, np.ndarray]
 
 def save_resume(folder: Path, tree: Any) -> None:
     """Write a resumable state; an older one below `folder` goes once the new one is durable."""
+    durable.sweep(folder)  # what a killed save was removing
     older = _numbered(folder)
     save_expert(folder / str(older[-1] + 1 if older else 0), tree)
     for number in older:
