@@ -197,7 +197,7 @@ def _raised(function: _Function, error: Exception) -> RefusedError:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)]
     names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     own = [line for line, name in zip(lines, names, strict=True) if name == function.name]
-    text = " ".join(str(error).split())[:160]
+    text = " ".join(str(error).partition("\n")[0].partition(" The error occurred")[0].split())[:120]
     what = f"{function.name} raises {type(error).__name__}: {text}"
     remedy = "choose by features with jnp.where" if "Tracer" in what else "correct the function"
     return RefusedError((own or [function.line])[-1] or function.line, what, remedy)

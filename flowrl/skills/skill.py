@@ -7,23 +7,30 @@ folder by a user or is written by a language model. Reading it executes nothing.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flowrl import durable
-from flowrl.errors import GateError, NameRefusedError, SkillError
-from flowrl.layout import display_name, slug
+from flowrl.errors import FileRefusedError, GateError, SkillError
+from flowrl.layout import slug
 from flowrl.skills.amount import Amount
+from flowrl.skills.constants import MOST_STEPS, plain_literal, read_constants, text_of
 from flowrl.skills.games import GAMES
 from flowrl.skills.gate import SOURCE_LIMIT_BYTES, check_skill_source, literal
 
-__all__ = ["Amount", "Origin", "Skill", "Step", "load_library", "load_skill", "parse_skill"]
+__all__ = [
+    "MOST_STEPS",
+    "Amount",
+    "Origin",
+    "Skill",
+    "Step",
+    "load_library",
+    "load_skill",
+    "parse_skill",
+]
 
-MOST_STEPS = 100_000
-_ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEYS = frozenset(
     {"name", "description", "requirements", "consumption", "gain", "ephemeral"}
     | {"max_steps", "is_done", "reward", "code"}
@@ -98,7 +105,7 @@ class Skill:
         """
         data = {key: value for key, value in facts.items() if key != "trusted"}
         trusted = facts.get("trusted") is True
-        name = _text(facts.get("name"), "name", "skill data")
+        name = text_of(facts.get("name"), "name", "skill data")
         return skill_from_data(name, data, trusted=trusted)
 
 
@@ -131,8 +138,14 @@ def parse_skill(
                 lines[name] = node.lineno
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 constants[name] = literal(value, place)
-    origin = Origin(place, lines["task_is_done"], lines["task_reward"])
-    return replace(_skill(constants, functions, place), trusted=trusted, origin=origin)
+                lines[name] = node.lineno
+    return Skill(
+        **read_constants(constants, lambda name: f"{place}:{lines.get(name, 1)}"),
+        is_done=functions["task_is_done"],
+        reward=functions["task_reward"],
+        trusted=trusted,
+        origin=Origin(place, lines["task_is_done"], lines["task_reward"]),
+    )
 
 
 def skill_from_data(skill_name: str, data: Mapping[str, Any], *, trusted: bool = False) -> Skill:
@@ -149,10 +162,10 @@ def skill_from_data(skill_name: str, data: Mapping[str, Any], *, trusted: bool =
     for key in data:
         if key not in _KEYS:
             raise SkillError(f"{place}: unknown key {key!r}; known are {', '.join(sorted(_KEYS))}")
-    code = [_text(data[key], key, place) for key in ("is_done", "reward", "code") if key in data]
+    code = [text_of(data[key], key, place) for key in ("is_done", "reward", "code") if key in data]
     constants = {key: data[key] for key in data if key not in {"is_done", "reward", "code"}}
     constants = {"description": "", **constants, "name": skill_name}
-    lines = [f"{key} = {_plain(value, key, place)!r}" for key, value in constants.items()]
+    lines = [f"{key} = {plain_literal(value, key, place)!r}" for key, value in constants.items()]
     skill = parse_skill("\n".join([*lines, "", *code, ""]), place=place, trusted=trusted)
     return replace(skill, origin=Origin(place))
 
@@ -165,9 +178,11 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
     Raises:
       FlowrlError: the file cannot be read, is malformed, or does not pass the gate.
     """
-    content = durable.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES)
     try:
-        text = content.decode()
+        text = durable.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES).decode()
+    except FileRefusedError as error:
+        remedy = f"name a plain file of at most {SOURCE_LIMIT_BYTES:,} bytes"
+        raise SkillError(f"{path}:1: {error}; {remedy}") from error
     except UnicodeDecodeError as error:
         raise SkillError(f"{path}:1: not UTF-8; save the file as UTF-8") from error
     try:
@@ -221,74 +236,5 @@ def _refuse_shared_slugs(skills: Mapping[str, Skill]) -> None:
             raise SkillError(f"the skills {other!r} and {name!r} share the slug {slug(name)!r}")
 
 
-def _skill(constants: Mapping[str, Any], functions: Mapping[str, str], place: str) -> Skill:
-    try:
-        name = display_name(_text(constants.get("name"), "name", place))
-    except NameRefusedError as error:
-        raise SkillError(f"{place}: {error}") from error
-    gain = _amounts(constants.get("gain"), "gain", place)
-    if not any(gain.values()):
-        raise SkillError(f"{place}: gain is empty; say what the skill {name!r} yields")
-    return Skill(
-        name=name,
-        description=_text(constants.get("description") or name, "description", place).strip(),
-        requirements=_amounts(constants.get("requirements", {}), "requirements", place),
-        consumption=_amounts(constants.get("consumption", {}), "consumption", place),
-        gain=gain,
-        ephemeral=_ephemeral(constants.get("ephemeral", ()), gain, place),
-        is_done=functions["task_is_done"],
-        reward=functions["task_reward"],
-        max_steps=_max_steps(constants.get("max_steps"), place),
-    )
-
-
-def _amounts(value: Any, key: str, place: str) -> dict[str, Amount]:
-    if not isinstance(value, Mapping):
-        raise SkillError(f'{place}: {key} is not a dict; write {{"wood": "n"}} or {{}}')
-    amounts: dict[str, Amount] = {}
-    for item, amount in value.items():
-        if not isinstance(item, str) or not _ITEM.fullmatch(item):
-            raise SkillError(f"{place}: {key} names {item!r}; use words such as wood or near_table")
-        try:
-            amounts[item] = Amount.parse(amount)
-        except SkillError as error:
-            raise SkillError(f"{place}: {key} of {item}: {error}") from error
-    return amounts
-
-
-def _ephemeral(value: Any, gain: Mapping[str, Amount], place: str) -> frozenset[str]:
-    if not isinstance(value, list | tuple | set | frozenset):
-        raise SkillError(f'{place}: ephemeral is not a list; write ["near_table"]')
-    for item in value:
-        if not isinstance(item, str) or item not in gain:
-            raise SkillError(f"{place}: ephemeral names {item!r}, which is not in gain; add it")
-    return frozenset(value)
-
-
-def _max_steps(value: Any, place: str) -> int | None:
-    if value is None or (type(value) is int and 0 < value <= MOST_STEPS):
-        return value
-    raise SkillError(f"{place}: max_steps is not a whole number from 1 to {MOST_STEPS}")
-
-
 def _written(amounts: Mapping[str, Amount]) -> dict[str, str]:
     return {item: str(amount) for item, amount in amounts.items()}
-
-
-def _text(value: Any, key: str, place: str) -> str:
-    if not isinstance(value, str):
-        raise SkillError(f"{place}: {key} is missing or not text; write it as a string")
-    return value
-
-
-def _plain(value: Any, key: str, place: str) -> Any:
-    """The value made of plain literals only, so that its repr is a literal."""
-    if isinstance(value, Mapping):
-        return {_plain(item, key, place): _plain(part, key, place) for item, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(part, key, place) for part in value]
-    if isinstance(value, Amount):
-        return str(value)
-    if value is None or type(value) in {str, int, float, bool}:
-        return value
-    raise SkillError(f"{place}: {key} holds a {type(value).__name__}; use text and numbers")
