@@ -19,9 +19,19 @@ from flowrl.errors import (
     ExpertMissingError,
     FileRefusedError,
     FormatVersionError,
+    ResultRefusedError,
 )
 from flowrl.experts import manifest as manifests
-from flowrl.experts.merge import FrameRule
+from flowrl.experts.merge import (
+    Blended,
+    Compared,
+    Evidence,
+    FrameRule,
+    Question,
+    Take,
+    Unanswered,
+)
+from flowrl.experts.policies import POLICIES
 from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout
 from tests.experts.making import (
@@ -173,6 +183,91 @@ def test_a_run_id_that_is_no_file_name_is_refused(store, layout, run_id):
     with pytest.raises(FileRefusedError, match="run id"):
         store.commit(run_id, [], policy=RULE)
     assert not layout.root.exists()
+
+
+# --- policies that need to know more
+
+
+def rivals(store: ExpertStore):
+    """Expert 0 of 10 frames, 5 more by one run that is merged, and 15 more by one that is not."""
+    merge(store, "r0", expert=0, acted=10)
+    ancestor = ancestor_of(store.manifest().experts[0])
+    merge(store, "r1", expert=0, acted=5, ancestor=ancestor)
+    folder = make_expert(store.layout.root / "offers" / "late", "of the late one")
+    return [offer(folder, 0, 15, ancestor)]
+
+
+def blended(store: ExpertStore, asked: Question) -> dict[int, Evidence]:
+    folder = make_expert(store.layout.root / "blend", "blended")
+    digest = durable.tree_digest(folder)
+    return {0: Blended(question=asked, folder=folder, sha256=digest, content="mean")}
+
+
+def test_a_blend_is_published_with_the_runs_of_both_sides(store, layout):
+    offers = rivals(store)
+    (asked,) = store.questions("late", offers, policy=POLICIES["frame_average"])
+    assert asked.gains == (5, 15)
+    store.commit("late", offers, policy=POLICIES["frame_average"], evidence=blended(store, asked))
+    version = store.manifest().experts[0]
+    assert contents(layout) == {0: (30, "blended")}
+    assert (version.content, version.frames) == ("mean", 30)
+    assert [(p.run_id, p.frames) for p in version.lineage] == [("r0", 10), ("r1", 5), ("late", 15)]
+
+
+@pytest.mark.parametrize("policy", ["frame_average", "eval_gate"])
+def test_evidence_about_a_version_that_counts_no_more_changes_nothing(store, layout, policy):
+    offers = rivals(store)
+    (asked,) = store.questions("late", offers, policy=POLICIES[policy])
+    merge(store, "r2", expert=0, acted=7, ancestor=ancestor_of(store.manifest().experts[0]))
+    before = layout.manifest.read_bytes()
+    told = blended(store, asked)
+    if policy == "eval_gate":
+        told = {0: Compared(question=asked, wins=99, losses=0, ties=0)}
+    with pytest.raises(BusyError, match="expert 0 was merged by another run meanwhile"):
+        store.commit("late", offers, policy=POLICIES[policy], evidence=told)
+    assert layout.manifest.read_bytes() == before
+    (again,) = store.questions("late", offers, policy=POLICIES[policy])
+    assert again.current != asked.current
+
+
+def test_a_blend_that_is_not_what_its_maker_said_changes_nothing(store, layout):
+    offers = rivals(store)
+    (asked,) = store.questions("late", offers, policy=POLICIES["frame_average"])
+    told = blended(store, asked)
+    flip_a_bit(layout.root / "blend")
+    before = layout.manifest.read_bytes()
+    with pytest.raises(ExpertCorruptError, match="expert 0"):
+        store.commit("late", offers, policy=POLICIES["frame_average"], evidence=told)
+    assert layout.manifest.read_bytes() == before
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_run_twice_is_once_by_every_policy(store, layout, policy):
+    offers = rivals(store)
+    rule = POLICIES[policy]
+    told = {
+        question.expert: Unanswered(question=question, why="nobody knows")
+        for question in store.questions("late", offers, policy=rule)
+    }
+    store.commit("late", offers, policy=rule, evidence=told)
+    before = layout.manifest.read_bytes()
+    assert store.questions("late", offers, policy=rule) == ()
+    assert store.commit("late", offers, policy=rule).already_merged is True
+    assert layout.manifest.read_bytes() == before
+    assert contents(layout)[0][0] == 25
+
+
+def test_arrays_that_are_not_finite_are_refused_whatever_the_policy(store, layout):
+    (fine,) = rivals(store)
+    broken = dataclasses.replace(fine.candidate, not_finite=("actor/dense_0/bias",))
+    before = layout.manifest.read_bytes()
+    with pytest.raises(ResultRefusedError, match=r"\+ actor/dense_0/bias NaN or infinite"):
+        store.commit(
+            "late",
+            [dataclasses.replace(fine, candidate=broken)],
+            policy=lambda ancestor, current, candidate, evidence: Take(frames=99, why="always"),
+        )
+    assert layout.manifest.read_bytes() == before
 
 
 def flip_a_bit(path: Path) -> None:

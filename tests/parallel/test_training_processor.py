@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.parallel.training_setup import PreparedRun
 from flowrl.runs import read_result, write_result
-from tests.experts.making import all_files, contents
+from tests.experts.making import all_files, content_digest, contents, make_expert
 from tests.parallel.faults import Fault, in_clean_process, killed_at, meet_fault
 from tests.parallel.making import (
     PICKAXE,
@@ -266,6 +267,24 @@ def link_array(place: RunLayout) -> None:
     file.symlink_to(place.folder / "d0")
 
 
+def with_arrays(place: RunLayout, position: int, **arrays) -> None:
+    """Save an expert anew, and report its files and arrays as they are."""
+    durable.remove_tree(place.final(position))
+    make_expert(place.final(position), "other", **arrays)
+    edit_report(
+        place,
+        position,
+        sha256=durable.tree_digest(place.final(position)),
+        content=content_digest(place.final(position)),
+    )
+
+
+def unreadable_arrays(place: RunLayout) -> None:
+    (node,) = (path for path in (place.final(2) / "arrays").iterdir() if path.name != "d0")
+    node.write_bytes(bytes(len(node.read_bytes())))
+    edit_report(place, 2, sha256=durable.tree_digest(place.final(2)))
+
+
 REFUSALS = {
     "run of another attempt": (lambda p: rewrite(p, run_id="e4.a9.ff"), "+ run id e4.a9.ff"),
     "expert left out": (
@@ -303,6 +322,23 @@ REFUSALS = {
         "+ expert 4 sha256",
     ),
     "an expert's files lost": (lambda p: durable.remove_tree(p.final(1)), "expert_2']"),
+    "arrays that are not finite": (
+        lambda p: with_arrays(p, 2, values=(1.0, math.nan)),
+        "- expert 4 actor/dense_3/bias finite\n+ expert 4 actor/dense_3/bias NaN or infinite",
+    ),
+    "an infinite array": (
+        lambda p: with_arrays(p, 0, values=(-math.inf,)),
+        "+ expert 0 actor/dense_3/bias NaN or infinite",
+    ),
+    "another digest of its arrays": (
+        lambda p: edit_report(p, 2, content="0" * 64),
+        f"- expert 4 content {'0' * 64}\n+ expert 4 content ",
+    ),
+    "an unchanged expert said to be changed": (
+        lambda p: edit_report(p, 1, content="1" * 64),
+        "- expert 1 content",
+    ),
+    "arrays that nobody can read": (unreadable_arrays, "  expert 4 cannot be read: "),
     "no final experts": (lambda p: durable.remove_tree(p.finals), "is not a folder"),
     "a folder beside them": (lambda p: (p.finals / "expert_3").mkdir(), "'expert_3']"),
     "a link for an array": (link_array, "is a link"),
