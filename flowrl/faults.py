@@ -2,7 +2,7 @@
 
 `FLOWRL_FAULT=<name>:<kill|raise|enospc|torn>` names one place: `kill` ends the process there,
 `raise` is an I/O error, `enospc` a full disk, and `torn` has half of what is written there reach
-the disk before the process is killed. Unset, a place costs one look into the environment.
+the disk before the process is killed. Unset or empty, a place costs one look into the environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fault_point(name: str) -> None:
     Raises:
       ConfigError: the variable does not say `<name>:<mode>`, or wants to tear what is no write.
     """
-    if VARIABLE not in os.environ:
+    if not os.environ.get(VARIABLE):
         return
     mode = _mode_at(name)
     if mode == "kill":
@@ -41,7 +41,7 @@ def fault_point(name: str) -> None:
 
 def is_torn(name: str) -> bool:
     """Whether what is written at this point shall be torn: half of it, then `die`."""
-    return VARIABLE in os.environ and _mode_at(name) == "torn"
+    return bool(os.environ.get(VARIABLE)) and _mode_at(name) == "torn"
 
 
 def die() -> None:

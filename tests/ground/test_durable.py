@@ -89,6 +89,12 @@ def test_the_line_after_a_torn_one_begins_below_it(tmp_path):
     assert path.read_text() == "first\nsec\nthird\n"
 
 
+def test_an_empty_fault_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWRL_FAULT", "")
+    durable.write_atomic(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "new"
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
