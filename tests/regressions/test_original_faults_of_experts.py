@@ -17,7 +17,6 @@ from flowrl.launch.job import Exited, Finished, Why
 from flowrl.layout import GraphLayout
 from flowrl.parallel.training_processor import process_completed_training
 from flowrl.rl import program
-from flowrl.rl.assignment import read_assignment
 from flowrl.rl.stopping import StopWish
 from flowrl.runs import PlannedStep, read_result
 from flowrl.skills.graph import SkillGraph
@@ -161,8 +160,10 @@ def test_fault_15_the_optimizers_state_is_continued(tmp_path, monkeypatch):
     config, _ = trainer(tmp_path, monkeypatch, total_timesteps=9 * 512, success_state_rate=1.0)
     monkeypatch.setattr(Sure, "succeeded", TinyEnv.succeeded)
     program.run(config, StopAfter(3))
-    assignment = read_assignment(config, program.load_module(config.module_path))
-    learner = program.prepare(assignment, config, Sure()).learner
+    seen = []
+    monkeypatch.setattr(program, "train", lambda *_, learner, **__: seen.append(learner) or ())
+    program.run(config, StopWish())
+    learner = seen[0]
     moments = [leaf for leaf in jax.tree.leaves(learner.opt_state) if leaf.ndim > 1]
     counts = [leaf for leaf in jax.tree.leaves(learner.opt_state) if leaf.shape == (1,)]
     assert [list(count) for count in counts] == [[6]]
