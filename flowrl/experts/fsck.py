@@ -17,6 +17,7 @@ from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.store import ExpertStore, Pins
+from flowrl.layout import GraphLayout
 
 Severity = Literal["error", "warning", "note"]
 REPAIR = "stop the scheduler and run flowrl fsck GRAPH_PATH --repair"
@@ -49,6 +50,15 @@ def look(store: ExpertStore, pinned: Pins) -> Iterator[Finding]:
     for manifest in (present, *(known for known in past.values() if known is not None)):
         yield from _sums(store, manifest)
     yield from _orphans(store, present, past, pinned)
+
+
+def manifest_damage(layout: GraphLayout) -> str:
+    """Why the manifest cannot be used, in a sentence with the remedy; nothing while it is whole."""
+    try:
+        ExpertStore(layout).manifest()
+    except FileRefusedError as error:
+        return f"the graph cannot go on: {error}"
+    return ""
 
 
 def damaged(store: ExpertStore, present: Manifest) -> Iterator[tuple[ExpertVersion, str]]:

@@ -1,0 +1,264 @@
+"""A flipped bit in any committed file is found before use, or changes nothing at all.
+
+The graph is real: runs that were prepared, Orbax experts, merges, archives, the scheduler's state.
+Each flip is undone after everything was read as flowrl reads it: what comes back must be what was
+written, or the previous version of an expert, or a refusal.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowrl import checkpoints, durable, notices, sealed
+from flowrl.errors import FlowrlError
+from flowrl.experts import manifest as manifests
+from flowrl.experts.repair import usable
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout, RunLayout
+from flowrl.parallel.codec import StateFile
+from flowrl.parallel.inspection import inspect
+from flowrl.parallel.recovering import recover_state
+from flowrl.parallel.skill_book import SkillBook
+from flowrl.report import status
+from flowrl.runs import check_module, read_result, read_run, write_result
+from tests.experts.making import SHAPES
+from tests.parallel.making import LIBRARY, PICKAXE, SWORD, TABLE, WOOD, finish, merge, prepare
+
+FLIPS = 1_000
+UNREAD = ("global_latest.pkl", "training.log", "metrics.jsonl", "events.jsonl")
+COMPLETED = {WOOD: 0, TABLE: 1, PICKAXE: 2}
+STONE = "Collect Stone"  # needs all three
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder in memory where there is one: a thousand repairs flush a lot."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def graph(place) -> GraphLayout:
+    """Experts 0 and 1 have an earlier version, expert 2 has none."""
+    layout = GraphLayout(place / "graph")
+    train(layout, WOOD, {0: 50})
+    train(layout, TABLE, {0: 10, 1: 20})
+    train(layout, PICKAXE, {1: 5, 2: 30})
+    book = SkillBook(layout)
+    for skill in COMPLETED:
+        book.record(LIBRARY[skill])
+    facts = {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"}
+    sealed.write(layout.config_json, facts)
+    recover_state(layout)
+    durable.append_line(layout.events, '{"skill": "Collect Wood"}')
+    assert [found for found in inspect(layout) if found.severity != "note"] == []
+    return layout
+
+
+def train(layout: GraphLayout, skill: str, acted: Mapping[int, int]) -> None:
+    """Prepare, finish and merge a run whose experts are Orbax checkpoints."""
+    ready = prepare(layout, skill, COMPLETED[skill], COMPLETED)
+    result = finish(ready.layout, acted)
+    reports = list(result.experts)
+    for local, expert in enumerate(ready.run.experts):
+        folder = ready.layout.final(local)
+        if expert in acted:
+            durable.remove_tree(folder)
+            checkpoints.save_expert(folder, an_expert(seed=sum(acted.values()) + expert))
+        arrays = checkpoints.load_expert(folder, checkpoints.like_of(SHAPES))
+        reports[local] = dataclasses.replace(
+            reports[local],
+            sha256=durable.tree_digest(folder),
+            content=checkpoints.array_digest(arrays),
+        )
+    write_result(ready.layout, dataclasses.replace(result, experts=tuple(reports)))
+    merge(layout, ready)
+
+
+def an_expert(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    tree: dict[str, Any] = {}
+    for path, shape in SHAPES.items():
+        net, layer, leaf = path.split("/")
+        place = tree.setdefault(net, {}).setdefault(layer, {})
+        place[leaf] = rng.standard_normal(shape, np.float32)
+    return tree
+
+
+def committed(layout: GraphLayout) -> list[str]:
+    """Every file that is kept, below the graph's folder."""
+    files = (path for path in sorted(layout.root.rglob("*")) if path.is_file())
+    return [str(path.relative_to(layout.root)) for path in files if path.suffix != ".lock"]
+
+
+@contextmanager
+def flipped(layout: GraphLayout, name: str, chance: random.Random) -> Iterator[str]:
+    """One bit of a file is another for the length of the block, whatever becomes of the graph."""
+    path = layout.root / name
+    whole, checkpoints_before = path.read_bytes(), of_checkpoints(layout)
+    at, bit = chance.randrange(len(whole)), chance.randrange(8)
+    content = bytearray(whole)
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+    try:
+        yield f"bit {bit} of byte {at} of {name}"
+    finally:
+        for reason in layout.quarantine.rglob("*.why.txt"):
+            aside = reason.with_name(reason.name.removesuffix(".why.txt"))
+            aside.rename(layout.root / aside.relative_to(layout.quarantine))
+        for folder in (layout.quarantine, layout.notices):
+            shutil.rmtree(folder, ignore_errors=True)
+        for new in of_checkpoints(layout).keys() - checkpoints_before.keys():
+            new.unlink()
+        for file, before in {**checkpoints_before, path: whole}.items():
+            file.write_bytes(before)
+
+
+def of_checkpoints(layout: GraphLayout) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in layout.checkpoints.rglob("*.*") if path.is_file()}
+
+
+def read(layout: GraphLayout, changed: str = "") -> dict[str, Any]:
+    """Everything that flowrl reads again of a graph, or the error with which it refuses to.
+
+    Skill files take long to read; they are left out when another file has changed.
+    """
+    store = ExpertStore(layout)
+    found: dict[str, Any] = {}
+
+    def take(name: str, reading: Callable[[], Any]) -> Any:
+        try:
+            found[name] = reading()
+        except FlowrlError as error:
+            found[name] = error
+        return found[name]
+
+    take("state", StateFile(layout.scheduler_state).load)
+    if not changed or changed.startswith("skill_files"):
+        take("skills", SkillBook(layout).recorded)
+    take("config", lambda: sealed.read(layout.config_json, formats=(1,), sealed_from=2))
+    for generation in manifests.generations(layout):
+        path = manifests.history_file(layout, generation)
+        take(path.name, lambda path=path: manifests.read_file(path))
+    present = take("manifest", store.manifest)
+    for skill, expert in COMPLETED.items():
+        archive = RunLayout(layout.skill_folder(expert, skill), expert)
+        take(f"run {expert}", lambda archive=archive: read_run(archive))
+        take(f"result {expert}", lambda archive=archive: read_result(archive))
+        take(f"module {expert}", lambda archive=archive: module_of(archive))
+        if isinstance(present, manifests.Manifest):
+            take(f"expert {expert}", lambda expert=expert: used(store, present.experts[expert]))
+    return found
+
+
+def module_of(archive: RunLayout) -> bytes:
+    check_module(archive, read_run(archive))
+    return archive.module.read_bytes()
+
+
+def used(store: ExpertStore, version: Any) -> str:
+    """The digest of what a run would start from."""
+    return durable.tree_digest(store.path_of(usable(store, version)))
+
+
+def allowed(layout: GraphLayout) -> dict[str, set[str]]:
+    """The digests of the whole versions of each expert, the one that counts first of all."""
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for generation in manifests.generations(layout):
+        known = manifests.read_file(manifests.history_file(layout, generation))
+        for index, version in known.experts.items():
+            found[f"expert {index}"].add(version.sha256)
+    return found
+
+
+def test_each_of_a_thousand_flipped_bits_is_found_or_harmless(graph):
+    chance = random.Random(20301)
+    pristine, whole, files = read(graph), allowed(graph), committed(graph)
+    tally: collections.Counter[str] = collections.Counter()
+    for _ in range(FLIPS):
+        name = chance.choice(files)
+        with flipped(graph, name, chance) as what:
+            tally[judged(graph, name, what, pristine, whole)] += 1
+    assert sum(tally.values()) == FLIPS
+    assert tally["previous version"] > FLIPS // 10, tally
+    assert tally["refused"] > FLIPS // 10, tally
+    assert tally["found in a version that does not count"] > FLIPS // 10, tally
+    assert tally["read as it was written"] < FLIPS // 20, tally  # spaces between values
+
+
+def judged(
+    layout: GraphLayout,
+    name: str,
+    what: str,
+    pristine: Mapping[str, Any],
+    whole: Mapping[str, set[str]],
+) -> str:
+    """What has become of a flip; fails when anything wrong was used."""
+    found = read(layout, name)
+    others = {key: value for key, value in found.items() if value != pristine[key]}
+    errors = {key for key, value in others.items() if isinstance(value, FlowrlError)}
+    for key in others.keys() - errors:
+        assert key.startswith("expert "), f"{what}: {key} is read as {others[key]}"
+        assert others[key] in whole[key], f"{what}: {key} is no version that was merged"
+    if others.keys() - errors:
+        (key,) = others
+        number = key.removeprefix("expert ")
+        assert f"damage_expert_{number}" in status.facts(layout)["notices"], what
+        return "previous version"
+    if errors:
+        assert_said(layout, name, what)
+        return "refused"
+    wrong = [finding for finding in inspect(layout) if finding.severity != "note"]
+    if wrong:
+        assert "_policy/" in name, f"{what}: {wrong}"
+        return "found in a version that does not count"
+    assert "_policy/" not in name, what
+    return "never read" if name.endswith(UNREAD) else "read as it was written"
+
+
+def assert_said(layout: GraphLayout, name: str, what: str) -> None:
+    """fsck names the file or its folder; status says so, or refuses what it reads itself."""
+    path = layout.root / name
+    places = {finding.place for finding in inspect(layout) if finding.severity != "note"}
+    assert places & {path, *path.parents}, f"{what}: fsck says {places}"
+    if path == layout.scheduler_state:
+        with pytest.raises(FlowrlError, match=r"scheduler_state\.json .*flowrl recover"):
+            status.facts(layout)
+        return
+    said = status.facts(layout)["notices"]
+    assert "damage_expert_2" in said or "expert_2_policy" not in name, what
+    assert "manifest" in said or path != layout.manifest, what
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_run_starts_from_whole_experts_or_not_at_all(graph, number):
+    chance = random.Random(number)
+    store = ExpertStore(graph)
+    version = store.manifest().experts[number % 3]
+    files = [path for path in store.path_of(version).rglob("*") if path.is_file()]
+    name = str(chance.choice(sorted(files)).relative_to(graph.root))
+    with flipped(graph, name, chance):
+        if version.index == 2:
+            with pytest.raises(FlowrlError, match="No earlier version is whole"):
+                prepare(graph, STONE, 7, COMPLETED)
+        else:
+            ready = prepare(graph, SWORD, 7, COMPLETED)
+            for local, ancestor in enumerate(ready.run.ancestors):
+                assert durable.tree_digest(ready.layout.seed(local)) == ancestor.sha256
+            assert ready.run.ancestors[version.index].version != version.version
+            durable.remove_tree(ready.run_folder)
+        assert list(notices.read(graph)) == [f"damage_expert_{version.index}"]
+    assert store.verify(version).is_dir()
