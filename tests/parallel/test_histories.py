@@ -1,30 +1,37 @@
 """Random histories of the core: faults, requests and crashes at any moment, judged afterwards.
 
-Each seed plays one graph. A crash drops every command and event under way and goes on from the
-saved text of an earlier or the newest state that was saved before the command in question.
+Each seed plays one graph: runs end in every way, users ask for everything, the clock jumps back
+and forth, the disk is full for a while, a second daemon tries to take the folder. A crash drops
+every command and event under way and goes on from the saved text of the newest state that was
+saved before the command in question.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from flowrl.errors import BusyError
 from flowrl.launch.job import Exited, Finished, Handle, Lost, Why
-from flowrl.parallel import signals
-from flowrl.parallel.codec import decode, encode
-from flowrl.parallel.signals import NewSkill, Rules
+from flowrl.parallel import claim, signals
+from flowrl.parallel.asks import Request, Verb, Wish
+from flowrl.parallel.claim import Claim
+from flowrl.parallel.codec import StateFile, decode
+from flowrl.parallel.signals import LastWords, NewSkill, Rules
 from flowrl.parallel.state import SchedulerState, next_due, step
-from flowrl.parallel.status import Completed, Failed, Held, Running, Slotted, Waiting
+from flowrl.parallel.status import Completed, Failed, Held, Merging, Running, Slotted, Waiting
 from tests.parallel.scheduling import NOW, finished
 
 SEEDS_PER_CASE = 100
+LOCK: list[Path] = []  # of the folder in which the histories are played
 ENDS = (
     *(Exited(why=why) for why in Why),
-    Lost(),
+    *[Lost()] * 3,
     *[None] * 6,
 )
 
@@ -38,6 +45,10 @@ class Disk:
     started: list[tuple[str, int, tuple[str, ...]]] = field(default_factory=list)
     ledger: list[str] = field(default_factory=list)
     attempts: Counter = field(default_factory=Counter)
+    told_to_end: set[str] = field(default_factory=set)  # run ids
+    requests: list[Request] = field(default_factory=list)  # files that are still there
+    outcomes: dict[str, set[str]] = field(default_factory=dict)  # request id → answers ever seen
+    met: Counter = field(default_factory=Counter)
 
 
 class Play:
@@ -54,22 +65,31 @@ class Play:
         self.now = NOW
         self.disk = Disk()
         self.state = SchedulerState()
-        self.saved = encode(self.state)
+        self.file = StateFile(Path())
+        self.saved = self.file.encode(self.state)
         self.pending: deque = deque()
         self.trouble = self.dice.random() * 0.5
+        self.full = False  # the disk
+        self.doomed = self.dice.random() < 0.3  # the first skill always meets the same error
 
     def tell(self, *events) -> None:
-        before = self.state
-        self.state, commands = step(
-            self.state, events, self.now, self.rules, jitter=self.dice.random()
-        )
-        if self.state is not before:
-            self.saved = encode(self.state)
+        rules = replace(self.rules, launching=not self.full)
+        self.state, commands = step(self.state, events, self.now, rules, jitter=self.dice.random())
         self.pending.extend(commands)
+        self.save()
         self.check_slots()
 
+    def save(self) -> None:
+        if self.full:
+            return
+        self.saved = self.file.encode(self.state)
+        for answer in self.state.answers:
+            self.disk.outcomes.setdefault(answer.id, set()).add(answer.outcome)
+
     def crash(self) -> None:
+        self.disk.met["crash"] += 1
         self.pending.clear()
+        self.file = StateFile(Path())
         self.state = decode(self.saved, "saved")
         self.tell(signals.Restarted())
 
@@ -78,6 +98,8 @@ class Play:
 
     def act(self) -> None:
         command = self.pending.popleft()
+        if isinstance(command, signals.Cancel) and self.lives(command.task.run_id):
+            self.disk.told_to_end.add(command.task.run_id)
         if isinstance(command, signals.Announce | signals.Discard | signals.Cancel):
             return
         task = command.task
@@ -149,16 +171,71 @@ class Play:
         return [signals.MergeDone(task.skill, task.run_id)]
 
     def live(self) -> None:
-        """Processes go on, users act, time passes."""
+        """Processes go on, users act, disks fill up, time passes or jumps."""
         for run_id, outcome in list(self.disk.runs.items()):
             if outcome is None and self.dice.random() < 0.5:
-                end = self.dice.choice(ENDS) if self.unlucky() else None
-                rate = 0.2 if self.unlucky() else 0.9
-                self.disk.runs[run_id] = end or finished(run_id, success_rate=rate)
+                self.disk.runs[run_id] = self.end_of(run_id)
         if self.unlucky() and self.unlucky() and self.state.entries:
             skill = self.dice.choice(list(self.state.entries))
             self.tell(self.dice.choice([signals.Retry, signals.Hold])(skill))
+        if self.unlucky() and self.unlucky():
+            self.ask()
+        was_full, self.full = self.full, self.unlucky() and self.unlucky()
+        self.disk.met["full"] += self.full
+        if was_full and not self.full:
+            self.save()
         self.now += timedelta(seconds=self.dice.choice([0, 1, 60, 700]))
+        if self.unlucky() and self.unlucky():
+            self.now += timedelta(seconds=self.dice.choice([-5000, -60, 5000]))
+
+    def end_of(self, run_id):
+        if run_id in self.disk.told_to_end and self.dice.random() < 0.9:
+            self.disk.told_to_end.discard(run_id)
+            return Exited(why=Why.STOPPED, code=85)
+        if run_id.startswith("s0/") and self.doomed and self.trouble:
+            return Exited(why=Why.EXIT, code=1)
+        end = self.dice.choice(ENDS) if self.unlucky() else None
+        return end or finished(run_id, success_rate=0.2 if self.unlucky() else 0.9)
+
+    def lives(self, run_id) -> bool:
+        return self.disk.runs.get(run_id, "never") is None
+
+    def ask(self) -> None:
+        """A user leaves a request."""
+        verb = self.dice.choice(list(Verb))
+        skill = self.dice.choice([*self.state.entries, "nobody", None])
+        name = f"{len(self.disk.outcomes) + len(self.disk.requests)}-{self.dice.random()}"
+        self.disk.requests.append(
+            Request(id=name, verb=verb, skill=skill, number=self.dice.randint(-3, 3))
+        )
+        self.disk.met[verb.value] += 1
+
+    def take_requests(self) -> None:
+        """Obey what was asked; the daemon may die before the files are gone."""
+        taken = list(self.disk.requests)
+        self.tell(*taken)
+        again, _ = step(self.state, taken, self.now, replace(self.rules, launching=False))
+        assert again.answers == self.state.answers
+        assert [
+            e.status for e in again.entries.in_order() if not isinstance(e.status, Merging)
+        ] == [
+            e.status for e in self.state.entries.in_order() if not isinstance(e.status, Merging)
+        ], "a request is obeyed twice"
+        if self.full:
+            return
+        if self.unlucky() and self.unlucky():
+            self.crash()
+            return
+        self.disk.requests = [one for one in self.disk.requests if one not in taken]
+
+    def stop_if_wanted(self) -> None:
+        """The shell's part of a stop, and the next start of the daemon."""
+        if self.state.wish is Wish.STOP_NOW:
+            self.disk.told_to_end |= {handle.run_id for _, handle in self.state.launched()}
+        if self.state.stop_is_due and not self.pending and not self.full:
+            self.disk.met["stopped"] += 1
+            self.tell(signals.Stopped())
+            self.crash()
 
     def hear(self) -> None:
         for entry in self.state.active():
@@ -167,9 +244,13 @@ class Play:
                 continue
             outcome = self.disk.runs[status.run_id]
             if outcome not in (None, "prepared"):
-                self.tell(signals.RunEnded(entry.skill, status.run_id, outcome, 10))
+                said = LastWords(lines=("x",), error=self.dice.choice(["", "one", "one"]))
+                self.tell(signals.RunEnded(entry.skill, status.run_id, outcome, 10, said))
                 if self.unlucky():
-                    self.tell(signals.RunEnded(entry.skill, status.run_id, outcome, 10))
+                    self.tell(signals.RunEnded(entry.skill, status.run_id, outcome, 10, said))
+            elif self.unlucky() and self.unlucky():
+                late = self.dice.choice([signals.RunHung, signals.RunOverdue])
+                self.tell(late(entry.skill, status.run_id))
         self.tell()
 
     def add(self, count: int) -> None:
@@ -199,15 +280,19 @@ def play(seed: int) -> Play:
     game.add(game.dice.randint(1, 5))
     late = game.dice.randint(0, 2)
     for beat in range(4000):
-        while game.pending:
+        while game.pending and not game.full:
             game.act()
         game.live()
         game.hear()
+        game.take_requests()
+        game.stop_if_wanted()
+        second_daemon_is_refused(game)
         if beat == 5:
             game.add(late)
         if beat > 60:
             game.trouble = 0.0  # faults end some time; then everything must come to rest
-        if beat > 5 and game.state.settled and not game.pending:
+        resting = game.state.settled and not game.pending and not game.disk.requests
+        if beat > 5 and resting and not game.full:
             return game
     raise AssertionError(f"seed {seed} never comes to rest: {game.state}")
 
@@ -227,6 +312,7 @@ def judge(game: Play) -> None:
     assert len(set(experts)) == len(experts)
     assert all(expert < game.state.next_expert for expert in experts)
     assert None not in game.disk.runs.values(), "something still runs"
+    assert all(len(answers) == 1 for answers in game.disk.outcomes.values())
     for entry in entries.values():
         assert not isinstance(entry.status, Waiting), "nothing waits when all is settled"
         assert entry.failures <= game.rules.max_retries + 1
@@ -237,6 +323,26 @@ def judge(game: Play) -> None:
             assert by
             assert all(isinstance(entries[name].status, Failed | Held) for name in by)
     assert next_due(game.state, after=NOW) is None
+
+
+@pytest.fixture(autouse=True)
+def folder_of_a_daemon(tmp_path, monkeypatch):
+    """The claim of the daemon that plays, on a real lock."""
+    monkeypatch.setattr(claim, "_GLANCE_SECONDS", 0.0)
+    LOCK.clear()
+    first = Claim(tmp_path / "daemon.lock")
+    first.acquire()
+    LOCK.append(tmp_path / "daemon.lock")
+    yield
+    first.check()
+    first.release()
+
+
+def second_daemon_is_refused(game: Play) -> None:
+    if game.dice.random() < 0.02:
+        game.disk.met["second"] += 1
+        with pytest.raises(BusyError, match="is in use by process"):
+            Claim(LOCK[0]).acquire()
 
 
 @pytest.mark.parametrize("case", range(12))
@@ -252,5 +358,11 @@ def test_the_histories_meet_every_kind_of_end():
         seen.update(e.status.word for e in game.state.entries.values())
         seen.update(type(r).__name__ for r in game.disk.runs.values())
         seen["retried"] += any(e.failures for e in game.state.entries.values())
-    for word in ("completed", "failed", "held", "blocked", "Lost", "Exited", "Finished", "retried"):
+        seen["same error"] += any(
+            "twice" in getattr(e.status, "why", "") for e in game.state.entries.values()
+        )
+        seen.update(game.disk.met)
+    ends = ("completed", "failed", "held", "blocked", "Lost", "Exited", "Finished", "retried")
+    met = ("crash", "full", "stopped", "second", "same error", *(verb.value for verb in Verb))
+    for word in (*ends, *met):
         assert seen[word] > 5, (word, seen)
