@@ -93,11 +93,15 @@ def _counts(function: _Function, most: int) -> tuple[int, ...]:
 
 def _read(code: Code, name: str, source: str, line: int) -> _Function:
     """The function, compiled so that its lines are those of its place."""
-    tree = ast.parse("\n" * (line - 1) + source)
+    try:
+        tree = ast.parse("\n" * (line - 1) + source)
+        compiled = compile(tree, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise RefusedError(line, f"{name} is not Python: {error}", "correct it") from error
     [definition] = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     asks = tuple(argument.arg for argument in definition.args.args)
     names = namespace_of(table_of(code.env_name).package, trusted=code.trusted)
-    exec(compile(tree, name, "exec", dont_inherit=True), names)  # noqa: S102 - limits hold here
+    exec(compiled, names)  # noqa: S102 - limits hold here
     chooses = code.trusted or any(isinstance(node, _BRANCHES) for node in ast.walk(definition))
     return _Function(
         call=names[definition.name],

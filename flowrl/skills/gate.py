@@ -159,6 +159,8 @@ def _check_signature(node: ast.FunctionDef, place: str) -> frozenset[str]:
         if name not in INJECTED:
             what = f"{node.name} asks for {name!r}, which is not a feature"
             raise refusal(place, node, what, f"choose among {', '.join(INJECTED)}")
+    if len(set(names)) < len(names):
+        raise refusal(place, node, f"{node.name} asks for a feature twice", "ask for it once")
     _check_defaults(node, names, place)
     return frozenset(names)
 

@@ -52,6 +52,7 @@ class _Walk:
             self.statement(statement, names)
 
     def statement(self, node: ast.stmt, names: _Names) -> None:
+        self.count(1, node)
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -70,7 +71,7 @@ class _Walk:
             case ast.Return(value=ast.expr() as value):
                 self.value(value, names)
             case _:
-                self.count(1, node)
+                pass
 
     def loop(self, node: ast.For, names: _Names) -> None:
         times = _rounds(node)
