@@ -6,10 +6,6 @@ A sample of what `scripts/chaos_faults.py` does at every operation.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,17 +14,6 @@ from tests.faults.loop import POLICIES, WRONGS
 from tests.faults.shim import FIVE
 
 pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C compiler for the shim")
-
-
-@pytest.fixture
-def memory(tmp_path) -> Iterator[Path]:
-    """A folder in memory where there is one: it is laid out again for every fault."""
-    place = Path("/dev/shm")
-    if not os.access(place, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        yield Path(folder)
 
 
 def test_no_fault_at_any_operation_loses_doubles_or_leaves_anything(tmp_path, memory):
