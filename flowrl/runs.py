@@ -7,13 +7,12 @@ refused when it is read: `from_json` functions raise `FileRefusedError`, never g
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable, sealed
+from flowrl import durable, sealed, values
 from flowrl.errors import FileRefusedError
 from flowrl.layout import RunLayout, display_name
 
@@ -21,7 +20,6 @@ FORMAT = 1
 RUN_FORMAT = 2  # sealed; records of format 1 are read as they are
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 Shapes = Mapping[str, tuple[int, ...]]  # leaf path, "actor/dense_0/kernel" → shape
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # fit to be part of a path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +65,8 @@ class Verdict:
         most, trusted = facts["most_count"], facts["trusted"]
         if type(trusted) is not bool:
             raise TypeError(f"trusted is {trusted!r}")
-        most_count = None if most is None else _natural(most)
-        return Verdict(digest=_word(facts["digest"]), trusted=trusted, most_count=most_count)
+        most_count = None if most is None else values.natural(most)
+        return Verdict(digest=values.word(facts["digest"]), trusted=trusted, most_count=most_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,15 +140,15 @@ def read_run(layout: RunLayout) -> TrainingRun:
     module = facts.get("module_sha256")
     try:
         return TrainingRun(
-            run_id=_word(facts["run_id"]),
-            skill=display_name(_text(facts["skill"])),
-            expert=_natural(facts["expert"]),
-            attempt=_natural(facts["attempt"]),
+            run_id=values.word(facts["run_id"]),
+            skill=display_name(values.text(facts["skill"])),
+            expert=values.natural(facts["expert"]),
+            attempt=values.natural(facts["attempt"]),
             plan=tuple(_planned_step(item) for item in facts["plan"]),
-            experts=tuple(_natural(item) for item in facts["experts"]),
+            experts=tuple(values.natural(item) for item in facts["experts"]),
             ancestors=tuple(_ancestor(item) for item in facts["ancestors"]),
             config=dict(facts["config"]),
-            module_sha256=None if module is None else _word(module),
+            module_sha256=None if module is None else values.word(module),
             verdicts=tuple(Verdict.from_json(item) for item in facts.get("verdicts", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -182,14 +180,14 @@ def read_result(layout: RunLayout) -> RunResult:
     try:
         _refuse_unknown(facts, RunResult)
         return RunResult(
-            run_id=_word(facts["run_id"]),
-            frames=_natural(facts["frames"]),
+            run_id=values.word(facts["run_id"]),
+            frames=values.natural(facts["frames"]),
             experts=tuple(_expert_report(item) for item in facts["experts"]),
-            success_rate=_share(facts["success_rate"]),
-            step_success=tuple(_share(item) for item in facts["step_success"]),
-            mean_episode_length=float(facts["mean_episode_length"]),
-            updates=_natural(facts["updates"]),
-            wall_seconds=float(facts["wall_seconds"]),
+            success_rate=values.share(facts["success_rate"]),
+            step_success=tuple(values.share(item) for item in facts["step_success"]),
+            mean_episode_length=values.figure(facts["mean_episode_length"]),
+            updates=values.natural(facts["updates"]),
+            wall_seconds=values.figure(facts["wall_seconds"]),
             stopped_early=bool(facts["stopped_early"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -209,15 +207,15 @@ def read_progress(layout: RunLayout) -> Progress | None:
     eta = facts.get("eta_seconds")
     try:
         return Progress(
-            run_id=_word(facts["run_id"]),
-            updates=_natural(facts["updates"]),
-            frames=_natural(facts["frames"]),
-            total_frames=_natural(facts["total_frames"]),
-            steps_per_second=float(facts["steps_per_second"]),
-            step_success=tuple(_share(item) for item in facts["step_success"]),
-            eta_seconds=None if eta is None else float(eta),
-            phase=_text(facts["phase"]),
-            updated_at=float(facts["updated_at"]),
+            run_id=values.word(facts["run_id"]),
+            updates=values.natural(facts["updates"]),
+            frames=values.natural(facts["frames"]),
+            total_frames=values.natural(facts["total_frames"]),
+            steps_per_second=values.finite(facts["steps_per_second"]),
+            step_success=tuple(values.share(item) for item in facts["step_success"]),
+            eta_seconds=None if eta is None else values.finite(eta),
+            phase=values.phase(facts["phase"]),
+            updated_at=values.finite(facts["updated_at"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(layout.progress, error) from error
@@ -236,61 +234,36 @@ def _malformed(path: Path, error: Exception) -> FileRefusedError:
 
 def _planned_step(facts: Mapping[str, Any]) -> PlannedStep:
     most = facts.get("max_steps")
-    if most is not None and _natural(most) < 1:
+    if most is not None and values.natural(most) < 1:
         raise ValueError("a step may take no steps")
     return PlannedStep(
-        skill=display_name(_text(facts["skill"])),
-        count=_natural(facts["count"]),
-        expert=_natural(facts["expert"]),
+        skill=display_name(values.text(facts["skill"])),
+        count=values.natural(facts["count"]),
+        expert=values.natural(facts["expert"]),
         max_steps=most,
     )
 
 
 def _ancestor(facts: Mapping[str, Any]) -> Ancestor:
     return Ancestor(
-        expert=_natural(facts["expert"]),
-        skill=display_name(_text(facts["skill"])),
-        version=_word(facts["version"]),
-        frames=_natural(facts["frames"]),
-        sha256=_word(facts["sha256"]),
-        content=_word(facts["content"]),
+        expert=values.natural(facts["expert"]),
+        skill=display_name(values.text(facts["skill"])),
+        version=values.word(facts["version"]),
+        frames=values.natural(facts["frames"]),
+        sha256=values.word(facts["sha256"]),
+        content=values.word(facts["content"]),
     )
 
 
 def _expert_report(facts: Mapping[str, Any]) -> ExpertReport:
     _refuse_unknown(facts, ExpertReport)
     return ExpertReport(
-        expert=_natural(facts["expert"]),
-        acted=_natural(facts["acted"]),
-        sha256=_word(facts["sha256"]),
-        content=_word(facts["content"]),
+        expert=values.natural(facts["expert"]),
+        acted=values.natural(facts["acted"]),
+        sha256=values.word(facts["sha256"]),
+        content=values.word(facts["content"]),
         shapes={
-            _text(leaf): tuple(_natural(size) for size in shape)
+            values.text(leaf): tuple(values.natural(size) for size in shape)
             for leaf, shape in facts["shapes"].items()
         },
     )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, str) or not _WORD.fullmatch(value):
-        raise ValueError(f"{value!r} is not a plain word")
-    return value
-
-
-def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is not a natural number")
-    return value
-
-
-def _share(value: Any) -> float:
-    share = float(value)
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"{value!r} is not a share between 0 and 1")
-    return share

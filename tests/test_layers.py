@@ -16,6 +16,7 @@ FLOORS = [
         "errors",
         "faults",
         "reading",
+        "values",
         "parts",
         "durable",
         "sealed",

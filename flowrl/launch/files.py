@@ -138,7 +138,7 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
     if ending is not None:
         return judge(ending, handle, folder)
     start = read_start(folder, handle.run_id)
-    if runner_alive(handle, start):
+    if runner_alive(handle, start, folder):
         return None
     if lock_held(folder):
         _end_orphans(start, folder)
@@ -184,9 +184,10 @@ def stop(handle: Handle, folder: Path) -> None:
     processes.send(pid, birth, signal.SIGCONT)  # a stopped runner would never hear it
 
 
-def runner_alive(handle: Handle, start: Start | None) -> bool:
+def runner_alive(handle: Handle, start: Start | None, folder: Path) -> bool:
     """Whether the runner lives, as the folder or, before it wrote there, the launcher knows it."""
-    if start is not None and processes.alive(start.runner_pid, start.runner_birth):
+    named = start is not None and processes.alive(start.runner_pid, start.runner_birth)
+    if named and lock_held(folder):
         return True
     return processes.alive(handle.pid, handle.birth)
 
@@ -204,7 +205,7 @@ def read_start(folder: Path, run_id: str) -> Start | None:
             pane=facts["pane"],
             server_pid=facts["server_pid"],
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -214,12 +215,12 @@ def read_exit(folder: Path, run_id: str) -> Ending | None:
     try:
         return Ending(
             code=None if facts["code"] is None else int(facts["code"]),
-            signal=None if facts["signal"] is None else int(facts["signal"]),
+            signal=None if facts["signal"] is None else signal.Signals(facts["signal"]),
             oom=bool(facts["oom"]),
             asked_by=tuple(str(ask) for ask in facts["asked_by"]),
             detail=str(facts["detail"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

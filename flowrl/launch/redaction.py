@@ -17,6 +17,10 @@ from typing import Any, TypeVar
 REDACTED = "[redacted]"
 SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential")
 LEAST_LENGTH = 8
+# Escape sequences whole, else what is left of them would be read as text.
+_CONTROL = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
 _TEXTS = frozenset({"why", "detail", "lines", "text", "outcome", "said"})
 
 Value = TypeVar("Value")
@@ -46,13 +50,16 @@ def redacted(text: str, secrets: Sequence[str]) -> str:
 
 
 def cleaned(value: Value, secrets: Sequence[str]) -> Value:
-    """The same record with the secrets taken out of the texts that it carries for people."""
-    return _cleaned(value, secrets) if secrets else value
+    """The same record, its texts for people without secrets and without words for terminals.
+
+    They may come from a trainer's log or files, and are shown in the terminals of others.
+    """
+    return _cleaned(value, secrets)
 
 
 def _cleaned(value: Any, secrets: Sequence[str]) -> Any:
     if isinstance(value, str):
-        return redacted(value, secrets)
+        return redacted(_CONTROL.sub("", value), secrets)
     if isinstance(value, tuple):
         return tuple(_cleaned(item, secrets) for item in value)
     if not is_dataclass(value) or isinstance(value, type):

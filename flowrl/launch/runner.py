@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -44,6 +45,7 @@ WATCHED = (*ASKS, signal.SIGCHLD)
 RESET = (*WATCHED, signal.SIGPIPE, signal.SIGXFSZ)
 SERVER_ENDED = "server"  # in asked_by, after "hup"
 SERVER_SAYS_SECONDS = 0.5  # it says so at once; a busy machine may take longer
+FILE_BYTES = 2**34
 LOG_SECONDS = 30.0
 LOG_PAUSE_SECONDS = 0.002
 WRITE_TRIES = 10
@@ -118,6 +120,7 @@ def spawn(spec: dict) -> int:
 
     A confined one only writes to that terminal: it is not its own, so nothing can be typed there.
     """
+    limit_files()
     if spec.get("cpus"):
         os.sched_setaffinity(0, spec["cpus"])
     os.chdir(spec["cwd"])
@@ -125,6 +128,13 @@ def spawn(spec: dict) -> int:
     argv = [*confined, *spec["argv"]]
     alone = bool(confined)
     return os.posix_spawnp(argv[0], argv, spec["env"], setsid=alone, setsigmask=(), setsigdef=RESET)
+
+
+def limit_files() -> None:
+    """Let no file grow without end, be it sparse: somebody will read or copy it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    least = min((limit for limit in (soft, hard) if limit >= 0), default=FILE_BYTES)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(least, FILE_BYTES), hard))
 
 
 def wait_for(trainer: int, spec: dict, server: socket.socket | None) -> tuple[int, list[str]]:

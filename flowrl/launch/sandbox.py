@@ -39,7 +39,7 @@ _MISSING = "bubblewrap is not installed (apt install bubblewrap)"
 _REMEDY = "use --sandbox none, or auto to do without where it is missing"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _SETTINGS = (
-    "alternatives ca-certificates glvnd group host.conf hosts ld.so.cache ld.so.conf "
+    "alternatives ca-certificates fonts glvnd group host.conf hosts ld.so.cache ld.so.conf "
     "ld.so.conf.d localtime nsswitch.conf nvidia OpenCL passwd pki ssl timezone vulkan"
 )
 _DEVICE_FOLDER = Path("/dev")

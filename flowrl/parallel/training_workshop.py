@@ -154,7 +154,11 @@ def _cpus_in_use(place: RunLayout) -> tuple[int, ...]:
     """The CPUs of a run that an earlier scheduler has launched."""
     if not lock_held(place.folder):
         return ()
-    return tuple(durable.read_json(place.spec_json).get("cpus") or ())
+    try:
+        cpus = durable.read_json(place.spec_json).get("cpus")
+    except FileRefusedError:  # its trainer may have spoilt it
+        return ()
+    return tuple(cpu for cpu in cpus if isinstance(cpu, int)) if isinstance(cpus, list) else ()
 
 
 def _as_it_is(layout: GraphLayout, expert: int, skill: str) -> PreparedRun:

@@ -18,8 +18,11 @@ from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import Offer
 from flowrl.layout import RunLayout
 from flowrl.parallel.training_setup import expected_shapes
+from flowrl.reading import plain_files
 from flowrl.runs import ExpertReport, RunResult, Shapes, TrainingRun, read_result
 
+_BYTES_PER_NUMBER = 4
+_SPARE_BYTES = 2**24  # for what else an expert's files hold
 REMEDY = "keep the folder for reading and train the skill again"
 
 
@@ -114,20 +117,30 @@ def _shape_differences(report: ExpertReport, wanted: Shapes) -> Iterator[str]:
 def _file_differences(
     layout: RunLayout, run: TrainingRun, reports: Iterable[ExpertReport]
 ) -> Iterator[str]:
-    if layout.finals.is_symlink() or not layout.finals.is_dir():
-        yield f"  {layout.finals} is not a folder"
-        return
+    for folder in (layout.policies, layout.finals):
+        if folder.is_symlink() or not folder.is_dir():
+            yield f"  {folder} is not a folder"
+            return
     local = Remapping(run.experts).global_to_local
     folders = sorted(layout.final(number).name for number in local.values())
     yield from _differ("folders", folders, sorted(path.name for path in layout.finals.iterdir()))
     for report in reports:
         place = layout.final(local[report.expert])
         try:
+            _check_size(place, report.shapes)
             found = durable.tree_digest(place)
         except FileRefusedError as error:
             yield f"  {error}"
         else:
             yield from _differ(f"expert {report.expert} sha256", report.sha256, found)
+
+
+def _check_size(place: Path, shapes: Shapes) -> None:
+    """Raise FileRefusedError when an expert's files are far larger than its arrays."""
+    most = _SPARE_BYTES + _BYTES_PER_NUMBER * sum(math.prod(shape) for shape in shapes.values())
+    size = sum(path.lstat().st_size for path in plain_files(place))
+    if size > most:
+        raise FileRefusedError(f"{place} has {size} bytes, over {most}")
 
 
 def _measured(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import sys
 import time
@@ -11,19 +13,25 @@ from typing import TextIO
 
 from flowrl.errors import FileRefusedError
 from flowrl.layout import GraphLayout
+from flowrl.reading import open_plain
 from flowrl.report.snapshot import SkillRow, find_row, read_rows
 
+LIMIT_BYTES = 64 * 2**20
 _POLL_SECONDS = 0.2
 _PIECE = re.compile(r"\n|\r|\x1b\[[0-9;?]*[A-Za-z]|[^\n\r\x1b]+|\x1b")
-_UP = re.compile(r"\x1b\[(\d*)A")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Colours, erasing, cursor moves, hiding the cursor; carriage return and backspace.
+_NOT_DRAWN = re.compile(
+    r"\x1b(?!\[(?:[0-9;]*[mA-GJK]|\?25[hl]))|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
+)
+_UP = re.compile(r"\x1b\[(\d{0,6})A")
 
 
 def show(graph_path: Path, skill: str, *, follow: bool) -> int:
     """Print the log as a terminal would show it in the end, and then what is added to it."""
     layout = GraphLayout(graph_path)
     row = find_row(read_rows(layout), skill, graph_path)
-    path = newest_log(layout, row)
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+    with _opened(newest_log(layout, row)) as file:
         sys.stdout.write(as_shown(file.read()))
         while follow and _still_running(layout, row):
             _pass_on(file)
@@ -68,7 +76,23 @@ def as_shown(text: str) -> str:
         elif piece[0] != "\x1b":
             lines[row] = piece if overwrite else lines[row] + piece
             overwrite = False
-    return "\n".join(lines)
+    return _CONTROL.sub("", "\n".join(lines))
+
+
+def only_drawn(text: str) -> str:
+    r"""A log for a terminal: what draws stays, what else a terminal could be told to do does not.
+
+    >>> only_drawn("\x1b[2K\x1b[32mgreen\x1b]52;c;aGk=\x07")
+    '\x1b[2K\x1b[32mgreen]52;c;aGk='
+    """
+    return _NOT_DRAWN.sub("", text)
+
+
+def _opened(path: Path) -> TextIO:
+    """The log, from where its last `LIMIT_BYTES` begin: a trainer may write there, too."""
+    log = open_plain(path)
+    log.seek(max(0, os.fstat(log.fileno()).st_size - LIMIT_BYTES))
+    return io.TextIOWrapper(log, encoding="utf-8", errors="replace", newline="\n")
 
 
 def _candidates(layout: GraphLayout, row: SkillRow) -> Iterator[Path]:
@@ -87,8 +111,8 @@ def _still_running(layout: GraphLayout, row: SkillRow) -> bool:
 
 
 def _pass_on(file: TextIO) -> None:
-    """What was added since: as it is for a terminal, which knows how to draw it."""
-    added = file.read()
+    """What was added since: as it is drawn for a terminal, which is asked for nothing else."""
+    added = file.read(LIMIT_BYTES)
     if added:
-        sys.stdout.write(added if sys.stdout.isatty() else as_shown(added))
+        sys.stdout.write(only_drawn(added) if sys.stdout.isatty() else as_shown(added))
         sys.stdout.flush()
