@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from flowrl import durable
 from flowrl.errors import ConfigError
-from flowrl.launch.job import Finished, Why
+from flowrl.launch.job import Finished, Job, Why
 from flowrl.parallel import claim
 from flowrl.parallel.heartbeat import Heartbeats
+from flowrl.parallel.scheduler import SkillScheduler
 from tests.launch.conftest import (  # noqa: F401
     SUCCEED,
     end_of,
@@ -20,7 +23,7 @@ from tests.launch.conftest import (  # noqa: F401
     nothing_survives,
     until,
 )
-from tests.parallel.scheduling import exited, words
+from tests.parallel.scheduling import exited, lines, words
 
 DAY = 86_400.0
 
@@ -101,3 +104,25 @@ def test_a_log_that_fills_the_disk_stops_no_trainer(small_disk, local, make_job,
     (small_disk / "ballast").unlink()
     room.touch()
     assert isinstance(end_of(local, handle, job), Finished)
+
+
+def test_a_trainer_that_cannot_import_has_failed_with_the_last_line_of_its_log(tmp_path):
+    def prepare(task):
+        folder = durable.make_dir(tmp_path / f"a{task.attempt}")
+        return Job(
+            name="flowrl_e0_A",
+            run_id=f"e0.a{task.attempt}.00",
+            argv=(sys.executable, "-I", "-S", "-c", "import no_such_module"),
+            env={"PATH": os.defpath},
+            cwd=folder,
+            folder=folder,
+        )
+
+    scheduler = SkillScheduler(tmp_path / "graph", max_retries=0, poll_interval=0.2)
+    scheduler.set_callbacks(prepare=prepare, process=lambda task: {})
+    with scheduler:
+        scheduler.add_skill("A")
+        scheduler.run()
+        why = lines(scheduler)["A"]["why"]
+    assert "exit 1" in why
+    assert "No module named 'no_such_module'" in why
