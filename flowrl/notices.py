@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from flowrl import durable
 from flowrl.errors import FileRefusedError
-from flowrl.launch.redaction import redacted, secrets_of
 from flowrl.layout import GraphLayout
+from flowrl.redaction import redacted, secrets_of
 
 logger = logging.getLogger(__name__)
 _KEY = re.compile(r"[a-z0-9_]{1,80}")

@@ -16,6 +16,7 @@ FLOORS = [
         "errors",
         "faults",
         "reading",
+        "redaction",
         "values",
         "parts",
         "durable",

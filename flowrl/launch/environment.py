@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from flowrl.errors import ConfigError
-from flowrl.launch.redaction import SECRET_NAME
+from flowrl.redaction import SECRET_NAME
 
 MEMORY_SHARE = 0.9  # of a GPU, for all its runs together: CUDA contexts need the rest
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"

@@ -7,8 +7,8 @@ from pathlib import Path
 from flowrl import durable
 from flowrl.errors import FileRefusedError
 from flowrl.launch.job import Job
-from flowrl.launch.redaction import secrets_of
 from flowrl.layout import RunLayout
+from flowrl.redaction import secrets_of
 
 FORMAT = 1
 

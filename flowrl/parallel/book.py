@@ -9,12 +9,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from flowrl.errors import FileRefusedError
-from flowrl.launch.redaction import cleaned
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.room import Room
 from flowrl.parallel.signals import Announce, Command, Event, Rules
 from flowrl.parallel.state import SchedulerState, step
 from flowrl.parallel.trouble import said
+from flowrl.redaction import cleaned
 
 
 class Book:

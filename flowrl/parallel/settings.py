@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from flowrl.errors import ConfigError
-from flowrl.launch.redaction import secrets_of
 from flowrl.parallel.signals import Rules
+from flowrl.redaction import secrets_of
 
 
 class SettingsDict(TypedDict, total=False):

@@ -21,10 +21,10 @@ from flowrl import cli, durable
 from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
 from flowrl.launch import files, processes, runner
 from flowrl.launch.job import Exited, Handle, Job, Lost, Why
-from flowrl.launch.redaction import cleaned
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel import signals
 from flowrl.parallel.training_processor import recover_graph
+from flowrl.redaction import cleaned
 from flowrl.report import logs
 from flowrl.runs import read_progress, read_result
 from tests.launch.conftest import SLEEP, STUBBORN, end_of, start_of, until
@@ -231,30 +231,6 @@ success_rate step_success mean_episode_length wall_seconds stopped_early total_f
 steps_per_second eta_seconds updated_at
 """
 KEYS = WORDS.split()
-    "run_id",
-    "code",
-    "signal",
-    "oom",
-    "asked_by",
-    "detail",
-    "runner",
-    "trainer",
-    "pane",
-    "server_pid",
-    "frames",
-    "updates",
-    "experts",
-    "success_rate",
-    "step_success",
-    "mean_episode_length",
-    "wall_seconds",
-    "stopped_early",
-    "total_frames",
-    "phase",
-    "steps_per_second",
-    "eta_seconds",
-    "updated_at",
-]
 
 
 def refusal(read, place: RunLayout) -> str:

@@ -16,8 +16,8 @@ from flowrl.errors import ConfigError
 from flowrl.launch import capped_log, files
 from flowrl.launch.environment import child_env
 from flowrl.launch.job import Exited, Lost, Why
-from flowrl.launch.redaction import cleaned, redacted, secrets_of
 from flowrl.parallel import signals
+from flowrl.redaction import cleaned, redacted, secrets_of
 from tests.launch.conftest import SLEEP, end_of, start_of, until
 
 SECRET = "hunter2-hunter2"
