@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from flowrl import durable
-from flowrl.errors import ConfigError
+from flowrl.errors import EXIT_BUSY, ConfigError
 from flowrl.launch.job import Finished, Job, Why
+from flowrl.layout import GraphLayout
 from flowrl.parallel import claim
 from flowrl.parallel.heartbeat import Heartbeats
 from flowrl.parallel.scheduler import SkillScheduler
@@ -23,7 +24,9 @@ from tests.launch.conftest import (  # noqa: F401
     nothing_survives,
     until,
 )
+from tests.parallel.making import TABLE, WOOD
 from tests.parallel.scheduling import exited, lines, words
+from tests.parallel.stand_in_story import Place, ended
 
 DAY = 86_400.0
 
@@ -126,3 +129,28 @@ def test_a_trainer_that_cannot_import_has_failed_with_the_last_line_of_its_log(t
         why = lines(scheduler)["A"]["why"]
     assert "exit 1" in why
     assert "No module named 'no_such_module'" in why
+
+
+def test_a_graph_that_is_moved_while_it_trains_goes_on_in_its_new_place(tmp_path):
+    """The daemon stops writing; the run that lived in the old place counts for nothing there."""
+    place = Place(tmp_path)
+    place.order({WOOD: {"gate": "gate"}})
+    flags = (
+        "--launcher=local",
+        "--sandbox=none",
+        "--retry_backoff=0.05",
+        f"--target_skill={TABLE}",
+    )
+    daemon = place.start(*flags)
+    until(lambda: place.lines().get(WOOD, {}).get("handle"), seconds=60)
+    old = place.layout.root
+    place.layout = GraphLayout(old.rename(tmp_path / "moved"))
+    code, said = ended(daemon)
+    assert code == EXIT_BUSY
+    assert "daemon.lock was deleted or replaced" in said
+    place.open("gate")
+    assert place.run(*flags)[0] == 0
+    assert set(place.statuses().values()) == {"completed"}
+    assert len(place.merged()) == len(set(place.merged())) == len(place.experts()) == 2
+    assert not (old / "scheduler_state.json").exists()
+    assert not (old / "checkpoints").exists()
