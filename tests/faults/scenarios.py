@@ -12,16 +12,22 @@ from functools import partial
 from typing import Any
 
 from flowrl import durable, notices
+from flowrl.config import MergePolicyName
 from flowrl.experts import manifest as manifests
 from flowrl.experts import repair
+from flowrl.experts.inquiry import Desk, Inquiry, write_answers, write_inquiry
+from flowrl.experts.merge import Blended, Compared, Evidence, Question
+from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout
+from flowrl.parallel import comparisons
 from flowrl.parallel.asks import Verb
 from flowrl.parallel.board import SchedulerState
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.requests import ask
 from flowrl.parallel.run_folders import (
     KEPT_FAILURES,
+    PreparedRun,
     fail_run,
     live_runs,
     pinned_versions,
@@ -29,8 +35,9 @@ from flowrl.parallel.run_folders import (
 )
 from flowrl.parallel.status import Entry, Running, Waiting
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
+from flowrl.parallel.verification import verified_offers
 from flowrl.runs import read_run
-from tests.experts.making import contents
+from tests.experts.making import content_digest, contents, make_expert
 from tests.faults.frozen import content
 from tests.parallel.making import PICKAXE, SWORD, TABLE, WOOD, finish, prepare, train
 
@@ -56,7 +63,7 @@ class Scenario:
     end: Work
 
 
-def scenarios(policies: Sequence[str]) -> list[Scenario]:
+def scenarios(policies: Sequence[MergePolicyName]) -> list[Scenario]:
     """All of them; those that merge, once for each policy."""
     merging = [make(policy) for policy in policies for make in (_merge, _archive, _recover)]
     return [*merging, _prepare(), _fail(), _resume(), _collect(), _roll_back(), *_small()]
@@ -86,8 +93,8 @@ def everything(layout: GraphLayout) -> Any:
     return content(layout.root)
 
 
-def _recovered(layout: GraphLayout, act: Work) -> None:
-    recover_graph(layout)
+def _recovered(layout: GraphLayout, act: Work, policy: MergePolicyName = "frame_count") -> None:
+    recover_graph(layout, policy_named(policy))
     act(layout)
 
 
@@ -100,7 +107,7 @@ def trained(layout: GraphLayout) -> None:
     train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
 
 
-def _conflict(layout: GraphLayout) -> None:
+def _conflict(policy: MergePolicyName, layout: GraphLayout) -> None:
     """A finished run of the pickaxe, whose ancestor another run has improved meanwhile."""
     trained(layout)
     ready = prepare(layout, PICKAXE, 4, COMPLETED)
@@ -114,29 +121,64 @@ def _conflict(layout: GraphLayout) -> None:
         file.write_text("kept")
     (ready.layout.wandb / "latest").symlink_to("run")
     ready.layout.older_training_log.write_text("older")
+    _find_out(policy, layout, ready)
 
 
-def _merge_pickaxe(policy: str, layout: GraphLayout) -> Any:
-    del policy
-    place = layout.run(4, PICKAXE)
-    return process_completed_training(place.folder, PICKAXE, 4, layout.root)
+def _find_out(policy: MergePolicyName, layout: GraphLayout, ready: PreparedRun) -> None:
+    """Answer what the policy will ask, as the program that compares experts would have."""
+    run, place = ready.run, ready.layout
+    _, offers = verified_offers(place, run, "acted")
+    questions = ExpertStore(layout).questions(run.run_id, offers, policy=policy_named(policy))
+    if not questions:
+        return
+    desk = Desk(layout.comparisons / run.run_id)
+    durable.make_dir(desk.folder)
+    durable.make_file(desk.lock)
+    inquiry = Inquiry(
+        run_id=run.run_id,
+        run_folder=place.folder.name,
+        expert=run.expert,
+        limit_seconds=comparisons.LIMIT_SECONDS,
+        questions=questions,
+    )
+    write_inquiry(desk, inquiry)
+    write_answers(desk, [_answer(desk, question) for question in questions])
 
 
-def _merge(policy: str) -> Scenario:
+def _answer(desk: Desk, question: Question) -> Evidence:
+    if question.kind == "compare":
+        return Compared(question=question, wins=30, losses=2, ties=224)
+    folder = make_expert(desk.blend(question.expert), "blended")
+    return Blended(
+        question=question,
+        folder=folder,
+        sha256=durable.tree_digest(folder),
+        content=content_digest(folder),
+    )
+
+
+def _merge_pickaxe(policy: MergePolicyName, layout: GraphLayout) -> Any:
+    folder = layout.run(4, PICKAXE).folder
+    return process_completed_training(
+        folder, PICKAXE, 4, layout.root, merge_policy=policy_named(policy)
+    )
+
+
+def _merge(policy: MergePolicyName) -> Scenario:
     act = partial(_merge_pickaxe, policy)
     return Scenario(
         name=f"merge ({policy})",
-        build=_conflict,
+        build=partial(_conflict, policy),
         act=act,
-        again=partial(_recovered, act=act),
+        again=partial(_recovered, act=act, policy=policy),
         look=look,
         end=everything,
     )
 
 
-def _killed_at(point: str, policy: str, layout: GraphLayout) -> None:
+def _killed_at(point: str, policy: MergePolicyName, layout: GraphLayout) -> None:
     """A merge that a fault ended there, as a kill would have: nothing was tidied up."""
-    _conflict(layout)
+    _conflict(policy, layout)
     child = os.fork()
     if child == 0:
         os.environ["FLOWRL_FAULT"] = f"{point}:kill"
@@ -146,24 +188,27 @@ def _killed_at(point: str, policy: str, layout: GraphLayout) -> None:
     assert os.waitpid(child, 0)[1] == 9
 
 
-def _archive(policy: str) -> Scenario:
+def _archive(policy: MergePolicyName) -> Scenario:
     act = partial(_merge_pickaxe, policy)
     return Scenario(
         name=f"archive ({policy})",
         build=partial(_killed_at, "merge.committed", policy),
         act=act,
-        again=partial(_recovered, act=act),
+        again=partial(_recovered, act=act, policy=policy),
         look=look,
         end=everything,
     )
 
 
-def _recover(policy: str) -> Scenario:
+def _recover(policy: MergePolicyName) -> Scenario:
+    def act(layout: GraphLayout) -> Any:
+        return recover_graph(layout, policy_named(policy))
+
     return Scenario(
         name=f"recovery ({policy})",
         build=partial(_killed_at, "write.global_latest.json", policy),
-        act=recover_graph,
-        again=recover_graph,
+        act=act,
+        again=act,
         look=look,
         end=everything,
     )

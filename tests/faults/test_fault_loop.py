@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C compiler f
 
 def test_no_fault_at_any_operation_loses_doubles_or_leaves_anything(tmp_path, memory):
     report = tmp_path / "report.json"
-    words = (str(memory), str(report), "--stride", "9")
+    words = (str(memory), str(report), "--stride", "37")
     shim.with_shim(shim.compiled(tmp_path), "tests.faults.loop", *words)
     found = json.loads(report.read_text())
     examples = [example for tally in found["scenarios"] for example in tally["examples"]]
