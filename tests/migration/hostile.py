@@ -6,6 +6,7 @@ Those that can run code would make the file `canary` in the working folder.
 from __future__ import annotations
 
 import builtins
+import codecs
 import copyreg
 import ctypes
 import io
@@ -86,8 +87,7 @@ def _deep(levels: int) -> bytes:
 
 
 _HONEST = _dumped({"a": np.ones((3, 3), np.float32)})
-_LATIN = _named("_codecs", "encode") + _text("x" * 200) + _text("latin1") + b"\x86\x94R0"
-_AGAIN = _named("_codecs", "encode") + b"h\x00R0"
+_TEXT = "x" * 200
 
 HOSTILE: dict[str, bytes] = {
     "os.system": _dumped(Calls(os.system, _TOUCH)),
@@ -160,7 +160,9 @@ HOSTILE: dict[str, bytes] = {
     "sizes whose product wraps": _whole(_array((2**32, 2**32), b"")),
     "too many dimensions": _whole(_array((1,) * 30, b"abcd")),
     "an array made twice": _whole(_array((1,), b"abcd")[:-1] + b"b(K\x01)NNNtb"),
-    "text made into bytes again and again": _whole(_LATIN + _AGAIN * 300 + b"N"),
+    "text made into bytes again and again": _dumped(
+        [Calls(codecs.encode, _TEXT, "latin1") for _ in range(300)]
+    ),
     "a key that is a list": _whole(b"}]N\x73".replace(b"\x73", b"s")),
     "a key that is a tuple": _whole(b"}(NNt\x4es".replace(b"\x4e", b"N")),
     "a huge key": _whole(b"}\x8a\x20" + b"\x01" * 32 + b"Ns"),

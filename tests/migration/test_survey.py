@@ -176,6 +176,12 @@ def test_only_the_newest_whole_step_counts(tmp_path):
     assert first_numbers(plan_migration(policies)) == wanted({0: 1})
 
 
+def test_the_newest_step_is_the_largest_number(tmp_path):
+    policies = write_orbax(tmp_path / "0_policies", {0: 1}, 9)
+    write_orbax(policies, {0: 2}, 10)
+    assert first_numbers(plan_migration(policies)) == wanted({0: 2})
+
+
 def test_an_expert_that_was_recorded_and_one_in_training_stay_behind(tmp_path):
     parallel_graph(tmp_path, NAMES[:1])
     write_books(tmp_path, {0: (NAMES[0], {}), 3: ("Lost", {})})
