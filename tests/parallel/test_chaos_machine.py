@@ -135,12 +135,8 @@ def test_a_graph_that_is_moved_while_it_trains_goes_on_in_its_new_place(tmp_path
     """The daemon stops writing; the run that lived in the old place counts for nothing there."""
     place = Place(tmp_path)
     place.order({WOOD: {"gate": "gate"}})
-    flags = (
-        "--launcher=local",
-        "--sandbox=none",
-        "--retry_backoff=0.05",
-        f"--target_skill={TABLE}",
-    )
+    flags = ("--launcher=local", "--sandbox=none", f"--target_skill={TABLE}")
+    flags += ("--retry_backoff=0.05", "--scheduler_poll_interval=0.5")
     daemon = place.start(*flags)
     until(lambda: place.lines().get(WOOD, {}).get("handle"), seconds=60)
     old = place.layout.root
