@@ -65,8 +65,17 @@ class Scenario:
 
 def scenarios(policies: Sequence[MergePolicyName]) -> list[Scenario]:
     """All of them; those that merge, once for each policy."""
-    merging = [make(policy) for policy in policies for make in (_merge, _archive, _recover)]
-    return [*merging, _prepare(), _fail(), _resume(), _collect(), _roll_back(), *_small()]
+    merging = [make(policy) for policy in policies for make in (_merge, _recover)]
+    return [
+        *merging,
+        _archive(policies[0]),
+        _prepare(),
+        _fail(),
+        _resume(),
+        _collect(),
+        _roll_back(),
+        *_small(),
+    ]
 
 
 # --- readers
