@@ -28,7 +28,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=2_000)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--every", type=float, default=4.0, help="seconds between faults, about")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds for all of it")
+    parser.add_argument(
+        "--limit", type=float, default=3600.0, help="seconds, after which it ends early"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the report here as well")
     args = parser.parse_args()

@@ -194,9 +194,11 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
         if not scheduler.state.entries:
             scheduler.add_skills(skills_of(skills, runs))
         while True:
-            entries = scheduler.run().entries.values()
-            failed = [entry.skill for entry in entries if isinstance(entry.status, Failed)]
-            if not failed:
+            state = scheduler.run()
+            failed = [
+                entry.skill for entry in state.entries.values() if isinstance(entry.status, Failed)
+            ]
+            if state.wish or not failed:
                 return 0
             for skill in failed:
                 scheduler.retry(skill)

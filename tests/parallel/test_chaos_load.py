@@ -21,6 +21,7 @@ def load(tmp_path):
 
 def test_a_loaded_daemon_loses_nothing_and_leaves_nothing(load):
     found = play(load, every_seconds=(0.3, 0.9), limit_seconds=120.0)
+    assert found["runs"] == load.runs
     assert {name: found[name] for name in ZERO} == dict.fromkeys(ZERO, 0), temp_files(load.root)
     assert len(found["faults"]) >= len(FAULTS) - 1
     most = max(phase["most_fds"] for phase in found["phases"])
