@@ -28,7 +28,7 @@ FORBIDDEN = ("callback", "ffi", "custom_call", "infeed", "outfeed", "host", "whi
 _FEW = (1, 2, 3)
 _RAISED = (
     *(TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
-    *(AssertionError, RuntimeError),
+    *(AssertionError, RuntimeError, ImportError, SyntaxError, StopIteration),
 )
 _BRANCHES = (ast.If, ast.IfExp, ast.BoolOp)  # all by which gated code can choose
 

@@ -126,10 +126,11 @@ class _Trial:
             errors = Path(folder, "errors")
             with errors.open("wb") as said:
                 process = _start(Path(folder), said)
+            ended = False
             try:
                 ended = self._listen(process)
             finally:
-                _kill(process)
+                _end(process, grace_seconds=5.0 if ended else 0.0)
             if not self._ready:
                 last = errors.read_text(errors="replace").strip()[-300:] or "it said nothing"
                 raise LaunchError(f"the trial of skill code does not start: {last}; try again")
@@ -247,12 +248,12 @@ def _python_path() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Whatever it is doing; returns when it is gone."""
+def _end(process: subprocess.Popen[bytes], *, grace_seconds: float) -> None:
+    """See to it that it is gone; how one ends by itself says more than our signal."""
     if process.stdout is not None:
         process.stdout.close()
     try:
-        process.wait(timeout=0.2)  # it may just be ending by itself, which says more
+        process.wait(timeout=grace_seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
