@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from flowrl import cli
-from flowrl.parallel.asks import Verb
+from flowrl.parallel.asks import Answer, Verb, Wish
+from flowrl.parallel.codec import StateFile
 from flowrl.parallel.requests import Inbox
-from tests.report.making import DONE, FAILED, HELD, WAITING, running, save
+from flowrl.parallel.status import Asked, Waiting
+from flowrl.report import control
+from tests.report.making import DONE, FAILED, HELD, NOW, WAITING, running, save
 from tests.skills.making import skill_text
 
 
@@ -74,3 +81,93 @@ def test_every_bad_skill_file_gets_one_line_that_names_it(tmp_path, capsys):
         "missing",
     ]
     assert "good" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "verb", "number"),
+    [
+        (["pause", "A"], Verb.PAUSE, 0),
+        (["cancel", "0"], Verb.CANCEL, 0),
+        (["priority", "a", "-7"], Verb.PRIORITY, -7),
+        (["stop"], Verb.STOP, 0),
+        (["stop", "--now"], Verb.STOP_NOW, 0),
+        (["pause", "--all"], Verb.PAUSE, 0),
+        (["resume", "--all"], Verb.RESUME, 0),
+    ],
+)
+def test_every_command_leaves_its_request_and_says_that_nobody_is_up(
+    tmp_path, capsys, words, verb, number
+):
+    layout = save(tmp_path, ("A", running()))
+    assert cli.main([*words, "--graph-path", str(tmp_path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (request,) = Inbox(layout).take()
+    skill = None if verb in (Verb.STOP, Verb.STOP_NOW) or "--all" in words else "A"
+    assert (request.verb, request.skill, request.number) == (verb, skill, number)
+    assert (said["id"], said["skill"], said["daemon"]) == (request.id, skill, None)
+    assert said["outcome"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (["pause", "A"], 1, "it is completed"),
+        (["resume", "A"], 1, "it is completed"),
+        (["cancel", "A"], 1, "it is completed"),
+        (["priority", "A", "3"], 1, "it is completed"),
+        (["pause", "Nobody"], 1, "has no skill 'Nobody'"),
+        (["pause"], 2, "name one skill, or say --all"),
+        (["resume", "A", "--all"], 2, "name one skill, or say --all"),
+        (["priority", "B", "9999999"], 2, "must lie within"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_it_is_asked(tmp_path, capsys, words, code, why):
+    layout = save(tmp_path, ("A", DONE), ("B", WAITING))
+    assert cli.main([*words, "--graph-path", str(tmp_path)]) == code
+    assert why in capsys.readouterr().err
+    assert not layout.requests.exists()
+
+
+def test_the_answer_is_waited_for_and_a_refusal_is_an_error(tmp_path, capsys, monkeypatch):
+    layout = save(tmp_path, ("A", WAITING))
+    answer = Answer(id="1-0badcafe", verb="pause", skill="A", at=NOW, outcome="refused: no")
+    monkeypatch.setattr(control.requests, "ask", lambda *_, **__: answer.id)
+    assert cli.main(["pause", "A", "--graph-path", str(tmp_path), "--wait", "0.1"]) == 75
+    capsys.readouterr()
+    file = StateFile(layout.scheduler_state)
+    state = file.load()
+    assert state is not None
+    file.save(dataclasses.replace(state, answers=(answer,)))
+    assert cli.main(["pause", "A", "--graph-path", str(tmp_path), "--wait", "9"]) == 1
+    assert "A will pause: refused: no" in capsys.readouterr().out
+
+
+def test_status_says_what_is_wished_and_what_each_skill_waits_for(tmp_path, capsys):
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    asked = dataclasses.replace(running("e2.a1.x"), asked=Asked.HOLD)
+    failed = dataclasses.replace(FAILED, log=("Traceback", "ValueError: x"))
+    layout = save(
+        tmp_path, ("A", WAITING), ("B", Waiting(not_before=soon)), ("C", asked), ("D", failed)
+    )
+    file = StateFile(layout.scheduler_state)
+    state = file.load()
+    assert state is not None
+    file.save(dataclasses.replace(state, wish=Wish.STOP))
+    assert cli.main(["status", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    for words in ("stopping on request", "a free slot", f"its next try at {soon:%H:%M:%S} UTC",
+                  "asked to pause", "the last lines of its log", "ValueError: x"):  # fmt: skip
+        assert words in said
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["wish"].startswith("stopping on request")
+    assert facts["skills"][3]["log"] == ["Traceback", "ValueError: x"]
+
+
+def test_a_damaged_state_is_no_answer(tmp_path, capsys):
+    layout = save(tmp_path, ("A", WAITING))
+    content = bytearray(layout.scheduler_state.read_bytes())
+    content[-20] ^= 1
+    layout.scheduler_state.write_bytes(content)
+    assert cli.main(["status", str(tmp_path)]) == 1
+    assert "flowrl recover" in capsys.readouterr().err
