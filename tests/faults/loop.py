@@ -35,6 +35,7 @@ class Some:
     stride: int = 1
     share: int = 0
     shares: int = 1
+    modes: tuple[Mode, ...] = FIVE
 
 
 @dataclass(slots=True)
@@ -85,11 +86,11 @@ class Bench:
         self.wanted = scenario.end(self.layout)
         self.tally = Tally(scenario.name, operations=whole.seen)
 
-    def try_all(self, modes: tuple[Mode, ...], some: Some) -> Tally:
+    def try_all(self, some: Some) -> Tally:
         """The operations that are this process's share, in every mode."""
         began = time.perf_counter()
         stride = some.stride if self.tally.operations > MANY else 1
-        for offset, mode in enumerate(modes):  # of a stride, each mode takes another operation
+        for offset, mode in enumerate(some.modes):  # of a stride, each mode takes another operation
             at = some.share * stride + offset % stride
             while self.try_one(mode, at):
                 at += stride * some.shares
@@ -168,7 +169,7 @@ def run(
     for number, scenario in enumerate(scenarios(policies)):
         if only in scenario.name and not (skip and skip in scenario.name):
             bench = Bench(shim, scenario, folder / str(number))
-            tallies.append(bench.try_all(FIVE, some).as_json())
+            tallies.append(bench.try_all(some).as_json())
     return {**totals(tallies), "seconds": time.perf_counter() - began, "scenarios": tallies}
 
 
@@ -187,9 +188,11 @@ def main() -> int:
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--only", default="")
     parser.add_argument("--skip", default="")
+    parser.add_argument("--modes", default=",".join(mode.name for mode in FIVE))
     args = parser.parse_args()
     share, shares = map(int, args.share.split("/"))
-    some = Some(stride=args.stride, share=share, shares=shares)
+    modes = tuple(Mode[name] for name in args.modes.split(","))
+    some = Some(stride=args.stride, share=share, shares=shares, modes=modes)
     policies = [policy for policy in POLICIES if policy in args.policies.split(",")]
     report = run(args.folder, some=some, policies=policies, only=args.only, skip=args.skip)
     args.report.write_text(json.dumps(report, indent=2))

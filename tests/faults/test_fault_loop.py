@@ -27,3 +27,12 @@ def test_no_fault_at_any_operation_loses_doubles_or_leaves_anything(tmp_path, me
     met = {mode for tally in found["scenarios"] for mode in tally["faults"]}
     assert met == {mode.name for mode in FIVE}
     assert sum("merge" in tally["scenario"] for tally in found["scenarios"]) == len(POLICIES)
+
+
+def test_a_write_that_takes_half_is_gone_on_with(tmp_path, memory):
+    report = tmp_path / "report.json"
+    words = (str(memory), str(report), "--only", "prepare", "--modes", "SHORT")
+    shim.with_shim(shim.compiled(tmp_path), "tests.faults.loop", *words)
+    (tally,) = json.loads(report.read_text())["scenarios"]
+    assert not any(tally[kind] for kind in WRONGS), tally["examples"]
+    assert tally["faults"]["SHORT"] > 5

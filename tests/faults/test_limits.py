@@ -1,4 +1,4 @@
-"""Out of descriptors or of processes: that is "later", and nothing is lost meanwhile."""
+"""Out of descriptors, processes or room: that is "later", and nothing is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,18 +19,39 @@ import pytest
 from flowrl.layout import GraphLayout
 from flowrl.parallel.codec import StateFile
 from tests.faults.frozen import Frozen, leftovers
-from tests.faults.scenarios import scenarios
+from tests.faults.scenarios import Work, scenarios
 from tests.faults.shim import ROOT
-from tests.parallel.faults import in_child, in_clean_process
+from tests.parallel.faults import DONE, FAILED, in_child, in_clean_process
 
 PLENTY = 12
+Limit = Callable[[int, Work, GraphLayout], None]
 
 
 def test_a_merge_short_of_descriptors_is_made_later_and_once(memory):
-    in_clean_process(_merge_with_ever_more_descriptors, memory / "graph")
+    in_clean_process(_merge_with_ever_more, memory / "graph", _descriptors, range(PLENTY))
 
 
-def _merge_with_ever_more_descriptors(root: Path) -> None:
+def test_a_merge_on_a_disk_with_too_little_room_is_made_later_and_once(small_disk):
+    room = [0, 4, 16, 64, 256, 1024]  # in kilobytes
+    in_clean_process(_merge_with_ever_more, small_disk / "graph", _kilobytes, room)
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A disk of four megabytes, in memory."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)], check=False
+    )
+    if done.returncode:
+        pytest.skip("nothing may be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def _merge_with_ever_more(root: Path, limit: Limit, amounts: Sequence[int]) -> None:
+    """A merge with so little of something fails and changes nothing, until there is enough."""
     merge = next(s for s in scenarios(("frame_count",)) if s.name.startswith("merge"))
     logging.disable(logging.CRITICAL)
     layout = GraphLayout(root)
@@ -40,31 +61,44 @@ def _merge_with_ever_more_descriptors(root: Path) -> None:
     merge.again(layout)
     after, wanted = merge.look(layout), merge.end(layout)
     ends = []
-    for spare in range(PLENTY):
+    for amount in amounts:
         start.lay_out(root)
-        ends.append(in_child(lambda spare=spare: _with_descriptors(spare, merge.act, layout)))
-        assert merge.look(layout) in (before, after), spare
-        assert not leftovers(root, parts_only=True), spare
+        ends.append(in_child(lambda amount=amount: limit(amount, merge.act, layout)))
+        assert merge.look(layout) in (before, after), amount
+        assert not leftovers(root, parts_only=True), amount
+        (root.parent / "filler").unlink(missing_ok=True)
         merge.again(layout)
-        assert merge.end(layout) == wanted, spare
-        assert not leftovers(root), spare
-    assert set(ends) == {0, 3}, ends
-    assert ends.index(0) > 2, ends
-    assert not any(ends[ends.index(0) :])
+        assert merge.end(layout) == wanted, amount
+        assert not leftovers(root), amount
+    assert set(ends) == {DONE, FAILED}, ends
+    assert ends == sorted(ends, reverse=True), "more is enough"
+    assert ends.count(FAILED) > 2, ends
 
 
-def _with_descriptors(spare: int, act, layout: GraphLayout) -> None:
+def _descriptors(spare: int, act: Work, layout: GraphLayout) -> None:
     """The act with so many descriptors left; being refused one ends it as an injected fault."""
     free = os.dup(0)
     os.close(free)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + spare, hard))
+    _limited(errno.EMFILE, act, layout)
+
+
+def _kilobytes(left: int, act: Work, layout: GraphLayout) -> None:
+    """The act with so much room left on the disk."""
+    facts = os.statvfs(layout.root)
+    with (layout.root.parent / "filler").open("wb") as filler:
+        filler.write(bytes(facts.f_bavail * facts.f_frsize - left * 1024))
+    _limited(errno.ENOSPC, act, layout)
+
+
+def _limited(number: int, act: Work, layout: GraphLayout) -> None:
     try:
         act(layout)
     except OSError as error:
-        if error.errno != errno.EMFILE:
+        if error.errno != number:
             raise
-        raise OSError(error.errno, "injected") from error
+        raise OSError(number, "injected") from error
 
 
 @pytest.fixture
