@@ -13,6 +13,11 @@ from flowrl.errors import NameRefusedError
 DEFAULT_GRAPH = Path("exp/bottom_up_parallel")
 _NAME_LIMIT = 200
 _SLUG_LIMIT = 64
+# Fillers, joiners and variation selectors: letters and marks that draw nothing.
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | frozenset(
+    map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
+)
+_RESERVED = re.compile(r"(?i)con|prn|aux|nul|(com|lpt)[0-9]")  # on some file systems
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ ]*")
 
 
@@ -20,16 +25,28 @@ def display_name(text: str) -> str:
     """The name as people see it: NFC, trimmed, printable, at most 200 characters.
 
     Raises:
-      NameRefusedError: the name is empty, too long, or holds control characters.
+      NameRefusedError: the name is empty, too long, or holds characters that cannot be seen.
     """
+    if len(text) > _NAME_LIMIT * 4:  # before anything is computed of it
+        raise NameRefusedError(f"the skill name {text[:40]!a}… is over {_NAME_LIMIT} characters")
     name = unicodedata.normalize("NFC", text).strip()
-    if not name:
-        raise NameRefusedError("a skill's name is empty; give it one")
+    if not any(unicodedata.category(char)[0] in "LNPS" for char in name):
+        raise NameRefusedError(f"the skill name {name!a} is empty; give it a letter to be seen")
     if len(name) > _NAME_LIMIT:
-        raise NameRefusedError(f"the skill name {name[:40]!r}… is over {_NAME_LIMIT} characters")
-    if any(unicodedata.category(char)[0] == "C" for char in name):
-        raise NameRefusedError(f"the skill name {name!r} holds control characters; remove them")
+        raise NameRefusedError(f"the skill name {name[:40]!a}… is over {_NAME_LIMIT} characters")
+    unseen = sorted({char for char in name if _is_unseen(char)})
+    if unseen:
+        which = ", ".join(f"U+{ord(char):04X}" for char in unseen[:5])
+        raise NameRefusedError(
+            f"the skill name {name!a} holds control characters or others that cannot be seen "
+            f"({which}); remove them"
+        )
     return name
+
+
+def _is_unseen(char: str) -> bool:
+    """Whether two names that differ in this character alone would look the same."""
+    return char != " " and (unicodedata.category(char)[0] in "CZ" or char in _BLANK)
 
 
 def slug(name: str) -> str:
@@ -45,7 +62,7 @@ def slug(name: str) -> str:
     """
     name = display_name(name)
     word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
-    if _PLAIN.fullmatch(name) and len(name) <= _SLUG_LIMIT:
+    if _PLAIN.fullmatch(name) and len(name) <= _SLUG_LIMIT and not _RESERVED.fullmatch(name):
         return name.replace(" ", "_")
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return f"{word[: _SLUG_LIMIT - 9].strip('_') or 'skill'}_{digest}"
