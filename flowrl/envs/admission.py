@@ -29,7 +29,7 @@ def open_module(path: Path, limits: Limits | None = None) -> TaskModule:
     verdicts = recorded_verdicts(path)
     if verdicts is None:
         load_module(path)  # the gate comes before the trial
-        verdicts = _judged(read_module(path), VerdictStore(path.parent / "verdicts"), limits)
+        verdicts = _judged(path, limits)
     return load_module(path, verdicts=verdicts)
 
 
@@ -44,8 +44,23 @@ def recorded_verdicts(path: Path) -> Collection[Verdict] | None:
     return None if run.module_sha256 is None and not run.verdicts else run.verdicts
 
 
-def _judged(read: ReadModule, store: VerdictStore, limits: Limits | None) -> list[Verdict]:
-    subjects = [
+def _judged(path: Path, limits: Limits | None) -> list[Verdict]:
+    """Verdicts on all functions of a module, remembered beside it."""
+    read, store = read_module(path), VerdictStore(path.parent / "verdicts")
+    subjects = _subjects(read)
+    found: list[Verdict] = []
+    for answer in verdicts_on(subjects, store, limits):
+        if isinstance(answer, Refusal):
+            raise SkillError(answer.text)
+        found.append(answer)
+    for subject, verdict in zip(subjects, found, strict=True):
+        if store.find(verdict.digest) is None:
+            store.keep(verdict, skill=subject.skill)
+    return found
+
+
+def _subjects(read: ReadModule) -> list[Subject]:
+    return [
         Subject(
             skill=step["skill"],
             env_name=read.env_name,
@@ -55,9 +70,3 @@ def _judged(read: ReadModule, store: VerdictStore, limits: Limits | None) -> lis
         )
         for (done, reward), step in zip(read.pairs, read.plan, strict=True)
     ]
-    found = []
-    for answer in verdicts_on(subjects, store, limits):
-        if isinstance(answer, Refusal):
-            raise SkillError(answer.text)
-        found.append(answer)
-    return found

@@ -1,0 +1,141 @@
+"""New skill code is judged before anything is written, and kept with the graph afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from flowrl import bottomup_parallel, console, notices
+from flowrl.config import BottomUpConfig, PPOConfig, parse
+from flowrl.errors import SkillError
+from flowrl.launch.local import LocalLauncher
+from flowrl.layout import GraphLayout
+from flowrl.parallel import vouching
+from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.training_setup import prepare_training_run
+from flowrl.runs import read_run
+from flowrl.skills import judging
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library
+from flowrl.skills.verdicts import VerdictStore
+from tests.parallel.making import GRAPH, PICKAXE, WOOD, prepare
+from tests.skills.hostile import reward
+from tests.skills.making import skill_text
+
+CLASSIC = "Craftax-Classic-Symbolic-v1"
+NEW = reward("return 0.25 * inventory_diff.wood")
+TRUSTED = reward("return sum(float(k) for k in range(3)) * 0.25")
+BAD = reward("return 1.0 / inventory.wood")
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return GraphLayout(tmp_path / "graph")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Callable[..., object]:
+    def written(**texts: str):
+        folder = tmp_path / "mine"
+        folder.mkdir(exist_ok=True)
+        for name, text in texts.items():
+            own = text.replace("Collect Wood", name.title())
+            (folder / f"{name}.py").write_text(own)
+        return folder
+
+    return written
+
+
+def never(*_):
+    raise AssertionError("nothing is left to be tried")
+
+
+def test_the_library_needs_no_trial(layout, monkeypatch):
+    monkeypatch.setattr(judging, "_Trial", never)
+    skills = load_library(CLASSIC)
+    verdicts = vouching.judged(layout, skills.values(), CLASSIC, trust=False)
+    assert set(verdicts) == set(skills)
+    vouching.keep(layout, verdicts)
+    assert not layout.verdicts.exists(), "they are shipped"
+
+
+def test_new_code_is_judged_once_and_then_kept_with_the_graph(layout, folder, monkeypatch):
+    skills = load_library(CLASSIC, folder(fell=NEW)).values()
+    verdicts = vouching.judged(layout, skills, CLASSIC, trust=False)
+    assert not layout.root.exists()
+    vouching.keep(layout, verdicts)
+    assert [path.stem for path in layout.verdicts.iterdir()] == [verdicts["Fell"].digest]
+    monkeypatch.setattr(judging, "_Trial", never)
+    assert vouching.judged(layout, skills, CLASSIC, trust=False) == verdicts
+
+
+def test_a_refused_skill_ends_the_program_before_anything_is_written(layout, folder, capsys):
+    words = [f"--graph_path={layout.root}", f"--skills_dir={folder(fell=NEW, chop=BAD)}"]
+    code = console.guarded(
+        lambda: bottomup_parallel.train_graph(parse(BottomUpConfig, words), LocalLauncher())
+    )
+    said = capsys.readouterr().err
+    assert code == 1
+    assert said.count("\n") == 1
+    assert "chop.py:12: task_reward is not finite in" in said
+    assert "; divide by what is never 0" in said
+    assert not layout.root.exists()
+
+
+def test_trusted_code_is_admitted_by_the_flag_alone_and_the_status_says_so(layout, folder):
+    mine = folder(fell=TRUSTED)
+    with pytest.raises(SkillError, match=r"fell\.py:13: "):
+        load_library(CLASSIC, mine)
+    skills = load_library(CLASSIC, mine, trust=True)
+    assert [name for name, skill in skills.items() if skill.trusted] == ["Fell"]
+    with pytest.raises(SkillError, match="start with --trust_skills, or rewrite it"):
+        vouching.judged(layout, skills.values(), CLASSIC, trust=False)
+    vouching.keep(layout, vouching.judged(layout, skills.values(), CLASSIC, trust=True))
+    assert notices.read(layout) == {
+        "trusted_skills": "--trust_skills: the syntax gate is lifted for Fell"
+    }
+    vouching.keep(layout, {})
+    assert notices.read(layout) == {}
+
+
+def test_a_trusted_skill_that_is_kept_with_the_graph_asks_for_the_flag_again(layout, folder):
+    skills = load_library(CLASSIC, folder(fell=TRUSTED), trust=True)
+    book = SkillBook(layout)
+    book.record(skills["Fell"])
+    kept = book.recorded()["Fell"]
+    assert kept == skills["Fell"]
+    with pytest.raises(SkillError, match="--trust_skills"):
+        vouching.judged(layout, [kept], CLASSIC, trust=False)
+
+
+def test_a_run_carries_the_verdicts_of_its_plan(layout):
+    ready = prepare(layout, WOOD, 0, {})
+    [verdict] = read_run(ready.layout).verdicts
+    assert VerdictStore(layout.verdicts).find(verdict.digest) == verdict
+
+
+def test_a_run_with_code_that_nobody_judged_carries_no_verdict_on_it(layout, folder):
+    skills = load_library(CLASSIC, folder(fell=NEW))
+    ready = prepare_training_run(
+        layout=layout,
+        graph=SkillGraph(skills.values()),
+        skill="Fell",
+        expert=0,
+        attempt=1,
+        completed={},
+        config=PPOConfig(),
+    )
+    assert read_run(ready.layout).verdicts == ()
+
+
+def test_every_skill_of_the_library_is_planned_with_verdicts_on_all_steps(layout):
+    names = [step.skill for step in GRAPH.plan(PICKAXE)]
+    subjects = [judging.Subject.of(GRAPH.skills[name], CLASSIC) for name in dict.fromkeys(names)]
+    store = VerdictStore(layout.verdicts)
+    assert all(store.find(subject.digest) for subject in subjects)
+
+
+def test_a_file_that_the_gate_admits_is_not_called_trusted(folder):
+    skills = load_library(CLASSIC, folder(fell=NEW, chop=skill_text()), trust=True)
+    assert not any(skill.trusted for skill in skills.values())
