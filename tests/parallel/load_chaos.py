@@ -29,6 +29,15 @@ PHASES = 4
 DESCRIPTORS = 4  # while the daemon is starved of them: the three streams and its own lock
 
 
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What was seen from outside at one moment."""
+
+    at: float  # wall clock, as the daemon's own figures have it
+    merged: int
+    children: int
+
+
 @dataclass(kw_only=True)
 class Load:
     """One graph under load, its daemon and what was measured so far."""
@@ -42,12 +51,12 @@ class Load:
     restarts: int = 0
     stopped: bool = False  # before all was trained, for lack of time
     gave_up: int = 0  # daemons that ended by themselves, and badly
-    most_children: list[int] = field(default_factory=lambda: [0] * PHASES)
-    reached: list[float] = field(default_factory=list)  # when each phase was over
+    looks: list[Look] = field(default_factory=list)
     daemon: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the daemon, or start it again."""
+        (self.root / "runs").mkdir(exist_ok=True)
         words = map(str, (self.root, self.skills, self.runs, self.slots))
         with (self.root / "daemon.log").open("ab") as log:
             self.daemon = subprocess.Popen(
@@ -139,7 +148,7 @@ def play(load: Load, *, every_seconds: tuple[float, float], limit_seconds: float
     order: list[Callable[[Load], None]] = []
     while not ended(load):
         now = time.monotonic()
-        watch(load, now - began)
+        watch(load)
         if now - began > limit_seconds:
             limit_seconds = float("inf")
             ask(GraphLayout(load.root / "graph"), Verb.STOP)
@@ -149,7 +158,7 @@ def play(load: Load, *, every_seconds: tuple[float, float], limit_seconds: float
             inject(load, order.pop())
             due = time.monotonic() + load.chance.uniform(*every_seconds)
         time.sleep(0.05)
-    watch(load, time.monotonic() - began)
+    watch(load)
     return report(load, time.monotonic() - began)
 
 
@@ -171,14 +180,10 @@ def inject(load: Load, fault: Callable[[Load], None]) -> None:
         fault(load)
 
 
-def watch(load: Load, seconds: float) -> None:
-    """Count the daemon's children, and note when a phase is over."""
-    done = len(load.merged())
-    while len(load.reached) < PHASES and done >= load.runs * (len(load.reached) + 1) // PHASES:
-        load.reached.append(seconds)
-    phase = min(len(load.reached), PHASES - 1)
-    count = len(children_of(load.pid))
-    load.most_children[phase] = max(load.most_children[phase], count)
+def watch(load: Load) -> None:
+    """Count the merged runs and the daemon's children."""
+    children = len(children_of(load.pid))
+    load.looks.append(Look(at=time.time(), merged=len(load.merged()), children=children))
 
 
 def children_of(pid: int) -> list[str]:
@@ -225,18 +230,20 @@ def samples(load: Load) -> list[list[dict[str, Any]]]:
 
 
 def phases(load: Load) -> list[dict[str, Any]]:
-    """Quarters of the runs, with what was held and how long beats and saves took in each."""
-    flat = sorted((one for life in samples(load) for one in life), key=lambda one: one["at"])
-    began = flat[0]["at"] if flat else 0.0
+    """Quarters of the time, with what was held and how long beats and saves took in each."""
+    began, seconds = load.looks[0].at, load.looks[-1].at - load.looks[0].at
+    told = [one for life in samples(load) for one in life]
     found = []
-    for number, end in enumerate(load.reached):
-        since = load.reached[number - 1] if number else 0.0
-        mine = [one for one in flat if since <= one["at"] - began < end]
+    for number in range(PHASES):
+        since, end = (began + seconds * n / PHASES for n in (number, number + 1))
+        looks = [look for look in load.looks if since <= look.at <= end]
+        mine = [one for one in told if since <= one["at"] <= end]
+        merged = looks[-1].merged - looks[0].merged if looks else 0
         found.append(
             {
-                "runs_per_second": round(load.runs / PHASES / max(end - since, 1e-9), 1),
+                "runs_per_second": round(merged * PHASES / seconds, 1),
                 "most_fds": max((one["fds"] for one in mine), default=0),
-                "most_children": load.most_children[number],
+                "most_children": max((look.children for look in looks), default=0),
                 "most_rss_kb": max((one["rss_kb"] for one in mine), default=0),
                 "tick_ms": spread([t for one in mine for t in one["ticks"]]),
                 "save_ms": spread([t for one in mine for t in one["saves"]]),
@@ -252,7 +259,7 @@ def spread(values: list[float]) -> dict[str, float]:
     values = sorted(values)
     return {
         "median": round(statistics.median(values), 2),
-        "p99": round(values[int(0.99 * (len(values) - 1))], 2),
+        "p99": round(values[int(0.99 * len(values))], 2),
     }
 
 
