@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flowrl import notices
+from flowrl.experts.fsck import manifest_damage
 from flowrl.layout import GraphLayout
 from flowrl.parallel.room import shortage
 from flowrl.report.snapshot import SkillRow, all_ended, read_rows, read_wish
@@ -55,10 +56,12 @@ def screen(layout: GraphLayout, rows: list[SkillRow]) -> Group:
 
 
 def _notices(layout: GraphLayout) -> dict[str, str]:
-    """What was noted, and a full disk, on which nothing can be noted."""
+    """What was noted, a full disk, on which nothing can be noted, and a damaged manifest."""
     said = dict(notices.read(layout))
     if "paused" not in said and (found := shortage(layout)):
         said["paused"] = f"paused ({found[0]}): {found[1]}"
+    if damage := manifest_damage(layout):
+        said["manifest"] = damage
     return said
 
 
