@@ -12,7 +12,7 @@ import pytest
 
 from flowrl import bottomup_parallel, config, durable
 from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, SkillError
 from flowrl.experts.policies import POLICIES
 from flowrl.launch import sandbox as sandboxes
 from flowrl.launch.local import LocalLauncher
@@ -297,6 +297,22 @@ def pass_env(bench):
     assert "somebody-else" in bench.scheduler("--pass_env", "MY_NAME").settings.secrets()
     with pytest.raises(ConfigError, match="--pass_env MY_OTHER: it is not set"):
         bench.workshop("--pass_env", "MY_OTHER")
+
+
+@arrives
+def trust_skills(bench):
+    folder = bench.folder / "mine"
+    folder.mkdir()
+    reward = "def task_reward(n):\n    return sum([1.0 * n])"
+    (folder / "own.py").write_text(skill_text(reward=reward).replace(WOOD, "Own Skill"))
+    said = {}
+    bench.monkeypatch.setattr(
+        bottomup_parallel.vouching, "judged", lambda *_, **facts: said.update(facts) or {}
+    )
+    assert "Own Skill" in bench.handed_out(f"--skills_dir={folder}", "--trust_skills")
+    assert said == {"trust": True}
+    with pytest.raises(SkillError, match="a call of 'sum'"):
+        bench.handed_out(f"--skills_dir={folder}")
 
 
 @arrives
