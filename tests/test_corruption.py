@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, durable, notices, sealed
-from flowrl.errors import FlowrlError
+from flowrl import checkpoints, durable, evaluate, notices, sealed
+from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.fsck import look
 from flowrl.experts.repair import usable
@@ -263,3 +263,21 @@ def test_a_run_starts_from_whole_experts_or_not_at_all(graph, number):
             durable.remove_tree(ready.run_folder)
         assert list(notices.read(graph)) == [f"damage_expert_{version.index}"]
     assert store.verify(version).is_dir()
+
+
+def test_an_evaluation_refuses_damage_with_the_remedy_and_changes_nothing(graph):
+    chance = random.Random(5)
+    store = ExpertStore(graph)
+    run = read_run(RunLayout(graph.skill_folder(1, TABLE), 1))
+    file = store.path_of(store.manifest().experts[0]) / "_METADATA"
+    with flipped(graph, str(file.relative_to(graph.root)), chance):
+        before = of_checkpoints(graph)
+        with pytest.raises(ExpertCorruptError, match=r"flowrl fsck .* --repair"):
+            evaluate.load_experts(store, run)
+        assert of_checkpoints(graph) == before
+    with (
+        flipped(graph, "skills/1_Place_Table/1.py", chance),
+        pytest.raises(FileRefusedError, match=r"1\.py is not the module"),
+    ):
+        evaluate.evaluate(graph, TABLE, episodes=1, seed=0)
+    assert not graph.notices.exists()

@@ -1,0 +1,66 @@
+"""Damage while a graph trains: found before use, told of, put right by a user's command."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrl import cli, durable, notices
+from flowrl.experts.store import ExpertStore
+from tests.launch.conftest import nothing_survives, server_folder  # noqa: F401
+from tests.parallel.making import PICKAXE, TABLE, WOOD
+from tests.parallel.stand_in_story import Place
+
+LOCAL = ("--launcher=local", "--retry_backoff=0.05")
+TO_TABLE, TO_PICKAXE = f"--target_skill={TABLE}", f"--target_skill={PICKAXE}"
+
+
+@pytest.fixture
+def place(tmp_path, server_folder):  # noqa: F811
+    place = Place(tmp_path)
+    yield place
+    for daemon in place.daemons:
+        daemon.kill()
+        daemon.communicate()
+
+
+def damage(place, expert):
+    """Lose a file of an expert that counts; answers its version."""
+    store = ExpertStore(place.layout)
+    version = store.manifest().experts[expert]
+    durable.remove_file(next(iter(sorted(store.path_of(version).glob("_*")))))
+    return version
+
+
+def test_a_dependant_trains_on_the_previous_version_of_a_damaged_expert(place, capsys):
+    place.order({TABLE: {"acted": {"0": 50, "1": 50}}})
+    assert place.run(*LOCAL, TO_TABLE)[0] == 0
+    assert place.experts() == {0: (WOOD, 150), 1: (TABLE, 50)}
+    broken = damage(place, 0)
+    code, said = place.run(*LOCAL, TO_PICKAXE)
+    assert code == 0, said
+    assert f"version {broken.version} (150 frames) is in" in said
+    assert place.experts()[0] == (WOOD, 100)
+    assert cli.main(["status", str(place.layout.root)]) == 0
+    assert "expert 0 (Collect Wood) was damaged" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["fsck", str(place.layout.root), "--repair"]) == 0
+    assert "damage_expert_0" not in notices.read(place.layout)
+
+
+def test_a_skill_without_a_whole_version_is_trained_again_once_a_user_says_so(place, capsys):
+    place.order()
+    assert place.run(*LOCAL, TO_TABLE)[0] == 0
+    damage(place, 1)
+    graph = str(place.layout.root)
+    code, _ = place.run(*LOCAL, TO_PICKAXE)
+    assert code == 1, "its dependant is refused, once"
+    assert place.launches() == [WOOD, TABLE]
+    assert place.statuses() == {WOOD: "completed", TABLE: "completed", PICKAXE: "failed"}
+    assert f"flowrl fsck {graph} --repair" in place.lines()[PICKAXE]["why"]
+    assert cli.main(["fsck", graph, "--repair"]) == 0
+    assert cli.main(["retry", PICKAXE, "--graph-path", graph]) == 0
+    assert "Place Table will be trained again" in capsys.readouterr().out
+    code, said = place.run(*LOCAL, TO_PICKAXE)
+    assert code == 0, said
+    assert place.launches() == [WOOD, TABLE, TABLE, PICKAXE]
+    assert place.experts()[1] == (TABLE, 100)
+    assert cli.main(["fsck", graph]) == 0
