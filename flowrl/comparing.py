@@ -1,8 +1,8 @@
 """`python -m flowrl.comparing GRAPH RUN_ID`: what a merge asks about two copies of an expert.
 
-The scheduler starts it (`flowrl.parallel.comparisons`); it works on the CPU, at low priority, and
-ends itself after the inquiry's limit. It loads both copies, makes sure that they are the ones that
-were asked about, and blends them or lets both walk their skill's plan in the same fresh worlds.
+The scheduler starts it (`flowrl.parallel.comparisons`); it works on the CPU and ends itself after
+the inquiry's limit. It loads both copies, makes sure that they are the ones that were asked about,
+and blends them or lets both walk their skill's plan in the same fresh worlds.
 Its answers appear at one stroke; killed before, it has changed nothing that counts.
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 from flowrl import checkpoints, console, durable
 from flowrl import config as configs
 from flowrl.config import PPOConfig
+from flowrl.envs.admission import open_module
 from flowrl.envs.craftax import make_env
-from flowrl.envs.skill_module import load_module
 from flowrl.envs.wrappers import BatchedEnv
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.evaluate import load_experts, player
@@ -38,7 +38,6 @@ from flowrl.rl.program import use_compile_cache
 from flowrl.runs import read_run
 
 EPISODES = 256
-_NICENESS = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +68,6 @@ def _work(layout: GraphLayout, run_id: str) -> int:
     if inquiry is None:
         raise FileRefusedError(f"{desk.inquiry} is gone; nothing is left to compare")
     signal.setitimer(signal.ITIMER_REAL, inquiry.limit_seconds)  # SIGALRM ends us, whatever hangs
-    os.nice(_NICENESS)
     pid = os.getpid()
     durable.write_json(desk.worker, {"format": 1, "pid": pid, "birth": processes.birth_of(pid)})
     durable.fault_point("comparing.begun")
@@ -107,7 +105,7 @@ def _blend(layout: GraphLayout, desk: Desk, place: RunLayout, question: Question
 def _compare(layout: GraphLayout, place: RunLayout, question: Question) -> Compared:
     """Let both copies walk the plan of the expert's own skill, with the same luck."""
     archive = _archive(layout, place, question.expert)
-    run, module = read_run(archive), load_module(archive.module)
+    run, module = read_run(archive), open_module(archive.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
     env = BatchedEnv(make_env(config.env_name, module, max_task_steps=config.max_task_steps))
@@ -115,10 +113,8 @@ def _compare(layout: GraphLayout, place: RunLayout, question: Question) -> Compa
     copies = _copies(layout, place, question, checkpoints.like_of(expected_shapes(run.config)))
     local = run.experts.index(question.expert)
     seed = int(hashlib.sha256(repr(question).encode()).hexdigest()[:7], 16)
-    current, candidate = (
-        player(env, config, _with(others, local, copy))(jax.random.key(seed), EPISODES)
-        for copy in copies
-    )
+    play, luck = player(env, config), jax.random.key(seed)
+    current, candidate = (play(_with(others, local, copy), luck, EPISODES) for copy in copies)
     lost, won = current.success[:, -1], candidate.success[:, -1]
     return Compared(
         question=question,

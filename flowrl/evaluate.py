@@ -112,8 +112,8 @@ def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Ev
     use_compile_cache(config.compile_cache)
     env = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
     params = load_experts(store, run)
-    play = player(BatchedEnv(env), config, params)
-    tallies = [play(key, count) for key, count in _batches(seed, episodes)]
+    play = player(BatchedEnv(env), config)
+    tallies = [play(params, key, count) for key, count in _batches(seed, episodes)]
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
     return Evaluation(
         graph=str(layout.root),
@@ -159,13 +159,13 @@ def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
     )
 
 
-def player(env: BatchedEnv, config: PPOConfig, params: Any) -> Callable[[jax.Array, int], Tally]:
-    """A function that plays the first episode of each of so many environments."""
-    packed = dispatch.pack(params)
+def player(env: BatchedEnv, config: PPOConfig) -> Callable[[Any, jax.Array, int], Tally]:
+    """A function that lets experts play the first episode of each of so many environments."""
     reset = jax.jit(env.reset, static_argnums=1)
     act = jax.jit(partial(_chunk, env, config.activation))
 
-    def play(key: jax.Array, count: int) -> Tally:
+    def play(params: Any, key: jax.Array, count: int) -> Tally:
+        packed = dispatch.pack(params)
         reset_key, key = jax.random.split(key)
         obs, state = reset(reset_key, count)
         tally = Tally(

@@ -14,6 +14,7 @@ from flowrl.experts.merge import (
     ExpertVersion,
     FrameRule,
     Keep,
+    MergePolicy,
     Question,
     Take,
     judge,
@@ -81,11 +82,18 @@ def candidate(
     return dataclasses.replace(facts, **changes)
 
 
-def judged(current: ExpertVersion | None, offered: Candidate, policy=RULE, run_id: str = "run"):
+def judged(
+    current: ExpertVersion | None,
+    offered: Candidate,
+    policy: MergePolicy = RULE,
+    run_id: str = "run",
+):
     return judge(policy, run_id=run_id, current=current, candidate=offered)
 
 
-def after(current: ExpertVersion | None, offers, policy=RULE) -> ExpertVersion | None:
+def after(
+    current: ExpertVersion | None, offers, policy: MergePolicy = RULE
+) -> ExpertVersion | None:
     """The version that counts once the offers came in, one after another."""
     for offer in offers:
         verdict = judged(current, offer, policy, run_id=offer.content)

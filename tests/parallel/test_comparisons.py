@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flowrl import checkpoints, durable
-from flowrl.errors import BusyError, ComparingError
-from flowrl.experts.inquiry import Desk, read_answers, write_answers
-from flowrl.experts.merge import Compared, Question, Unanswered
+from flowrl.errors import ComparingError
+from flowrl.experts.inquiry import Desk, read_answers, read_inquiry, write_answers
+from flowrl.experts.merge import Compared
 from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
+from flowrl.launch import processes
 from flowrl.layout import GraphLayout
 from flowrl.parallel import comparisons
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import PreparedRun
-from tests.experts.making import SHAPES, make_expert
+from tests.experts.making import SHAPES
+from tests.parallel.faults import killed_at
 from tests.parallel.making import PICKAXE, SWORD, TABLE, WOOD, finish, frames, merge, prepare, train
+from tests.parallel.merge_once import merge_with_others
 
 DEADLINE_SECONDS = 240.0
 COMPLETED = {WOOD: 0, TABLE: 1}
@@ -80,6 +83,11 @@ def arrays_of(layout: GraphLayout, expert: int) -> dict[str, np.ndarray]:
     return checkpoints._leaves(found)
 
 
+def words_of(layout: GraphLayout, ready: PreparedRun) -> tuple[str, ...]:
+    """What `merge_once` is told."""
+    return (str(layout.root), str(ready.run_folder), str(ready.run.expert), ready.run.skill)
+
+
 def ledger(layout: GraphLayout) -> list[str]:
     return sorted(ExpertStore(layout).manifest().merged)
 
@@ -105,3 +113,197 @@ def test_two_runs_are_averaged_by_the_frames_that_each_of_them_added(layout, riv
     assert version.content == checkpoints.array_digest(mean)
     assert merge(layout, second, merge_policy=AVERAGE)["already_merged"] is True
     assert list(layout.comparisons.iterdir()) == []
+
+
+@pytest.fixture
+def idle(monkeypatch) -> list[Desk]:
+    """No program is started; says for which desks one would have been."""
+    started: list[Desk] = []
+    monkeypatch.setattr(comparisons, "_start", lambda layout, desk, lock: started.append(desk))
+    return started
+
+
+def wait_for_answers(layout: GraphLayout, ready: PreparedRun, policy) -> Desk:
+    with pytest.raises(ComparingError):
+        merge(layout, ready, merge_policy=policy)
+    return desk_of(layout, ready)
+
+
+def tell(desk: Desk, *, wins: int, losses: int) -> None:
+    """Answer what is asked as the program would."""
+    asked = read_inquiry(desk)
+    assert asked is not None
+    found = [Compared(question=q, wins=wins, losses=losses, ties=0) for q in asked.questions]
+    write_answers(desk, found)
+
+
+@pytest.mark.parametrize(("wins", "losses", "expected"), [(30, 10, "take"), (10, 30, "keep")])
+def test_the_better_copy_counts_whatever_its_frames(layout, rivals, idle, wins, losses, expected):
+    first, second = rivals
+    merge(layout, first, merge_policy=GATE)
+    tell(wait_for_answers(layout, second, GATE), wins=wins, losses=losses)
+    done = merge(layout, second, merge_policy=GATE)
+    assert done["experts"][0]["verdict"] == expected
+    assert f"alone in {wins} of 40 worlds" in done["experts"][0]["why"]
+    assert frames(layout)[0] == (60 if expected == "take" else 80)
+    assert ledger(layout)[-2:] == sorted([first.run.run_id, second.run.run_id])
+    assert len(idle) == 1
+
+
+def test_evidence_about_a_version_that_counts_no_more_is_made_anew(layout, rivals, idle):
+    first, second = rivals
+    third = prepare(layout, "Collect Drink", 5, {})
+    finish(third.layout, {5: 1})
+    merge(layout, first, merge_policy=GATE)
+    desk = wait_for_answers(layout, second, GATE)
+    tell(desk, wins=40, losses=0)
+    train(layout, WOOD, 0, {}, acted={0: 500})
+    wait_for_answers(layout, second, GATE)
+    assert len(idle) == 2
+    assert read_answers(desk) is None, "the old answers are gone"
+    tell(desk, wins=0, losses=0)
+    assert merge(layout, second, merge_policy=GATE)["experts"][0]["verdict"] == "keep"
+
+
+@pytest.mark.parametrize("file", ["inquiry", "answers"])
+def test_damaged_questions_or_answers_are_asked_anew(layout, rivals, idle, file):
+    first, second = rivals
+    merge(layout, first, merge_policy=GATE)
+    desk = wait_for_answers(layout, second, GATE)
+    tell(desk, wins=40, losses=0)
+    path = getattr(desk, file)
+    path.write_text(path.read_text().replace("4", "5"))
+    wait_for_answers(layout, second, GATE)
+    assert len(idle) == 2
+
+
+def test_answers_that_a_trainer_left_in_its_own_folder_are_not_believed(layout, rivals, idle):
+    first, second = rivals
+    merge(layout, first, merge_policy=GATE)
+    desk = wait_for_answers(layout, second, GATE)
+    tell(desk, wins=40, losses=0)
+    shutil.copytree(desk.folder, second.run_folder / "comparisons")
+    durable.remove_tree(desk.folder)
+    wait_for_answers(layout, second, GATE)
+
+
+@pytest.mark.parametrize(
+    "fault", ["it is killed", pytest.param("it takes too long", marks=pytest.mark.slow)]
+)
+def test_a_program_that_fails_twice_leaves_it_to_the_frames(layout, rivals, monkeypatch, fault):
+    first, second = rivals
+    merge(layout, first, merge_policy=GATE)
+    if fault == "it is killed":
+        monkeypatch.setenv("FLOWRL_FAULT", "comparing.begun:kill")
+    else:
+        monkeypatch.setattr(comparisons, "LIMIT_SECONDS", 0.01)
+    done = merged_at_last(layout, second, GATE)
+    said = done["experts"][0]["why"]
+    assert said.startswith("80 frames, the run's has 60; not compared: the program that does it")
+    assert done["experts"][0]["verdict"] == "keep"
+    assert list(layout.comparisons.iterdir()) == []
+
+
+def test_a_program_that_was_killed_once_is_started_again(layout, rivals, monkeypatch):
+    first, second = rivals
+    merge(layout, first, merge_policy=AVERAGE)
+    monkeypatch.setenv("FLOWRL_FAULT", "comparing.found:kill")
+    desk = wait_for_answers(layout, second, AVERAGE)
+    until(lambda: _is_free(desk), what="the kill")
+    assert desk.blend(0).exists(), "it was about to answer"
+    monkeypatch.delenv("FLOWRL_FAULT")
+    done = merged_at_last(layout, second, AVERAGE)
+    assert done["experts"][0]["why"].startswith("averaged")
+
+
+def test_one_program_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, rivals, monkeypatch):
+    first, second = rivals
+    merge(layout, first, merge_policy=AVERAGE)
+    started = []
+    popen = subprocess.Popen
+
+    def sleeper(argv, **facts):
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(600)"], **facts))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", sleeper)
+    desk = wait_for_answers(layout, second, AVERAGE)
+    wait_for_answers(layout, second, AVERAGE)
+    (child,) = started
+    write_json = {"format": 1, "pid": child.pid, "birth": processes.birth_of(child.pid)}
+    durable.write_json(desk.worker, write_json)
+    monkeypatch.undo()
+    assert merge(layout, second)["experts"][0]["verdict"] == "keep", "by frames, without it"
+    assert child.wait(timeout=60) == -signal.SIGKILL
+    assert list(layout.comparisons.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "commit.copied",
+        "merge.committed",
+        pytest.param("merge.informed", marks=pytest.mark.slow),
+        pytest.param("commit.swapped", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_a_named_point_an_average_is_merged_exactly_once(layout, rivals, point):
+    first, second = rivals
+    merge(layout, first, merge_policy=AVERAGE)
+    desk = wait_for_answers(layout, second, AVERAGE)
+    until(lambda: _is_free(desk), what="the end of the program")
+    words = (*words_of(layout, second), "frame_average")
+    assert killed_at(point, "tests.parallel.merge_once", *words)
+    recover_graph(layout, AVERAGE)
+    assert frames(layout)[0] == 90
+    lineage = ExpertStore(layout).manifest().experts[0].lineage
+    assert [part.frames for part in lineage] == [50, 30, 10]
+    assert ledger(layout).count(second.run.run_id) == 1
+    assert list(layout.comparisons.iterdir()) == []
+
+
+def test_recovery_leaves_a_run_that_is_being_compared_to_the_scheduler(layout, rivals, idle):
+    first, second = rivals
+    merge(layout, first, merge_policy=GATE)
+    (layout.comparisons / "of a run that is gone").mkdir(parents=True)
+    assert recover_graph(layout, GATE).merged == ()
+    assert [path.name for path in layout.comparisons.iterdir()] == [second.run.run_id]
+    tell(desk_of(layout, second), wins=0, losses=0)
+    assert len(recover_graph(layout, GATE).merged) == 1
+
+
+@pytest.mark.parametrize("name", ["frame_count", "frame_average"])
+def test_two_runs_that_finish_at_once_are_both_merged(layout, rivals, name):
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    mergers = [
+        context.Process(target=merge_with_others, args=(barrier, name, *words_of(layout, ready)))
+        for ready in rivals
+    ]
+    for merger in mergers:
+        merger.start()
+    for merger in mergers:
+        merger.join(timeout=DEADLINE_SECONDS)
+    assert [merger.exitcode for merger in mergers] == [0, 0]
+    assert set(ledger(layout)) >= {ready.run.run_id for ready in rivals}
+    version = ExpertStore(layout).manifest().experts[0]
+    assert version.frames == sum(part.frames for part in version.lineage)
+    assert version.frames == (80 if name == "frame_count" else 90)
+
+
+def test_a_run_from_three_generations_ago_is_averaged_with_what_became_of_its_ancestor(
+    layout, rivals
+):
+    late, _ = rivals
+    for acted in (1, 2, 3):
+        now = prepare(layout, "Collect Drink", 5, {})
+        finish(now.layout, {5: acted})
+        merge(layout, now)
+        again = prepare(layout, TABLE, 1, {WOOD: 0})
+        finish(again.layout, {0: acted, 1: 1})
+        merge(layout, again, merge_policy=AVERAGE)
+    assert frames(layout)[0] == 56
+    done = merged_at_last(layout, late, AVERAGE)
+    assert done["experts"][0]["why"] == "averaged, 83% of it the run's"
+    version = ExpertStore(layout).manifest().experts[0]
+    assert [part.frames for part in version.lineage] == [50, 1, 2, 3, 30]

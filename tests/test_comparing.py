@@ -1,0 +1,120 @@
+"""The program that compares experts, on real Craftax worlds."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl import durable
+from flowrl.comparing import EPISODES, blended
+from flowrl.config import PPOConfig
+from flowrl.errors import ComparingError
+from flowrl.experts.inquiry import Desk
+from flowrl.experts.policies import policy_named
+from flowrl.layout import GraphLayout
+from flowrl.parallel import comparisons
+from flowrl.parallel.training_setup import PreparedRun, prepare_training_run
+from flowrl.runs import read_result, write_result
+from flowrl.skills.graph import SkillGraph
+from tests.experts.making import content_digest, make_expert, tell_arrays
+from tests.parallel.making import LIBRARY, finish, make_skill, merge
+
+SAPLING = "Collect Sapling"
+GATE = policy_named("eval_gate")
+NOTHING, DO = 0, 5  # actions; to do something to grass gives a sapling once in ten times
+GRAPH = SkillGraph(
+    [
+        LIBRARY[SAPLING],
+        *(make_skill(f"Skill {i}", needs=("sapling",), gain=f"item{i}") for i in "abc"),
+    ]
+)
+
+
+def run_of(layout: GraphLayout, skill: str, expert: int) -> PreparedRun:
+    return prepare_training_run(
+        layout=layout,
+        graph=GRAPH,
+        skill=skill,
+        expert=expert,
+        attempt=1,
+        completed={SAPLING: 0} if expert else {},
+        config=PPOConfig(max_task_steps=32),
+    )
+
+
+def finished(ready: PreparedRun, *, action: int, acted: int) -> PreparedRun:
+    """The run brings back an expert 0 that nearly always does one thing."""
+    new = ready.run.expert
+    result = finish(ready.layout, {0: acted, new: 1} if new else {0: acted})
+    folder = ready.layout.final(0)
+    durable.remove_tree(folder)
+    values = tuple(9.0 + acted / 1000 if number == action else 0.0 for number in range(17))
+    make_expert(folder, f"{acted} frames", values=values)
+    tell_arrays(folder)
+    report = dataclasses.replace(
+        result.experts[0], sha256=durable.tree_digest(folder), content=content_digest(folder)
+    )
+    write_result(ready.layout, dataclasses.replace(result, experts=(report, *result.experts[1:])))
+    assert read_result(ready.layout).experts[0] == report
+    return ready
+
+
+def merged_at_last(layout: GraphLayout, ready: PreparedRun) -> dict:
+    desk = Desk(layout.comparisons / ready.run.run_id)
+    while True:
+        try:
+            return merge(layout, ready, merge_policy=GATE)["experts"][0]
+        except ComparingError:
+            while not _is_free(desk):
+                time.sleep(0.1)
+
+
+def _is_free(desk: Desk) -> bool:
+    with comparisons._lock_of(desk) as descriptor:
+        return descriptor is not None
+
+
+@pytest.mark.craftax
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("worse_too", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_of_two_copies_the_one_that_does_better_in_the_same_worlds_counts(tmp_path, worse_too):
+    layout = GraphLayout(tmp_path / "graph")
+    merge(layout, finished(run_of(layout, SAPLING, 0), action=NOTHING, acted=50))
+    runs = [run_of(layout, f"Skill {name}", expert) for expert, name in enumerate("abc", 1)]
+    idle = finished(runs[0], action=NOTHING, acted=40)
+    better = finished(runs[1], action=DO, acted=10)
+    worse = finished(runs[2], action=NOTHING, acted=900)
+    assert merge(layout, idle, merge_policy=GATE)["experts"][0]["verdict"] == "take"
+    found = merged_at_last(layout, better)
+    assert (found["verdict"], found["frames"]) == ("take", 60), found
+    assert found["why"].startswith("better: it succeeded alone in ")
+    assert found["why"].endswith(f" of {EPISODES} worlds, what is there in 0")
+    if worse_too:
+        found = merged_at_last(layout, worse)
+        assert (found["verdict"], found["frames"]) == ("keep", 60), found
+        assert f"alone in 0 of {EPISODES} worlds" in found["why"]
+
+
+VALUES = st.lists(
+    st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3
+)
+
+
+@given(VALUES, VALUES, st.integers(0, 10**15), st.integers(1, 10**15))
+def test_a_blend_lies_between_its_two_sides(one, other, there, added):
+    one, other = np.array(one, np.float32), np.array(other, np.float32)
+    mean = blended({"w": one}, {"w": other}, (there, added))["w"]
+    assert mean.dtype == np.float32
+    assert (np.minimum(one, other) <= mean).all()
+    assert (mean <= np.maximum(one, other)).all()
+
+
+def test_a_blend_is_weighted_by_the_frames_of_each_side():
+    one, other = {"w": np.array([0, 8], np.float32)}, {"w": np.array([4, 8], np.float32)}
+    assert blended(one, other, (3, 1))["w"].tolist() == [1.0, 8.0]
+    assert blended(one, other, (0, 7))["w"].tolist() == [4.0, 8.0]
