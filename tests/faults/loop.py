@@ -193,7 +193,7 @@ def main() -> int:
     share, shares = map(int, args.share.split("/"))
     modes = tuple(Mode[name] for name in args.modes.split(","))
     some = Some(stride=args.stride, share=share, shares=shares, modes=modes)
-    policies = [policy for policy in POLICIES if policy in args.policies.split(",")]
+    policies: list[MergePolicyName] = [p for p in POLICIES if p in args.policies.split(",")]
     report = run(args.folder, some=some, policies=policies, only=args.only, skip=args.skip)
     args.report.write_text(json.dumps(report, indent=2))
     return int(any(report[kind] for kind in WRONGS))

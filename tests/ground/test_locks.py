@@ -29,6 +29,7 @@ def holder(path):
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
 
