@@ -15,7 +15,8 @@ class Migrate:
     """Import experts of the original research code into a new graph.
 
     OLD is a graph folder of its parallel or its sequential code, or one checkpoint, a pickle or
-    an Orbax folder, with all experts in one tree. Nothing in it is executed, followed or changed.
+    an Orbax folder, with all experts in one tree. It is neither unpickled nor changed, no link in
+    it is followed, and of its code only skills that pass the gate are tried, as any skill is.
 
     Examples:
       flowrl migrate old/exp/bottom_up_parallel exp/migrated --dry_run

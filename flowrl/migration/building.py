@@ -21,6 +21,7 @@ from flowrl.layout import GraphLayout, RunLayout
 from flowrl.migration.networks import nested, unusable
 from flowrl.migration.old_expert import OldExpert
 from flowrl.migration.planned import Plan
+from flowrl.parallel import vouching
 from flowrl.parallel.recovering import recover_state
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.parallel.training_processor import process_completed_training
@@ -104,6 +105,7 @@ def _sweep(final: Path) -> None:
 
 
 def _build(plan: Plan, layout: GraphLayout, final: Path) -> None:
+    vouching.keep(layout, plan.skills.verdicts)
     book = SkillBook(layout)
     done: dict[str, int] = {}
     for expert, playable in order_of(plan):

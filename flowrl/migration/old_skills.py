@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,11 +11,15 @@ from flowrl.errors import FlowrlError, SkillError
 from flowrl.layout import slug
 from flowrl.migration.old_expert import OldExpert
 from flowrl.migration.old_files import mapping
+from flowrl.runs import Verdict
 from flowrl.skills.games import GAMES
 from flowrl.skills.graph import SkillGraph
+from flowrl.skills.judging import Refusal, Subject, judge
 from flowrl.skills.skill import Skill, parse_skill, skill_from_data
+from flowrl.skills.verdicts import shipped
 
 Origin = Literal["own", "library", "none"]
+Trial = Callable[[Sequence[Subject]], Sequence[Verdict | Refusal]]
 _PASSES = 10  # over the skills: each lets those in that need the ones before it
 _PREFIX = re.compile(r"inventory[:.]")
 _NO_WORD = re.compile(r"[^a-z0-9]+")
@@ -38,12 +42,28 @@ class Skills:
 
     graph: SkillGraph
     decisions: Mapping[int, Decision]
+    verdicts: Mapping[str, Verdict]  # on the skills that are their own, by name
 
 
-def decide(experts: Iterable[OldExpert], library: Mapping[str, Skill], *, env_name: str) -> Skills:
+def tried(subjects: Sequence[Subject]) -> list[Verdict | Refusal]:
+    """What a trial says of skill code that has passed the gate, in a process of its own."""
+    fresh = iter(judge([subject for subject in subjects if subject.digest not in shipped()]))
+    return [shipped().get(subject.digest) or next(fresh) for subject in subjects]
+
+
+def decide(
+    experts: Iterable[OldExpert],
+    library: Mapping[str, Skill],
+    *,
+    env_name: str,
+    trial: Trial = tried,
+) -> Skills:
     """Take the old skills over as far as the graph with them can still be learned.
 
     A skill whose name is one of the library's but for punctuation takes the library's name.
+
+    Raises:
+      LaunchError: the trial does not start.
     """
     names = {slug(name): name for name in library}
     known: dict[int, str] = {}
@@ -55,13 +75,34 @@ def decide(experts: Iterable[OldExpert], library: Mapping[str, Skill], *, env_na
             own[expert.index] = _converted(known[expert.index], expert.data, env_name)
         except FlowrlError as error:
             why[expert.index] = str(error)
+    verdicts, refused = _vouched(own, env_name, trial)
+    own = {index: skill for index, skill in own.items() if index not in refused}
+    why |= refused
     graph, misfits = _fitted(own, library, GAMES[env_name].capacity)
     why |= {
         index: f"the graph cannot be learned with it: {text}" for index, text in misfits.items()
     }
+    decisions = {index: _decision(name, why.get(index), library) for index, name in known.items()}
     return Skills(
-        graph, {index: _decision(name, why.get(index), library) for index, name in known.items()}
+        graph,
+        decisions,
+        {made.name: verdicts[made.name] for made in decisions.values() if made.origin == "own"},
     )
+
+
+def _vouched(
+    own: Mapping[int, Skill], env_name: str, trial: Trial
+) -> tuple[dict[str, Verdict], dict[int, str]]:
+    """The verdicts by skill, and why the trial refuses others, by index."""
+    answers = trial([Subject.of(skill, env_name) for skill in own.values()]) if own else []
+    verdicts: dict[str, Verdict] = {}
+    refused: dict[int, str] = {}
+    for (index, skill), answer in zip(own.items(), answers, strict=True):
+        if isinstance(answer, Refusal):
+            refused[index] = answer.text
+        else:
+            verdicts[skill.name] = answer
+    return verdicts, refused
 
 
 def _decision(name: str, why: str | None, library: Mapping[str, Skill]) -> Decision:

@@ -11,7 +11,7 @@ from flowrl.config import Activation, PPOConfig
 from flowrl.errors import ConfigError, ExpertShapeError, FileRefusedError
 from flowrl.migration.networks import Sizes, nested, unusable
 from flowrl.migration.old_expert import LeftOut, OldExpert
-from flowrl.migration.old_skills import Decision, Skills, decide
+from flowrl.migration.old_skills import Decision, Skills, Trial, decide, tried
 from flowrl.migration.survey import Survey, look
 from flowrl.skills.skill import load_library
 
@@ -33,7 +33,9 @@ class Plan:
         return self.skills.decisions[expert.index]
 
 
-def plan_migration(old: Path, *, activation: Activation | None = None) -> Plan:
+def plan_migration(
+    old: Path, *, activation: Activation | None = None, trial: Trial = tried
+) -> Plan:
     """Read and check all of an old graph.
 
     Raises:
@@ -57,7 +59,7 @@ def plan_migration(old: Path, *, activation: Activation | None = None) -> Plan:
         experts=experts,
         left_out=(*damaged, *survey.left_out),
         notes=_twins(contents),
-        skills=decide(experts, load_library(sizes.env_name), env_name=sizes.env_name),
+        skills=decide(experts, load_library(sizes.env_name), env_name=sizes.env_name, trial=trial),
     )
 
 

@@ -19,6 +19,8 @@ from flowrl.migration.building import order_of, refuse_taken, write_graph
 from flowrl.migration.planned import Plan, plan_migration
 
 FORMAT = 1
+# Orbax warns of what old folders lack, the skill book of skills that are not the library's.
+_TALKATIVE = ("absl", "flowrl.parallel.skill_book")
 _ORIGINS = {
     "own": "its own",
     "library": "the library's",
@@ -30,7 +32,8 @@ def run(
     old: Path, new: Path, *, dry_run: bool, as_json: bool, activation: Activation | None
 ) -> int:
     """Migrate, or say what would be done; returns the exit code."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what old folders lack
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     if not old.exists():
         raise FileRefusedError(f"{old} does not exist; name the original's graph folder")
     _refuse_nested(old, new)

@@ -19,6 +19,7 @@ from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.migration import report
+from flowrl.migration.building import write_graph
 from flowrl.models import dispatch
 from flowrl.models.actor_critic import stack_experts
 from flowrl.parallel.board import SchedulerState
@@ -28,6 +29,7 @@ from flowrl.parallel.training_setup import expected_shapes, prepare_training_run
 from flowrl.runs import read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
+from flowrl.skills.verdicts import VerdictStore
 from tests.migration.old_graphs import (
     ACTIONS,
     NAMES,
@@ -35,6 +37,7 @@ from tests.migration.old_graphs import (
     forward,
     pair,
     parallel_graph,
+    planned,
     sequential_graph,
     skill_data,
     write_books,
@@ -141,6 +144,13 @@ def test_evaluate_loads_the_experts_of_a_plan(graph):
     assert params["actor"]["dense_0"]["kernel"].shape == (2, OBSERVATION, 8)
 
 
+@pytest.mark.slow
+def test_a_migrated_skill_of_its_own_is_played(graph, capsys):
+    words = ["evaluate", str(graph.root), "--skill", "Collect Wood", "--episodes", "2", "--json"]
+    assert cli.main(words) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
 def test_evaluate_says_that_an_expert_without_a_skill_cannot_be_played(graph, capsys):
     assert cli.main(["evaluate", str(graph.root), "--skill", "Dance", "--episodes", "1"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -180,6 +190,12 @@ def test_the_configuration_to_go_on_with_is_recorded(graph):
     assert config.graph_path == graph.root
 
 
+def test_a_skill_of_its_own_has_a_verdict_to_be_trained_and_played_with(graph):
+    run = read_run(RunLayout(graph.skill_folder(11, "Collect Wood"), 11))
+    (verdict,) = run.verdicts
+    assert VerdictStore(graph.verdicts).find(verdict.digest) == verdict
+
+
 def test_a_skill_is_recorded_with_its_own_data(graph):
     recorded = SkillBook(graph).recorded()
     assert set(recorded) == {"Collect Wood", "Place Table"}
@@ -187,7 +203,7 @@ def test_a_skill_is_recorded_with_its_own_data(graph):
 
 
 def test_a_sequential_graph_becomes_a_whole_graph(tmp_path):
-    migrate(sequential_graph(tmp_path / "old"), tmp_path / "new")
+    write_graph(planned(sequential_graph(tmp_path / "old")), tmp_path / "new")
     store = ExpertStore(GraphLayout(tmp_path / "new"))
     versions = store.manifest().experts
     assert {i: (v.skill, v.frames) for i, v in versions.items()} == {

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl.migration.planned import plan_migration
-from tests.migration.old_graphs import REWARD, skill_data, write_books, write_expert
+from flowrl.skills.judging import Refusal
+from tests.migration.old_graphs import REWARD, planned, skill_data, write_books, write_expert
 
 CLASSIC = "Craftax-Classic-Symbolic-v1"
 
 
-def migrated(old, *skills):
+def migrated(old, *skills, **options):
     """The plan for a graph of these skills, each a name and the original's data of it."""
     for index, (name, _) in enumerate(skills):
         write_expert(old, index, name, word=f"n{index}")
     write_books(old, dict(enumerate(skills)))
-    return plan_migration(old)
+    return planned(old, **options)
 
 
 def decisions(plan):
@@ -101,3 +101,19 @@ def test_a_skill_that_would_make_others_impossible_is_not_taken_over(tmp_path):
 def test_a_name_that_differs_by_its_spaces_alone_is_the_librarys(tmp_path):
     plan = migrated(tmp_path, ("Collect_Wood", {}))
     assert decisions(plan) == [("Collect Wood", "library")]
+
+
+def test_a_skill_that_the_trial_refuses_is_not_taken_over(tmp_path):
+    def refuse(subjects):
+        return [Refusal("n01.py:2: it loops; write less") for _ in subjects]
+
+    plan = migrated(tmp_path, ("Odd Skill", skill_data()), trial=refuse)
+    assert decisions(plan) == [("Odd Skill", "none")]
+    assert plan.decision(plan.experts[0]).why == "n01.py:2: it loops; write less"
+    assert plan.skills.verdicts == {}
+
+
+def test_only_what_is_taken_over_has_a_verdict(tmp_path):
+    misfit = skill_data(requirements={"unicorn": "1"}, gain={"horn": "1"})
+    plan = migrated(tmp_path, ("Collect Wood", skill_data()), ("Odd Skill", misfit))
+    assert set(plan.skills.verdicts) == {"Collect Wood"}

@@ -16,7 +16,6 @@ from flowrl.errors import (
     FileRefusedError,
     FlowrlError,
 )
-from flowrl.migration.planned import plan_migration
 from tests.migration.hostile import HOSTILE
 from tests.migration.old_graphs import (
     KEYS,
@@ -26,6 +25,7 @@ from tests.migration.old_graphs import (
     network,
     pair,
     parallel_graph,
+    planned,
     sequential_graph,
     skill_data,
     write_books,
@@ -51,7 +51,7 @@ def origins(plan) -> dict[int, str]:
 
 
 def test_a_parallel_graph_gives_names_frames_and_success_rates(tmp_path):
-    plan = plan_migration(parallel_graph(tmp_path))
+    plan = planned(parallel_graph(tmp_path))
     assert plan.survey.found == ("3 experts of the parallel code (skills/)",)
     assert [(e.index, e.name, e.frames, e.success_rate) for e in plan.experts] == [
         (0, "Collect Wood", 1000, 0.75),
@@ -65,7 +65,7 @@ def test_a_parallel_graph_gives_names_frames_and_success_rates(tmp_path):
 def test_twelve_experts_each_keep_their_own_numbers_in_pickles(tmp_path):
     for index in range(12):
         write_expert(tmp_path, index, f"Skill {index}", seed=100 + index)
-    plan = plan_migration(tmp_path)
+    plan = planned(tmp_path)
     assert first_numbers(plan) == wanted({index: 100 + index for index in range(12)})
     assert plan.notes == ()
 
@@ -74,24 +74,24 @@ def test_twelve_experts_of_one_tree_are_never_taken_by_a_prefix_of_their_key(tmp
     """FACTS §9, 1: with 11 experts, expert 1 got expert 10's weights."""
     seeds = {index: 200 + index for index in range(12)}
     policies = write_orbax(tmp_path / "0_policies", seeds, 10)
-    assert first_numbers(plan_migration(policies)) == wanted(seeds)
+    assert first_numbers(planned(policies)) == wanted(seeds)
 
 
 def test_experts_that_the_original_has_mixed_up_are_told(tmp_path):
     write_expert(tmp_path, 1, "One", seed=10)
     write_expert(tmp_path, 10, "Ten", seed=10)
-    (note,) = plan_migration(tmp_path).notes
+    (note,) = planned(tmp_path).notes
     assert note.startswith("experts 1 and 10 hold the same numbers")
 
 
 def test_gaps_in_the_numbering_stay(tmp_path):
     for index in (3, 17, 5):
         write_expert(tmp_path, index, f"Skill {index}")
-    assert [expert.index for expert in plan_migration(tmp_path).experts] == [3, 5, 17]
+    assert [expert.index for expert in planned(tmp_path).experts] == [3, 5, 17]
 
 
 def test_a_sequential_graph_gives_the_newest_expert_of_every_skill(tmp_path):
-    plan = plan_migration(sequential_graph(tmp_path))
+    plan = planned(sequential_graph(tmp_path))
     assert plan.survey.found == ("2 experts of the sequential code (<i>/<i>_policies)",)
     assert [(e.index, e.name, e.frames) for e in plan.experts] == [
         (0, "Collect Wood", 640),
@@ -110,14 +110,14 @@ def test_the_skills_of_a_sequential_graph_may_lie_in_a_pickle(tmp_path):
     for number, known in ((1, skills), (0, {})):
         path = tmp_path / "checkpoints" / f"successful_skill_{number}_Place Table.pkl"
         path.write_bytes(pickle.dumps({"current_i": number, "skills": known, "db": {}}))
-    assert [expert.name for expert in plan_migration(tmp_path).experts] == list(NAMES[:2])
+    assert [expert.name for expert in planned(tmp_path).experts] == list(NAMES[:2])
 
 
 def test_networks_that_no_skill_names_and_skills_without_one_stay_behind(tmp_path):
     write_orbax(tmp_path / "4" / "4_policies", {0: 1, 1: 2, 7: 3}, 10)
     skills = {"Collect Wood": skill_data(number=1), "Far": skill_data(number=9)}
     (tmp_path / "4" / "skills.json").write_text(json.dumps({"data": skills}))
-    plan = plan_migration(tmp_path)
+    plan = planned(tmp_path)
     assert [(expert.index, expert.name) for expert in plan.experts] == [(1, "Collect Wood")]
     left = {item.what.partition(" of ")[0]: item.why for item in plan.left_out}
     assert left == {
@@ -130,12 +130,12 @@ def test_networks_that_no_skill_names_and_skills_without_one_stay_behind(tmp_pat
 def test_one_pickle_or_one_orbax_folder_with_all_experts_is_enough(tmp_path):
     path = tmp_path / "checkpoint.pkl"
     path.write_bytes(pickle.dumps({"params": mixture({0: 5, 11: 6})}))
-    assert first_numbers(plan_migration(path)) == wanted({0: 5, 11: 6})
+    assert first_numbers(planned(path)) == wanted({0: 5, 11: 6})
     policies = write_orbax(tmp_path / "2_policies", {0: 5, 11: 6}, 10, total_timesteps="1e6")
     step = policies / "policies" / "10"
     for place in (policies, step, step / "default"):
-        assert first_numbers(plan_migration(place)) == wanted({0: 5, 11: 6})
-    plan = plan_migration(policies)
+        assert first_numbers(planned(place)) == wanted({0: 5, 11: 6})
+    plan = planned(policies)
     assert [(e.name, e.frames) for e in plan.experts] == [
         ("Expert 0", 1_000_000),
         ("Expert 11", 1_000_000),
@@ -146,7 +146,7 @@ def test_one_pickle_or_one_orbax_folder_with_all_experts_is_enough(tmp_path):
 def test_a_mixture_takes_both_forms_and_says_so(tmp_path):
     sequential_graph(tmp_path)
     write_expert(tmp_path, 0, "Collect Wood", seed=1)
-    plan = plan_migration(tmp_path)
+    plan = planned(tmp_path)
     assert len(plan.survey.found) == 2
     assert first_numbers(plan) == wanted({0: 1, 1: 61})
     assert [item.what for item in plan.left_out] == ["expert 0 (Collect Wood)"]
@@ -162,7 +162,7 @@ def test_an_expert_without_a_pickle_is_read_from_its_runs_checkpoint(tmp_path):
         "skill_name": "Place Table",
     }
     (policies / "remap.json").write_text(json.dumps(remap))
-    plan = plan_migration(tmp_path)
+    plan = planned(tmp_path)
     assert first_numbers(plan) == wanted({0: 0, 5: 71})
     assert plan.experts[1].frames == 640
 
@@ -173,13 +173,13 @@ def test_only_the_newest_whole_step_counts(tmp_path):
     whole = policies / "policies" / "40"
     whole.rename(policies / "policies" / "40.orbax-checkpoint-tmp-7")
     (policies / "policies" / "900").mkdir()
-    assert first_numbers(plan_migration(policies)) == wanted({0: 1})
+    assert first_numbers(planned(policies)) == wanted({0: 1})
 
 
 def test_the_newest_step_is_the_largest_number(tmp_path):
     policies = write_orbax(tmp_path / "0_policies", {0: 1}, 9)
     write_orbax(policies, {0: 2}, 10)
-    assert first_numbers(plan_migration(policies)) == wanted({0: 2})
+    assert first_numbers(planned(policies)) == wanted({0: 2})
 
 
 def test_an_expert_that_was_recorded_and_one_in_training_stay_behind(tmp_path):
@@ -187,7 +187,7 @@ def test_an_expert_that_was_recorded_and_one_in_training_stay_behind(tmp_path):
     write_books(tmp_path, {0: (NAMES[0], {}), 3: ("Lost", {})})
     (tmp_path / "skills" / "4_Empty").mkdir()
     (tmp_path / "training_runs" / "skill_9_Busy").mkdir(parents=True)
-    what = [item.what for item in plan_migration(tmp_path).left_out]
+    what = [item.what for item in planned(tmp_path).left_out]
     assert what[0] == "expert 3 (Lost)"
     assert what[1].startswith("expert 4 (")
     assert what[2].endswith("skill_9_Busy")
@@ -199,7 +199,7 @@ def test_an_expert_with_nan_is_left_out_and_the_others_are_not(value, tmp_path):
     actor, critic = pair(0)
     critic[KEYS[1]]["bias"][3] = value
     write_expert(tmp_path, 7, "Sick", networks=(actor, critic))
-    plan = plan_migration(tmp_path)
+    plan = planned(tmp_path)
     assert [expert.index for expert in plan.experts] == [0, 1, 2]
     (item,) = plan.left_out
     assert "expert 7 (Sick)" in item.what
@@ -211,7 +211,7 @@ def test_a_kernel_of_zeros_is_a_lost_file(tmp_path):
     actor, critic = pair(0)
     actor[KEYS[2]]["kernel"][:] = 0
     write_expert(tmp_path, 7, "Lost", networks=(actor, critic))
-    assert "actor/dense_2/kernel is zero everywhere" in plan_migration(tmp_path).left_out[0].why
+    assert "actor/dense_2/kernel is zero everywhere" in planned(tmp_path).left_out[0].why
 
 
 def test_nothing_is_migrated_when_no_expert_can_be(tmp_path):
@@ -219,7 +219,7 @@ def test_nothing_is_migrated_when_no_expert_can_be(tmp_path):
     actor[KEYS[0]]["kernel"][0, 0] = np.nan
     write_expert(tmp_path, 0, "Sick", networks=(actor, critic))
     with pytest.raises(FileRefusedError, match=r"no expert that can be migrated.*not finite"):
-        plan_migration(tmp_path)
+        planned(tmp_path)
 
 
 def without(layers: dict, key: str) -> dict:
@@ -258,7 +258,7 @@ BAD_NETWORKS = {
 def test_a_network_of_another_form_is_refused_with_its_layer(actor, said, tmp_path):
     write_expert(tmp_path, 4, "Other", networks=(actor, network(1, 1)))
     with pytest.raises(ExpertShapeError, match=said) as refusal:
-        plan_migration(tmp_path)
+        planned(tmp_path)
     assert len(str(refusal.value).splitlines()) == 1
 
 
@@ -266,14 +266,14 @@ def test_experts_of_two_widths_are_refused_with_both(tmp_path):
     write_expert(tmp_path, 0, "Narrow")
     write_expert(tmp_path, 1, "Wide", networks=pair(1, width=16))
     with pytest.raises(ExpertShapeError, match=r"has width 8 .* has width 16"):
-        plan_migration(tmp_path)
+        planned(tmp_path)
 
 
 def test_an_activation_that_the_original_did_not_heed_must_be_said(tmp_path):
     policies = write_orbax(tmp_path / "0_policies", {0: 1}, 10, ACTIVATION="relu")
     with pytest.raises(ConfigError, match="--activation"):
-        plan_migration(policies)
-    assert plan_migration(policies, activation="tanh").config.activation == "tanh"
+        planned(policies)
+    assert planned(policies, activation="tanh").config.activation == "tanh"
 
 
 @pytest.mark.parametrize("kind", ["os.system", "an object array", "nothing", "opcode OBJ"])
@@ -286,7 +286,7 @@ def test_a_hostile_pickle_stops_everything(kind, place, tmp_path):
     }
     paths[place].write_bytes(HOSTILE[kind])
     with pytest.raises(FileRefusedError, match=rf"{paths[place].name} is refused"):
-        plan_migration(tmp_path)
+        planned(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -306,14 +306,14 @@ def test_a_link_is_refused_and_not_followed(place, tmp_path):
     old = parallel_graph(tmp_path / "old")
     link(old / place, tmp_path / "elsewhere")
     with pytest.raises(FileRefusedError):
-        plan_migration(old)
+        planned(old)
 
 
 def test_a_link_inside_an_orbax_folder_is_refused(tmp_path):
     policies = write_orbax(tmp_path / "0_policies", {0: 1}, 10)
     link(policies / "policies" / "10" / "default" / "d", tmp_path / "elsewhere")
     with pytest.raises(FileRefusedError, match="link"):
-        plan_migration(policies)
+        planned(policies)
 
 
 def test_damaged_orbax_arrays_are_refused(tmp_path):
@@ -321,7 +321,7 @@ def test_damaged_orbax_arrays_are_refused(tmp_path):
     for path in (policies / "policies" / "10" / "default").rglob("d/*"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ExpertCorruptError, match="cannot be read"):
-        plan_migration(policies)
+        planned(policies)
 
 
 HOSTILE_NAMES = ["../../x", "a;rm -rf ~", "$(id)", "-t", "木を集める", "a/b", 'a"b', "{x}", "a'''b"]
@@ -330,49 +330,49 @@ HOSTILE_NAMES = ["../../x", "a;rm -rf ~", "$(id)", "-t", "木を集める", "a/b
 def test_hostile_names_are_shown_as_they_are_and_make_harmless_folders(tmp_path):
     for index, name in enumerate(HOSTILE_NAMES):
         write_expert(tmp_path, index, name, word=f"n{index}")
-    assert [expert.name for expert in plan_migration(tmp_path).experts] == HOSTILE_NAMES
+    assert [expert.name for expert in planned(tmp_path).experts] == HOSTILE_NAMES
 
 
 @pytest.mark.parametrize("name", ["a\nb", "  ", "x" * 201, "\x1b[2J", "a\u202eb", "\ud800"])
 def test_a_name_that_cannot_be_shown_is_refused(name, tmp_path):
     write_expert(tmp_path, 0, name, word="n")
     with pytest.raises(FlowrlError):
-        plan_migration(tmp_path)
+        planned(tmp_path)
 
 
 def test_two_names_that_the_original_took_for_one_are_two_here(tmp_path):
     """FACTS §9, 9: two names shared an id, and one vanished."""
     write_expert(tmp_path, 0, "a b", word="a_b")
     write_expert(tmp_path, 1, "a/b", word="a_b")
-    assert [expert.name for expert in plan_migration(tmp_path).experts] == ["a b", "a/b"]
+    assert [expert.name for expert in planned(tmp_path).experts] == ["a b", "a/b"]
 
 
 def test_two_experts_of_one_name_are_refused_with_both_places(tmp_path):
     write_expert(tmp_path, 0, "Collect Wood")
     write_expert(tmp_path, 1, "Collect Wood")
     with pytest.raises(FileRefusedError, match=r"0_Collect_Wood.*1_Collect_Wood"):
-        plan_migration(tmp_path)
+        planned(tmp_path)
 
 
 def test_two_folders_that_claim_one_expert_are_refused(tmp_path):
     write_expert(tmp_path, 3, "One")
     write_expert(tmp_path, 3, "Two")
     with pytest.raises(FileRefusedError, match="both hold expert 3"):
-        plan_migration(tmp_path)
+        planned(tmp_path)
 
 
 def test_an_expert_in_anothers_folder_is_refused(tmp_path):
     path = write_expert(tmp_path, 3, "One").parent
     path.rename(path.with_name("expert_4_policy"))
     with pytest.raises(FileRefusedError, match="not of expert 3"):
-        plan_migration(tmp_path)
+        planned(tmp_path)
 
 
 @pytest.mark.parametrize("frames", [-1, 1.5, True, "many", 10**30, [1]])
 def test_frames_that_are_no_count_are_refused(frames, tmp_path):
     write_expert(tmp_path, 0, "One", frames=frames)
     with pytest.raises(FileRefusedError, match="frames that are no count"):
-        plan_migration(tmp_path)
+        planned(tmp_path)
 
 
 def test_a_pickle_that_shows_the_same_bytes_as_many_experts_is_refused(tmp_path):
@@ -383,7 +383,7 @@ def test_a_pickle_that_shows_the_same_bytes_as_many_experts_is_refused(tmp_path)
     path = tmp_path / "checkpoint.pkl"
     path.write_bytes(pickle.dumps(tree))
     with pytest.raises(FileRefusedError, match="more numbers than bytes"):
-        plan_migration(path)
+        planned(path)
 
 
 @pytest.mark.parametrize("kind", ["empty folder", "a text", "a pickle of nothing", "other files"])
@@ -399,7 +399,7 @@ def test_what_is_no_graph_is_refused(kind, tmp_path):
             (old / "skills").mkdir()
             (old / "skills" / "readme").write_text("x")
     with pytest.raises(FlowrlError) as refusal:
-        plan_migration(old)
+        planned(old)
     assert len(str(refusal.value).splitlines()) == 1
 
 
@@ -410,7 +410,7 @@ def test_a_legacy_pickle_carries_its_own_metadata_and_numbers(tmp_path):
     params = {"actor_networks_2": actor, "critic_networks_2": critic}
     metadata = {"skill_name": "Older", "global_expert_idx": 6, "total_frames": 55}
     path.write_bytes(pickle.dumps({"params": params, "metadata": metadata}))
-    (expert,) = plan_migration(tmp_path).experts
+    (expert,) = planned(tmp_path).experts
     assert (expert.name, expert.frames) == ("Older", 55)
 
 
@@ -419,11 +419,11 @@ def test_without_metadata_the_name_is_that_of_the_books_or_the_folder(tmp_path):
     for path in tmp_path.glob("skills/*/*/metadata.json"):
         path.unlink()
     write_books(tmp_path, {0: ("Collect  Wood!", {})})
-    names = [expert.name for expert in plan_migration(tmp_path).experts]
+    names = [expert.name for expert in planned(tmp_path).experts]
     assert names == ["Collect  Wood!", "Place Table", "Make Wood Pickaxe"]
 
 
 def test_a_folder_of_records_beside_an_experts_own_is_no_second_expert(tmp_path: Path):
     write_expert(tmp_path, 2, "a-b", word="ab")
     (tmp_path / "skills" / "2_a-b").mkdir()
-    assert [expert.name for expert in plan_migration(tmp_path).experts] == ["a-b"]
+    assert [expert.name for expert in planned(tmp_path).experts] == ["a-b"]
