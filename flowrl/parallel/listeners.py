@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from flowrl.launch.job import Job
 from flowrl.parallel.signals import Task
 from flowrl.parallel.status import Completed, Entry, Failed
-from flowrl.parallel.trouble import OF_ONE_SKILL, said
+from flowrl.parallel.trouble import OF_ONE_SKILL, passes, said
 from flowrl.parallel.workshop import Workshop
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,8 @@ class Callbacks(TypedDict, total=False):
     `on_skill_complete` and `on_skill_failed` are called with the skill's name, after the state
     is saved. They may add skills. They are not called again after a crash: look at `state`.
     One that raises what malformed data can raise (`trouble.OF_ONE_SKILL`) is logged with its
-    traceback and the others go on; any other exception is a bug and ends the daemon.
+    traceback and the others go on; it is called again when a full disk or the like was the reason.
+    Any other exception is a bug and ends the daemon.
     """
 
     workshop: Workshop
@@ -31,16 +32,16 @@ class Callbacks(TypedDict, total=False):
     on_skill_failed: Callable[[str], object]
 
 
-def tell_end(callbacks: Callbacks, entry: Entry) -> None:
-    """Call whoever waits for this end."""
+def tell_end(callbacks: Callbacks, entry: Entry) -> bool:
+    """Call whoever waits for this end; False when that should be tried again later."""
     if isinstance(entry.status, Completed):
         callback = callbacks.get("on_skill_complete")
     elif isinstance(entry.status, Failed):
         callback = callbacks.get("on_skill_failed")
     else:
-        return
+        return True
     if callback is None:
-        return
+        return True
     try:
         callback(entry.skill)
     except OF_ONE_SKILL as error:
@@ -51,3 +52,5 @@ def tell_end(callbacks: Callbacks, entry: Entry) -> None:
             said(error),
             exc_info=error,
         )
+        return not passes(error)
+    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -32,7 +32,7 @@ from flowrl.parallel.room import PROBE_SECONDS, Room
 from flowrl.parallel.settings import Settings, SettingsDict
 from flowrl.parallel.signals import Announce, Event, NewSkill
 from flowrl.parallel.state import SchedulerState, next_due
-from flowrl.parallel.status import Status
+from flowrl.parallel.status import Entry, Status
 from flowrl.parallel.story import Story
 from flowrl.parallel.workshop import CallbackWorkshop
 from flowrl.skills.skill import Skill
@@ -77,6 +77,7 @@ class SkillScheduler:
         self._crew: Acts | None = None
         self._last_beat = self._clock()
         self._stopping = False
+        self._untold: list[Entry] = []  # ends that could not be told for lack of room
         self.stopped_by_wish = False  # `run` has ended because a user asked for it
         self._cancelling = False
 
@@ -203,6 +204,8 @@ class SkillScheduler:
         log_answers(before, book.state.answers)
         if book.saved():
             self._inbox.done()
+        untold, self._untold = self._untold, []
+        self._tell_ends(untold)
         while book.saved() and self._room.free and book.pending:
             self._book_tell(self._act(book, now), now)
         for entry, _ in self.state.launched() if self._ending_runs else ():
@@ -216,7 +219,7 @@ class SkillScheduler:
             seconds = min(seconds, (due - self._clock()).total_seconds())
         handles = [handle for _, handle in self.state.launched()]
         left_alive = (self._acts.left_seconds(handle) for handle in handles)
-        most = math.inf if self._room.free else PROBE_SECONDS
+        most = math.inf if self._room.free and not self._untold else PROBE_SECONDS
         until = time.monotonic() + max(0.0, min(seconds, most, *left_alive))
         while (left := until - time.monotonic()) > 0 and not self._inbox.waiting:
             if self._stopping and not self._ending_runs:
@@ -235,7 +238,7 @@ class SkillScheduler:
             if self._stopping and not (self._ending_runs and self.state.launched()):
                 return self.state
             done = finished(self.state) or self.state.stop_is_due
-            if done and not book.pending and book.saved():
+            if done and not book.pending and not self._untold and book.saved():
                 if self.state.wish:
                     self.stopped_by_wish = True
                     self._tell(signals.Stopped())
@@ -271,10 +274,12 @@ class SkillScheduler:
         if isinstance(command, Announce):
             moves = [command, *book.moves_in_a_row()]
             self._story.tell([(move.before, move.entry) for move in moves], now)
-            for move in moves:
-                tell_end(self._callbacks, move.entry)
+            self._tell_ends(move.entry for move in moves)
             return ()
         return self._acts.carry_out(command, self.state.entries[command.task.skill].status)
+
+    def _tell_ends(self, entries: Iterable[Entry]) -> None:
+        self._untold += [e for e in entries if not tell_end(self._callbacks, e)]
 
     @property
     def _ending_runs(self) -> bool:

@@ -107,3 +107,22 @@ def test_a_cancel_that_does_not_arrive_is_sent_again(start, world):
         scheduler.tick()
     assert world.of("A").cancelled
     assert not world.refusals["cancel"]
+
+
+def test_a_callback_that_lacks_room_is_called_again(start, world):
+    heard = []
+
+    def on_complete(skill):
+        heard.append(skill)
+        if len(heard) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        scheduler.add_skill("B", {}, ["A"])
+
+    scheduler = start()
+    scheduler.set_callbacks(on_skill_complete=on_complete)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A")
+    scheduler._launcher.on_wait = lambda: [world.end(p.task.skill) for p in world.living()]
+    assert scheduler.run().complete
+    assert heard == ["A", "A", "A", "B"]
