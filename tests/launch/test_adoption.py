@@ -121,6 +121,30 @@ def test_a_daemon_out_of_descriptors_takes_no_run_for_dead(launcher, make_job):
     assert processes.alive(start.trainer_pid or 0, start.trainer_birth)
 
 
+def test_a_launch_without_descriptors_is_refused_and_may_be_tried_again(launcher, make_job):
+    """EMFILE at any of its steps: a LaunchError or an OSError, and nothing of the run lives."""
+    job = make_job(SLEEP)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    refused = 0
+    for spare in range(open_now):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
+        try:
+            launcher.launch(job)
+        except (LaunchError, OSError):
+            refused += 1
+        else:
+            break
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not files.lock_held(job.folder)
+    assert refused > 3
+    job = make_job(SLEEP, name="flowrl_e1_x")
+    handle = launcher.launch(job)
+    start_of(job)
+    assert launcher.poll(handle, job.folder) is None
+
+
 def test_a_run_from_before_a_reboot_went_down_with_the_machine(launcher, make_job):
     job = make_job("pass")
     handle = launcher.launch(job)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from flowrl.errors import ConfigError
+from flowrl.launch import gpus
 from flowrl.launch.environment import child_env
 from flowrl.launch.gpus import Device, visible_devices
 
@@ -89,6 +90,10 @@ def test_an_nvidia_smi_that_fails_answers_the_last_known(nvidia_smi, script):
     known = visible_devices(environ={}, last_known=(SECOND,), timeout_seconds=0.5)
     assert known == (SECOND,)
     assert time.monotonic() - began < 5.0
+
+
+def test_nvidia_smi_has_five_seconds():
+    assert gpus.TIMEOUT_SECONDS == 5.0
 
 
 def test_a_machine_without_nvidia_smi_has_no_gpus(monkeypatch, tmp_path):

@@ -158,3 +158,28 @@ def test_a_full_disk_does_not_block_who_writes():
 
 def test_a_log_that_cannot_be_opened_does_not_block_who_writes(tmp_path):
     run_log(tmp_path / "missing" / "training.log", b"x" * 10**6, 10**9)
+
+
+@pytest.mark.parametrize(
+    "megabytes", [40, pytest.param(1000, marks=pytest.mark.slow)], ids=["some", "a gigabyte"]
+)
+def test_a_flood_through_a_launcher_fills_no_disk(local, make_job, monkeypatch, megabytes):
+    monkeypatch.setattr(files, "CAPPED_LOG", small_log(make_job))
+    flood = f"import sys\nfor _ in range({megabytes}): sys.stdout.write('flood 789' * 116509)\n"
+    job = make_job(flood + "print('the end', flush=True)", env={"MY_TOKEN": "canary-canary"})
+    outcome = end_of(local, local.launch(job), job, seconds=120.0)
+    assert isinstance(outcome, Exited)
+    assert outcome.code == 0
+    log = job.folder / "training.log"
+    until(lambda: log.read_bytes().endswith(b"the end\n"))
+    kept = sum(path.stat().st_size for path in job.folder.glob("training.log*"))
+    assert 2**20 <= kept <= 2**22
+
+
+def small_log(make_job) -> Path:
+    """The log's writer with a cap of 4 MiB."""
+    program = make_job("", name="writer").folder / "capped_log.py"
+    text = files.CAPPED_LOG.read_text().replace("CAP_BYTES = 64 * 2**20", "CAP_BYTES = 2**22")
+    assert "CAP_BYTES = 2**22" in text
+    program.write_text(text)
+    return program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,3 +202,25 @@ def test_a_socket_may_be_a_path(server_folder: Path, make_job):
     assert isinstance(end_of(tmux, handle, job), Finished)
     tmux.close()
     until(lambda: not processes.birth_of(handle.server_pid or 0))
+
+
+def test_a_run_does_not_mind_its_users(tmux, make_job):
+    """They rename its session, attach to it, type into it and look at older lines."""
+    job = make_job("print(*range(999))\n" + SLEEP)
+    handle = tmux.launch(job)
+    start = start_of(job)
+    tmux._tmux("rename-session", "-t", f"={job.name}", "mine")
+    with somebody_attached(tmux, "mine"):
+        for keys in (["exit", "Enter"], ["-l", "; kill-server"], ["C-z"], ["C-s"], ["C-q"]):
+            tmux._tmux("send-keys", "-t", "=mine:", *keys)
+        tmux._tmux("copy-mode", "-t", "=mine:")
+        tmux._tmux("resize-window", "-t", "=mine:", "-x", "20", "-y", "5")
+        assert tmux.poll(handle, job.folder) is None
+    assert processes.alive(start.trainer_pid or 0, start.trainer_birth)
+    found = tmux.find(job)
+    assert found is not None
+    assert (found.session, found.pid) == ("mine", handle.pid)
+    for pid in (start.runner_pid, start.trainer_pid):
+        os.kill(pid or 0, signal.SIGCONT)
+    tmux.cancel(found, job.folder)
+    assert why(end_of(tmux, found, job)) is Why.STOPPED
