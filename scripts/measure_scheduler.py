@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""How long the scheduler's core and its state file take: `measure_scheduler.py [SKILLS] [FOLDER]`.
+
+FOLDER is where the state is written, for instance one on the disk that graphs are on.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flowrl.launch.job import Handle
+from flowrl.parallel import signals
+from flowrl.parallel.codec import StateFile
+from flowrl.parallel.signals import Event, NewSkill, Rules
+from flowrl.parallel.state import SchedulerState, step
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+RULES = Rules(max_parallel=10)
+ROUNDS = 200
+
+
+def graph(size: int) -> tuple[NewSkill, ...]:
+    """Skills that need two of the fifty before them."""
+    dice = random.Random(size)
+    return tuple(
+        NewSkill(
+            skill=f"Collect Thing {number}",
+            needs=tuple({f"Collect Thing {dice.randrange(number - 50, number)}" for _ in "ab"})
+            if number >= 50
+            else (),
+        )
+        for number in range(size)
+    )
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Milliseconds that a call takes."""
+    began = time.perf_counter()
+    act()
+    return 1e3 * (time.perf_counter() - began)
+
+
+def main(size: int, folder: Path) -> None:
+    """Measure and print."""
+    state = SchedulerState()
+
+    def take(*events: Event) -> None:
+        nonlocal state
+        state, _ = step(state, events, NOW, RULES)
+
+    adding = timed(lambda: take(signals.SkillsAdded(graph(size))))
+    file = StateFile(folder / "scheduler_state.json")
+    sys.stdout.write(f"{size} skills added in {adding:.0f} ms\n")
+    sys.stdout.write(f"first save {timed(lambda: file.save(state)):.0f} ms\n")
+    took: dict[str, list[float]] = {"step": [], "encode": [], "save, with fsync": []}
+    for number in range(ROUNDS):
+        skill, run_id = state.active()[number % 10].skill, f"r{number}"
+        handle = Handle(run_id=run_id, session="s", pid=1)
+        for event in (
+            signals.RunPrepared(skill, run_id),
+            signals.RunLaunched(skill, run_id, handle),
+            signals.LaunchRefused(skill, "no"),
+        ):
+            took["step"].append(timed(lambda event=event: take(event)))
+        took["encode"].append(timed(lambda: file.encode(state)))
+        took["save, with fsync"].append(timed(lambda: file.save(state)))
+    for name, values in took.items():
+        median, most = statistics.median(values), max(values)
+        sys.stdout.write(f"{name}: {median:.2f} ms median, {most:.2f} at most\n")
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    with tempfile.TemporaryDirectory(dir=words[1] if len(words) > 1 else None) as name:
+        main(int(words[0]) if words else 10_000, Path(name))
