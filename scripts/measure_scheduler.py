@@ -13,9 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
-from flowrl.launch.job import Handle
 from flowrl.parallel import signals
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.signals import Event, NewSkill, Rules
@@ -60,16 +60,11 @@ def main(size: int, folder: Path) -> None:
     sys.stdout.write(f"{size} skills added in {adding:.0f} ms\n")
     sys.stdout.write(f"first save {timed(lambda: file.save(state)):.0f} ms\n")
     took: dict[str, list[float]] = {"step": [], "encode": [], "save, with fsync": []}
-    for number in range(ROUNDS):
-        skill, run_id = state.active()[number % 10].skill, f"r{number}"
-        handle = Handle(run_id=run_id, session="s", pid=1)
-        for event in (
-            signals.RunPrepared(skill, run_id),
-            signals.RunLaunched(skill, run_id, handle),
-            signals.LaunchRefused(skill, "no"),
-        ):
-            took["step"].append(timed(lambda event=event: take(event)))
+    for number in range(min(ROUNDS, size)):
+        skill = f"Collect Thing {size - 1 - number}"
+        took["step"].append(timed(partial(take, signals.Hold(skill))))
         took["encode"].append(timed(lambda: file.encode(state)))
+        took["step"].append(timed(partial(take, signals.Retry(skill))))
         took["save, with fsync"].append(timed(lambda: file.save(state)))
     for name, values in took.items():
         median, most = statistics.median(values), max(values)
