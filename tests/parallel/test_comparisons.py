@@ -14,20 +14,36 @@ import numpy as np
 import pytest
 
 from flowrl import checkpoints, durable
+from flowrl.config import BottomUpConfig
 from flowrl.errors import ComparingError
 from flowrl.experts.inquiry import Desk, read_answers, read_inquiry, write_answers
 from flowrl.experts.merge import Compared
 from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
 from flowrl.launch import processes
+from flowrl.launch.local import LocalLauncher
 from flowrl.layout import GraphLayout
 from flowrl.parallel import comparisons
+from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import PreparedRun
+from flowrl.skills.graph import SkillGraph
 from tests.experts.making import SHAPES
 from tests.parallel.faults import killed_at
-from tests.parallel.making import PICKAXE, SWORD, TABLE, WOOD, finish, frames, merge, prepare, train
+from tests.parallel.making import (
+    PICKAXE,
+    SWORD,
+    TABLE,
+    WOOD,
+    finish,
+    frames,
+    make_skill,
+    merge,
+    prepare,
+    train,
+)
 from tests.parallel.merge_once import merge_with_others
+from tests.parallel.stand_in_story import Place, StandInWorkshop
 
 DEADLINE_SECONDS = 240.0
 COMPLETED = {WOOD: 0, TABLE: 1}
@@ -307,3 +323,40 @@ def test_a_run_from_three_generations_ago_is_averaged_with_what_became_of_its_an
     assert done["experts"][0]["why"] == "averaged, 83% of it the run's"
     version = ExpertStore(layout).manifest().experts[0]
     assert [part.frames for part in version.lineage] == [50, 1, 2, 3, 30]
+
+
+def test_a_scheduler_goes_on_while_two_copies_are_averaged(tmp_path):
+    skills = [make_skill("Base", gain="base")]
+    skills += [make_skill(name, needs=("base",), gain=f"item{name.lower()}") for name in ("A", "B")]
+    skills.append(make_skill("Last", needs=("itema",), gain="last"))
+    graph = SkillGraph(skills)
+    place = Place(tmp_path)
+    place.order(
+        {
+            "A": {"acted": {"0": 30, "1": 1}, "gate": "go"},
+            "B": {"acted": {"0": 10, "2": 1}, "gate": "go"},
+        }
+    )
+    asked: list[str] = []
+
+    class Workshop(StandInWorkshop):
+        def merge(self, task):
+            asked.append(task.skill)
+            return super().merge(task)
+
+        def prepare(self, task):
+            if task.skill == "B":
+                place.open("go")  # both have the same ancestor by then
+            return super().prepare(task)
+
+    config = BottomUpConfig(merge_policy="frame_average")
+    with SkillScheduler(
+        place.layout.root, launcher=LocalLauncher(), retry_backoff=0.05, max_parallel_skills=3
+    ) as daemon:
+        daemon.set_callbacks(workshop=Workshop(place.layout, config, lambda: graph))
+        for name in graph.order():
+            daemon.add_skill(name, {}, graph.needs(name))
+        assert daemon.run().complete
+    assert {index: found[1] for index, found in place.experts().items()}[0] == 140
+    assert len(asked) > len(skills), "the later of A and B was put off and tried again"
+    assert list(place.layout.comparisons.iterdir()) == []
