@@ -186,7 +186,7 @@ class _Trial:
         if place is None:
             raise LaunchError("the trial of skill code refused nothing; try again")
         origin = self._subjects[place.code].origin
-        return Refusal(f"{origin.place}:{place.line}: {what}; {remedy}")
+        return Refusal(_plain(f"{origin.place}:{place.line}: {what}; {remedy}"))
 
     def _why(self, process: subprocess.Popen[bytes], *, ended: bool) -> tuple[str, str]:
         name = self._place.name if self._place else ""
@@ -257,6 +257,11 @@ def _end(process: subprocess.Popen[bytes], *, grace_seconds: float) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _plain(text: str) -> str:
+    """The text without what a terminal would obey: trusted code words its own errors."""
+    return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def _facts(subject: Subject) -> dict[str, Any]:

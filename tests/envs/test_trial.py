@@ -66,6 +66,7 @@ def test_each_culprit_is_told_and_the_others_are_judged():
         "return 0.0\nyield": "raises TypeError",
         "return inventory.wood if n else (yield)": "raises TypeError",
         "nonlocal n\nreturn 0.0": "is not Python",
+        "raise ValueError('\\x1b[2J')": "raises ValueError: �[2J",
     }
     subjects = [subject(reward(body)) for body in culprits]
     answers = judge([GOOD, *subjects, GOOD], QUICK)
@@ -75,6 +76,7 @@ def test_each_culprit_is_told_and_the_others_are_judged():
         assert isinstance(answer, Refusal), why
         assert re.search(why if "|" in why else re.escape(why), answer.text)
         assert re.fullmatch(r"skill\.py:\d+: [^\n]+; [^\n]+", answer.text), answer.text
+        assert answer.text.isprintable()
     assert not os.path.exists("/tmp/flowrl-trial-was-here")  # noqa: PTH110
 
 
