@@ -88,7 +88,7 @@ class InProcessLauncher:
     def cancel(self, handle: Handle, folder: Path) -> None:
         """Ask a run that lives elsewhere to end; none that is trained here outlives `launch`."""
         if not _is_ours(handle):
-            files.stop(handle, folder)
+            files.stop(folder)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
         """Return when a run elsewhere may have ended, or after the timeout."""

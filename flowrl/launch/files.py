@@ -172,16 +172,15 @@ def judge(ending: Ending, handle: Handle, folder: Path) -> Outcome:
     )
 
 
-def stop(handle: Handle, folder: Path) -> None:
+def stop(folder: Path) -> None:
     """Ask the runner to end its trainer: TERM, then KILL after the spec's grace.
 
-    The trainer may write start.json too, so only a process that holds the run's lock is asked.
+    The runner is found by its command line: its trainer can write any pid into start.json.
     """
-    start = read_start(folder, handle.run_id)
-    pid, birth = (start.runner_pid, start.runner_birth) if start else (handle.pid, handle.birth)
-    if start is None or pid in processes.with_open_file(_paths(folder).lock):
+    for pid in processes.with_argument(str(_paths(folder).spec_json.absolute())):
+        birth = processes.birth_of(pid)
         processes.send(pid, birth, signal.SIGTERM)
-    processes.send(pid, birth, signal.SIGCONT)  # a stopped runner would never hear it
+        processes.send(pid, birth, signal.SIGCONT)  # a stopped runner would never hear it
 
 
 def runner_alive(handle: Handle, start: Start | None, folder: Path) -> bool:

@@ -50,7 +50,7 @@ class LocalLauncher:
 
     def cancel(self, handle: Handle, folder: Path) -> None:
         """Ask the run to end; returns at once."""
-        files.stop(handle, folder)
+        files.stop(folder)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
         """Return as soon as one of the runs may have ended, or after the timeout."""
@@ -68,7 +68,7 @@ class LocalLauncher:
         layout = RunLayout(job.folder, expert=0)
         log = self._python(job, files.CAPPED_LOG, layout.training_log, stdin=subprocess.PIPE)
         try:
-            runner = self._python(job, files.RUNNER, layout.spec_json, stdout=log.stdin)
+            runner = self._python(job, files.RUNNER, layout.spec_json.absolute(), stdout=log.stdin)
         finally:
             if log.stdin is not None:
                 log.stdin.close()

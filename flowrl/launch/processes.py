@@ -59,6 +59,17 @@ def with_open_file(path: Path) -> list[int]:
     return found
 
 
+def with_argument(word: str) -> list[int]:
+    """The other processes on whose command line this word stands."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if os.fsencode(word) in (folder / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found
+
+
 def _stat(pid: int) -> list[str]:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

@@ -87,6 +87,7 @@ class Confinement:
         words += ["--bind", str(place.folder), str(place.folder)]
         for record in (place.run_json, place.module):
             words += ["--ro-bind-try", str(record), str(record)]
+        words += ["--bind-try", str(place.lock), str(place.lock)]  # so that it stays where it is
         if self.hidden is not None:
             words += ["--remount-ro", str(self.hidden)]
         return (*words, "--remount-ro", "/", "--")
@@ -160,7 +161,7 @@ def _shared(cache: Path | None) -> list[str]:
     """The compile cache of confined trainers in the place of everybody's; none if it cannot be."""
     if cache is None:
         return []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         own = make_dir(cache.with_name(cache.name + CONFINED_SUFFIX))
         return ["--bind", str(own), str(cache)]
     return []

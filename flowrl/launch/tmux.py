@@ -98,7 +98,7 @@ class TmuxLauncher:
 
     def cancel(self, handle: Handle, folder: Path) -> None:
         """Ask the run to end; returns at once."""
-        files.stop(handle, folder)
+        files.stop(folder)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
         """Return as soon as one of the runs may have ended, or after the timeout."""

@@ -58,6 +58,7 @@ def change_python():
 def change_what_the_run_is():
     os.replace("run.json", "run.json.old")
     put("run.json")
+def take_the_lock_away(): os.unlink("run.lock")
 def connect_to_the_machine():
     socket.create_connection(("127.0.0.1", goals["port"]), timeout=5).close()
 def connect_to_a_program():

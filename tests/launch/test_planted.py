@@ -201,8 +201,9 @@ def test_a_forged_start_has_nobody_else_asked_to_end(local, make_job, victim):
     handle = local.launch(job)
     own = start_of(job)
     (job.folder / "start.json").write_text(forged_start(job, victim))
+    (job.folder / "run.lock").unlink()
     local.cancel(handle, job.folder)
-    os.kill(own.runner_pid, signal.SIGTERM)
+    until(lambda: not processes.alive(own.runner_pid, own.runner_birth))
     assert isinstance(end_of(local, handle, job), Exited)
     assert victim.poll() is None
 

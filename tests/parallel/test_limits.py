@@ -108,7 +108,7 @@ def test_a_run_counts_from_its_process_and_not_from_the_daemons_start(daemon, tm
     until(lambda: 0.2 < age_seconds(handle.birth) < 60)
     left = Ages(1000.0).left_seconds(handle)
     assert left == pytest.approx(1000.0 - age_seconds(handle.birth), abs=0.5)
-    files.stop(handle, tmp_path / handle.run_id)
+    files.stop(tmp_path / handle.run_id)
     until(lambda: not processes.alive(handle.pid, handle.birth))
 
 
