@@ -37,7 +37,7 @@ def main() -> int:
             sys.exit(why)
         report = folder / "report.json"
         words = (str(folder), str(report), "--cuts", str(args.cuts), "--seed", str(args.seed))
-        shim.with_shim(shim.compiled(folder), "tests.faults.power", *words)
+        shim.with_shim(shim.compiled(folder), "tests.faults.power", *words, within=power.ALONE)
         found = json.loads(report.read_text())
     show(found)
     if args.json:

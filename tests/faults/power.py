@@ -28,6 +28,8 @@ from tests.faults.shim import End, Mode, Shim
 CUTS = (Mode.CUT_BEFORE, Mode.CUT_AFTER, Mode.CUT_BEFORE_COMMIT, Mode.CUT_AFTER_COMMIT)
 NAMES = ("merge", "archive", "prepare", "garbage", "state save")
 AT_END = 0.15  # of the cuts come when the act has just ended
+# With mounts of its own: a sandbox that starts meanwhile would copy ours and keep the disk mounted.
+ALONE = ("unshare", "--mount")
 _MEGABYTES = 48
 
 
@@ -35,7 +37,7 @@ def obstacle(folder: Path) -> str:
     """Why no power can be cut here; empty when it can."""
     if os.geteuid() != 0:
         return "power cuts need root"
-    for program in ("mkfs.ext4", "mount", "umount", "losetup"):
+    for program in ("mkfs.ext4", "mount", "umount", "losetup", "unshare"):
         if shutil.which(program) is None:
             return f"power cuts need {program}"
     try:

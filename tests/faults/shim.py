@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -84,13 +84,14 @@ def compiled(folder: Path) -> Path:
     return library
 
 
-def with_shim(library: Path, module: str, *words: str, env: Mapping[str, str] | None = None) -> int:
-    """Run `python -m module` with the shim preloaded; answers its exit code."""
-    environment = {**os.environ, **(env or {}), "LD_PRELOAD": str(library)}
-    environment["PYTHONPATH"] = str(ROOT)
-    return subprocess.run(
-        [sys.executable, "-m", module, *words], env=environment, cwd=ROOT, check=False
-    ).returncode
+def with_shim(library: Path, module: str, *words: str, within: Sequence[str] = ()) -> int:
+    """Run `python -m module` with the shim preloaded; answers its exit code.
+
+    `within` are the words of another program that starts it.
+    """
+    environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
+    argv = [*within, sys.executable, "-m", module, *words]
+    return subprocess.run(argv, env=environment, cwd=ROOT, check=False).returncode
 
 
 def _open_files() -> int:
