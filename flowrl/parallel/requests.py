@@ -19,7 +19,7 @@ from flowrl import durable
 from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.layout import GraphLayout, display_name
 from flowrl.parallel.asks import MOST_PRIORITY, Answer, Request, Verb
-from flowrl.parallel.trouble import said
+from flowrl.parallel.trouble import passes, said
 
 logger = logging.getLogger(__name__)
 FORMAT = 2
@@ -49,12 +49,26 @@ class Inbox:
     @property
     def waiting(self) -> bool:
         """Whether there is a request that was not taken: one whose save failed is no news."""
-        return any(path not in self._taken for path in self._paths())
+        try:
+            return any(path not in self._taken for path in self._paths())
+        except OSError as error:
+            if not passes(error):
+                raise
+            return False
 
     def take(self) -> Sequence[Request]:
-        """The oldest requests as events; they stay on disk until `done`."""
-        self._taken = self._paths()[:MOST_AT_ONCE]
-        return [_request(path) for path in self._taken]
+        """The oldest requests as events; they stay on disk until `done`.
+
+        None are taken while the machine cannot look, for instance for lack of file descriptors.
+        """
+        try:
+            self._taken = self._paths()[:MOST_AT_ONCE]
+            return [_request(path) for path in self._taken]
+        except (FlowrlError, OSError) as error:
+            if not passes(error):
+                raise
+            self._taken = []
+            return []
 
     def done(self) -> None:
         """Remove what was taken, now that the state which follows from it is saved."""
@@ -94,6 +108,8 @@ def _request(path: Path) -> Request:
         facts = durable.read_json(path, limit_bytes=_LIMIT_BYTES)
         return _understood(path.stem, facts)
     except FlowrlError as error:
+        if passes(error):
+            raise
         return Request(id=path.stem, verb=None, refusal=str(error))
 
 

@@ -143,6 +143,7 @@ FAULTS: tuple[Callable[[Load], None], ...] = (
 def play(load: Load, *, every_seconds: tuple[float, float], limit_seconds: float) -> dict[str, Any]:
     """Train through all faults, to the end or for a while; the report says what it cost."""
     began = time.monotonic()
+    ask(GraphLayout(load.root / "graph"), Verb.PRIORITY, "Skill 0", number=1)
     load.start()
     due = began + load.chance.uniform(*every_seconds)
     order: list[Callable[[Load], None]] = []
@@ -151,6 +152,7 @@ def play(load: Load, *, every_seconds: tuple[float, float], limit_seconds: float
         watch(load)
         if now - began > limit_seconds:
             limit_seconds = float("inf")
+            (load.root / "stop").touch()
             ask(GraphLayout(load.root / "graph"), Verb.STOP)
             load.stopped = True
         if now > due:

@@ -198,7 +198,7 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
             failed = [
                 entry.skill for entry in state.entries.values() if isinstance(entry.status, Failed)
             ]
-            if state.wish or not failed:
+            if not failed or (root / "stop").exists():
                 return 0
             for skill in failed:
                 scheduler.retry(skill)

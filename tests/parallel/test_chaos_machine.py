@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,9 @@ from flowrl.errors import EXIT_BUSY, ConfigError
 from flowrl.launch.job import Finished, Job, Why
 from flowrl.layout import GraphLayout
 from flowrl.parallel import claim
+from flowrl.parallel.asks import Verb
 from flowrl.parallel.heartbeat import Heartbeats
+from flowrl.parallel.requests import Inbox, ask
 from flowrl.parallel.scheduler import SkillScheduler
 from tests.launch.conftest import (  # noqa: F401
     SUCCEED,
@@ -150,3 +153,20 @@ def test_a_graph_that_is_moved_while_it_trains_goes_on_in_its_new_place(tmp_path
     assert len(place.merged()) == len(set(place.merged())) == len(place.experts()) == 2
     assert not (old / "scheduler_state.json").exists()
     assert not (old / "checkpoints").exists()
+
+
+def test_a_daemon_without_descriptors_takes_requests_later(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    ask(scheduler.layout, Verb.PAUSE, "A")
+    inbox = Inbox(scheduler.layout)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        starved = (inbox.take(), inbox.waiting)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert starved == ([], False)
+    assert [request.verb for request in inbox.take()] == [Verb.PAUSE]
+    scheduler.tick()
+    assert words(scheduler) == {"A": "held"}
