@@ -20,6 +20,7 @@ from flowrl.launch.environment import child_env
 from flowrl.launch.files import lock_held
 from flowrl.launch.job import Job
 from flowrl.layout import GraphLayout, RunLayout, session_name
+from flowrl.parallel import comparisons
 from flowrl.parallel.run_folders import PreparedRun, fail_run, live_runs, resume_training_run
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_processor import process_completed_training
@@ -86,6 +87,8 @@ class TrainingWorkshop:
 
     def discard(self, task: Task) -> Path | None:
         """Move a failed attempt's folder aside, for reading."""
+        if task.run_id:
+            comparisons.clear(self._layout, task.run_id)
         return fail_run(self._layout, task.expert, task.skill)
 
     def _own(self, find: Callable[[GraphLayout, int, str], PreparedRun], task: Task) -> PreparedRun:

@@ -25,12 +25,15 @@ from flowrl.launch.local import LocalLauncher
 from flowrl.layout import GraphLayout
 from flowrl.parallel import comparisons
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.signals import Task
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import PreparedRun
+from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import SHAPES
 from tests.parallel.faults import killed_at
 from tests.parallel.making import (
+    GRAPH,
     PICKAXE,
     SWORD,
     TABLE,
@@ -286,6 +289,16 @@ def test_recovery_leaves_a_run_that_is_being_compared_to_the_scheduler(layout, r
     assert [path.name for path in layout.comparisons.iterdir()] == [second.run.run_id]
     tell(desk_of(layout, second), wins=0, losses=0)
     assert len(recover_graph(layout, GATE).merged) == 1
+
+
+def test_an_attempt_that_is_given_up_leaves_no_questions(layout, rivals, idle):
+    first, second = rivals
+    merge(layout, first, merge_policy=GATE)
+    desk = wait_for_answers(layout, second, GATE)
+    workshop = TrainingWorkshop(layout, BottomUpConfig(), lambda: GRAPH)
+    workshop.discard(Task(skill=SWORD, expert=3, attempt=1, run_id=second.run.run_id))
+    assert not desk.folder.exists()
+    assert not second.run_folder.exists()
 
 
 @pytest.mark.parametrize("name", ["frame_count", "frame_average"])
