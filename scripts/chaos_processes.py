@@ -58,7 +58,9 @@ def row(trial: Callable[..., list[Trial]], found: Iterator[list[Trial]]) -> dict
             traceback.print_exc()
             errors += 1
             break  # a generator that raised has no more trials
-    millis = [one.millis for one in trials] or [0.0]
+    # A daemon that finds nothing left to wait for ends at once: that is no time of a restart.
+    timed = [one for one in trials if one.cpu_millis] or trials
+    millis = [one.millis for one in timed] or [0.0]
     facts = {
         "fault": trials[0].fault if trials else trial.__name__,
         "trials": len(trials),

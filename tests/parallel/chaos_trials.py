@@ -6,6 +6,8 @@ found. What must hold in between is asserted.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import random
 import shutil
@@ -236,7 +238,8 @@ def _held_and_retried(
     held = place.comes_to(WOOD, "held")
     millis = millis_since(began)
     assert ended(daemon)[0] == 1, "nothing is left that could move"
-    assert cli.main(["retry", WOOD, "--graph-path", str(place.layout.root)]) == 0
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert cli.main(["retry", WOOD, "--graph-path", str(place.layout.root)]) == 0
     daemon = place.start(TO_TABLE)
     trial = _ended_well(place, daemon, fault, millis, again=True)
     assert place.line(WOOD)["run_id"] == held["run_id"]
