@@ -6,6 +6,7 @@ when something is lost or left over that nothing counts on, and a *note* when it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,8 +151,8 @@ def _spares(
 
 def _sums(store: ExpertStore, manifest: Manifest) -> Iterator[Finding]:
     place = manifests.history_file(store.layout, manifest.generation)
-    again = {run_id for run_id in manifest.merged if manifest.merged.count(run_id) > 1}
-    for run_id in sorted(again):
+    counts = Counter(manifest.merged)
+    for run_id in sorted(run_id for run_id in counts if counts[run_id] > 1):
         yield Finding(
             severity="error",
             thing=f"run {run_id} is in the ledger of generation {manifest.generation} twice",
