@@ -10,10 +10,8 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from flowrl.config import PPOConfig, TrainConfig, parse
@@ -22,8 +20,7 @@ from flowrl.layout import RunLayout
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.rl import program
 from flowrl.rl.assignment import read_assignment
-from flowrl.rl.train import frames_per_update
-from flowrl.rl.update import update
+from flowrl.rl.train import compile_programs, frames_per_update, update
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
@@ -64,14 +61,13 @@ def main() -> None:
         learner = program.prepare(read_assignment(config, module), config, env).learner
     rate = np.float32(config.lr)
     began = time.perf_counter()
-    step = jax.jit(partial(update, env, config), donate_argnums=0).lower(learner, rate).compile()
+    programs = compile_programs(env, config, learner)
     print(f"{env.num_experts} experts, {env.num_tasks} tasks, {config.num_envs} environments")
     print(f"compile {time.perf_counter() - began:.1f} s")
     seconds = []
     for _ in range(UPDATES):
         began = time.perf_counter()
-        learner, stats = step(learner, rate)
-        jax.block_until_ready(stats)
+        learner, _ = update(env, programs, learner, rate)
         seconds.append(time.perf_counter() - began)
     for name, value in (("best", min(seconds)), ("median", sorted(seconds)[UPDATES // 2])):
         print(

@@ -25,7 +25,7 @@ FLOORS = [
         "layout",
         "config",
     },
-    {"runs", "skills", "launch", "checkpoints", "arrays", "notices"},
+    {"runs", "skills", "launch", "checkpoints", "compiling", "arrays", "notices"},
     {"experts", "models", "envs"},
     {"parallel", "rl", "llm"},
     {
@@ -47,7 +47,16 @@ GROUND = FLOORS[0] | {"runs"}
 MODULES = sorted(
     path for path in PACKAGE.rglob("*.py") if "library" not in path.relative_to(PACKAGE).parts
 )
-JAX_ROOMS = {"comparing", "checkpoints", "models", "envs", "rl", "ppo_flow", "evaluate"}
+JAX_ROOMS = {
+    "compiling",
+    "comparing",
+    "checkpoints",
+    "models",
+    "envs",
+    "rl",
+    "ppo_flow",
+    "evaluate",
+}
 
 
 def room_of(path: Path) -> str:

@@ -80,7 +80,7 @@ class PPOConfig:
     max_task_steps: Count = 300
     """An episode is cut when one step of its plan takes longer, unless its skill has a limit."""
     world_pool: Count = 0
-    """Worlds generated beforehand and reused for resets; 0 generates them as they are needed."""
+    """Worlds generated beforehand and reused for ever; 0 gives every episode a new one."""
     seed: Count = 0
     """Seed of worlds, parameters and actions; attempt k of a run adds k - 1 to it."""
     frame_accounting: FrameAccounting = "acted"

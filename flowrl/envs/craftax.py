@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from craftax.craftax_env import make_craftax_env_from_name
 
+from flowrl.envs.catalogue import Judge, Plan, alone, shared
 from flowrl.envs.fast_choice import craftax_step
-from flowrl.envs.features import Game, Moment, asked_by, compute
+from flowrl.envs.features import Game, Moment, asked_by, compute, takes_count
 from flowrl.envs.interface import StepOutput
-from flowrl.envs.skill_module import Task, TaskModule
+from flowrl.envs.skill_module import TaskModule
 from flowrl.errors import SkillError
 from flowrl.skills.games import table_of
 
@@ -23,14 +24,16 @@ NEVER = np.iinfo(np.int32).max
 
 
 class WalkState(NamedTuple):
-    """One episode: the world, and how far the plan has come in it."""
+    """One episode: the world, the plan, and how far it has come in it."""
 
     world: Any
     """Craftax's EnvState."""
+    plan: Plan
+    """The same in every episode; here, so that one compiled program walks any plan."""
     task: jax.Array
     """int32: index of the plan's step under way."""
     success: jax.Array
-    """bool[num_tasks]: steps completed in this episode."""
+    """bool[columns]: steps completed in this episode."""
     length: jax.Array
     """int32: environment steps of this episode."""
     task_length: jax.Array
@@ -46,6 +49,7 @@ def make_env(
     max_task_steps: int,
     success_bonus: float = 1.0,
     fast_choice: bool = True,
+    share: bool = False,
 ) -> SkillEnv:
     """Craftax walking the module's plan.
 
@@ -55,6 +59,7 @@ def make_env(
       success_bonus: reward for completing a task, on top of the task's own; it lets a skill
         whose reward function is silent be learned.
       fast_choice: step through `flowrl.envs.fast_choice`; False is Craftax's own code.
+      share: compile to the same program for every plan of library skills.
 
     Raises:
       ConfigError: the environment is unknown.
@@ -67,6 +72,8 @@ def make_env(
             f"{package}; write it again with generate_module_with_remapping"
         )
     craftax: Any = make_craftax_env_from_name(env_name, auto_reset=False)
+    make = shared if share else alone
+    judges, plan = make(module, max_task_steps=max_task_steps)
     return SkillEnv(
         craftax=craftax,
         craftax_step=craftax_step(module.game, fast_choice=fast_choice),
@@ -74,7 +81,8 @@ def make_env(
         params=craftax.default_params.replace(max_timesteps=NEVER),
         game=Game.of(module.game),
         module=module,
-        max_task_steps=max_task_steps,
+        judges=judges,
+        plan=plan,
         success_bonus=success_bonus,
     )
 
@@ -94,7 +102,8 @@ class SkillEnv:
     params: Any
     game: Game
     module: TaskModule
-    max_task_steps: int
+    judges: tuple[Judge, ...]
+    plan: Plan
     success_bonus: float
 
     @cached_property
@@ -121,12 +130,14 @@ class SkillEnv:
         """A freshly generated world: Craftax's EnvState."""
         return settle(self.craftax.reset_env(key, self.params)[1])
 
-    def begin_in(self, world: Any) -> WalkState:
-        """A new episode in a given world, at the plan's first task."""
+    def begin_in(self, world: Any, plan: Plan | None = None) -> WalkState:
+        """A new episode in a given world, at the first task of `plan` (default: the module's)."""
+        plan = Plan(*map(jnp.asarray, self.plan)) if plan is None else plan
         return WalkState(
             world=world,
+            plan=plan,
             task=jnp.zeros((), jnp.int32),
-            success=jnp.zeros(self.num_tasks, bool),
+            success=jnp.zeros(plan.judge.shape, bool),
             length=jnp.zeros((), jnp.int32),
             task_length=jnp.zeros((), jnp.int32),
             total=jnp.zeros((), jnp.float32),
@@ -138,7 +149,7 @@ class SkillEnv:
 
     def current_expert(self, state: WalkState) -> jax.Array:
         """int32: local index of the expert that acts next."""
-        return self._experts[state.task]
+        return state.plan.expert[state.task]
 
     def advance(
         self, key: jax.Array, state: WalkState, action: jax.Array
@@ -150,7 +161,7 @@ class SkillEnv:
         world = settle(world)
         over = self.craftax.is_terminal(world, self.params)
         completed, reward = self._judge(
-            state.task, Moment(state.world, world, jnp.asarray(env_reward, jnp.float32))
+            state, Moment(state.world, world, jnp.asarray(env_reward, jnp.float32))
         )
         return self._walk(state, world, completed=completed, reward=reward, over=over)
 
@@ -169,7 +180,7 @@ class SkillEnv:
         step_key, world_key = jax.random.split(key)
         state, output = self.advance(step_key, state, action)
         state = jax.lax.cond(
-            output.done, lambda: self.begin_in(self.new_world(world_key)), lambda: state
+            output.done, lambda: self.begin_in(self.new_world(world_key), state.plan), lambda: state
         )
         return self.observe(state), state, output
 
@@ -183,18 +194,20 @@ class SkillEnv:
         over: jax.Array,
     ) -> tuple[WalkState, StepOutput]:
         """Move the plan on and say what the step was."""
-        last = self.num_tasks - 1
+        plan = state.plan
         reward = reward + self.success_bonus * completed
-        ended = over | (completed & (state.task == last))
+        ended = over | (completed & (state.task == plan.last))
+        columns = jnp.arange(state.success.shape[0])
         walked = WalkState(
             world=world,
-            task=jnp.minimum(state.task + completed, last).astype(jnp.int32),
-            success=state.success | (completed & (jnp.arange(self.num_tasks) == state.task)),
+            plan=plan,
+            task=jnp.minimum(state.task + completed, plan.last).astype(jnp.int32),
+            success=state.success | (completed & (columns == state.task)),
             length=state.length + 1,
             task_length=jnp.where(completed, 0, state.task_length + 1),
             total=state.total + reward,
         )
-        truncated = ~ended & (walked.task_length >= self._limits[state.task])
+        truncated = ~ended & (walked.task_length >= plan.limit[state.task])
         done = ended | truncated
         return walked, StepOutput(
             reward=reward,
@@ -202,35 +215,28 @@ class SkillEnv:
             boundary=done | completed,
             truncated=truncated,
             task=state.task,
-            expert=self._experts[state.task],
-            next_expert=self._experts[jnp.where(done, 0, walked.task)],
+            expert=plan.expert[state.task],
+            next_expert=plan.expert[jnp.where(done, 0, walked.task)],
             task_success=walked.success,
             episode_length=walked.length,
             episode_return=walked.total,
         )
 
-    def _judge(self, task: jax.Array, moment: Moment) -> tuple[jax.Array, jax.Array]:
+    def _judge(self, state: WalkState, moment: Moment) -> tuple[jax.Array, jax.Array]:
         """Whether the task under way is done, and the reward it gives for the step.
 
-        All tasks are computed and one is picked: under vmap a switch would do the same.
+        All judges are computed and one is picked: under vmap a switch would do the same.
         """
-        functions = [f for each in self.module.tasks for f in (each.is_done, each.reward)]
+        functions = [f for judge in self.judges for f in (judge.is_done, judge.reward)]
         features = compute((name for f in functions for name in asked_by(f)), self.game, moment)
-        done = [_call(each, each.is_done, features) for each in self.module.tasks]
-        reward = [_call(each, each.reward, features) for each in self.module.tasks]
+        count = state.plan.count[state.task]
+        done = [_call(judge, judge.is_done, features, count) for judge in self.judges]
+        reward = [_call(judge, judge.reward, features, count) for judge in self.judges]
+        chosen = state.plan.judge[state.task]
         return (
-            jnp.stack([value.astype(bool) for value in done])[task],
-            jnp.stack([value.astype(jnp.float32) for value in reward])[task],
+            jnp.stack([value.astype(bool) for value in done])[chosen],
+            jnp.stack([value.astype(jnp.float32) for value in reward])[chosen],
         )
-
-    @property
-    def _limits(self) -> jax.Array:
-        limits = [each.max_steps or self.max_task_steps for each in self.module.tasks]
-        return jnp.array(limits, jnp.int32)
-
-    @property
-    def _experts(self) -> jax.Array:
-        return jnp.array([each.expert_local for each in self.module.tasks], jnp.int32)
 
 
 def settle(tree: Any) -> Any:
@@ -241,11 +247,16 @@ def settle(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
 
 
-def _call(task: Task, function: Callable[..., Any], features: dict[str, Any]) -> jax.Array:
-    """A skill function's value, one number."""
-    place = f"{function.__name__} of skill {task.skill!r}"
+def _call(
+    judge: Judge, function: Callable[..., Any], features: dict[str, Any], count: jax.Array
+) -> jax.Array:
+    """A skill function's value, one number; `count` is its n where that is not written in it."""
+    place = f"{function.__name__} of skill {judge.skill!r}"
+    asked = {name: features[name] for name in asked_by(function)}
+    if judge.counted and takes_count(function):
+        asked["n"] = count
     try:
-        value = jnp.asarray(function(**{name: features[name] for name in asked_by(function)}))
+        value = jnp.asarray(function(**asked))
     except (TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError) as why:
         raise SkillError(f"{place} cannot be computed: {why}; correct the skill") from why
     if value.shape:

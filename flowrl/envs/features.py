@@ -72,6 +72,11 @@ def asked_by(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(item.name for item in parameters if item.default is inspect.Parameter.empty)
 
 
+def takes_count(function: Callable[..., Any]) -> bool:
+    """Whether a skill function has the parameter n."""
+    return "n" in inspect.signature(function).parameters
+
+
 def compute(names: Iterable[str], game: Game, moment: Moment) -> dict[str, Any]:
     """The named features of a step.
 

@@ -43,7 +43,7 @@ class StepOutput(NamedTuple):
     next_expert: jax.Array
     """int32[B]: local index of the expert that acts next, in the new episode after `done`."""
     task_success: jax.Array
-    """bool[B, num_tasks]: tasks completed in this episode so far, this step included."""
+    """bool[B, num_tasks or more]: tasks completed in this episode so far, this step included."""
     episode_length: jax.Array
     """int32[B]: steps of this episode so far, this one included."""
     episode_return: jax.Array
@@ -75,7 +75,7 @@ class WalkingEnv(Protocol):
 
     @property
     def num_tasks(self) -> int:
-        """Length of the plan."""
+        """Length of the plan; `task_success` may have more columns, which say nothing."""
         ...
 
     def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, Any]:
@@ -90,4 +90,11 @@ class WalkingEnv(Protocol):
 
     def current_expert(self, state: Any) -> jax.Array:
         """int32[B]: local index of the expert that acts next in each environment."""
+        ...
+
+    def restock(self, key: jax.Array, state: Any) -> Any:
+        """Get ready for the next steps, between two compiled ones; gives `state` up.
+
+        Called after every rollout, with a key of its own.
+        """
         ...

@@ -43,6 +43,8 @@ class Task:
     reward: Callable[..., Any]
     expert_local: int
     max_steps: int | None = None
+    digest: str = ""
+    """Of the code of both functions, as `flowrl.skills.verdicts.code_digest` makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ def load_module(source: Path | str, *, verdicts: Collection[Verdict] | None = No
         game=read.game,
         global_to_local=read.global_to_local,
         local_to_global=read.local_to_global,
-        tasks=_tasks(read.plan, read.global_to_local, _run(read, trusted)),
+        tasks=_tasks(read, _run(read, trusted)),
     )
 
 
@@ -145,19 +147,18 @@ def _found(read: ReadModule, verdicts: Collection[Verdict] | None) -> list[Verdi
     return found
 
 
-def _tasks(
-    plan: Sequence[Mapping[str, Any]], to_local: Mapping[int, int], called: Mapping[str, Any]
-) -> tuple[Task, ...]:
+def _tasks(read: ReadModule, called: Mapping[str, Any]) -> tuple[Task, ...]:
     return tuple(
         Task(
             skill=step["skill"],
             count=step["count"],
             is_done=called[f"task_{k}_is_done"],
             reward=called[f"task_{k}_reward"],
-            expert_local=to_local[step["expert"]],
+            expert_local=read.global_to_local[step["expert"]],
             max_steps=step.get("max_steps"),
+            digest=code_digest(*read.pairs[k], read.env_name),
         )
-        for k, step in enumerate(plan)
+        for k, step in enumerate(read.plan)
     )
 
 

@@ -7,11 +7,15 @@ theirs from it, in a loop that runs only while there are any. No world is thrown
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from flowrl.compiling import compiled
 from flowrl.envs.craftax import SkillEnv, WalkState
 from flowrl.envs.interface import StepOutput
 
@@ -22,9 +26,11 @@ class Store(NamedTuple):
     """Worlds for episodes to begin in."""
 
     worlds: Any
-    """Craftax worlds, leaves [BATCH, …], or [world_pool, …] for a pool."""
+    """Craftax worlds, leaves [BATCH, …], or [world_pool, …], or [stock, …]."""
     used: jax.Array
     """int32[1]: how many of them episodes have begun in; a pool's are never used up."""
+    next: jax.Array
+    """int32[1]: where in a stock the next unused world lies."""
 
 
 class BatchedState(NamedTuple):
@@ -38,30 +44,49 @@ class BatchedState(NamedTuple):
 class BatchedEnv:
     """A `WalkingEnv`: B copies of a SkillEnv.
 
-    With `world_pool` 0 every episode has a new world of its own. With a pool of W worlds, each
-    episode begins in one of them drawn at random; `reset` makes the pool from its key, and it
-    stays. Without a pool `step` has to generate worlds, which makes it slower to compile and run.
+    Every episode has a new world of its own, in one of two ways. With `stock` 0, `step` generates
+    worlds whenever it runs out of them; that makes it slow to compile. With a stock of S worlds
+    `step` takes from the stock and `restock` fills it up afterwards, which is a program of its own,
+    the same for every plan; should more than S episodes end in between, the oldest worlds are used
+    a second time. With a pool of `world_pool` worlds, each episode begins in one of them drawn at
+    random; `reset` makes the pool from its key, and it stays.
     """
 
-    def __init__(self, env: SkillEnv, *, world_pool: int = 0) -> None:
+    def __init__(self, env: SkillEnv, *, world_pool: int = 0, stock: int = 0) -> None:
         self.env = env
         self.world_pool = world_pool
+        self.stock = 0 if world_pool else -(-stock // BATCH) * BATCH
         self.observation_size = env.observation_size
         self.num_actions = env.num_actions
         self.num_experts = env.num_experts
         self.num_tasks = env.num_tasks
 
+    @cached_property
+    def _new_batch(self) -> Callable[[jax.Array], Any]:
+        return compiled(jax.jit(self._generate_batch).trace(jax.random.key(0)))
+
     def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, BatchedState]:
         """First observations f32[B, observation_size] and state of B = num_envs episodes."""
         store_key, draw_key = jax.random.split(key)
+        if self.stock:
+            return self._open_stock(store_key, num_envs)
         if self.world_pool:
-            store = Store(self._generate(store_key, self.world_pool), _count(0))
+            store = Store(self._generate(store_key, self.world_pool), _count(0), _count(0))
             worlds = _draw(draw_key, store.worlds, num_envs)
         else:
             worlds = self._generate(draw_key, num_envs)
-            store = Store(self._nothing(BATCH), _count(BATCH))
-        walk = jax.vmap(self.env.begin_in)(worlds)
-        return jax.vmap(self.env.observe)(walk), BatchedState(walk, store)
+            store = Store(self._nothing(BATCH), _count(BATCH), _count(0))
+        obs, walk = self._first(worlds, num_envs)
+        return obs, BatchedState(walk, store)
+
+    def restock(self, key: jax.Array, state: BatchedState) -> BatchedState:
+        """Put new worlds in the place of used ones, a batch at a time; `state` is given up.
+
+        Call it between compiled steps, not inside of them: how often depends on the state.
+        """
+        if not self.stock:
+            return state
+        return BatchedState(state.walk, self._filled(key, state.store))
 
     def step(
         self, key: jax.Array, state: BatchedState, actions: jax.Array
@@ -92,7 +117,8 @@ class BatchedEnv:
                 jax.random.fold_in(key, begun), store, (rows < size).sum()
             )
             rows = jnp.where(lanes < count, rows, size)
-            fresh = jax.vmap(self.env.begin_in)(worlds)
+            plan = jax.tree.map(lambda leaf: leaf[0], walk.plan)
+            fresh = jax.vmap(self.env.begin_in, in_axes=(0, None))(worlds, plan)
             walk = jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), walk, fresh)
             return begun + count, BatchedState(walk, store)
 
@@ -105,27 +131,66 @@ class BatchedEnv:
         """BATCH worlds, how many of them count (1 … wanted), and the store without them."""
         if self.world_pool:
             return _draw(key, store.worlds, BATCH), wanted.astype(jnp.int32), store
-        store = jax.lax.cond(
-            store.used[0] == BATCH,
-            lambda: Store(self._generate(key, BATCH), _count(0)),
-            lambda: store,
-        )
-        count = jnp.minimum(wanted, BATCH - store.used[0]).astype(jnp.int32)
-        order = (store.used[0] + jnp.arange(BATCH)) % BATCH
+        if self.stock:
+            count, size = jnp.minimum(wanted, BATCH).astype(jnp.int32), self.stock
+        else:
+            store = jax.lax.cond(
+                store.used[0] == BATCH,
+                lambda: Store(self._generate(key, BATCH), _count(0), _count(0)),
+                lambda: store,
+            )
+            count, size = jnp.minimum(wanted, BATCH - store.used[0]).astype(jnp.int32), BATCH
+        order = (store.next[0] + jnp.arange(BATCH)) % size
         worlds = jax.tree.map(lambda leaf: leaf[order], store.worlds)
-        return worlds, count, Store(store.worlds, store.used + count)
+        after = (store.next + count) % size
+        return worlds, count, Store(store.worlds, store.used + count, after)
+
+    def _filled(self, key: jax.Array, store: Store) -> Store:
+        used, start = int(store.used[0]), int(store.next[0])
+        worlds = store.worlds
+        for number in range(min(used, self.stock) // BATCH):
+            fresh = self._new_batch(jax.random.fold_in(key, number))
+            # Never across the end: the stock and the first used one are multiples of BATCH.
+            place = (start - used + number * BATCH) % self.stock
+            worlds = _put(worlds, fresh, np.int32(place))
+        return Store(worlds, _count(used % BATCH), store.next)
+
+    def _first(self, worlds: Any, num_envs: int) -> tuple[jax.Array, WalkState]:
+        walk = jax.vmap(self.env.begin_in)(jax.tree.map(lambda leaf: leaf[:num_envs], worlds))
+        return jax.vmap(self.env.observe)(walk), walk
+
+    def _open_stock(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, BatchedState]:
+        """Fill the stock; the first episodes begin in its first worlds."""
+        if num_envs > self.stock:
+            raise ValueError(f"a stock of {self.stock} worlds is too small for {num_envs} episodes")
+        nothing = jax.jit(self._nothing, static_argnums=0)(self.stock)
+        empty = Store(nothing, _count(self.stock), _count(0))
+        worlds = self._filled(key, empty).worlds
+        used = _count(num_envs)
+        obs, walk = jax.jit(self._first, static_argnums=1)(worlds, num_envs)
+        return obs, BatchedState(walk, Store(worlds, used, used % self.stock))
 
     def _generate(self, key: jax.Array, count: int) -> Any:
         """`count` new worlds, leaves [count, …], generated a batch at a time."""
-        batches = -(-count // BATCH)
-        keys = jax.random.split(key, (batches, BATCH))
-        worlds = jax.lax.map(jax.vmap(self.env.new_world), keys)
+        keys = jax.random.split(key, -(-count // BATCH))
+        worlds = jax.lax.map(self._generate_batch, keys)
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], worlds)
+
+    def _generate_batch(self, key: jax.Array) -> Any:
+        return jax.vmap(self.env.new_world)(jax.random.split(key, BATCH))
 
     def _nothing(self, count: int) -> Any:
         """Room for `count` worlds."""
         like = jax.eval_shape(self.env.new_world, jax.random.key(0))
         return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), like)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _put(worlds: Any, fresh: Any, place: jax.Array) -> Any:
+    """The worlds with BATCH fresh ones from `place` on."""
+    return jax.tree.map(
+        lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, place, 0), worlds, fresh
+    )
 
 
 def _draw(key: jax.Array, worlds: Any, count: int) -> Any:

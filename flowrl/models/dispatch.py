@@ -73,6 +73,16 @@ def pack(stacked: Params) -> Packed:
     return Packed(Dense(*first), *rest)
 
 
+def widened(packed: Packed, num_experts: int) -> Packed:
+    """The same experts, and blank ones after them that make up `num_experts`."""
+
+    def widen(leaf: jax.Array) -> jax.Array:
+        blank = jnp.zeros((num_experts - leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
+        return jnp.concatenate([leaf, blank])
+
+    return jax.tree.map(widen, packed)
+
+
 def unpack(packed: Packed) -> Params:
     """The inverse of `pack`, bit for bit."""
     halves = [jnp.split(leaf, 2, axis=-1) for leaf in packed.first]

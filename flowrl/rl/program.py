@@ -28,6 +28,8 @@ from flowrl.rl.train import Counters, Turn, train
 from flowrl.rl.update import Learner, start
 from flowrl.runs import RunResult
 
+_LEAST_STOCK = 256  # worlds
+
 
 class Prepared(NamedTuple):
     """A run that is ready to train."""
@@ -67,8 +69,9 @@ def run(config: TrainConfig, stop: StopWish, *, lived_seconds: float = 0.0) -> i
 
 def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
     """The environments that walk the module's plan."""
-    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
-    return BatchedEnv(walk, world_pool=config.world_pool)
+    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
+    stock = max(_LEAST_STOCK, 2 * config.num_envs)
+    return BatchedEnv(walk, world_pool=config.world_pool, stock=stock)
 
 
 def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Prepared:

@@ -31,14 +31,18 @@ class Step(NamedTuple):
     output: StepOutput
 
 
-def rollout(
-    env: WalkingEnv, config: PPOConfig, *, packed: Packed, place: Place
-) -> tuple[Place, Step, jax.Array]:
-    """Act for `num_steps` steps.
+class Acted(NamedTuple):
+    """What a rollout hands to the learner."""
 
-    Returns:
-      The place after them, the steps `[T, B, …]`, and the critic's values f32 `[B]` after them.
-    """
+    steps: Step  # leaves [T, B, …]
+    last_value: jax.Array  # f32[B], the critic's values after the last step
+    shuffle_key: jax.Array
+
+
+def rollout(
+    env: WalkingEnv, config: PPOConfig, packed: Packed, place: Place
+) -> tuple[Place, Acted]:
+    """Act for `num_steps` steps; answers where acting goes on, and what there is to learn from."""
 
     def act(place: Place, _: None) -> tuple[Place, Step]:
         key, action_key, step_key = jax.random.split(place.key, 3)
@@ -54,4 +58,5 @@ def rollout(
     place, steps = jax.lax.scan(act, place, None, length=config.num_steps)
     expert = env.current_expert(place.env)
     _, last_value = dispatch.apply_packed(packed, place.obs, expert, activation=config.activation)
-    return place, steps, last_value
+    key, shuffle_key = jax.random.split(place.key)
+    return place._replace(key=key), Acted(steps, last_value, shuffle_key)

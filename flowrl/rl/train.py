@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from flowrl.compiling import compiled
 from flowrl.config import PPOConfig
 from flowrl.envs.interface import WalkingEnv
 from flowrl.errors import TrainingError
+from flowrl.models import dispatch
+from flowrl.models.dispatch import Packed
 from flowrl.rl.metrics import EpisodeLog, Rates
-from flowrl.rl.update import Learner, Stats, update
+from flowrl.rl.rollout import Acted, Place, rollout
+from flowrl.rl.update import Learner, Stats, learn
+
+_LEAST_ACTING = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,20 +82,61 @@ def train(
       TrainingError: from the iterator, when a loss or a parameter is not finite.
     """
     born = time.monotonic() - counters.seconds if born is None else born
-    step = jax.jit(partial(update, env, config), donate_argnums=0)
-    compiled = step.lower(learner, np.float32(config.lr)).compile()
+    programs = compile_programs(env, config, learner)
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
-    turns = _turns(compiled, config, learner=learner, counters=counters, episodes=episodes)
+    turns = _turns(env, config, programs, learner=learner, counters=counters, episodes=episodes)
     return (_timed(turn, seconds=time.monotonic() - born) for turn in turns)
 
 
+class Programs(NamedTuple):
+    """The compiled halves of an update."""
+
+    widen: Callable[[Packed], Packed]
+    act: Callable[[Packed, Place], tuple[Place, Acted]]
+    learn: Callable[[tuple[Packed, Any], Acted, np.float32], tuple[tuple[Packed, Any], Stats]]
+
+
+def compile_programs(env: WalkingEnv, config: PPOConfig, learner: Learner) -> Programs:
+    """Compile acting and learning for arrays like the learner's."""
+    experts = acting_experts(env.num_experts)
+    widen = jax.jit(partial(dispatch.widened, num_experts=experts))
+    wide = jax.eval_shape(widen, learner.params)
+    act = jax.jit(partial(rollout, env, config), donate_argnums=1).trace(wide, learner.place)
+    state = (learner.params, learner.opt_state)
+    acted = act.out_info[1]
+    better = jax.jit(partial(learn, config), donate_argnums=0)
+    return Programs(
+        widen=widen,
+        act=compiled(act),
+        learn=compiled(better.trace(state, acted, np.float32(config.lr))),
+    )
+
+
+def acting_experts(num_experts: int) -> int:
+    """For how many experts acting is compiled: few numbers, so that runs share programs.
+
+    On a CPU blank experts cost nothing, since only those are evaluated that act; elsewhere all
+    are, and there are no blank ones.
+    """
+    if jax.default_backend() != "cpu":
+        return num_experts
+    return max(_LEAST_ACTING, 1 << (num_experts - 1).bit_length())
+
+
 def _turns(
-    compiled, config: PPOConfig, *, learner: Learner, counters: Counters, episodes: EpisodeLog
+    env: WalkingEnv,
+    config: PPOConfig,
+    programs: Programs,
+    *,
+    learner: Learner,
+    counters: Counters,
+    episodes: EpisodeLog,
 ) -> Iterator[Turn]:
     ended = False
     while not ended:
-        learner, stats = compiled(learner, np.float32(learning_rate(config, counters.updates)))
-        stats = jax.device_get(stats)
+        rate = np.float32(learning_rate(config, counters.updates))
+        learner, stats = update(env, programs, learner, rate)
+        stats = stats._replace(task_success=stats.task_success[..., : env.num_tasks])
         counters = _counted(counters, stats)
         _refuse_infinite(stats, config, counters)
         episodes.add(stats)
@@ -104,6 +152,18 @@ def _turns(
             reached=reached,
             ended=ended,
         )
+
+
+def update(
+    env: WalkingEnv, programs: Programs, learner: Learner, rate: np.float32
+) -> tuple[Learner, Stats]:
+    """Act, learn, and get the environments ready for the next time; `learner` is given up."""
+    params, opt_state, place = learner
+    place, acted = programs.act(programs.widen(params), place)
+    (params, opt_state), stats = programs.learn((params, opt_state), acted, rate)
+    restock_key, key = jax.random.split(place.key)
+    place = place._replace(env=env.restock(restock_key, place.env), key=key)
+    return Learner(params, opt_state, place), jax.device_get(stats)
 
 
 def _timed(turn: Turn, *, seconds: float) -> Turn:

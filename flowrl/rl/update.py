@@ -1,4 +1,8 @@
-"""One update: act, estimate advantages, learn from shuffled minibatches."""
+"""Learning from a rollout: estimate advantages, then passes over shuffled minibatches.
+
+Acting and learning are two compiled programs. Acting holds the game, which is slow to compile and
+the same for all plans and numbers of experts (`flowrl.envs.catalogue`); learning compiles quickly.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from flowrl.models import dispatch
 from flowrl.models.dispatch import Packed
 from flowrl.rl import gae, optimizer
 from flowrl.rl.loss import Rows, ppo_loss
-from flowrl.rl.rollout import Place, Step, rollout
+from flowrl.rl.rollout import Acted, Place, Step
 
 
 class Learner(NamedTuple):
@@ -42,19 +46,23 @@ def start(
 ) -> Learner:
     """A learner in fresh environments."""
     reset_key, key = jax.random.split(key)
-    obs, state = jax.jit(env.reset, static_argnums=1)(reset_key, config.num_envs)
-    return Learner(params, opt_state, Place(state, obs, key))
+    obs, state = env.reset(reset_key, config.num_envs)
+    # Acting gives its place up, so no two leaves may be one array.
+    return Learner(params, opt_state, jax.tree.map(jnp.copy, Place(state, obs, key)))
 
 
-def update(
-    env: WalkingEnv, config: PPOConfig, learner: Learner, lr: jax.Array
-) -> tuple[Learner, Stats]:
-    """Act for num_steps × num_envs steps and learn from them for update_epochs passes."""
-    place, steps, last_value = rollout(env, config, packed=learner.params, place=learner.place)
-    rows = _rows(config, steps, last_value, num_experts=env.num_experts)
-    key, shuffle_key = jax.random.split(place.key)
+def learn(
+    config: PPOConfig, state: tuple[Packed, Any], acted: Acted, lr: jax.Array
+) -> tuple[tuple[Packed, Any], Stats]:
+    """Learn from num_steps × num_envs steps for update_epochs passes.
 
-    def learn(state: tuple[Packed, Any], index: jax.Array):
+    `state` is the parameters and the optimizer's state.
+    """
+    params = state[0]
+    steps, num_experts = acted.steps, params.first.kernel.shape[0]
+    rows = _rows(config, steps, acted.last_value, num_experts=num_experts)
+
+    def move(state: tuple[Packed, Any], index: jax.Array):
         params, opt_state = state
         found = dispatch.evaluate_rows(
             params,
@@ -68,10 +76,9 @@ def update(
         )
         return moved, {"loss": found.loss, **found.figures}
 
-    indices = _minibatches(config, shuffle_key)
-    (params, opt_state), figures = jax.lax.scan(learn, (learner.params, learner.opt_state), indices)
-    stats = _stats(steps, rows, figures=figures, params=params)
-    return Learner(params, opt_state, place._replace(key=key)), stats
+    indices = _minibatches(config, acted.shuffle_key)
+    state, figures = jax.lax.scan(move, state, indices)
+    return state, _stats(steps, rows, figures=figures, params=state[0])
 
 
 def _rows(config: PPOConfig, steps: Step, last_value: jax.Array, *, num_experts: int) -> Rows:

@@ -28,10 +28,11 @@ class CountingWorlds:
     def new_world(self, key: jax.Array) -> Any:
         return {"number": jax.random.bits(key)}
 
-    def begin_in(self, world: Any) -> WalkState:
+    def begin_in(self, world: Any, plan: Any = None) -> WalkState:
         zero = jnp.zeros((), jnp.int32)
         return WalkState(
             world=world,
+            plan=zero,
             task=zero,
             success=jnp.zeros(1, bool),
             length=zero,
@@ -139,6 +140,42 @@ def test_a_pool_is_drawn_from_evenly_and_never_changes():
     assert np.asarray(state.store.worlds["number"]).tolist() == pool.tolist()
     assert np.allclose(shares, 0.25, atol=0.05)
     assert sum(shares) == pytest.approx(1)
+
+
+def test_a_stock_gives_every_episode_a_world_of_its_own_as_long_as_it_lasts():
+    env = BatchedEnv(CountingWorlds(), stock=32)  # type: ignore[arg-type]
+    step = jax.jit(env.step)
+    _, state = env.reset(jax.random.key(0), 6)
+    seen, begun = set(numbers(state)), 6
+    rng = np.random.default_rng(2)
+    for number in range(40):
+        for _ in range(4):
+            ends = rng.random(6) < rng.choice([0.1, 0.9])
+            _, state, _ = step(jax.random.key(number), state, jnp.where(ends, ENDS, 0))
+            seen |= set(numbers(state))
+            begun += ends.sum()
+        state = env.restock(jax.random.key(100 + number), state)
+        assert int(state.store.used[0]) < BATCH
+    assert len(seen) == begun
+    assert step._cache_size() == 1
+
+
+def test_a_stock_that_runs_out_is_gone_through_again_from_its_oldest_world():
+    env = BatchedEnv(CountingWorlds(), stock=8)  # type: ignore[arg-type]
+    step = jax.jit(env.step)
+    _, state = env.reset(jax.random.key(0), 8)
+    first = numbers(state).tolist()
+    for _ in range(3):
+        _, state, _ = step(jax.random.key(0), state, jnp.full(8, ENDS))
+        assert numbers(state).tolist() == first
+    state = env.restock(jax.random.key(1), state)
+    _, state, _ = step(jax.random.key(0), state, jnp.full(8, ENDS))
+    assert not set(numbers(state)) & set(first)
+
+
+def test_a_stock_must_hold_a_world_for_each_environment():
+    with pytest.raises(ValueError, match="a stock of 8 worlds is too small for 9 episodes"):
+        BatchedEnv(CountingWorlds(), stock=8).reset(jax.random.key(0), 9)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("world_pool", [0, 5])

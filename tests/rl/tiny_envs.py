@@ -62,6 +62,9 @@ class TinyEnv:
     def observe(self, state: State) -> jax.Array:
         return jnp.stack([state.sight, state.length.astype(jnp.float32)], axis=-1)
 
+    def restock(self, key: jax.Array, state: State) -> State:
+        return state
+
     def current_expert(self, state: State) -> jax.Array:
         return state.expert
 

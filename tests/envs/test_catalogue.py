@@ -1,0 +1,146 @@
+"""A plan that is data is walked exactly like one that is compiled in."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flowrl.config import PPOConfig
+from flowrl.envs.catalogue import library_judges, shared
+from flowrl.envs.craftax import make_env
+from flowrl.envs.skill_module import TaskModule, load_module
+from flowrl.envs.wrappers import BatchedEnv, BatchedState, Store
+from flowrl.models import dispatch
+from flowrl.models.actor_critic import ActorCriticMoE, stack_experts
+from flowrl.parallel.generated_module import generate_module_with_remapping
+from flowrl.rl.rollout import Place, rollout
+from flowrl.runs import PlannedStep, TrainingRun
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library
+from tests.envs.making import CLASSIC, WOOD, module_text
+
+pytestmark = pytest.mark.craftax
+LIBRARY = load_library(CLASSIC)
+
+
+def module_of(skill: str) -> TaskModule:
+    """The generated module of a library skill's run."""
+    steps = SkillGraph(LIBRARY.values()).plan(skill)
+    experts = {name: number for number, name in enumerate(dict.fromkeys(s.skill for s in steps))}
+    run = TrainingRun(
+        run_id="walk",
+        skill=skill,
+        expert=experts[skill],
+        attempt=1,
+        plan=tuple(
+            PlannedStep(
+                skill=s.skill,
+                count=s.count,
+                expert=experts[s.skill],
+                max_steps=LIBRARY[s.skill].max_steps,
+            )
+            for s in steps
+        ),
+        experts=tuple(experts.values()),
+        ancestors=(),
+        config={"env_name": CLASSIC},
+    )
+    return load_module(generate_module_with_remapping(run, LIBRARY))
+
+
+def test_every_library_skill_is_found_in_the_catalogue_by_its_code():
+    library = library_judges("craftax.craftax_classic")
+    for name in LIBRARY:
+        judges, plan = shared(module_of(name), max_task_steps=300)
+        assert judges == tuple(library.values()), name
+        assert [judges[number].skill for number in plan.judge[: plan.last + 1]] == [
+            task.skill for task in module_of(name).tasks
+        ]
+
+
+def test_a_plan_as_data_says_counts_limits_and_experts():
+    module = module_of("Eat Plant")
+    _, plan = shared(module, max_task_steps=300)
+    tasks = module.tasks
+    assert plan.last == len(tasks) - 1
+    assert plan.count[: len(tasks)].tolist() == [task.count for task in tasks]
+    assert plan.expert[: len(tasks)].tolist() == [task.expert_local for task in tasks]
+    assert plan.limit[: len(tasks)].tolist() == [task.max_steps or 300 for task in tasks]
+    assert max(plan.limit) > 300
+
+
+def test_a_skill_of_a_users_own_is_judged_by_its_own_functions():
+    own = WOOD._replace(is_done="(inventory, n=2):\n    return inventory.wood > n + 7")
+    module = load_module(module_text([own]))
+    judges, plan = shared(module, max_task_steps=5)
+    assert judges[plan.judge[0]].is_done is module.tasks[0].is_done
+    assert not judges[plan.judge[0]].counted
+    assert len(judges) == len(library_judges(module.game)) + 1
+
+
+def test_a_plan_as_data_is_walked_like_one_that_is_compiled_in(worlds_of):
+    """Random play with wood, stone and tables thrown in, so that plans move on."""
+    worlds = worlds_of(CLASSIC)[1]
+    module = module_of("Make Stone Pickaxe")
+    envs = [make_env(CLASSIC, module, max_task_steps=9, share=share) for share in (False, True)]
+    advances = [jax.jit(jax.vmap(env.advance)) for env in envs]
+    states = [jax.jit(jax.vmap(env.begin_in))(worlds) for env in envs]
+    moved = 0
+    for number in range(40):
+        keys = jax.random.split(jax.random.key(number), 8)
+        actions = jax.random.randint(jax.random.key(1000 + number), (8,), 0, 17)
+        if number % 5 == 4:
+            states = [_gifted(state) for state in states]
+        outputs = []
+        for place, advance in enumerate(advances):
+            states[place], output = advance(keys, states[place], actions)
+            outputs.append(output)
+        own, data = outputs
+        tasks = own.task_success.shape[-1]
+        for name in own._fields:
+            left, right = np.asarray(getattr(own, name)), np.asarray(getattr(data, name))
+            right = right[:, :tasks] if name == "task_success" else right
+            assert (left == right).all(), name
+        assert (np.asarray(data.task_success)[:, tasks:] == 0).all()
+        moved = max(moved, int(np.asarray(own.task).max()))
+    assert moved >= 3
+
+
+def _gifted(state):
+    inventory = state.world.inventory
+    inventory = inventory.replace(wood=inventory.wood + 3, stone=inventory.stone + 1)
+    return state._replace(world=state.world.replace(inventory=inventory))
+
+
+def test_all_plans_of_library_skills_act_by_the_same_program():
+    texts = []
+    for skill in ("Collect Wood", "Place Table"):
+        env = BatchedEnv(
+            make_env(CLASSIC, module_of(skill), max_task_steps=300, share=True), stock=16
+        )
+        body = ActorCriticMoE(
+            num_experts=8,
+            observation_size=env.observation_size,
+            num_actions=env.num_actions,
+            layer_size=8,
+            activation="tanh",
+        )
+        key = jax.random.key(0)
+        params = dispatch.pack(stack_experts([body.init_expert(key)] * 8))
+        config = PPOConfig(num_envs=8, num_steps=2)
+        world = jax.eval_shape(env.env.new_world, key)
+        walk = jax.eval_shape(env.env.begin_in, world)
+        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((8, *leaf.shape), leaf.dtype), walk)
+        stock = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((16, *leaf.shape), leaf.dtype), world
+        )
+        one = jax.ShapeDtypeStruct((1,), jnp.int32)
+        state = BatchedState(batch, Store(stock, one, one))
+        obs = jax.ShapeDtypeStruct((8, env.observation_size), jnp.float32)
+        act = jax.jit(partial(rollout, env, config))
+        texts.append(act.lower(params, Place(state, obs, key)).as_text())
+    assert texts[0] == texts[1]
