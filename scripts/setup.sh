@@ -29,6 +29,12 @@ apt_install() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@"
 }
 
+# What only some tests need: without it they are skipped and say so.
+offer() {
+  command -v "$1" >/dev/null || apt_install "$2" ||
+    say "flowrl: without $1 the tests that need it are skipped"
+}
+
 find_python() {
   local name
   for name in "${FLOWRL_PYTHON:-}" python3 python3.13 python3.12 python3.11; do

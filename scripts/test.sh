@@ -3,5 +3,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 setup
+offer bwrap bubblewrap
+offer cc gcc
 cd "$FLOWRL_ROOT"
 exec "$PYTHON" -m pytest -n "${FLOWRL_TEST_WORKERS:-2}" --dist loadfile "$@"
