@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +12,9 @@ from pathlib import Path
 import filelock
 
 from flowrl import durable
-from flowrl.errors import BusyError
+from flowrl.errors import BusyError, FileRefusedError
+
+_ODD = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})  # not a file that can be opened
 
 
 @contextmanager
@@ -21,9 +26,11 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
     replaced the file all the same.
 
     Raises:
-      BusyError: nobody freed the lock in time. Nothing else is translated.
+      BusyError: nobody freed the lock in time.
+      FileRefusedError: what is there is no plain file. Nothing else is translated.
     """
     durable.make_dir(path.parent)
+    check_plain(path)
     # A soft lock, which filelock may fall back to, would outlive a killed holder.
     lock = filelock.FileLock(
         path, mode=0o600, timeout=timeout_seconds, thread_local=False, fallback_to_soft=False
@@ -39,6 +46,48 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
         yield lambda: _refuse_another(path, mine)
     finally:
         lock.release()
+
+
+def open_plain_lock(path: Path, flags: int = 0) -> int:
+    """A descriptor of a lock file, to be read only; waits for no writer of a pipe.
+
+    Raises:
+      FileRefusedError: what is there is no plain file.
+      OSError: it cannot be opened; FileNotFoundError when it is missing and is not to be made.
+    """
+    check_plain(path)
+    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno not in _ODD:
+            raise
+        raise _no_lock(path) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _no_lock(path)
+    return descriptor
+
+
+def check_plain(path: Path) -> None:
+    """Make sure that a lock is a plain file, or is not there yet.
+
+    Raises:
+      FileRefusedError: it is a link, a folder, or another thing that cannot be a lock.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise _no_lock(path)
+
+
+def _no_lock(path: Path) -> FileRefusedError:
+    return FileRefusedError(
+        f"{path} is no plain file and cannot be a lock; make sure that nothing is at work in "
+        "the folder, then move it away: it is made again"
+    )
 
 
 def _refuse_another(path: Path, mine: tuple[int, int] | None) -> None:

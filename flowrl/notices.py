@@ -23,16 +23,23 @@ _LIMIT_BYTES = 10_000
 def tell(layout: GraphLayout, key: str, text: str) -> None:
     """Show `text` until it is withdrawn; `key` is a word of lower case letters, digits and `_`.
 
-    Secrets of this process's environment are left out.
+    Secrets of this process's environment are left out. What cannot be shown is logged: nobody
+    stops because of a notice.
     """
-    durable.make_dir(layout.notices)
     said = redacted(text, secrets_of(os.environ))[:2_000]
-    durable.write_json(layout.notice(key), {"format": 1, "text": said})
+    try:
+        durable.make_dir(layout.notices)
+        durable.write_json(layout.notice(key), {"format": 1, "text": said})
+    except OSError as error:
+        logger.warning("a notice cannot be shown (%s): %s", error, said)
 
 
 def withdraw(layout: GraphLayout, key: str) -> None:
     """Show this notice no more; one that is not there is not missed."""
-    durable.remove_file(layout.notice(key))
+    try:
+        durable.remove_file(layout.notice(key))
+    except OSError as error:
+        logger.warning("a notice cannot be withdrawn: %s", error)
 
 
 def read(layout: GraphLayout) -> Mapping[str, str]:

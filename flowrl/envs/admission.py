@@ -35,7 +35,7 @@ def open_module(path: Path, limits: Limits | None = None) -> TaskModule:
 
 def recorded_verdicts(path: Path) -> Collection[Verdict] | None:
     """What the run.json beside a module says; None when there is none, or one without verdicts."""
-    if not path.stem.isdecimal():
+    if not (path.stem.isascii() and path.stem.isdecimal()):
         return None
     layout = RunLayout(path.parent, int(path.stem))
     if not layout.run_json.exists():

@@ -113,6 +113,13 @@ def _counted(store: ExpertStore, present: Manifest) -> Iterator[Finding]:
 def _history(
     store: ExpertStore, present: Manifest, past: dict[int, Manifest | None]
 ) -> Iterator[Finding]:
+    if present.generation and present.generation not in past:
+        yield Finding(
+            severity="warning",
+            thing=f"generation {present.generation}, which counts, is not in the history",
+            place=manifests.history_file(store.layout, present.generation),
+            remedy=REPAIR,
+        )
     for generation, known in past.items():
         place = manifests.history_file(store.layout, generation)
         if generation > present.generation:
@@ -196,6 +203,12 @@ def _strangers(store: ExpertStore) -> Iterator[Path]:
     known = {path for _, path in store.versions()}
     for home in store.expert_folders():
         yield from (path for path in sorted(home.iterdir()) if path not in known | _hidden(path))
+    if store.layout.history.is_dir():
+        kept = manifests.generations(store.layout)
+        known = {manifests.history_file(store.layout, generation) for generation in kept}
+        for path in sorted(store.layout.history.iterdir()):
+            if path not in known | _hidden(path):
+                yield path
     if store.layout.checkpoints.is_dir():
         for path in sorted(store.layout.checkpoints.iterdir()):
             if path.name not in _OF_CHECKPOINTS and path not in _hidden(path):

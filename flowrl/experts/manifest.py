@@ -25,8 +25,8 @@ FORMAT = 2
 _READ = (1, FORMAT)
 KEPT_GENERATIONS = 20
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_VERSION = re.compile(r"v\d{6,}-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_HISTORY = re.compile(r"\d+\.json")
+_VERSION = re.compile(r"v(?:[0-9]{6}|[1-9][0-9]{6,})-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_HISTORY = re.compile(r"(?:0|[1-9][0-9]*)\.json")
 T = TypeVar("T")
 
 

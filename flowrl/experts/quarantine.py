@@ -11,15 +11,46 @@ import os
 from pathlib import Path
 
 from flowrl import durable
+from flowrl.errors import FileRefusedError
 from flowrl.layout import GraphLayout
 
 _REASON = ".why.txt"
 
 
-def put(layout: GraphLayout, path: Path, why: str) -> Path:
-    """Move a damaged file or folder of the graph aside; of a lost one, keep the reason alone."""
+def make_ready(layout: GraphLayout, path: Path) -> Path:
+    """The place that `path` would be moved to, once it is sure that nothing is in the way.
+
+    Raises:
+      FileRefusedError: a link, a file or another disk is in the place of a folder of quarantine/.
+    """
     place = _place(layout, path)
+    for folder in reversed((place, *place.parents)):
+        if folder.is_relative_to(layout.quarantine) and folder != place and os.path.lexists(folder):
+            _check_folder(layout, folder)
     durable.make_dir(place.parent)
+    return place
+
+
+def _check_folder(layout: GraphLayout, folder: Path) -> None:
+    if folder.is_symlink() or not folder.is_dir():
+        what = "is no folder of its own"
+    elif folder.stat().st_dev != layout.root.stat().st_dev:
+        what = "is on another disk than the graph"
+    else:
+        return
+    raise FileRefusedError(
+        f"{folder} {what}, and damaged files cannot be moved into it; move it away: it is made "
+        "again"
+    )
+
+
+def put(layout: GraphLayout, path: Path, why: str) -> Path:
+    """Move a damaged file or folder of the graph aside; of a lost one, keep the reason alone.
+
+    Raises:
+      FileRefusedError: as `make_ready`.
+    """
+    place = make_ready(layout, path)
     if os.path.lexists(path):
         for number in itertools.count(1):
             if not os.path.lexists(place):

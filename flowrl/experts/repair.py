@@ -13,7 +13,7 @@ from types import MappingProxyType
 from flowrl import notices
 from flowrl.errors import ExpertCorruptError, ExpertError, ExpertMissingError, FileRefusedError
 from flowrl.experts import manifest as manifests
-from flowrl.experts import quarantine
+from flowrl.experts import quarantine, rooms
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.store import ExpertStore
@@ -44,8 +44,10 @@ def usable(store: ExpertStore, version: ExpertVersion) -> ExpertVersion:
 def rollback(store: ExpertStore, generation: int) -> Manifest:
     """Make the experts of an earlier generation count again, as a new generation.
 
+    If they are those that count now, nothing changes: the history holds so many generations only.
+
     Raises:
-      FileRefusedError: the history does not hold that generation.
+      FileRefusedError: the history does not hold that generation, or another in its place.
       ExpertMissingError, ExpertCorruptError: one of its versions cannot be used any more.
     """
     known = manifests.generations(store.layout)
@@ -54,9 +56,15 @@ def rollback(store: ExpertStore, generation: int) -> Manifest:
         raise FileRefusedError(
             f"{store.layout.history} holds no generation {generation}; choose among {span}"
         )
-    past = manifests.read_file(manifests.history_file(store.layout, generation))
+    path = manifests.history_file(store.layout, generation)
+    past = manifests.read_file(path)
+    if past.generation != generation:
+        raise FileRefusedError(f"{path} is of generation {past.generation}; choose another one")
     for version in past.experts.values():
         store.verify(version)
+    present = store.manifest()
+    if past.experts == present.experts:
+        return present
     logger.warning("rolled back to generation %d", generation)
     return store.amend(
         lambda before: dataclasses.replace(
@@ -73,9 +81,12 @@ def fall_back(store: ExpertStore, expert: int, why: str = "it was given up") -> 
     Raises:
       ExpertMissingError: the manifest does not name this expert.
       ExpertCorruptError: no earlier version is whole.
+      FileRefusedError: a folder of the graph is not where it belongs; nothing has changed.
     """
     broken = _present(store, expert)
+    rooms.refuse_moved(store.layout)
     version = _newest_whole(store, broken)
+    quarantine.make_ready(store.layout, store.path_of(broken))
     store.amend(lambda before: _with(before, version))
     quarantine.put(store.layout, store.path_of(broken), why)
     return version
@@ -86,8 +97,11 @@ def drop(store: ExpertStore, expert: int, why: str) -> None:
 
     Raises:
       ExpertMissingError: the manifest does not name this expert.
+      FileRefusedError: a folder of the graph is not where it belongs; nothing has changed.
     """
     broken = _present(store, expert)
+    rooms.refuse_moved(store.layout)
+    quarantine.make_ready(store.layout, store.path_of(broken))
     store.amend(lambda before: _without(before, expert))
     quarantine.put(store.layout, store.path_of(broken), why)
 

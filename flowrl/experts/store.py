@@ -8,6 +8,7 @@ everything has. Whatever a killed merge leaves behind is named by no manifest an
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from flowrl.layout import GraphLayout
 from flowrl.runs import Ancestor
 
 logger = logging.getLogger(__name__)
+_INDEX = re.compile(r"0|[1-9][0-9]*")
 Pins = Collection[tuple[int, str]] | None  # (index, version); None: unknown, so all of them
 REMEDY = "restore it from a backup, or let flowrl fsck GRAPH_PATH --repair find a whole version"
 
@@ -257,7 +259,7 @@ class ExpertStore:
         for folder in self.expert_folders():
             index = folder.name.removeprefix("expert_").removesuffix("_policy")
             for path in folder.iterdir():
-                if index.isdecimal() and manifests.is_version_name(path.name):
+                if _INDEX.fullmatch(index) and manifests.is_version_name(path.name):
                     yield (int(index), path.name), path
 
 

@@ -84,7 +84,7 @@ def withdraw(job: Job) -> None:
 def lock_held(folder: Path) -> bool:
     """Whether a process of this run lives: runner, trainer, or a child that inherited the lock."""
     try:
-        descriptor = os.open(_paths(folder).lock, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(_paths(folder).lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:

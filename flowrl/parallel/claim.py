@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flowrl import durable
+from flowrl import durable, locks
 from flowrl.errors import BusyError, ConfigError
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3"})
@@ -36,13 +36,14 @@ class Claim:
         Raises:
           BusyError: another daemon has it; the message names that one.
           ConfigError: the folder is on a network file system, whose locks cannot be trusted.
+          FileRefusedError: the lock is no plain file.
         """
         if self.held:
             return
         durable.make_dir(self._path.parent)
         _refuse_network(self._path.parent)
         # Only to be read: what is open for writing would keep a disk from being made read-only.
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = locks.open_plain_lock(self._path, os.O_CREAT)
         try:
             _lock(descriptor)
             _name_holder(self._path)
@@ -93,9 +94,13 @@ def holder(path: Path) -> str:
 
 
 def daemon_of(path: Path) -> str | None:
-    """The daemon that holds the lock now, in words; None while nobody does."""
+    """The daemon that holds the lock now, in words; None while nobody does.
+
+    Raises:
+      FileRefusedError: the lock is no plain file.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = locks.open_plain_lock(path)
     except FileNotFoundError:
         return None
     try:
@@ -155,7 +160,7 @@ def _name_holder(path: Path) -> None:
         "host": socket.gethostname(),
         "since": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(facts).encode() + b"\n", 0)

@@ -129,7 +129,7 @@ def read_document(content: str | bytes, place: str) -> dict[str, Any]:
     if found not in READS:
         raise FormatVersionError(
             f"{place} has format {found!r}, this flowrl reads 1 and 2; go on with the version of "
-            f"flowrl that wrote it, or run {_recovery(place)}"
+            f"flowrl that wrote it, or move the file away and run {_recovery(place)}"
         )
     if found == FORMAT and head is None:
         raise _damaged(place, "its first line is not as it was written")

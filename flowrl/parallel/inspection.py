@@ -6,40 +6,49 @@ and the state's agreement with the manifest are not looked at.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 
-from flowrl import notices, sealed
-from flowrl.errors import FileRefusedError
+from flowrl import notices
+from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts import quarantine
 from flowrl.experts.fsck import REPAIR, Finding, Severity, look
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.launch.files import lock_held
 from flowrl.layout import GraphLayout, RunLayout
-from flowrl.parallel.recovering import lost_skills, read_state, state_disagrees
-from flowrl.parallel.run_folders import live_runs, pinned_versions
+from flowrl.parallel.claim import daemon_of
+from flowrl.parallel.obstacles import obstacles
+from flowrl.parallel.recovering import (
+    lost_skills,
+    read_state,
+    state_disagrees,
+    usable_config,
+)
+from flowrl.parallel.run_folders import is_run_folder, live_runs, pinned_versions
 from flowrl.parallel.skill_book import read_skill_file
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import Completed
 from flowrl.runs import check_module, read_result, read_run
 
 _LEFTOVER = re.compile(r"\.tmp-.*|\..*\.part|.*\.trash|.*\.orbax-checkpoint-tmp.*")
-_SKILL_FOLDER = re.compile(r"\d+_\w+")
+_SKILL_FOLDER = re.compile(r"(0|[1-9][0-9]*)_[A-Za-z0-9_]+")
 _OTHERS = 0o077  # the bits of those who do not own a file
 
 
 def inspect(layout: GraphLayout, *, claimed: bool = False) -> tuple[Finding, ...]:
     """What is wrong with a graph's folder, and what is worth knowing.
 
-    `claimed` says that it is the caller who holds the folder.
+    `claimed` says that it is the caller who holds the folder. What keeps the graph from being
+    repaired is told of alone: what else seems to be wrong may come of it.
     """
+    if found := tuple(starmap(_obstacle, obstacles(layout))):
+        return found
     quiet = claimed or not at_work(layout)
     parts = (
         look(ExpertStore(layout), pinned_versions(layout)),
@@ -54,6 +63,15 @@ def inspect(layout: GraphLayout, *, claimed: bool = False) -> tuple[Finding, ...
     return tuple(_addressed(finding, layout) for finding in chain.from_iterable(parts))
 
 
+def _obstacle(place: Path, error: FileRefusedError) -> Finding:
+    return Finding(
+        severity="error",
+        thing=str(error),
+        place=place,
+        remedy="that first: until then nothing else is looked at, and nothing is repaired",
+    )
+
+
 def _addressed(finding: Finding, layout: GraphLayout) -> Finding:
     """With the graph's own folder where a command line names any."""
     thing, remedy = (
@@ -64,17 +82,7 @@ def _addressed(finding: Finding, layout: GraphLayout) -> Finding:
 
 def at_work(layout: GraphLayout) -> bool:
     """Whether a scheduler, or a repair, holds the folder now."""
-    try:
-        descriptor = os.open(layout.daemon_lock, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return daemon_of(layout.daemon_lock) is not None
 
 
 def broken_records(layout: GraphLayout, present: Manifest) -> Iterator[tuple[Path, str]]:
@@ -170,8 +178,8 @@ def _skill_files(layout: GraphLayout) -> Iterator[Finding]:
             yield Finding(severity="error", thing=str(error), place=path, remedy=remedy)
     if layout.config_json.exists():
         try:
-            sealed.read(layout.config_json, formats=(1,), sealed_from=2)
-        except FileRefusedError as error:
+            usable_config(layout)
+        except (FileRefusedError, ConfigError) as error:
             remedy = "none is needed: it is written again when the scheduler starts"
             place = layout.config_json
             yield Finding(severity="warning", thing=str(error), place=place, remedy=remedy)
@@ -244,9 +252,15 @@ def _told(layout: GraphLayout) -> Iterator[Finding]:
     for key, text in notices.read(layout).items():
         remedy = "flowrl status shows it; flowrl fsck --repair withdraws what it has put right"
         yield Finding(severity="note", thing=text, place=layout.notice(key), remedy=remedy)
-    if layout.skills.is_dir():
-        for path in sorted(layout.skills.iterdir()):
-            if not _SKILL_FOLDER.fullmatch(path.name) and not _LEFTOVER.fullmatch(path.name):
-                thing = f"{path.name} is nothing that flowrl has made"
-                remedy = "flowrl leaves it alone; move it away if nobody needs it"
-                yield Finding(severity="note", thing=thing, place=path, remedy=remedy)
+    for path in _strangers(layout):
+        thing = f"{path.name} is nothing that flowrl has made"
+        remedy = "flowrl leaves it alone; move it away if nobody needs it"
+        yield Finding(severity="note", thing=thing, place=path, remedy=remedy)
+
+
+def _strangers(layout: GraphLayout) -> Iterator[Path]:
+    for folder in (layout.skills, layout.training_runs):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            ours = _SKILL_FOLDER.fullmatch(path.name) or is_run_folder(path.name)
+            if not ours and path != layout.failed_runs and not _LEFTOVER.fullmatch(path.name):
+                yield path

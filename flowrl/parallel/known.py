@@ -27,8 +27,8 @@ from flowrl.runs import TrainingRun, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 
 logger = logging.getLogger(__name__)
-_NUMBERED = re.compile(r"(?:skill_)?(\d+)_\w+(?:\.attempt\d+(?:\.\d+)?)?")
-_RUN = re.compile(r"e(\d+)\.a(\d+)\.\w+")
+_NUMBERED = re.compile(r"(?:skill_)?(0|[1-9][0-9]*)_[A-Za-z0-9_]+(?:\.attempt[0-9]+(?:\.[0-9]+)?)?")
+_RUN = re.compile(r"e([0-9]+)\.a([0-9]+)\.[A-Za-z0-9_]+")
 
 
 def known_skills(

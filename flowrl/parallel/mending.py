@@ -7,6 +7,7 @@ that no manifest names; what is damaged goes to `quarantine/`. Every step may be
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 
 from flowrl import durable, notices
@@ -17,6 +18,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout
 from flowrl.parallel.inspection import broken_records, leftovers, links, too_open
 from flowrl.parallel.known import record_notice_key
+from flowrl.parallel.obstacles import refuse_obstacles
 from flowrl.parallel.recovering import (
     read_state,
     recorded_config,
@@ -30,11 +32,17 @@ from flowrl.parallel.skill_book import read_skill_file
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_library
 
+_NUMBERED = re.compile(r"[a-z_]+_(0|[1-9][0-9]*)")  # the keys of notices of an expert
 logger = logging.getLogger(__name__)
 
 
 def mend(layout: GraphLayout) -> Iterator[str]:
-    """Put right what can be, and say in one sentence each what was done or could not be."""
+    """Put right what can be, and say in one sentence each what was done or could not be.
+
+    Raises:
+      FileRefusedError: something is in the way of any repair, see `obstacles`; nothing has changed.
+    """
+    refuse_obstacles(layout)
     steps: tuple[Callable[[GraphLayout], Iterator[str]], ...] = (
         _manifest,
         _experts,
@@ -131,8 +139,11 @@ def _leftovers(layout: GraphLayout) -> Iterator[str]:
             yield f"removed: {path}"
     store = ExpertStore(layout)
     present = store.manifest().generation
-    for generation in (number for number in manifests.generations(layout) if number > present):
+    known = manifests.generations(layout)
+    for generation in (number for number in known if number > present):
         yield f"removed: {manifests.history_file(layout, generation)}"
+    if present and present not in known:
+        yield f"written again: {manifests.history_file(layout, present)}"
     for path in store.recover(pinned_versions(layout)):
         yield f"removed, since no manifest names it: {path}"
 
@@ -173,9 +184,12 @@ def _notices(layout: GraphLayout) -> Iterator[str]:
     unwritten = {int(path.parent.name.split("_")[0]) for path, _ in broken_records(layout, present)}
     for key, text in notices.read(layout).items():
         unreadable = text.startswith("a notice cannot be read")
-        number = int(key.rpartition("_")[2]) if key.rpartition("_")[2].isdecimal() else -1
+        found = _NUMBERED.fullmatch(key)
+        number = int(found[1]) if found else -1
         damage = key == repair.notice_key(number) and number not in broken
         record = key == record_notice_key(number) and number not in unwritten
-        if unreadable or damage or record:
+        if unreadable:
+            yield f"set aside: {quarantine.put(layout, layout.notice(key), text)}"
+        elif damage or record:
             notices.withdraw(layout, key)
             yield f"withdrawn: the notice {key}"

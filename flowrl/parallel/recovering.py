@@ -16,13 +16,14 @@ from pathlib import Path
 from flowrl import config as configs
 from flowrl import durable, sealed
 from flowrl.config import BottomUpConfig
-from flowrl.errors import FileRefusedError
+from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.claim import Claim
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.known import highest_number, known_skills
+from flowrl.parallel.obstacles import refuse_obstacles
 from flowrl.parallel.run_folders import live_runs
 from flowrl.parallel.signals import NewSkill, Rules, SkillsAdded
 from flowrl.parallel.skill_book import SkillBook
@@ -81,8 +82,10 @@ def recover_state(layout: GraphLayout, *, anew: bool = False) -> Recovered | Non
     scheduler_state.json.damaged-1, -2, …
 
     Raises:
-      FileRefusedError: the manifest, a live run's record or the record of a skill is damaged.
+      FileRefusedError: the manifest, a live run's record or the record of a skill is damaged, or
+        something is in the way of any repair, see `obstacles`.
     """
+    refuse_obstacles(layout)
     try:
         if read_state(layout) is not None and not anew:
             return None
@@ -158,9 +161,8 @@ def recorded_config(layout: GraphLayout) -> BottomUpConfig:
       FileRefusedError: neither is there.
     """
     try:
-        facts = sealed.read(layout.config_json, formats=(1,), sealed_from=2)
-        return configs.from_json(BottomUpConfig, facts)
-    except FileRefusedError as error:
+        return usable_config(layout)
+    except (FileRefusedError, ConfigError) as error:
         for place in live_runs(layout):
             return configs.from_json(BottomUpConfig, read_run(place).config)
         for index, version in ExpertStore(layout).manifest().experts.items():
@@ -171,6 +173,23 @@ def recorded_config(layout: GraphLayout) -> BottomUpConfig:
             f"{error}. Nothing else says what the graph is for: start its scheduler again, with "
             "the flags it began with"
         ) from error
+
+
+def usable_config(layout: GraphLayout) -> BottomUpConfig:
+    """What config.json says.
+
+    Raises:
+      FileRefusedError: it is missing or damaged.
+      ConfigError: it says something that makes no sense, or names no environment we know.
+    """
+    facts = sealed.read(layout.config_json, formats=(1,), sealed_from=2)
+    try:
+        config = configs.from_json(BottomUpConfig, facts)
+    except ConfigError as error:
+        raise ConfigError(f"{layout.config_json} cannot be used: {error}") from error
+    if config.env_name not in CAPACITIES:
+        raise ConfigError(f"{layout.config_json} names an unknown env_name {config.env_name!r}")
+    return config
 
 
 def _waiting(entry: Entry) -> Entry:

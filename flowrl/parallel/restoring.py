@@ -27,10 +27,12 @@ def restore_manifest(layout: GraphLayout) -> str:
 
     Raises:
       FileRefusedError: no generation can be read, or a merge would be lost; says which.
-      FormatVersionError: a newer flowrl wrote the newest generation.
+      FormatVersionError: a newer flowrl wrote it, or the newest generation.
     """
     try:
         ExpertStore(layout).manifest()
+    except FormatVersionError:
+        raise
     except FileRefusedError as error:
         why = str(error)
     else:

@@ -16,8 +16,8 @@ from flowrl.runs import TrainingRun, read_run
 
 logger = logging.getLogger(__name__)
 KEPT_FAILURES = 5
-_RUN_FOLDER = re.compile(r"skill_(\d+)_\w+")
-_ATTEMPT = re.compile(r"\.attempt(\d+)(?:\.(\d+))?")
+_RUN_FOLDER = re.compile(r"skill_(0|[1-9][0-9]*)_[A-Za-z0-9_]+")
+_ATTEMPT = re.compile(r"\.attempt([0-9]+)(?:\.([0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,15 @@ class PreparedRun:
     def __iter__(self) -> Iterator[Path]:
         """The documented triple."""
         return iter((self.run_folder, self.module_path, self.policies_folder))
+
+
+def is_run_folder(name: str) -> bool:
+    """Whether a folder name is one that a live run's folder can have.
+
+    >>> is_run_folder("skill_7_Place_Table"), is_run_folder("skill_07_Place_Table")
+    (True, False)
+    """
+    return _RUN_FOLDER.fullmatch(name) is not None
 
 
 def live_runs(layout: GraphLayout) -> Iterator[RunLayout]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from flowrl.errors import ConfigError, GraphError
+from flowrl.experts import rooms
 from flowrl.launch.job import Launcher
 from flowrl.launch.local import LocalLauncher
 from flowrl.layout import GraphLayout, display_name
@@ -101,6 +102,7 @@ class SkillScheduler:
           FileRefusedError: scheduler_state.json is damaged or of another version.
         """
         if self._loaded is None:
+            rooms.refuse_moved(self.layout)
             self._claim.acquire()
             try:
                 file = StateFile(self.layout.scheduler_state)

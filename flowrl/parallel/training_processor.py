@@ -18,6 +18,7 @@ from typing import Any
 from flowrl import durable
 from flowrl.config import FrameAccounting
 from flowrl.errors import BusyError, ExpertError, FileRefusedError, ResultRefusedError
+from flowrl.experts import rooms
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import FrameRule, Keep, MergePolicy, Take, Verdict
 from flowrl.experts.store import Commit, ExpertStore, Offer
@@ -95,6 +96,7 @@ def recover_graph(
     Raises:
       FileRefusedError: the manifest is damaged; says which history file to restore.
     """
+    rooms.refuse_moved(layout)
     ExpertStore(layout).recover(pinned_versions(layout))
     for folder in (layout.training_runs, layout.failed_runs):
         durable.sweep(folder)

@@ -24,7 +24,7 @@ from flowrl.errors import (
     ExpertShapeError,
     FileRefusedError,
 )
-from flowrl.experts import repair
+from flowrl.experts import repair, rooms
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore, check_digest
@@ -113,6 +113,7 @@ def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
       BusyError: a process of an earlier attempt still lives.
     """
     layout = order["layout"]
+    rooms.refuse_moved(layout)
     store = order.get("store") or ExpertStore(layout)
     run, seeds = _plan(order, store)
     module = generate_module_with_remapping(run, order["graph"].skills)

@@ -24,6 +24,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout
 from flowrl.parallel.inspection import inspect
 from flowrl.parallel.mending import mend
+from flowrl.parallel.obstacles import refuse_obstacles
 from flowrl.parallel.recovering import claimed, read_state, recover_state, train_lost_again
 from flowrl.parallel.run_folders import live_runs
 from flowrl.parallel.status import Completed, Running
@@ -78,6 +79,7 @@ def roll_back(graph_path: Path, generation: int | None, *, as_json: bool) -> int
         return 0
     store = ExpertStore(layout)
     with claimed(layout):
+        refuse_obstacles(layout)
         read_state(layout)  # refused before anything changes
         if generation == store.manifest().generation:
             raise ConfigError(f"generation {generation} counts now; there is nothing to go back to")
@@ -206,7 +208,7 @@ def _print_findings(layout: GraphLayout, findings: Sequence[Finding]) -> None:
     counts = Counter(finding.severity for finding in findings)
     kinds = [(counts[kind], kind) for kind in ("error", "warning") if counts[kind]]
     tally = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for count, kind in kinds)
-    sys.stdout.write(f"{layout.root}: {tally or 'clean'}\n")
+    sys.stdout.write(_line(f"{layout.root}: {tally or 'clean'}") + "\n")
 
 
 def _print_generations(layout: GraphLayout, *, as_json: bool) -> None:
@@ -251,7 +253,9 @@ def _tell_rollback(facts: dict[str, Any]) -> None:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    """One line that does nothing to a terminal: what cannot be seen is spelt out."""
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(" " if c in {"\\n", "\\r", "\\t"} else c for c in shown)
 
 
 def _print_json(facts: dict[str, Any]) -> None:

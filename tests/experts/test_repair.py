@@ -169,6 +169,20 @@ def test_a_rollback_to_a_damaged_version_changes_nothing(store):
     assert store.manifest().generation == 4
 
 
+def test_a_rollback_to_what_counts_already_uses_no_room_of_the_history(store):
+    rollback(store, 1)
+    for _ in range(2):
+        assert rollback(store, 1).generation == 5
+    assert manifests.generations(store.layout) == (1, 2, 3, 4, 5)
+
+
+def test_a_generation_under_another_s_name_is_refused(store):
+    durable.copy_file(store.layout.history / "1.json", store.layout.history / "2.json")
+    with pytest.raises(FileRefusedError, match="is of generation 1"):
+        rollback(store, 2)
+    assert store.manifest().generation == 4
+
+
 def test_a_rollback_to_an_unknown_generation_says_which_there_are(store):
     with pytest.raises(FileRefusedError, match="choose among 1 to 4"):
         rollback(store, 99)

@@ -1,0 +1,39 @@
+"""A graph with merged experts, as the tests of fsck, rollback and recover spoil it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from flowrl import sealed
+from flowrl.layout import GraphLayout
+from flowrl.parallel.recovering import recover_state
+from flowrl.parallel.skill_book import SkillBook
+from tests.parallel.making import (
+    LIBRARY,
+    TABLE,
+    WOOD,
+    train,
+)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory) -> GraphLayout:
+    """Expert 0 in two versions, of generations 1 and 3, and expert 1 in one of generation 2."""
+    layout = GraphLayout(tmp_path_factory.mktemp("template") / "graph")
+    book = SkillBook(layout)
+    train(layout, WOOD, 0, {}, acted={0: 50})
+    train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
+    train(layout, WOOD, 0, {}, acted={0: 70})
+    for skill in (WOOD, TABLE):
+        book.record(LIBRARY[skill])
+    sealed.write(layout.config_json, {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"})
+    recover_state(layout)
+    return layout
+
+
+@pytest.fixture
+def graph(template, tmp_path) -> GraphLayout:
+    shutil.copytree(template.root, tmp_path / "graph")
+    return GraphLayout(tmp_path / "graph")

@@ -1,0 +1,48 @@
+"""What the tests of fsck, rollback and recover share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowrl import cli
+from flowrl.experts import manifest as manifests
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout
+from flowrl.parallel.codec import StateFile
+
+
+def flowrl(capsys, *words) -> tuple[int, str]:
+    """The exit code of a command, and what it said."""
+    code = cli.main([str(word) for word in words])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def fsck(capsys, layout: GraphLayout, *flags: str) -> tuple[int, str]:
+    return flowrl(capsys, "fsck", layout.root, *flags)
+
+
+def statuses(layout: GraphLayout) -> dict[str, str]:
+    state = StateFile(layout.scheduler_state).load()
+    assert state is not None
+    return {entry.skill: entry.status.word for entry in state.entries.values()}
+
+
+def flip(path: Path, bit: int = 0) -> None:
+    """Flip one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def version_file(layout: GraphLayout, expert: int, generation: int | None = None) -> Path:
+    store = ExpertStore(layout)
+    known = store.manifest()
+    if generation is not None:
+        known = manifests.read_file(manifests.history_file(layout, generation))
+    return store.path_of(known.experts[expert]) / "arrays" / "d0"
+
+
+def write_ahead(layout: GraphLayout) -> None:
+    present = ExpertStore(layout).manifest()
+    manifests.write_history(layout, present.after("dead", {}))

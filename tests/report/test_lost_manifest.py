@@ -1,0 +1,69 @@
+"""A damaged manifest is restored, and never at the price of a merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl import durable
+from flowrl.errors import FileRefusedError
+from flowrl.experts.store import ExpertStore
+from flowrl.parallel.training_processor import recover_graph
+from tests.experts.making import all_files
+from tests.parallel.making import (
+    WOOD,
+    frames,
+)
+from tests.report.repairing import flip, flowrl, fsck, write_ahead
+
+
+def test_a_merge_that_was_about_to_count_counts_when_the_manifest_is_restored(graph, capsys):
+    write_ahead(graph)
+    flip(graph.manifest)
+    code, said = fsck(capsys, graph, "--repair")
+    assert code == 0
+    assert "the manifest is generation 4 of its history again" in said
+    assert ExpertStore(graph).manifest().merged[-1] == "dead"
+
+
+@pytest.mark.parametrize("told_by", ["versions", "archives", "state"])
+def test_a_manifest_is_not_restored_when_a_merge_would_be_lost(graph, capsys, told_by):
+    merged = ExpertStore(graph).manifest().merged
+    for path in (graph.manifest, graph.history / "3.json"):
+        flip(path)
+    if told_by != "versions":
+        durable.remove_tree(graph.expert_folder(0, WOOD))
+    if told_by != "archives":
+        (graph.skill_folder(0, WOOD) / "run.json").unlink()
+    if told_by != "state":
+        graph.scheduler_state.unlink()
+    before = all_files(graph.root)
+    code, said = fsck(capsys, graph, "--repair")
+    assert code == 1
+    assert f"these later merges would be lost: {merged[2]}" in said
+    assert all_files(graph.root) == before
+    source, target = said.partition("cp ")[2].split()[:2]
+    Path(target).write_bytes(Path(source).read_bytes())
+    assert ExpertStore(graph).manifest().generation == 2
+
+
+def test_an_older_manifest_is_restored_when_only_a_rollback_is_lost(graph, capsys):
+    assert flowrl(capsys, "rollback", graph.root, 2)[0] == 0
+    for path in (graph.manifest, graph.history / "4.json"):
+        flip(path)
+    code, said = fsck(capsys, graph, "--repair")
+    assert code == 0
+    assert "generation 3 of its history again; generation 4 is damaged, too" in said
+    assert frames(graph) == {0: 70, 1: 20}
+
+
+def test_experts_are_not_garbage_because_the_manifest_and_its_history_are_gone(graph, capsys):
+    durable.remove_tree(graph.checkpoints)
+    before = all_files(graph.root)
+    with pytest.raises(FileRefusedError, match="from a backup"):
+        recover_graph(graph)
+    code, said = fsck(capsys, graph, "--repair")
+    assert code == 1
+    assert "restore" in said
+    assert before.items() <= all_files(graph.root).items()

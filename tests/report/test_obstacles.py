@@ -1,0 +1,184 @@
+"""What no repair may go past: flowrl says what is in the way, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import FileRefusedError
+from flowrl.experts import quarantine, repair
+from flowrl.experts.store import ExpertStore
+from flowrl.layout import GraphLayout
+from flowrl.parallel.claim import Claim
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.training_processor import recover_graph
+from tests.experts.making import all_files, contents
+from tests.parallel.making import PICKAXE, TABLE, WOOD, frames, prepare
+from tests.report.repairing import flip, flowrl, fsck, statuses, version_file
+from tests.sealing import rewrite
+
+Damage = Callable[[GraphLayout], object]
+
+
+def move_away(path: Path, elsewhere: Path) -> None:
+    """To the bigger disk: a link is left in its place."""
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def make_odd(kind: str, path: Path) -> None:
+    """Put something else in the place of a file or a folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    {
+        "a file": lambda: path.write_text("x"),
+        "a folder": path.mkdir,
+        "a link": lambda: path.symlink_to("/nowhere"),
+        "a pipe": lambda: os.mkfifo(path),
+    }[kind]()
+
+
+def linked(*words: str) -> Damage:
+    return lambda g: move_away(g.root.joinpath(*words), g.root.with_name("big"))
+
+
+def odd(kind: str, *words: str) -> Damage:
+    return lambda g: make_odd(kind, g.root.joinpath(*words))
+
+
+def newer(place: Callable[[GraphLayout], Path]) -> Damage:
+    return lambda g: rewrite(place(g), lambda facts: facts.update(format=99))
+
+
+def newer_state(layout: GraphLayout) -> None:
+    text = layout.scheduler_state.read_text()
+    layout.scheduler_state.write_text(text.replace('"format": 2', '"format": 99'))
+
+
+IN_THE_WAY: dict[str, tuple[Damage, str]] = {
+    "linked skills": (linked("skills"), "flowrl follows no links inside a graph"),
+    "linked checkpoints": (linked("checkpoints"), "flowrl follows no links inside a graph"),
+    "linked history": (linked("checkpoints", "history"), "flowrl follows no links"),
+    "linked skill files": (linked("skill_files"), "flowrl follows no links inside a graph"),
+    "linked expert": (linked("skills", "1_Place_Table"), "flowrl follows no links"),
+    "linked quarantine": (odd("a link", "quarantine"), "quarantine is a link to /nowhere"),
+    "linked runs": (odd("a link", "training_runs"), "training_runs is a link to /nowhere"),
+    "quarantine is a file": (odd("a file", "quarantine"), "quarantine is no folder"),
+    "notices is a file": (odd("a file", "notices"), "notices is no folder"),
+    "history is a file": (odd("a file", "checkpoints", "history"), "history is no folder"),
+    "daemon.lock is a pipe": (odd("a pipe", "daemon.lock"), "daemon.lock is no plain file"),
+    "daemon.lock is a link": (odd("a link", "daemon.lock"), "daemon.lock is no plain file"),
+    "daemon.lock is a folder": (odd("a folder", "daemon.lock"), "daemon.lock is no plain file"),
+    "global.lock is a folder": (odd("a folder", "checkpoints", "global.lock"), "no plain file"),
+    "a newer manifest": (newer(lambda g: g.manifest), "global_latest.json has format 99"),
+    "a newer generation": (newer(lambda g: g.history / "2.json"), "2.json has format 99"),
+    "a newer state": (newer_state, "scheduler_state.json has format 99"),
+    "a newer skill": (newer(lambda g: g.skill_file(WOOD)), "Collect_Wood.json has format 99"),
+    "a newer archive": (
+        newer(lambda g: g.skill_folder(1, TABLE) / "run.json"),
+        "run.json has format 99",
+    ),
+    "a newer configuration": (newer(lambda g: g.config_json), "config.json has format 99"),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
+def test_what_is_in_the_way_is_named_before_all_else_and_stops_every_repair(
+    graph, capsys, damage, words
+):
+    flip(version_file(graph, 1))  # of which a repair would make the best it can
+    damage(graph)
+    before = everything(graph)
+    code, said = fsck(capsys, graph)
+    assert (code, said.count("\n")) == (1, 2), said
+    assert said.startswith("error: ")
+    assert words in said
+    for command in (("fsck", graph.root, "--repair"), ("recover", graph.root)):
+        code, said = flowrl(capsys, *command)
+        assert (code, said.count("\n")) == (1, 1), said
+        assert words in said
+    code, said = flowrl(capsys, "rollback", graph.root, 1)
+    assert (code, said.count("\n")) == (1, 1), said
+    assert everything(graph) == before
+
+
+def everything(layout: GraphLayout) -> dict[str, object]:
+    """All that a graph's folder holds, links and pipes too, but for who held the claim last."""
+    found: dict[str, object] = {}
+    for path in sorted(layout.root.rglob("*")):
+        plain = path.is_file() and not path.is_symlink()
+        if path != layout.daemon_lock or not plain:
+            found[str(path)] = path.read_bytes() if plain else path.lstat().st_mode
+    return found
+
+
+def test_a_moved_folder_that_is_moved_back_is_as_it_was(graph, capsys):
+    whole = contents(graph)
+    elsewhere = graph.root.with_name("big")
+    graph.skills.rename(elsewhere)
+    graph.skills.symlink_to(elsewhere)
+    for _ in range(2):
+        assert fsck(capsys, graph, "--repair")[0] == 1
+    graph.skills.unlink()
+    elsewhere.rename(graph.skills)
+    assert fsck(capsys, graph)[0] == 0
+    assert contents(graph) == whole
+
+
+def test_neither_the_scheduler_nor_a_run_starts_over_a_moved_folder(graph):
+    linked("skills")(graph)
+    for start in (
+        lambda: SkillScheduler(graph.root).load(),
+        lambda: recover_graph(graph),
+        lambda: prepare(graph, PICKAXE, 2, {WOOD: 0, TABLE: 1}),
+        lambda: repair.fall_back(ExpertStore(graph), 0),
+        lambda: repair.drop(ExpertStore(graph), 0, "it is gone"),
+    ):
+        with pytest.raises(FileRefusedError, match="follows no links inside a graph"):
+            start()
+    assert frames(graph) == {0: 70, 1: 20}
+
+
+def test_a_whole_graph_behind_a_link_is_fine(graph, capsys):
+    link = graph.root.with_name("link")
+    link.symlink_to(graph.root)
+    assert flowrl(capsys, "fsck", link, "--repair")[0] == 0
+
+
+@pytest.mark.parametrize("words", [(), ("skills",), ("skills", "1_Place_Table")], ids=str)
+def test_nothing_is_given_up_that_cannot_be_set_aside(graph, words):
+    place = graph.quarantine.joinpath(*words)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(graph.root.parent)
+    flip(version_file(graph, 1))
+    before = all_files(graph.root)
+    with pytest.raises(FileRefusedError, match="is no folder of its own"):
+        repair.drop(ExpertStore(graph), 1, "it is damaged")
+    with pytest.raises(FileRefusedError, match="is no folder of its own"):
+        quarantine.put(graph, graph.skill_folder(1, TABLE) / "run.json", "it is damaged")
+    assert all_files(graph.root) == before
+
+
+def test_what_cannot_be_set_aside_is_said_and_the_rest_is_mended(graph, capsys):
+    flip(version_file(graph, 1))
+    (graph.quarantine / "skills").mkdir(parents=True, mode=0o700)
+    make_odd("a file", graph.quarantine / "skills" / "1_Place_Table")
+    graph.scheduler_state.unlink()
+    code, said = fsck(capsys, graph, "--repair")
+    assert code == 1
+    assert "not mended: " in said
+    assert frames(graph) == {0: 70, 1: 20}
+    assert statuses(graph) == {WOOD: "completed", TABLE: "completed"}
+    (graph.quarantine / "skills" / "1_Place_Table").unlink()
+    assert fsck(capsys, graph, "--repair")[0] == 0
+
+
+def test_a_lock_that_is_a_pipe_is_refused_at_once(tmp_path):
+    make_odd("a pipe", tmp_path / "daemon.lock")
+    with pytest.raises(FileRefusedError, match="no plain file"):
+        Claim(tmp_path / "daemon.lock").acquire()
