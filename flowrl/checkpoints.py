@@ -8,6 +8,7 @@ rename that publishes it, and every leaf is compared with what the caller expect
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeErr
 from flowrl.runs import Shapes
 
 Tree = TypeVar("Tree")
+_NUMBER = re.compile(r"0|[1-9][0-9]*")
 _UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what Orbax raises for damaged files
 
 
@@ -141,7 +143,7 @@ def _numbered(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     names = [entry.name for entry in folder.iterdir()]
-    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+    return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
 
 def _stored_forms(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

@@ -142,6 +142,12 @@ def test_a_resumable_state_replaces_the_older_one(tmp_path):
     assert len(list((tmp_path / "resume").iterdir())) == 1
 
 
+@pytest.mark.parametrize("name", ["007", "\u0667", "\u00b2", "7.tmp"])
+def test_a_name_that_is_no_number_of_ours_is_no_resumable_state(tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert not checkpoints.has_resume(tmp_path)
+
+
 def test_without_a_resumable_state_there_is_nothing_to_load(tmp_path):
     assert not checkpoints.has_resume(tmp_path / "resume")
     with pytest.raises(ExpertMissingError, match="--no-resume"):

@@ -47,7 +47,7 @@ def numbered(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.M
     found = []
     for path in folder.iterdir():
         match = pattern.fullmatch(path.name)
-        if match is not None and is_folder(path):
+        if match is not None and match[1].isascii() and is_folder(path):
             found.append((int(match[1]), match, path))
     yield from sorted(found, key=lambda item: (item[0], item[2].name))
 

@@ -23,8 +23,8 @@ from flowrl.migration.old_files import (
 )
 from flowrl.migration.pickles import read_pickle
 
-_ITERATION = re.compile(r"(0|[1-9]\d{0,5})")
-_SUCCESS = re.compile(r"successful_skill_(\d{1,6})_.*\.pkl", re.DOTALL)
+_ITERATION = re.compile(r"(0|[1-9][0-9]{0,5})")
+_SUCCESS = re.compile(r"successful_skill_([0-9]{1,6})_.*\.pkl", re.DOTALL)
 _CODE_LIMIT = 20_000
 
 

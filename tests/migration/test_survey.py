@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from flowrl.errors import (
     FileRefusedError,
     FlowrlError,
 )
+from flowrl.migration.old_files import numbered
 from tests.migration.hostile import HOSTILE
 from tests.migration.old_graphs import (
     KEYS,
@@ -427,3 +429,10 @@ def test_a_folder_of_records_beside_an_experts_own_is_no_second_expert(tmp_path:
     write_expert(tmp_path, 2, "a-b", word="ab")
     (tmp_path / "skills" / "2_a-b").mkdir()
     assert [expert.name for expert in planned(tmp_path).experts] == ["a-b"]
+
+
+def test_digits_of_other_scripts_number_nothing(tmp_path):
+    for name in ("step_7", "step_\u0667"):
+        (tmp_path / name).mkdir()
+    found = numbered(tmp_path, re.compile(r"step_(\d+)"))
+    assert [path.name for _, _, path in found] == ["step_7"]
