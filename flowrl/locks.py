@@ -48,17 +48,16 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
         lock.release()
 
 
-def open_plain_lock(path: Path, flags: int = 0) -> int:
+def open_plain_lock(path: Path) -> int:
     """A descriptor of a lock file, to be read only; waits for no writer of a pipe.
 
     Raises:
       FileRefusedError: what is there is no plain file.
-      OSError: it cannot be opened; FileNotFoundError when it is missing and is not to be made.
+      OSError: it cannot be opened; FileNotFoundError when it is missing.
     """
     check_plain(path)
-    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in _ODD:
             raise

@@ -42,8 +42,10 @@ class Claim:
             return
         durable.make_dir(self._path.parent)
         _refuse_network(self._path.parent)
+        if not os.path.lexists(self._path):
+            durable.make_file(self._path)
         # Only to be read: what is open for writing would keep a disk from being made read-only.
-        descriptor = locks.open_plain_lock(self._path, os.O_CREAT)
+        descriptor = locks.open_plain_lock(self._path)
         try:
             _lock(descriptor)
             _name_holder(self._path)
