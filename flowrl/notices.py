@@ -18,19 +18,24 @@ from flowrl.redaction import redacted, secrets_of
 logger = logging.getLogger(__name__)
 _KEY = re.compile(r"[a-z0-9_]{1,80}")
 _LIMIT_BYTES = 10_000
+# What is wrong with the place itself; a full or broken disk is another matter.
+_NO_PLACE = (NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
 
 
 def tell(layout: GraphLayout, key: str, text: str) -> None:
     """Show `text` until it is withdrawn; `key` is a word of lower case letters, digits and `_`.
 
-    Secrets of this process's environment are left out. What cannot be shown is logged: nobody
-    stops because of a notice.
+    Secrets of this process's environment are left out. If something else is in its place it
+    is logged: nobody stops because of a notice.
+
+    Raises:
+      OSError: the disk is full, broken or read-only.
     """
     said = redacted(text, secrets_of(os.environ))[:2_000]
     try:
         durable.make_dir(layout.notices)
         durable.write_json(layout.notice(key), {"format": 1, "text": said})
-    except OSError as error:
+    except _NO_PLACE as error:
         logger.warning("a notice cannot be shown (%s): %s", error, said)
 
 
@@ -38,7 +43,7 @@ def withdraw(layout: GraphLayout, key: str) -> None:
     """Show this notice no more; one that is not there is not missed."""
     try:
         durable.remove_file(layout.notice(key))
-    except OSError as error:
+    except _NO_PLACE as error:
         logger.warning("a notice cannot be withdrawn: %s", error)
 
 
