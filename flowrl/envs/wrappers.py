@@ -70,14 +70,7 @@ class BatchedEnv:
         store_key, draw_key = jax.random.split(key)
         if self.stock:
             return self._open_stock(store_key, num_envs)
-        if self.world_pool:
-            store = Store(self._generate(store_key, self.world_pool), _count(0), _count(0))
-            worlds = _draw(draw_key, store.worlds, num_envs)
-        else:
-            worlds = self._generate(draw_key, num_envs)
-            store = Store(self._nothing(BATCH), _count(BATCH), _count(0))
-        obs, walk = self._first(worlds, num_envs)
-        return obs, BatchedState(walk, store)
+        return self._reset(store_key, draw_key, num_envs)
 
     def restock(self, key: jax.Array, state: BatchedState) -> BatchedState:
         """Put new worlds in the place of used ones, a batch at a time; `state` is given up.
@@ -144,6 +137,19 @@ class BatchedEnv:
         worlds = jax.tree.map(lambda leaf: leaf[order], store.worlds)
         after = (store.next + count) % size
         return worlds, count, Store(store.worlds, store.used + count, after)
+
+    @partial(jax.jit, static_argnums=(0, 3))
+    def _reset(
+        self, store_key: jax.Array, draw_key: jax.Array, num_envs: int
+    ) -> tuple[jax.Array, BatchedState]:
+        if self.world_pool:
+            store = Store(self._generate(store_key, self.world_pool), _count(0), _count(0))
+            worlds = _draw(draw_key, store.worlds, num_envs)
+        else:
+            worlds = self._generate(draw_key, num_envs)
+            store = Store(self._nothing(BATCH), _count(BATCH), _count(0))
+        obs, walk = self._first(worlds, num_envs)
+        return obs, BatchedState(walk, store)
 
     def _filled(self, key: jax.Array, store: Store) -> Store:
         used, start = int(store.used[0]), int(store.next[0])
