@@ -46,7 +46,7 @@ def test_each_culprit_is_told_and_the_others_are_judged():
     """The rows of hostile code: it loops, allocates, recurses, calls back, reads, is random."""
     culprits = {
         ENDLESS: "task_reward took longer than 3 s",
-        GREEDY: "task_reward needed more than 512 MB",
+        GREEDY: "task_reward needed more than 512 MB|task_reward took longer than 3 s",
         "return len([0] * 10**12)": "task_reward needed more than 512 MB",
         RECURSIVE: "task_reward raises RecursionError",
         "return 1.0 / (n - 1)": "task_reward raises ZeroDivisionError: float division by zero",

@@ -236,6 +236,7 @@ def test_no_callback_and_no_debug_print_is_in_a_step():
     assert "callback" not in text
 
 
+@pytest.mark.slow
 def test_full_craftax_walks_the_same_way(worlds_of):
     env, worlds = worlds_of(FULL)
     walk = Walk(env, worlds)

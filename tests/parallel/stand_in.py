@@ -79,11 +79,13 @@ def _wait_for(path: Path) -> None:
 def _finish(place: RunLayout, run: TrainingRun, order: Order) -> None:
     """Final experts at one stroke, then result.json; an expert that did not act is unchanged."""
     acted = {int(expert): steps for expert, steps in order.acted.items()} or {run.expert: 100}
+    contents = {ancestor.expert: ancestor.content for ancestor in run.ancestors}
     building = place.policies / "final.tmp"
     for local, expert in enumerate(run.experts):
         target = building / place.final(local).name
         if acted.get(expert, 0) or not place.seed(local).exists():
             make_expert(target, f"{run.run_id} expert {expert}")
+            contents[expert] = content_digest(target)
         else:
             durable.copy_tree(place.seed(local), target)
     durable.commit_dir(building, place.finals)
@@ -95,7 +97,7 @@ def _finish(place: RunLayout, run: TrainingRun, order: Order) -> None:
                 expert=expert,
                 acted=acted.get(expert, 0),
                 sha256=durable.tree_digest(place.final(local)),
-                content=content_digest(place.final(local)),
+                content=contents[expert],
                 shapes=SHAPES,
             )
             for local, expert in enumerate(run.experts)

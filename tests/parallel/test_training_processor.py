@@ -507,6 +507,7 @@ def test_the_same_call_again_ends_what_a_kill_interrupted(trained, point):
     assert whole_state(trained)[:2] == reference[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
 def test_a_merge_survives_a_fault_at_every_operation(trained, memory, fault):
     ready = finished(trained)
@@ -530,6 +531,7 @@ def _merge_until_no_fault_is_met(layout, ready, reference, memory, fault) -> Non
     assert at > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
 def test_preparing_survives_a_fault_at_every_operation(trained, memory, fault):
     dead = prepare(trained, PICKAXE, 4, COMPLETED)

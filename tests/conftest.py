@@ -1,0 +1,10 @@
+"""The order of the suite: files that step the real game come first, since they take longest."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    long = {item.path for item in items if item.get_closest_marker("craftax")}
+    items.sort(key=lambda item: item.path not in long)
