@@ -177,7 +177,7 @@ def stop(folder: Path) -> None:
 
     The runner is found by its command line: its trainer can write any pid into start.json.
     """
-    for pid in processes.with_argument(str(_paths(folder).spec_json.absolute())):
+    for pid in processes.with_last_words(str(_paths(folder).spec_json.absolute())):
         birth = processes.birth_of(pid)
         processes.send(pid, birth, signal.SIGTERM)
         processes.send(pid, birth, signal.SIGCONT)  # a stopped runner would never hear it

@@ -59,13 +59,18 @@ def with_open_file(path: Path) -> list[int]:
     return found
 
 
-def with_argument(word: str) -> list[int]:
-    """The other processes on whose command line this word stands."""
+def with_last_words(*words: str) -> list[int]:
+    """The other processes whose command line ends with these words.
+
+    It must end with them: a tmux server keeps the command line of the client that began it, and
+    on that stand the words of the first run's runner, with more behind them.
+    """
+    ending = b"".join(b"\0" + os.fsencode(word) for word in words) + b"\0"
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if os.fsencode(word) in (folder / "cmdline").read_bytes().split(b"\0"):
+                if (folder / "cmdline").read_bytes().endswith(ending):
                     found.append(int(folder.name))
     return found
 

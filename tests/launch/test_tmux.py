@@ -98,6 +98,17 @@ def test_the_pane_runs_on_whatever_a_user_does_with_it(tmux, make_job):
     assert why(end_of(tmux, handle, job)) is Why.STOPPED
 
 
+def test_stopping_the_run_that_began_the_server_leaves_the_server_to_the_others(tmux, make_job):
+    jobs = [make_job(SLEEP, name=f"flowrl_e{n}_Wood", run_id=f"e{n}.a1.x") for n in range(3)]
+    handles = [tmux.launch(job) for job in jobs[:2]]
+    started = [start_of(job) for job in jobs[:2]]
+    tmux.cancel(handles[0], jobs[0].folder)
+    assert why(end_of(tmux, handles[0], jobs[0])) is Why.STOPPED
+    assert tmux.launch(jobs[2]).server_pid == started[1].server_pid
+    start_of(jobs[2])
+    assert tmux.poll(handles[1], jobs[1].folder) is None
+
+
 def test_a_name_that_begins_like_another_is_another(tmux, make_job):
     long, short = make_job(SLEEP, name="flowrl_e1_Collect_Wood"), make_job(SLEEP, name="flowrl_e1")
     first = tmux.launch(long)

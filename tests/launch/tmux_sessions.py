@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +23,20 @@ def sessions(tmux: TmuxLauncher) -> list[str]:
 
 @contextmanager
 def somebody_attached(tmux: TmuxLauncher, session: str) -> Iterator[None]:
-    """A client in control mode: tmux counts it as attached, and it needs no terminal."""
+    """A client with a terminal of its own, as a person's.
+
+    Not one in control mode: tmux 3.3a crashes when something happens while such a client says who
+    it is.
+    """
+    screen, terminal = os.openpty()
     client = subprocess.Popen(
-        ["tmux", "-L", "test", "-C", "attach", "-t", f"={session}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        ["tmux", "-L", "test", "attach", "-t", f"={session}"],
+        env={**os.environ, "TERM": "xterm"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
     )
+    os.close(terminal)
     until(
         lambda: (
             tmux._tmux("display-message", "-p", "-t", f"={session}:", "#{session_attached}").stdout
@@ -38,4 +47,5 @@ def somebody_attached(tmux: TmuxLauncher, session: str) -> Iterator[None]:
         yield
     finally:
         client.kill()
-        client.communicate()
+        client.wait()
+        os.close(screen)
