@@ -2,22 +2,23 @@
 
 The child (`reader.py`) is the only program that imports tensorstore, which Orbax writes with. It
 is a process of its own because the files come from a trainer: what makes the reader crash, hang or
-take all memory harms nobody else, and whoever merges stays free of threads and of arrays.
+take all memory harms nobody else, and whoever merges stays free of threads and of arrays. It is
+started once and stays (`standing.py`); after what it could not read another one takes its place.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.arrays.standing import Ended, StandingReader
 from flowrl.errors import BusyError, ExpertCorruptError
 from flowrl.runs import Shapes
 
@@ -40,6 +41,8 @@ class Arrays:
     unreadable: str = ""  # why nothing could be read
 
 
+_reader = StandingReader(lambda: READER)
+_one_at_a_time = threading.Lock()
 _known: dict[tuple[str, str], Arrays] = {}  # by digest of the files and by what was wanted
 
 
@@ -64,44 +67,60 @@ def measured(experts: Sequence[tuple[str, Path]], wanted: Shapes) -> tuple[Array
     return tuple(everything[sha256, form] for sha256, _ in experts)
 
 
+def make_ready() -> None:
+    """Start the child ahead of its first order; where none can be started now, the order will."""
+    with suppress(OSError), _one_at_a_time:
+        _reader.start()
+
+
 def _read(folders: Sequence[Path], form: str, wanted: Shapes) -> list[Arrays]:
     largest = max((4 * math.prod(shape) for shape in wanted.values()), default=0)
     order = {
         "folders": [str(folder.absolute()) for folder in folders],
         "wanted": json.loads(form),
         "memory_bytes": _MEMORY_BYTES + 4 * largest,
+        "seconds": math.ceil(_SECONDS),
     }
-    said = _asked(json.dumps(order), folders)
-    return [_arrays(facts) for facts in json.loads(said)]
+    return _asked(json.dumps(order), folders)
 
 
-def _asked(order: str, folders: Sequence[Path]) -> str:
+def _asked(order: str, folders: Sequence[Path]) -> list[Arrays]:
+    """What the child says of these folders.
+
+    One that was of use before may have been broken by what it read then, so another one is asked
+    before the files are blamed.
+    """
     places = ", ".join(str(folder) for folder in folders)
+    with _one_at_a_time:
+        try:
+            said = _reader.ask(order, seconds=_SECONDS)
+        except TimeoutError as error:
+            raise BusyError(
+                f"the arrays in {places} could not be read within {_SECONDS:g} s; try again later"
+            ) from error
+        found = _understood(said, len(folders))
+        if not isinstance(found, list) or any(arrays.unreadable for arrays in found):
+            _reader.end()  # what may have broken it harms nobody else
+    if isinstance(found, list):
+        return found
+    if found.code in _ENDED_FROM_OUTSIDE:
+        raise BusyError(
+            f"the reader of {places} was ended by signal {-found.code}; try again later"
+        )
+    raise ExpertCorruptError(
+        f"the arrays in {places} cannot be read (the reader ended with {found.code}: "
+        f"{found.why}); train again"
+    )
+
+
+def _understood(said: bytes | Ended, count: int) -> list[Arrays] | Ended:
+    if isinstance(said, Ended):
+        return said
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-B", str(READER)],
-            input=order,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BusyError(
-            f"the arrays in {places} could not be read within {_SECONDS:g} s; try again later"
-        ) from error
-    if done.returncode in _ENDED_FROM_OUTSIDE:
-        raise BusyError(
-            f"the reader of {places} was ended by signal {-done.returncode}; try again later"
-        )
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:200]
-        raise ExpertCorruptError(
-            f"the arrays in {places} cannot be read (the reader ended with "
-            f"{done.returncode}: {why}); train again"
-        )
-    return done.stdout
+        found = [_arrays(facts) for facts in json.loads(said)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Ended(0, f"its answer is malformed: {type(error).__name__}: {error}"[:200])
+    return found if len(found) == count else Ended(0, f"it told of {len(found)}, not of {count}")
 
 
 def _arrays(facts: Mapping[str, Any]) -> Arrays:

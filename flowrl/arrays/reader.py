@@ -1,4 +1,4 @@
-"""The child of `flowrl.arrays`: reads the order on stdin, says on stdout what the arrays are.
+"""The child of `flowrl.arrays`: reads orders on stdin, says on stdout what the arrays are.
 
 It imports nothing of flowrl, so that it starts fast and can be run by its path. Only leaves of the
 wanted shapes are loaded, each after the last one is gone; chunks larger than their leaf, which
@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import resource
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,16 +22,23 @@ import tensorstore
 
 _UNREADABLE = (ValueError, OSError, KeyError, TypeError, IndexError, MemoryError, RecursionError)
 _METADATA_BYTES = 16 * 2**20
+_CACHED = {"cache_pool": {"total_bytes_limit": 2**24}}
 _FLOAT = "<f4"
 _ARRAY = "/.zarray"
 
 
 def main() -> int:
-    """Read the order and answer it; returns the exit code."""
-    order = json.load(sys.stdin)
-    resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], order["memory_bytes"]))
-    wanted = {leaf: tuple(shape) for leaf, shape in order["wanted"].items()}
-    json.dump([answer(Path(folder), wanted) for folder in order["folders"]], sys.stdout)
+    """Answer each order, a line each, until there are no more; returns the exit code."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    for line in sys.stdin.buffer:
+        order = json.loads(line)
+        signal.alarm(order["seconds"])  # whoever asks may be gone by then
+        resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], most))
+        wanted = {leaf: tuple(shape) for leaf, shape in order["wanted"].items()}
+        found = [answer(Path(folder), wanted) for folder in order["folders"]]
+        signal.alarm(0)
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
     return 0
 
 
@@ -38,33 +46,34 @@ def answer(folder: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Any
     """The forms of all leaves in `folder`; their digest too when they are the wanted ones."""
     facts: dict[str, Any] = {"shapes": {}, "dtypes": {}, "content": "", "not_finite": []}
     try:
-        store = _store(folder)
+        context = tensorstore.Context(_CACHED)  # its own: other files may have lain here before
+        store = _store(folder, context)
         forms = _forms(folder, store)
         facts["shapes"] = {leaf: form["shape"] for leaf, form in forms.items()}
         facts["dtypes"] = {leaf: form["dtype"] for leaf, form in forms.items()}
         shapes = {leaf: tuple(shape) for leaf, shape in facts["shapes"].items()}
         if shapes == wanted and set(facts["dtypes"].values()) <= {_FLOAT}:
-            facts["content"], facts["not_finite"] = _digest(store, forms)
+            facts["content"], facts["not_finite"] = _digest(store, forms, context)
     except _UNREADABLE as error:
         reason = str(error).partition("\n")[0][:200]
         return {**facts, "unreadable": f"{type(error).__name__}: {reason}"}
     return {**facts, "unreadable": ""}
 
 
-def _store(folder: Path) -> Any:
+def _store(folder: Path, context: Any) -> Any:
     """The names and bytes below a checkpoint, as Orbax writes them."""
     files = {"driver": "file", "path": f"{folder}/"}
     spec = {"driver": "ocdbt", "base": files} if (folder / "manifest.ocdbt").exists() else files
-    return tensorstore.KvStore.open(spec).result()
+    return tensorstore.KvStore.open(spec, context=context).result()
 
 
 def _forms(folder: Path, store: Any) -> dict[str, Any]:
     """The description of every leaf by its path; what Orbax would restore, and nothing else."""
     names = [key.decode() for key in store.list().result()]
+    reads = {name: store.read(name) for name in names if name.endswith(_ARRAY)}
     found = {
-        name.removesuffix(_ARRAY).replace(".", "/"): json.loads(store.read(name).result().value)
-        for name in names
-        if name.endswith(_ARRAY)
+        name.removesuffix(_ARRAY).replace(".", "/"): json.loads(read.result().value)
+        for name, read in reads.items()
     }
     described = _described(folder)
     if described != set(found):
@@ -88,19 +97,25 @@ def _described(folder: Path) -> set[str]:
     return {"/".join(str(key["key"]) for key in leaf["key_metadata"]) for leaf in tree.values()}
 
 
-def _digest(store: Any, forms: Mapping[str, Any]) -> tuple[str, list[str]]:
+def _digest(store: Any, forms: Mapping[str, Any], context: Any) -> tuple[str, list[str]]:
     """The digest that `checkpoints.array_digest` makes, and the leaves that are not finite."""
     total = hashlib.sha256()
     not_finite: list[str] = []
-    for leaf in sorted(forms):
-        place = {**store.spec().to_json(), "path": f"{store.path}{leaf.replace('/', '.')}/"}
-        opened = tensorstore.open({"driver": "zarr", "kvstore": place}, read=True, open=True)
-        array = np.ascontiguousarray(opened.result().read().result())
+    base = {**store.spec().to_json(), "path": store.path}
+    opened = {leaf: _open(base, leaf, context) for leaf in sorted(forms)}
+    for leaf, opening in opened.items():
+        array = np.ascontiguousarray(opening.result().read().result())
         total.update(f"{leaf}\0{array.dtype.str}\0{array.shape}\n".encode())
         total.update(array.data)
         if not np.isfinite(array).all():
             not_finite.append(leaf)
     return total.hexdigest(), not_finite
+
+
+def _open(base: Mapping[str, Any], leaf: str, context: Any) -> Any:
+    place = {**base, "path": f"{base['path']}{leaf.replace('/', '.')}/"}
+    spec = {"driver": "zarr", "kvstore": place}
+    return tensorstore.open(spec, context=context, read=True, open=True)
 
 
 if __name__ == "__main__":

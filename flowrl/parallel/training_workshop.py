@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flowrl import arrays, durable
 from flowrl import config as configs
-from flowrl import durable
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import FileRefusedError
 from flowrl.experts.policies import policy_named
@@ -99,6 +99,7 @@ class TrainingWorkshop:
         return find(self._layout, task.expert, task.skill)
 
     def _job(self, prepared: PreparedRun, task: Task) -> Job:
+        arrays.make_ready()  # for the run's end
         config = configs.from_json(PPOConfig, prepared.run.config)
         module = ("--module_path", str(prepared.module_path.resolve()))
         env = self._env(task)
