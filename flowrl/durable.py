@@ -10,18 +10,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from flowrl.copying import copy_below, copy_content
 from flowrl.errors import FileRefusedError
 from flowrl.faults import fault_point
-from flowrl.parts import PART_SUFFIX, PLAIN_NEW, remove_dead_part, replacing, write_all
+from flowrl.flushing import flush, flush_one
+from flowrl.parts import (
+    PART_SUFFIX,
+    PLAIN_NEW,
+    remove_dead_part,
+    replacing,
+    replacing_all,
+    write_all,
+)
 from flowrl.reading import (
-    CHUNK_BYTES,
     READ_LIMIT_BYTES,
     fail,
-    open_plain,
     plain_files,
     read_bytes,
     read_json,
@@ -33,15 +41,19 @@ __all__ = [
     "append_line",
     "commit_dir",
     "copy_file",
+    "copy_files",
     "copy_tree",
     "copy_tree_without_links",
+    "copy_trees",
     "cut",
     "fault_point",
+    "flush",
     "fsync_dir",
     "fsync_tree",
     "make_dir",
     "make_file",
     "move_dir",
+    "move_dirs",
     "plain_files",
     "read_bytes",
     "read_json",
@@ -76,15 +88,12 @@ def make_file(path: Path) -> None:
 
 def fsync_dir(path: Path) -> None:
     """Make the names in a folder durable."""
-    _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
+    flush_one(path, os.O_DIRECTORY)
 
 
 def fsync_tree(root: Path) -> None:
     """Make every file and folder below `root`, and `root` itself, durable."""
-    for folder, _, names in os.walk(root, topdown=False, onerror=fail):
-        for name in names:
-            _fsync(Path(folder, name), os.O_RDONLY | os.O_NOFOLLOW)
-        fsync_dir(Path(folder))
+    flush(_everything(root), flags=os.O_NOFOLLOW)
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
@@ -129,16 +138,44 @@ def cut(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def copy_tree(source: Path, target: Path) -> None:
+def copy_tree(source: Path, target: Path) -> str:
     """Copy plain files and folders to `target`, which must not exist, and make them durable.
 
     A copy that fails is removed; one that is killed stays in pieces, so `target` is a name that
     nobody reads until `move_dir` publishes it.
 
+    Returns:
+      What `tree_digest` says of the copy.
+
     Raises:
       FileRefusedError: something below `source` is a link or a special file.
     """
-    _copy_files(list(plain_files(source)), source, target)
+    return copy_trees({target: source})[target]
+
+
+def copy_trees(
+    sources: Mapping[Path, Path], *, left_out: list[Path] | None = None
+) -> dict[Path, str]:
+    """Copy to each target its source, as `copy_tree` does, and make all durable together.
+
+    If one fails, all that were begun are removed. Links and special files are added to `left_out`,
+    if it is given, and not copied. Returns the digest of each copy by its target.
+    """
+    digests: dict[Path, str] = {}
+    begun: list[Path] = []
+    try:
+        for target, source in sources.items():
+            files = list(plain_files(source, left_out=left_out))
+            make_dir(target.parent)
+            target.mkdir(mode=0o700)
+            begun.append(target)
+            digests[target] = copy_below(files, source, target)
+        flush((path for new in begun for path in _everything(new)), flags=os.O_NOFOLLOW)
+    except BaseException:
+        for target in begun:
+            shutil.rmtree(target, ignore_errors=True)  # a full disk needs the room
+        raise
+    return digests
 
 
 def copy_tree_without_links(source: Path, target: Path) -> tuple[Path, ...]:
@@ -148,7 +185,7 @@ def copy_tree_without_links(source: Path, target: Path) -> tuple[Path, ...]:
       FileRefusedError: `source` is not a folder.
     """
     left_out: list[Path] = []
-    _copy_files(list(plain_files(source, left_out=left_out)), source, target)
+    copy_trees({target: source}, left_out=left_out)
     return tuple(left_out)
 
 
@@ -156,7 +193,17 @@ def copy_file(source: Path, target: Path) -> None:
     """Copy one plain file of any size, atomically and durably."""
     point = f"copy.{target.name}"
     with replacing(target, point, 0o600) as descriptor:
-        _copy_content(source, descriptor, point)
+        copy_content(source, descriptor, point)
+
+
+def copy_files(pairs: Mapping[Path, Path]) -> None:
+    """Copy plain files, source to target, each atomically; all are durable at the end.
+
+    They are flushed together, which is as fast as one, and then put in place in this order.
+    """
+    with replacing_all(list(pairs.values()), 0o600) as descriptors:
+        for (source, target), descriptor in zip(pairs.items(), descriptors, strict=True):
+            copy_content(source, descriptor, f"copy.{target.name}")
 
 
 def commit_dir(prepared: Path, final: Path) -> None:
@@ -168,12 +215,16 @@ def commit_dir(prepared: Path, final: Path) -> None:
 def move_dir(source: Path, target: Path) -> None:
     """Rename a folder within one file system and make both parents durable."""
     make_dir(target.parent)
-    if os.path.lexists(target):
-        raise FileRefusedError(f"{target} exists already; move it away")
-    source.rename(target)
-    fsync_dir(target.parent)
-    if source.parent != target.parent:
-        fsync_dir(source.parent)
+    move_dirs({target: source})
+
+
+def move_dirs(sources: Mapping[Path, Path]) -> None:
+    """Give each folder its target as a new name, then make all their parents durable together."""
+    for target, source in sources.items():
+        if os.path.lexists(target):
+            raise FileRefusedError(f"{target} exists already; move it away")
+        source.rename(target)
+    flush(dict.fromkeys(path.parent for pair in sources.items() for path in pair))
 
 
 def remove_file(path: Path) -> None:
@@ -223,30 +274,11 @@ def sweep_parts(folder: Path) -> None:
             remove_dead_part(entry)
 
 
-def _copy_files(files: list[Path], source: Path, target: Path) -> None:
-    make_dir(target.parent)
-    target.mkdir(mode=0o700)
-    try:
-        for file in files:
-            inside = file.relative_to(source)
-            for folder in reversed(inside.parents):
-                (target / folder).mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(target / inside, PLAIN_NEW | os.O_EXCL, 0o600)
-            try:
-                _copy_content(file, descriptor, f"copy.{file.name}")
-            finally:
-                os.close(descriptor)
-        fsync_tree(target)
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)  # a full disk needs the room
-        raise
-
-
-def _copy_content(source: Path, descriptor: int, point: str) -> None:
-    with open_plain(source) as reader:
-        while chunk := reader.read(CHUNK_BYTES):
-            write_all(descriptor, chunk, point)
-    fault_point(point)
+def _everything(root: Path) -> Iterator[Path]:
+    """Every file and folder below `root`, and `root` itself."""
+    for folder, _, names in os.walk(root, topdown=False, onerror=fail):
+        yield from (Path(folder, name) for name in names)
+        yield Path(folder)
 
 
 def _empty_out(trash: Path) -> None:
@@ -256,14 +288,6 @@ def _empty_out(trash: Path) -> None:
     while os.path.lexists(trash):
         with suppress(FileNotFoundError):  # another process removes it, too
             shutil.rmtree(trash)
-
-
-def _fsync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _free_name(path: Path) -> Path:

@@ -9,11 +9,12 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flowrl.faults import die, fault_point, is_torn
+from flowrl.flushing import flush
 
 PART_SUFFIX = ".part"
 PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -40,6 +41,28 @@ def replacing(path: Path, point: str, mode: int) -> Iterator[int]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def replacing_all(paths: Sequence[Path], mode: int) -> Iterator[list[int]]:
+    """As `replacing`, for several files: flushed together, put in place one after the other."""
+    parts: list[tuple[Path, int]] = []
+    try:
+        parts += (_new_part(path, mode) for path in paths)
+        yield [descriptor for _, descriptor in parts]
+        flush([part for part, _ in parts], flags=os.O_NOFOLLOW)
+        for path, (part, _) in zip(paths, parts, strict=True):
+            fault_point(f"replace.{path.name}")
+            part.replace(path)
+    except BaseException:
+        for part, _ in parts:
+            with suppress(OSError):
+                part.unlink()
+        raise
+    finally:
+        for _, descriptor in parts:
+            os.close(descriptor)
+    flush(dict.fromkeys(path.parent for path in paths))
 
 
 def write_all(descriptor: int, payload: bytes, point: str) -> None:

@@ -88,15 +88,13 @@ def plain_files(root: Path, *, left_out: list[Path] | None = None) -> Iterator[P
     """
     if root.is_symlink() or not root.is_dir():
         raise FileRefusedError(f"{root} is not a folder")
-    for path in sorted(_entries(root)):
-        mode = path.lstat().st_mode
-        if stat.S_ISREG(mode):
-            yield path
-        elif not stat.S_ISDIR(mode):
-            if left_out is not None:
-                left_out.append(path)
-                continue
-            raise FileRefusedError(f"{path} is a link or a special file; remove it")
+    for entry in _entries(root):
+        if entry.is_file(follow_symlinks=False):
+            yield Path(entry.path)
+        elif left_out is not None:
+            left_out.append(Path(entry.path))
+        else:
+            raise FileRefusedError(f"{entry.path} is a link or a special file; remove it")
 
 
 def tree_digest(root: Path) -> str:
@@ -116,7 +114,12 @@ def fail(error: OSError) -> NoReturn:
     raise error
 
 
-def _entries(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root, onerror=fail):
-        for name in (*folders, *files):
-            yield Path(folder, name)
+def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+    """All that is below a folder and no folder itself, in the order of the parts of the paths."""
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _entries(entry.path)
+        else:
+            yield entry

@@ -64,16 +64,23 @@ class Pair:
 
 
 def paired(
-    ours: Callable[[], object], baseline: Callable[[], object], *, rounds: int, warmups: int = 1
+    ours: Callable[[], object],
+    baseline: Callable[[], object],
+    *,
+    rounds: int,
+    warmups: int = 1,
+    before: Callable[[], object] = lambda: None,
 ) -> Pair:
     """Time both in turns, the order changing from round to round.
 
     Each must return only when its work is done: end jax work with `jax.block_until_ready`.
+    `before` prepares each round and is not timed.
     """
     for _ in range(warmups):
-        ours(), baseline()
+        before(), ours(), baseline()
     seconds: dict[Callable[[], object], list[float]] = {ours: [], baseline: []}
     for number in range(rounds):
+        before()
         for side in (ours, baseline) if number % 2 else (baseline, ours):
             seconds[side].append(seconds_of(side))
     return Pair(tuple(seconds[ours]), tuple(seconds[baseline]))

@@ -19,6 +19,8 @@ FLOORS = [
         "redaction",
         "values",
         "parts",
+        "flushing",
+        "copying",
         "durable",
         "sealed",
         "locks",

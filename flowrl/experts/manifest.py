@@ -8,6 +8,7 @@ Since format 2 manifests are sealed; those of format 1 are read as they are.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import re
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ KEPT_GENERATIONS = 20
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"v(?:[0-9]{6}|[1-9][0-9]{6,})-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HISTORY = re.compile(r"(?:0|[1-9][0-9]*)\.json")
+_named: dict[bytes, frozenset[tuple[int, str]]] = {}  # by digest of a manifest file
 T = TypeVar("T")
 
 
@@ -126,6 +128,22 @@ def read_file(path: Path) -> Manifest:
     if len(manifest.experts) != len(versions):
         raise FileRefusedError(f"{path} is malformed: an expert is listed twice")
     return manifest
+
+
+def named(path: Path) -> frozenset[tuple[int, str]]:
+    """The experts that a manifest file names, by (index, version); raises as `read_file` does.
+
+    Remembered by the file's content, so that a history that every merge looks at is parsed once.
+    """
+    content = hashlib.sha256(durable.read_bytes(path)).digest()
+    if content in _named:
+        return _named[content]
+    names = frozenset((item.index, item.version) for item in read_file(path).experts.values())
+    if hashlib.sha256(durable.read_bytes(path)).digest() == content:
+        _named[content] = names
+        while len(_named) > 2 * KEPT_GENERATIONS:
+            del _named[next(iter(_named))]
+    return names
 
 
 def history_file(layout: GraphLayout, generation: int) -> Path:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from flowrl import durable, locks
@@ -78,7 +79,7 @@ class ExpertStore:
             raise ExpertMissingError(
                 f"expert {version.index} ({version.skill}): {path} is missing; {REMEDY}"
             )
-        check_digest(path, version.sha256, index=version.index, skill=version.skill)
+        check_digest(path, version)
         return path
 
     def questions(
@@ -113,12 +114,13 @@ class ExpertStore:
                 manifests.write_pickle(self.layout, before)
                 return Commit(manifest=before, verdicts={}, already_merged=True)
             verdicts = decided(policy, run_id, before, offers=offers, evidence=evidence or {})
-            taken = {
-                offer.candidate.expert: self._publish(run_id, before, offer, verdict)
+            taken = [
+                (self._version(run_id, before, offer.candidate, verdict), _arrays(offer, verdict))
                 for offer in offers
                 if isinstance(verdict := verdicts[offer.candidate.expert], Take)
-            }
-            after = before.after(run_id, taken)
+            ]
+            self._publish(run_id, taken)
+            after = before.after(run_id, {version.index: version for version, _ in taken})
             self._swap(before, after, still_held)
         return Commit(manifest=after, verdicts=verdicts, already_merged=False)
 
@@ -154,9 +156,11 @@ class ExpertStore:
         """Hold the global lock; gives a check that nobody replaced the lock file meanwhile."""
         return locks.held(self.layout.global_lock, timeout_seconds=self._lock_seconds)
 
-    def _publish(self, run_id: str, before: Manifest, offer: Offer, verdict: Take) -> ExpertVersion:
-        candidate, blend = offer.candidate, verdict.blend
-        version = ExpertVersion(
+    def _version(
+        self, run_id: str, before: Manifest, candidate: Candidate, verdict: Take
+    ) -> ExpertVersion:
+        blend = verdict.blend
+        return ExpertVersion(
             index=candidate.expert,
             skill=candidate.skill,
             version=manifests.version_name(before.generation + 1, run_id),
@@ -166,19 +170,24 @@ class ExpertStore:
             shapes=candidate.shapes,
             lineage=self._lineage(run_id, before, candidate, verdict),
         )
-        final = self.path_of(version)
-        prepared = final.with_name(f".tmp-{run_id}")
-        for left in (prepared, final):  # of a merge of this run that was killed before its swap
+
+    def _publish(self, run_id: str, taken: Sequence[tuple[ExpertVersion, Path]]) -> None:
+        """Give each new version its folder, with a copy of what is in the other; all at once."""
+        finals = {self.path_of(version): version for version, _ in taken}
+        prepared = {final: final.with_name(f".tmp-{run_id}") for final in finals}
+        for left in (*prepared.values(), *finals):  # of a merge that was killed before its swap
             durable.remove_tree(left)
-        durable.make_dir(final.parent)
-        for folder in (final.parent.parent, self.layout.skills, self.layout.root):
-            durable.fsync_dir(folder)
-        durable.copy_tree(blend.folder if blend else offer.folder, prepared)
-        check_digest(prepared, version.sha256, index=version.index, skill=version.skill)
+        for final in finals:
+            durable.make_dir(final.parent)
+        homes = {final.parent.parent for final in finals}
+        durable.flush({*homes, self.layout.skills, self.layout.root} if taken else ())
+        sources = {prepared[self.path_of(version)]: source for version, source in taken}
+        found = durable.copy_trees(sources)
+        for final, version in finals.items():
+            refuse_other(found[prepared[final]], prepared[final], version)
         durable.fault_point("commit.copied")
-        durable.move_dir(prepared, final)
+        durable.move_dirs(prepared)
         durable.fault_point("commit.published")
-        return version
 
     def _swap(self, before: Manifest, after: Manifest, still_held: Callable[[], None]) -> None:
         if not self.layout.manifest.exists():  # so that "history without manifest" means damage
@@ -204,7 +213,7 @@ class ExpertStore:
 
     def _lineage_of(self, ancestor: Ancestor, before: Manifest) -> tuple[Contribution, ...]:
         try:
-            for known in (before, *self._history(before)):
+            for known in chain([before], self._history(before)):
                 version = known.experts.get(ancestor.expert)
                 if version is not None and version.version == ancestor.version:
                     return version.lineage
@@ -214,20 +223,23 @@ class ExpertStore:
 
     def _history(self, present: Manifest) -> Iterator[Manifest]:
         """The kept manifests, newest first; raises FileRefusedError at a damaged one."""
+        return map(manifests.read_file, self._kept_files(present))
+
+    def _kept_files(self, present: Manifest) -> Iterator[Path]:
         oldest = present.generation - manifests.KEPT_GENERATIONS
         for generation in reversed(manifests.generations(self.layout)):
             if oldest < generation <= present.generation:
-                yield manifests.read_file(manifests.history_file(self.layout, generation))
+                yield manifests.history_file(self.layout, generation)
 
     def _collect(self, present: Manifest, pinned: Pins) -> tuple[Path, ...]:
         if pinned is None:
             return ()
         try:
-            kept = [present, *self._history(present)]
+            named = {key for file in self._kept_files(present) for key in manifests.named(file)}
         except FileRefusedError as error:
             logger.warning("nothing collected: the history is damaged", extra={"why": str(error)})
             return ()
-        named = {(v.index, v.version) for known in kept for v in known.experts.values()}
+        named.update((version.index, version.version) for version in present.experts.values())
         named.update(pinned)
         for generation in manifests.generations(self.layout):
             if generation <= present.generation - manifests.KEPT_GENERATIONS:
@@ -263,18 +275,24 @@ class ExpertStore:
                     yield (int(index), path.name), path
 
 
-def check_digest(folder: Path, sha256: str, *, index: int, skill: str) -> None:
-    """Hold an expert's folder against its digest.
-
-    Raises:
-      ExpertCorruptError: they differ, or the folder holds a link or a special file.
-    """
+def check_digest(folder: Path, version: ExpertVersion) -> None:
+    """Raise ExpertCorruptError when a folder is not a version's, or holds a link or the like."""
     try:
         found = durable.tree_digest(folder)
     except FileRefusedError as error:
-        raise ExpertCorruptError(f"expert {index} ({skill}): {error}") from error
-    if found != sha256:
+        raise ExpertCorruptError(f"expert {version.index} ({version.skill}): {error}") from error
+    refuse_other(found, folder, version)
+
+
+def refuse_other(found: str, folder: Path, version: ExpertVersion) -> None:
+    """Raise ExpertCorruptError when the digest of a folder's files is not that of the version."""
+    if found != version.sha256:
         raise ExpertCorruptError(
-            f"expert {index} ({skill}): {folder} has sha256 {found[:12]}…, {sha256[:12]}… was "
-            f"committed; {REMEDY}"
+            f"expert {version.index} ({version.skill}): {folder} has sha256 {found[:12]}…, "
+            f"{version.sha256[:12]}… was committed; {REMEDY}"
         )
+
+
+def _arrays(offer: Offer, verdict: Take) -> Path:
+    """The folder that holds what is taken."""
+    return verdict.blend.folder if verdict.blend else offer.folder

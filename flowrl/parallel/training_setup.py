@@ -27,7 +27,7 @@ from flowrl.errors import (
 from flowrl.experts import repair, rooms
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.remapping import Remapping
-from flowrl.experts.store import ExpertStore, check_digest
+from flowrl.experts.store import ExpertStore, refuse_other
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.models.shapes import env_sizes, expert_shapes
 from flowrl.parallel.generated_module import generate_module_with_remapping
@@ -233,11 +233,11 @@ def _build(
     durable.make_dir(building.folder)
     durable.write_atomic(building.module, module)
     durable.make_dir(building.policies)
-    for folder, seed in seeds.items():
-        place = building.seed(local[seed.index])
-        try:
-            durable.copy_tree(folder, place)
-        except FileRefusedError as error:
-            raise ExpertCorruptError(f"expert {seed.index} ({seed.skill}): {error}") from error
-        check_digest(place, seed.sha256, index=seed.index, skill=seed.skill)
+    places = {building.seed(local[seed.index]): folder for folder, seed in seeds.items()}
+    try:
+        found = durable.copy_trees(places)
+    except FileRefusedError as error:
+        raise ExpertCorruptError(f"an expert cannot be copied: {error}") from error
+    for place, folder in places.items():
+        refuse_other(found[place], place, seeds[folder])
     write_run(building, run)

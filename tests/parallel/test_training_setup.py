@@ -339,14 +339,15 @@ def test_a_damaged_run_record_keeps_every_version_from_the_garbage(trained):
     assert ExpertStore(trained).collect_garbage(pinned_versions(trained)) == (stale,)
 
 
-def test_a_seed_that_was_copied_wrongly_is_refused(trained, monkeypatch):
-    copy_tree = durable.copy_tree
+def test_a_seed_that_changes_while_it_is_copied_is_refused(trained, monkeypatch):
+    copy_trees = durable.copy_trees
 
-    def copy_badly(source, target):
-        copy_tree(source, target)
-        (target / "arrays" / "d0").write_text("other")
+    def copy_late(sources):
+        for source in sources.values():
+            (source / "arrays" / "d0").write_text("other")
+        return copy_trees(sources)
 
-    monkeypatch.setattr(durable, "copy_tree", copy_badly)
+    monkeypatch.setattr(durable, "copy_trees", copy_late)
     with pytest.raises(ExpertCorruptError, match="expert 0"):
         prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
     assert tree(trained.training_runs) == []
