@@ -17,7 +17,7 @@ from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.experts.policies import policy_named
 from flowrl.launch import sandbox
-from flowrl.launch.gpus import Device, visible_devices
+from flowrl.launch.gpus import Device, slots, visible_devices
 from flowrl.launch.job import Launcher
 from flowrl.launch.local import LocalLauncher
 from flowrl.launch.tmux import TmuxLauncher
@@ -65,7 +65,8 @@ def train_graph(
             max_nodes=config.max_nodes,
         )
         feeder = Feeder(flow, book, scheduler)
-        workshop = TrainingWorkshop(layout, config, lambda: graph)
+        runs_on = scheduler.settings.rules().runs_on
+        workshop = TrainingWorkshop(layout, config, lambda: graph, runs_on=runs_on)
         notices.tell(layout, sandbox.NOTICE, workshop.confinement.said)
         scheduler.set_callbacks(
             workshop=workshop,
@@ -167,7 +168,8 @@ def open_scheduler(
         min_success_rate=config.min_success_rate,
         skill_timesteps_budget=config.skill_timesteps_budget,
         devices=tuple(device.id for device in devices),
-        skills_per_gpu=config.skills_per_gpu,
+        skills_per_gpu=config.skills_per_gpu or 1,
+        slots=slots(devices, most=config.skills_per_gpu, memory_mb=config.gpu_memory_mb),
         pass_env=config.pass_env,
         hung_seconds=config.stall_timeout,
         run_seconds=config.run_timeout,

@@ -25,6 +25,7 @@ from flowrl.parallel.signals import Task
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.runs import read_run
+from flowrl.skills.graph import SkillGraph
 from tests.ground.test_config import other_value
 from tests.parallel.making import TABLE, WOOD, finish
 from tests.parallel.stand_in_story import Place
@@ -52,10 +53,13 @@ class Bench:
     def parsed(self, *words: str) -> BottomUpConfig:
         return config.parse(BottomUpConfig, [f"--graph_path={self.layout.root}", *words])
 
+    def graph(self, parsed: BottomUpConfig) -> Callable[[], SkillGraph]:
+        graph = bottomup_parallel.open_graph(parsed, SkillBook(self.layout))
+        return lambda: graph
+
     def workshop(self, *words: str) -> TrainingWorkshop:
         parsed = self.parsed(*words)
-        graph = bottomup_parallel.open_graph(parsed, SkillBook(self.layout))
-        return TrainingWorkshop(self.layout, parsed, lambda: graph)
+        return TrainingWorkshop(self.layout, parsed, self.graph(parsed))
 
     def job(self, *words: str, **facts):
         return self.workshop(*words).prepare(Task(skill=WOOD, expert=0, attempt=1, **facts))
@@ -246,9 +250,31 @@ def skills_per_gpu(bench):
     bench.monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
     assert bench.scheduler("--skills_per_gpu=3").settings.rules().runs_per_device == 3
     shared = bench.job("--skills_per_gpu=3", device="0").env
-    assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.300"
+    assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
     alone = bench.job("--skills_per_gpu=3", device="0", alone=True).env
-    assert alone["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.900"
+    assert alone["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.9000"
+
+
+@arrives
+def gpu_memory_mb(bench):
+    program = bench.folder / "bin" / "nvidia-smi"
+    durable.make_dir(program.parent)
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    for name in ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        bench.monkeypatch.delenv(name, raising=False)
+    bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("json",))  # as if installed
+    rules = bench.scheduler("--gpu_memory_mb=20000").settings.rules()
+    assert (rules.devices, rules.slots) == (("0", "1", "2"), (3, 3, 3))
+    both = bench.scheduler("--gpu_memory_mb=20000", "--skills_per_gpu=2").settings.rules()
+    assert both.slots == (2, 2, 2)
+    parsed = bench.parsed("--gpu_memory_mb=20000")
+    workshop = TrainingWorkshop(bench.layout, parsed, bench.graph(parsed), runs_on=rules.runs_on)
+    env = workshop.prepare(Task(skill=WOOD, expert=0, attempt=1, device="1")).env
+    assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
+    with pytest.raises(ConfigError, match="GPU 0 has 81559 MB, of which 73403 are for runs"):
+        bench.scheduler("--gpu_memory_mb=80000")
 
 
 @arrives

@@ -137,8 +137,10 @@ class BottomUpConfig(PPOConfig):
     """Most environment steps for one skill over all attempts; rounded up to whole updates."""
     gpu_ids: tuple[int, ...] = ()
     """GPUs to use, e.g. --gpu_ids 0 1 (default: all that are visible)."""
-    skills_per_gpu: Count = 1
-    """Runs that share one GPU."""
+    skills_per_gpu: Count | None = None
+    """Most runs that share one GPU (default: 1, or as many as --gpu_memory_mb lets fit)."""
+    gpu_memory_mb: Count | None = None
+    """Memory that one run takes of a GPU, in MB; as many share a GPU as fit into 90 % of it."""
     cpus_per_run: Count = 0
     """CPUs that a run without a GPU is pinned to, none of them shared; 0 shares all."""
     stall_timeout: float = 1800.0

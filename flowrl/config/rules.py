@@ -54,21 +54,20 @@ def _check_training(config: PPOConfig) -> None:
 
 
 def _check_graph(config: BottomUpConfig) -> None:
-    for name in ("max_parallel_skills", "skills_per_gpu"):
-        _at_least(config, name, 1)
+    _at_least(config, "max_parallel_skills", 1)
     _at_least(config, "max_retries", 0)
     _within(config, "min_success_rate", 0.0, 1.0)
     interval = config.scheduler_poll_interval
     if interval <= 0:
         raise ConfigError(f"--scheduler_poll_interval {interval} must be above 0")
-    for name in ("max_nodes", "skill_timesteps_budget"):
+    for name in ("max_nodes", "skill_timesteps_budget", "skills_per_gpu", "gpu_memory_mb"):
         if getattr(config, name) is not None:
             _at_least(config, name, 1)
 
 
 def _check_sequential(config: SequentialConfig) -> None:
     alone = SequentialConfig(gpu_ids=config.gpu_ids[:1])
-    side_by_side = "max_parallel_skills gpu_ids skills_per_gpu launcher tmux_socket"
+    side_by_side = "max_parallel_skills gpu_ids skills_per_gpu gpu_memory_mb launcher tmux_socket"
     in_processes = "stall_timeout run_timeout sandbox pass_env"
     for name in f"{side_by_side} {in_processes}".split():
         if getattr(config, name) != getattr(alone, name):

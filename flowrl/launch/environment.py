@@ -69,7 +69,7 @@ def child_env(
         return env
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = device
-    env[_FRACTION] = f"{_share(env.get(_FRACTION)) / skills_per_gpu:.3f}"
+    env[_FRACTION] = f"{memory_share(env) / skills_per_gpu:.4f}"
     return env
 
 
@@ -101,8 +101,13 @@ def _may_pass(name: str) -> bool:
     return _INHERITED.fullmatch(name) is not None
 
 
-def _share(text: str | None) -> float:
-    """The part of a GPU's memory for all its runs: the user's wish, or ours."""
+def memory_share(environ: Mapping[str, str]) -> float:
+    """The part of a GPU's memory for all its runs together: the user's wish, or ours.
+
+    Raises:
+      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is set, and is no share.
+    """
+    text = environ.get(_FRACTION)
     if text is None:
         return MEMORY_SHARE
     try:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.errors import ConfigError
+from flowrl.launch.environment import memory_share
 
 TIMEOUT_SECONDS = 5.0
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
@@ -52,6 +53,47 @@ def visible_devices(
     if "CUDA_VISIBLE_DEVICES" in environ:
         return _left_visible(environ["CUDA_VISIBLE_DEVICES"], present)
     return present
+
+
+def slots(
+    devices: Sequence[Device],
+    *,
+    most: int | None = None,
+    memory_mb: int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[int, ...]:
+    """How many runs each GPU takes at once.
+
+    Args:
+      devices: the GPUs.
+      most: at most so many on each; None stands for 1, or for any number that fits.
+      memory_mb: what one run takes, as the user declares it. What is free now is not asked: a
+        run takes its memory only when it has compiled.
+      environ: where XLA_PYTHON_CLIENT_MEM_FRACTION may say what part of a GPU is for runs.
+
+    Raises:
+      ConfigError: a GPU is too small for one run, or nobody knows how much memory it has.
+    """
+    if memory_mb is None:
+        return (most or 1,) * len(devices)
+    share = memory_share(os.environ if environ is None else environ)
+    fit = [_fit(device, memory_mb, share) for device in devices]
+    return tuple(number if most is None else min(most, number) for number in fit)
+
+
+def _fit(device: Device, memory_mb: int, share: float) -> int:
+    if not device.memory_mb:
+        raise ConfigError(
+            f"--gpu_memory_mb {memory_mb}: GPU {device.id} does not say how much memory it has; "
+            "use --skills_per_gpu instead"
+        )
+    usable = int(device.memory_mb * share)
+    if usable < memory_mb:
+        raise ConfigError(
+            f"--gpu_memory_mb {memory_mb}: GPU {device.id} has {device.memory_mb} MB, of which "
+            f"{usable} are for runs; declare less, or choose other GPUs by --gpu_ids"
+        )
+    return usable // memory_mb
 
 
 def _probe(timeout_seconds: float) -> tuple[Device, ...] | None:

@@ -23,6 +23,7 @@ class SettingsDict(TypedDict, total=False):
     skill_timesteps_budget: int | None
     devices: tuple[str, ...]
     skills_per_gpu: int
+    slots: tuple[int, ...]
     pass_env: tuple[str, ...]
     hung_seconds: float
     run_seconds: float | None
@@ -41,6 +42,7 @@ class Settings:
     skill_timesteps_budget: int | None = None  # over all attempts of a skill
     devices: tuple[str, ...] = ()
     skills_per_gpu: int = 1
+    slots: tuple[int, ...] = ()  # runs on each device; skills_per_gpu on each where it is empty
     pass_env: tuple[str, ...] = ()  # names of variables whose values must not be written down
     hung_seconds: float = 1800.0  # a run without progress for so long is ended
     run_seconds: float | None = None  # an attempt's process that lives for so long is ended
@@ -49,6 +51,8 @@ class Settings:
         for name in ("max_parallel_skills", "skills_per_gpu"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.slots and (len(self.slots) != len(self.devices) or min(self.slots) < 1):
+            raise ConfigError(f"slots {self.slots} must give each of {self.devices} at least 1")
         if self.max_retries < 0:
             raise ConfigError(f"max_retries {self.max_retries} must be at least 0")
         for name in ("poll_interval", "hung_seconds"):
@@ -71,4 +75,5 @@ class Settings:
             budget_frames=self.skill_timesteps_budget,
             devices=self.devices,
             runs_per_device=self.skills_per_gpu,
+            slots=self.slots,
         )

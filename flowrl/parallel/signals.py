@@ -23,7 +23,12 @@ class Rules:
     budget_frames: int | None = None  # of one skill over all its attempts
     devices: tuple[str, ...] = ()  # none: runs are only limited by max_parallel
     runs_per_device: int = 1
+    slots: tuple[int, ...] = ()  # runs that each of the devices takes; none: all the same
     launching: bool = True  # False: start nothing new
+
+    def runs_on(self, device: str) -> int:
+        """How many runs a device takes."""
+        return self.slots[self.devices.index(device)] if self.slots else self.runs_per_device
 
     def backoff(self, count: int, jitter: float) -> timedelta:
         """How long to wait before try `count` + 1; `jitter` lengthens it by that share."""

@@ -38,9 +38,9 @@ class Slots:
         return not self._rules.devices or bool(self._free(alone=alone))
 
     def take(self, *, alone: bool) -> str | None:
-        """Occupy the least loaded device that fits; None where there are no devices."""
+        """Occupy the device with most of its slots free; None where there are no devices."""
         free = self._free(alone=alone)
-        device = min(free, key=lambda name: self._load[name]) if free else None
+        device = min(free, key=self._share_taken) if free else None
         self._occupy(device, alone=alone)
         return device
 
@@ -50,9 +50,12 @@ class Slots:
             self._taken_alone.add(device)
 
     def _free(self, *, alone: bool) -> list[str]:
-        most = 0 if alone else self._rules.runs_per_device - 1
         return [
             name
             for name in self._rules.devices
-            if self._load[name] <= most and name not in self._taken_alone
+            if self._load[name] < (1 if alone else self._rules.runs_on(name))
+            and name not in self._taken_alone
         ]
+
+    def _share_taken(self, device: str) -> float:
+        return self._load[device] / self._rules.runs_on(device)

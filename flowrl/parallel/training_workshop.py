@@ -32,17 +32,24 @@ from flowrl.skills.graph import SkillGraph
 class TrainingWorkshop:
     """Makes, reopens, merges and discards the runs of one graph; a `Workshop`.
 
-    `graph` is asked anew for every run, since skills may be added while others train.
+    `graph` is asked anew for every run, since skills may be added while others train. `runs_on`
+    says how many runs share a device (default: `skills_per_gpu`).
     """
 
     def __init__(
-        self, layout: GraphLayout, config: BottomUpConfig, graph: Callable[[], SkillGraph]
+        self,
+        layout: GraphLayout,
+        config: BottomUpConfig,
+        graph: Callable[[], SkillGraph],
+        *,
+        runs_on: Callable[[str], int] | None = None,
     ) -> None:
         self._layout = layout
         self._config = config
         self._graph = graph
+        self._runs_on = runs_on or (lambda _: config.skills_per_gpu or 1)
         # Refuses at once what no run could be started with.
-        child_env("0", skills_per_gpu=config.skills_per_gpu, passed=config.pass_env)
+        child_env("0", passed=config.pass_env)
         self.confinement = sandbox.confinement(
             config.sandbox, layout.root, network_wanted=config.use_wandb
         )
@@ -126,7 +133,7 @@ class TrainingWorkshop:
         return sandbox.confined_env(env, passed) if self.confinement.program else env
 
     def _neighbours(self, task: Task) -> int:
-        return 1 if task.alone else self._config.skills_per_gpu
+        return 1 if task.alone or task.device is None else self._runs_on(task.device)
 
     def _trained(self) -> dict[str, int]:
         experts = self._store.manifest().experts

@@ -158,6 +158,7 @@ def test_the_sequential_story_takes_the_same_flags_and_one_slot():
         ("--max_parallel_skills", "2"),
         ("--gpu_ids", "0", "1"),
         ("--skills_per_gpu", "2"),
+        ("--gpu_memory_mb", "4000"),
         ("--launcher", "local"),
         ("--tmux_socket", "mine"),
         ("--stall_timeout", "60"),

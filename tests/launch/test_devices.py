@@ -9,7 +9,7 @@ import pytest
 from flowrl.errors import ConfigError
 from flowrl.launch import gpus
 from flowrl.launch.environment import child_env
-from flowrl.launch.gpus import Device, visible_devices
+from flowrl.launch.gpus import Device, slots, visible_devices
 
 TWO = "0, GPU-aa11, 81559\n1, GPU-bb22, 40960\n"
 FIRST = Device(id="0", memory_mb=81559, uuid="GPU-aa11")
@@ -145,14 +145,14 @@ def test_a_trainer_on_a_gpu_sees_it_alone_in_the_order_of_nvidia_smi():
     env = child_env("3", skills_per_gpu=2, environ={"CUDA_VISIBLE_DEVICES": "1,3"})
     assert env["CUDA_VISIBLE_DEVICES"] == "3"
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.450"
+    assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.4500"
     assert env["PYTHONUNBUFFERED"] == "1"
     assert "JAX_PLATFORMS" not in env
 
 
 def test_a_users_share_of_memory_is_divided_among_the_runs():
     env = child_env("0", skills_per_gpu=3, environ={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"})
-    assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.200"
+    assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.2000"
 
 
 @pytest.mark.parametrize("text", ["much", "0", "1.5", "-1", "nan", ""])
@@ -164,3 +164,51 @@ def test_a_share_of_memory_that_is_none_is_refused(text):
 def test_a_trainer_without_a_gpu_uses_the_cpu_unless_told_otherwise():
     assert child_env(environ={})["JAX_PLATFORMS"] == "cpu"
     assert child_env(environ={"JAX_PLATFORMS": "tpu"})["JAX_PLATFORMS"] == "tpu"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "runs"),
+    [
+        ({}, (1, 1)),
+        ({"most": 3}, (3, 3)),
+        ({"memory_mb": 8000}, (9, 4)),
+        ({"memory_mb": 8000, "most": 6}, (6, 4)),
+        ({"memory_mb": 36864}, (1, 1)),
+    ],
+    ids=str,
+)
+def test_a_gpu_takes_as_many_runs_as_fit_by_what_they_declare(wishes, runs):
+    assert slots((FIRST, SECOND), **wishes, environ={}) == runs
+
+
+def test_headroom_follows_the_share_of_memory_that_a_user_sets():
+    half = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}
+    assert slots((FIRST, SECOND), memory_mb=8000, environ=half) == (5, 2)
+
+
+def test_what_its_runs_may_take_of_a_gpu_is_at_least_what_they_declare():
+    for memory_mb in (3000, 5640, 8000, 30_000):
+        for device, runs in zip(
+            (FIRST, SECOND), slots((FIRST, SECOND), memory_mb=memory_mb, environ={}), strict=True
+        ):
+            env = child_env(device.id, skills_per_gpu=runs, environ={})
+            assert float(env["XLA_PYTHON_CLIENT_MEM_FRACTION"]) * device.memory_mb >= memory_mb
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "words"),
+    [(36865, "GPU 1 has 40960 MB, of which 36864 are for runs"), (10**6, "GPU 0 has 81559 MB")],
+)
+def test_a_run_that_fits_on_no_gpu_is_refused_with_both_sizes(memory_mb, words):
+    with pytest.raises(ConfigError, match=words):
+        slots((FIRST, SECOND), memory_mb=memory_mb, environ={})
+
+
+def test_a_gpu_of_unknown_memory_is_refused_with_the_flag_to_use(nvidia_smi):
+    nvidia_smi("printf '0, GPU-aa11, [N/A]\\n'")
+    with pytest.raises(ConfigError, match="use --skills_per_gpu"):
+        slots(visible_devices(environ={}), memory_mb=4000)
+
+
+def test_without_gpus_nothing_has_to_fit():
+    assert slots((), memory_mb=4000) == ()

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from flowrl.errors import (
+    ConfigError,
     CycleError,
     GraphError,
     NameRefusedError,
@@ -119,6 +120,20 @@ def test_every_device_takes_its_share_of_runs(start, world):
         scheduler.add_skill(name)
     scheduler.tick()
     assert [process.task.device for process in world.living()] == ["0", "1", "0", "1"]
+
+
+def test_a_larger_device_takes_more_runs_and_each_is_filled_in_proportion(start, world):
+    scheduler = start(max_parallel_skills=9, devices=("0", "1"), slots=(3, 1))
+    for name in "abcdef":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    assert [process.task.device for process in world.living()] == ["0", "1", "0", "0"]
+
+
+@pytest.mark.parametrize("slots", [(1,), (1, 0), (1, 1, 1)], ids=str)
+def test_slots_that_do_not_fit_the_devices_are_refused(start, slots):
+    with pytest.raises(ConfigError, match="slots"):
+        start(devices=("0", "1"), slots=slots)
 
 
 @pytest.mark.parametrize(
