@@ -20,7 +20,8 @@ from flowrl.layout import RunLayout
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.rl import program
 from flowrl.rl.assignment import read_assignment
-from flowrl.rl.train import compile_programs, frames_per_update, update
+from flowrl.rl.drafts import begin_programs
+from flowrl.rl.train import frames_per_update, update
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
@@ -61,7 +62,7 @@ def main() -> None:
         learner = program.prepare(read_assignment(config, module), config, env).learner
     rate = np.float32(config.lr)
     began = time.perf_counter()
-    programs = compile_programs(env, config, learner)
+    programs = begin_programs(env, config)
     print(f"{env.num_experts} experts, {env.num_tasks} tasks, {config.num_envs} environments")
     print(f"compile {time.perf_counter() - began:.1f} s")
     seconds = []

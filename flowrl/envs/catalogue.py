@@ -15,13 +15,13 @@ import ast
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowrl.envs.module_frame import ENVS
-from flowrl.envs.skill_module import Task, TaskModule, namespace_of
+from flowrl.envs.skill_module import Functions, Task, TaskModule, namespace_of
 from flowrl.skills.skill import load_library
 from flowrl.skills.verdicts import code_digest, parsed_function
 
@@ -43,9 +43,18 @@ class Judge:
     """The two functions of a skill; `counted` ones take n from the plan, others have it."""
 
     skill: str
-    is_done: Callable[..., Any]
-    reward: Callable[..., Any]
+    functions: Callable[[], Functions]  # run when first asked for
     counted: bool = False
+
+    @property
+    def is_done(self) -> Callable[..., Any]:
+        """Whether the step is done."""
+        return self.functions().is_done
+
+    @property
+    def reward(self) -> Callable[..., Any]:
+        """What a step of the environment earns."""
+        return self.functions().reward
 
 
 def alone(module: TaskModule, *, max_task_steps: int) -> tuple[tuple[Judge, ...], Plan]:
@@ -64,13 +73,24 @@ def shared(module: TaskModule, *, max_task_steps: int) -> tuple[tuple[Judge, ...
     judges = list(library.values())
     chosen: list[int] = []
     for task in module.tasks:
-        key = task.digest if task.digest in library else f"{task.digest} {task.count}"
+        key = task.digest if task.digest in library else _own_key(task)
         if key not in numbers:
             numbers[key] = len(judges)
             judges.append(_own(task))
         chosen.append(numbers[key])
     columns = max(LEAST_COLUMNS, 1 << (len(chosen) - 1).bit_length())
     return tuple(judges), _plan(module, chosen, max_task_steps, columns=columns)
+
+
+def own_judges(module: TaskModule) -> list[str]:
+    """What tells the judges that a plan has besides the library's, in their order."""
+    library = library_judges(module.game)
+    own = (_own_key(task) for task in module.tasks if task.digest not in library)
+    return list(dict.fromkeys(own))
+
+
+def _own_key(task: Task) -> str:
+    return f"{task.digest} {task.count}"
 
 
 @cache
@@ -80,9 +100,13 @@ def library_judges(game: str) -> dict[str, Judge]:
     for skill in load_library(ENVS[game]).values():
         place = f"the library's {skill.name}"
         done, reward = (parsed_function(text, place) for text in (skill.is_done, skill.reward))
-        judge = Judge(skill.name, _run(done, game), _run(reward, game), counted=True)
+        judge = Judge(skill.name, cache(partial(_pair, done, reward, game)), counted=True)
         found.setdefault(code_digest(done, reward, ENVS[game]), judge)
     return found
+
+
+def _pair(done: ast.FunctionDef, reward: ast.FunctionDef, game: str) -> Functions:
+    return Functions(_run(done, game), _run(reward, game))
 
 
 def _run(function: ast.FunctionDef, game: str) -> Callable[..., Any]:
@@ -99,7 +123,7 @@ def _run(function: ast.FunctionDef, game: str) -> Callable[..., Any]:
 
 
 def _own(task: Task) -> Judge:
-    return Judge(task.skill, task.is_done, task.reward)
+    return Judge(task.skill, task.functions)
 
 
 def _plan(module: TaskModule, judges: Sequence[int], max_task_steps: int, *, columns: int) -> Plan:

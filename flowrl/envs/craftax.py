@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,15 +72,11 @@ def make_env(
             f"the module was written for {module.game}, --env_name {env_name} is "
             f"{package}; write it again with generate_module_with_remapping"
         )
-    craftax: Any = make_craftax_env_from_name(env_name, auto_reset=False)
     make = shared if share else alone
     judges, plan = make(module, max_task_steps=max_task_steps)
     return SkillEnv(
-        craftax=craftax,
-        craftax_step=craftax_step(module.game, fast_choice=fast_choice),
-        # The time limit is ours: without Craftax's own, its `done` means death or victory.
-        params=craftax.default_params.replace(max_timesteps=NEVER),
-        game=Game.of(module.game),
+        env_name=env_name,
+        fast_choice=fast_choice,
         module=module,
         judges=judges,
         plan=plan,
@@ -97,24 +94,48 @@ class SkillEnv:
     the skill's author gives and the return that is lost.
     """
 
-    craftax: Any
-    craftax_step: Callable[..., tuple[Any, Any]]
-    params: Any
-    game: Game
+    env_name: str
+    fast_choice: bool
     module: TaskModule
     judges: tuple[Judge, ...]
     plan: Plan
     success_bonus: float
 
     @cached_property
+    def craftax(self) -> Any:
+        """Craftax itself, which is loaded when it is first asked for: a second of CPU time."""
+        with jax.ensure_compile_time_eval():  # its constants outlive a trace that asks first
+            importlib.import_module(f"{self.module.game}.constants")
+            return make_craftax_env_from_name(self.env_name, auto_reset=False)
+
+    @cached_property
+    def craftax_step(self) -> Callable[..., tuple[Any, Any]]:
+        """A step of the game."""
+        with jax.ensure_compile_time_eval():
+            return craftax_step(self.module.game, fast_choice=self.fast_choice)
+
+    @cached_property
+    def params(self) -> Any:
+        """Craftax's parameters."""
+        # The time limit is ours: without Craftax's own, its `done` means death or victory.
+        with jax.ensure_compile_time_eval():
+            return self.craftax.default_params.replace(max_timesteps=NEVER)
+
+    @cached_property
+    def game(self) -> Game:
+        """What the features know of the game."""
+        with jax.ensure_compile_time_eval():
+            return Game.of(self.module.game)
+
+    @property
     def observation_size(self) -> int:
         """Length of one observation."""
-        return self.craftax.observation_space(self.params).shape[0]
+        return table_of(self.env_name).observation_size
 
     @property
     def num_actions(self) -> int:
         """Actions are 0 … num_actions - 1."""
-        return self.craftax.num_actions
+        return table_of(self.env_name).num_actions
 
     @property
     def num_experts(self) -> int:

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from flowrl.compiling import Shelf
+
 
 class StepOutput(NamedTuple):
     """What one step of B environments yields besides observation and state.
@@ -76,6 +78,15 @@ class WalkingEnv(Protocol):
     @property
     def num_tasks(self) -> int:
         """Length of the plan; `task_success` may have more columns, which say nothing."""
+        ...
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where the programs are kept that this environment is compiled into."""
+        ...
+
+    def like(self, num_envs: int) -> tuple[Any, Any]:
+        """Shapes and types of what `reset` answers, as `step` takes them."""
         ...
 
     def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, Any]:

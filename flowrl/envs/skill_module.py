@@ -12,8 +12,9 @@ import builtins
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,13 @@ BUILTINS = {name: getattr(builtins, name) for name in (*sorted(CALLS), "range")}
 TRUSTED_BUILTINS = {name: getattr(builtins, name) for name in sorted(TRUSTED_CALLS)}
 
 
+class Functions(NamedTuple):
+    """The two functions of a skill."""
+
+    is_done: Callable[..., Any]
+    reward: Callable[..., Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One step of the plan: a skill, its count and the expert that carries it out.
@@ -39,12 +47,21 @@ class Task:
 
     skill: str
     count: int
-    is_done: Callable[..., Any]
-    reward: Callable[..., Any]
+    functions: Callable[[], Functions]  # run, with all that they name, when first asked for
     expert_local: int
     max_steps: int | None = None
     digest: str = ""
     """Of the code of both functions, as `flowrl.skills.verdicts.code_digest` makes it."""
+
+    @property
+    def is_done(self) -> Callable[..., Any]:
+        """Whether the step is done."""
+        return self.functions().is_done
+
+    @property
+    def reward(self) -> Callable[..., Any]:
+        """What a step of the environment earns."""
+        return self.functions().reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +93,7 @@ def load_module(source: Path | str, *, verdicts: Collection[Verdict] | None = No
         game=read.game,
         global_to_local=read.global_to_local,
         local_to_global=read.local_to_global,
-        tasks=_tasks(read, _run(read, trusted)),
+        tasks=_tasks(read, cache(partial(_run, read, trusted))),
     )
 
 
@@ -147,13 +164,12 @@ def _found(read: ReadModule, verdicts: Collection[Verdict] | None) -> list[Verdi
     return found
 
 
-def _tasks(read: ReadModule, called: Mapping[str, Any]) -> tuple[Task, ...]:
+def _tasks(read: ReadModule, called: Callable[[], Sequence[Functions]]) -> tuple[Task, ...]:
     return tuple(
         Task(
             skill=step["skill"],
             count=step["count"],
-            is_done=called[f"task_{k}_is_done"],
-            reward=called[f"task_{k}_reward"],
+            functions=lambda k=k: called()[k],
             expert_local=read.global_to_local[step["expert"]],
             max_steps=step.get("max_steps"),
             digest=code_digest(*read.pairs[k], read.env_name),
@@ -171,13 +187,14 @@ def _read(path: Path) -> str:
 
 def namespace_of(game: str, *, trusted: bool = False) -> dict[str, Any]:
     """What skill functions of a game's package can name; trusted ones have more builtins."""
-    constants = importlib.import_module(f"{game}.constants")
+    with jax.ensure_compile_time_eval():  # its arrays outlive a trace that asks first
+        constants = importlib.import_module(f"{game}.constants")
     namespace: dict[str, Any] = {name: getattr(constants, name) for name in ENUMS}
     known = {**BUILTINS, **TRUSTED_BUILTINS} if trusted else BUILTINS
     return namespace | {"__builtins__": dict(known), "jax": jax, "jnp": jnp}
 
 
-def _run(read: ReadModule, trusted: Collection[int]) -> dict[str, Any]:
+def _run(read: ReadModule, trusted: Collection[int]) -> list[Functions]:
     """The checked functions as callables, in namespaces of their own."""
     called: dict[str, Any] = {}
     for lifted in (False, True):
@@ -188,4 +205,7 @@ def _run(read: ReadModule, trusted: Collection[int]) -> dict[str, Any]:
         code = compile(body, read.frame.place, "exec", dont_inherit=True)
         exec(code, namespace)  # noqa: S102 - passed the gate, or its author vouches for it
         called |= {function.name: namespace[function.name] for function in functions}
-    return called
+    return [
+        Functions(called[f"task_{k}_is_done"], called[f"task_{k}_reward"])
+        for k in range(len(read.plan))
+    ]

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.compiling import compiled
+from flowrl.compiling import Draft, Shelf, known
 from flowrl.envs.craftax import SkillEnv, WalkState
 from flowrl.envs.interface import StepOutput
 
@@ -27,9 +27,9 @@ class Store(NamedTuple):
 
     worlds: Any
     """Craftax worlds, leaves [BATCH, …], or [world_pool, …], or [stock, …]."""
-    used: jax.Array
+    used: Any
     """int32[1]: how many of them episodes have begun in; a pool's are never used up."""
-    next: jax.Array
+    next: Any
     """int32[1]: where in a stock the next unused world lies."""
 
 
@@ -52,8 +52,12 @@ class BatchedEnv:
     random; `reset` makes the pool from its key, and it stays.
     """
 
-    def __init__(self, env: SkillEnv, *, world_pool: int = 0, stock: int = 0) -> None:
+    def __init__(
+        self, env: SkillEnv, *, world_pool: int = 0, stock: int = 0, shelf: Shelf | None = None
+    ) -> None:
         self.env = env
+        self.shelf = Shelf() if shelf is None else shelf
+        self._firsts: dict[int, Callable[..., Any]] = {}
         self.world_pool = world_pool
         self.stock = 0 if world_pool else -(-stock // BATCH) * BATCH
         self.observation_size = env.observation_size
@@ -61,16 +65,52 @@ class BatchedEnv:
         self.num_experts = env.num_experts
         self.num_tasks = env.num_tasks
 
+    def begin_programs(self, num_envs: int) -> None:
+        """Let threads get ready what `reset` will need."""
+        if self.stock:
+            _ = self._new_batch, self._room, self._put, self._begun(num_envs)
+
     @cached_property
-    def _new_batch(self) -> Callable[[jax.Array], Any]:
-        return compiled(jax.jit(self._generate_batch).trace(jax.random.key(0)))
+    def _new_batch(self) -> Callable[..., Any]:
+        return self.shelf.begin(
+            Draft("worlds", self._numbered_batch, lambda: (jax.random.key(0), np.int32(0)))
+        )
+
+    @cached_property
+    def _room(self) -> Callable[[], Any]:
+        return self.shelf.begin(Draft("room", partial(self._nothing, self.stock), tuple))
+
+    @cached_property
+    def _put(self) -> Callable[..., Any]:
+        def like() -> tuple[Any, ...]:
+            stock, batch = (jax.eval_shape(partial(self._nothing, n)) for n in (self.stock, BATCH))
+            return stock, batch, np.int32(0)
+
+        return self.shelf.begin(Draft("put", _put, like, donate=(0,)))
+
+    def _begun(self, num_envs: int) -> Callable[..., Any]:
+        def like() -> tuple[Any, ...]:
+            return jax.eval_shape(partial(self._nothing, self.stock)), self.env.plan
+
+        if num_envs not in self._firsts:
+            draft = Draft("first", partial(self._first, num_envs), like, {"num_envs": num_envs})
+            self._firsts[num_envs] = self.shelf.begin(draft)
+        return self._firsts[num_envs]
 
     def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, BatchedState]:
         """First observations f32[B, observation_size] and state of B = num_envs episodes."""
-        store_key, draw_key = jax.random.split(key)
         if self.stock:
-            return self._open_stock(store_key, num_envs)
+            return self._open_stock(key, num_envs)
+        store_key, draw_key = jax.random.split(key)
         return self._reset(store_key, draw_key, num_envs)
+
+    def like(self, num_envs: int) -> tuple[Any, Any]:
+        """Shapes and types of what `reset` answers."""
+        if not self.stock:
+            return jax.eval_shape(lambda key: self.reset(key, num_envs), jax.random.key(0))
+        worlds = jax.eval_shape(partial(self._nothing, self.stock))
+        obs, walk = jax.eval_shape(partial(self._first, num_envs), worlds, self.env.plan)
+        return obs, BatchedState(walk, Store(worlds, _count(0), _count(0)))
 
     def restock(self, key: jax.Array, state: BatchedState) -> BatchedState:
         """Put new worlds in the place of used ones, a batch at a time; `state` is given up.
@@ -148,39 +188,44 @@ class BatchedEnv:
         else:
             worlds = self._generate(draw_key, num_envs)
             store = Store(self._nothing(BATCH), _count(BATCH), _count(0))
-        obs, walk = self._first(worlds, num_envs)
+        obs, walk = self._first(num_envs, worlds, self.env.plan)
         return obs, BatchedState(walk, store)
 
     def _filled(self, key: jax.Array, store: Store) -> Store:
-        used, start = int(store.used[0]), int(store.next[0])
+        used, start = int(np.asarray(store.used)[0]), int(np.asarray(store.next)[0])
         worlds = store.worlds
         for number in range(min(used, self.stock) // BATCH):
-            fresh = self._new_batch(jax.random.fold_in(key, number))
+            fresh = self._new_batch(key, np.int32(number))
             # Never across the end: the stock and the first used one are multiples of BATCH.
             place = (start - used + number * BATCH) % self.stock
-            worlds = _put(worlds, fresh, np.int32(place))
+            worlds = self._put(worlds, fresh, np.int32(place))
         return Store(worlds, _count(used % BATCH), store.next)
 
-    def _first(self, worlds: Any, num_envs: int) -> tuple[jax.Array, WalkState]:
-        walk = jax.vmap(self.env.begin_in)(jax.tree.map(lambda leaf: leaf[:num_envs], worlds))
+    def _first(self, num_envs: int, worlds: Any, plan: Any) -> tuple[jax.Array, WalkState]:
+        """Episodes in the first of the worlds."""
+        plan = jax.tree.map(jnp.asarray, plan)
+        worlds = jax.tree.map(lambda leaf: leaf[:num_envs], worlds)
+        walk = jax.vmap(self.env.begin_in, in_axes=(0, None))(worlds, plan)
         return jax.vmap(self.env.observe)(walk), walk
 
     def _open_stock(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, BatchedState]:
         """Fill the stock; the first episodes begin in its first worlds."""
         if num_envs > self.stock:
             raise ValueError(f"a stock of {self.stock} worlds is too small for {num_envs} episodes")
-        nothing = jax.jit(self._nothing, static_argnums=0)(self.stock)
-        empty = Store(nothing, _count(self.stock), _count(0))
+        empty = Store(self._room(), _count(self.stock), _count(0))
         worlds = self._filled(key, empty).worlds
-        used = _count(num_envs)
-        obs, walk = jax.jit(self._first, static_argnums=1)(worlds, num_envs)
-        return obs, BatchedState(walk, Store(worlds, used, used % self.stock))
+        obs, walk = self._begun(num_envs)(worlds, self.env.plan)
+        used, following = _count(num_envs), _count(num_envs % self.stock)
+        return obs, BatchedState(walk, Store(worlds, used, following))
 
     def _generate(self, key: jax.Array, count: int) -> Any:
         """`count` new worlds, leaves [count, …], generated a batch at a time."""
         keys = jax.random.split(key, -(-count // BATCH))
         worlds = jax.lax.map(self._generate_batch, keys)
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], worlds)
+
+    def _numbered_batch(self, key: jax.Array, number: jax.Array) -> Any:
+        return self._generate_batch(jax.random.fold_in(key, number))
 
     def _generate_batch(self, key: jax.Array) -> Any:
         return jax.vmap(self.env.new_world)(jax.random.split(key, BATCH))
@@ -191,7 +236,6 @@ class BatchedEnv:
         return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), like)
 
 
-@partial(jax.jit, donate_argnums=0)
 def _put(worlds: Any, fresh: Any, place: jax.Array) -> Any:
     """The worlds with BATCH fresh ones from `place` on."""
     return jax.tree.map(
@@ -206,4 +250,7 @@ def _draw(key: jax.Array, worlds: Any, count: int) -> Any:
 
 
 def _count(number: int) -> jax.Array:
-    return jnp.full(1, number, jnp.int32)
+    return jnp.asarray(np.full(1, number, np.int32))  # no program of its own
+
+
+known(Store, BatchedState)

@@ -36,7 +36,7 @@ class ActorCriticMoE:
         """The shape of every leaf of one expert, by its path."""
         return expert_shapes(self.observation_size, self.num_actions, self.layer_size)
 
-    def init_expert(self, key: jax.Array) -> Params:
+    def init_expert(self, key: jax.Array | np.ndarray) -> Params:
         """One expert's fresh parameters."""
         return init_expert(
             key,
@@ -52,13 +52,13 @@ class ActorCriticMoE:
 
 
 def init_expert(
-    key: jax.Array, *, observation_size: int, num_actions: int, layer_size: int
+    key: jax.Array | np.ndarray, *, observation_size: int, num_actions: int, layer_size: int
 ) -> Params:
     """Orthogonal weights (gain √2; last layer 0.01 for the actor, 1 for the critic), zero biases.
 
     Drawn by NumPy: nothing to compile, and batched QR decompositions under jit can hang on CPU.
     """
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(_typed(key))).ravel())
+    rng = np.random.default_rng(_words(key).ravel())
     params: Params = {"actor": {}, "critic": {}}
     for path, shape in expert_shapes(observation_size, num_actions, layer_size).items():
         net, layer, kind = path.split("/")
@@ -87,6 +87,9 @@ def _orthogonal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return q if rows >= columns else q.T
 
 
-def _typed(key: jax.Array) -> jax.Array:
+def _words(key: jax.Array | np.ndarray) -> np.ndarray:
+    """The words of a random key, which may be given as them."""
+    if isinstance(key, np.ndarray):
+        return key
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    return key if typed else jax.random.wrap_key_data(key)
+    return np.asarray(jax.random.key_data(key) if typed else key)

@@ -19,7 +19,7 @@ from flowrl.errors import (
     TrainingError,
 )
 from flowrl.layout import RunLayout
-from flowrl.models.actor_critic import ActorCriticMoE, stack_experts
+from flowrl.models.actor_critic import ActorCriticMoE
 from flowrl.runs import STANDALONE, Ancestor, ExpertReport, PlannedStep
 
 
@@ -94,8 +94,10 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
     )
 
 
-def initial_experts(assignment: Assignment, body: ActorCriticMoE, key: jax.Array) -> Any:
+def initial_experts(assignment: Assignment, body: ActorCriticMoE, words: np.ndarray) -> Any:
     """Stacked parameters: the seeds of the experts that have one, fresh ones for the others.
+
+    `words` uint32[E, 2] are random keys for the fresh ones.
 
     Raises:
       ExpertMissingError: an ancestor's seed is not there.
@@ -113,8 +115,8 @@ def initial_experts(assignment: Assignment, body: ActorCriticMoE, key: jax.Array
         elif expert in digests:
             raise ExpertMissingError(f"{folder}, the seed of expert {expert}, is missing; retry")
         else:
-            params.append(body.init_expert(jax.random.fold_in(key, local)))
-    return stack_experts(params)
+            params.append(body.init_expert(words[local]))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *params)
 
 
 def save_finals(

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from flowrl import checkpoints, durable, runs
-from flowrl.config import TrainConfig
+from flowrl.compiling import Shelf
+from flowrl.config import PPOConfig, TrainConfig
 from flowrl.envs.admission import open_module
-from flowrl.envs.craftax import make_env
+from flowrl.envs.catalogue import own_judges
+from flowrl.envs.craftax import SkillEnv, make_env
 from flowrl.envs.interface import WalkingEnv
 from flowrl.envs.skill_module import TaskModule
 from flowrl.envs.wrappers import BatchedEnv
 from flowrl.launch.environment import compile_cache
-from flowrl.models import dispatch
 from flowrl.models.actor_critic import ActorCriticMoE
-from flowrl.rl import optimizer, resuming
+from flowrl.rl import resuming
 from flowrl.rl.assignment import Assignment, initial_experts, read_assignment, save_finals
+from flowrl.rl.drafts import Programs, begin_programs, seed_words
 from flowrl.rl.reporting import TRAINING, Reporter
 from flowrl.rl.resuming import Keeper, Kept
 from flowrl.rl.stopping import StopWish
@@ -35,6 +38,7 @@ class Prepared(NamedTuple):
     """A run that is ready to train."""
 
     env: WalkingEnv
+    programs: Programs
     learner: Learner
     counters: Counters
 
@@ -71,7 +75,24 @@ def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
     """The environments that walk the module's plan."""
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
     stock = max(_LEAST_STOCK, 2 * config.num_envs)
-    return BatchedEnv(walk, world_pool=config.world_pool, stock=stock)
+    env = BatchedEnv(
+        walk, world_pool=config.world_pool, stock=stock, shelf=open_shelf(config, walk, stock=stock)
+    )
+    env.begin_programs(config.num_envs)
+    return env
+
+
+def open_shelf(config: PPOConfig, walk: SkillEnv, *, stock: int) -> Shelf:
+    """Where programs are kept in which these environments are compiled in."""
+    folder = compile_cache(config.compile_cache, os.environ) / "programs"
+    facts = {
+        "env_name": config.env_name,
+        "judges": own_judges(walk.module),
+        "columns": len(walk.plan.judge),
+        "world_pool": config.world_pool,
+        "stock": stock,
+    }
+    return Shelf(folder.absolute(), facts)
 
 
 def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Prepared:
@@ -83,18 +104,15 @@ def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Pre
         layer_size=config.layer_size,
         activation=config.activation,
     )
-    init_key, key = jax.random.split(jax.random.key(assignment.seed))
-    params = jax.jit(dispatch.pack)(initial_experts(assignment, body, init_key))
-    kept = Kept(
-        params,
-        optimizer.init(config, params),
-        key,
-        Counters(acted=(0,) * env.num_experts),
-    )
+    programs = begin_programs(env, config)
+    words, key = programs.keys(seed_words(assignment.seed))
+    experts = initial_experts(assignment, body, np.asarray(words))
+    params, opt_state = programs.ready(experts)
+    kept = Kept(params, opt_state, key, Counters(acted=(0,) * env.num_experts))
     if config.resume and checkpoints.has_resume(assignment.layout.resume):
-        kept = resuming.load(assignment.layout, params=params, opt_state=kept.opt_state)
+        kept = resuming.load(assignment.layout, params=params, opt_state=opt_state)
     learner = start(env, config, params=kept.params, opt_state=kept.opt_state, key=kept.key)
-    return Prepared(env, learner, kept.counters)
+    return Prepared(env, programs, learner, kept.counters)
 
 
 def use_compile_cache(folder: Path | None) -> None:
@@ -116,15 +134,15 @@ def _train(
     reporter: Reporter,
     began: float,
 ) -> int:
-    env, learner, counters = prepared
+    env, programs, learner, counters = prepared
     born = began - counters.seconds  # as if all starts had been one
-    turns = train(env, config, learner=learner, counters=counters, born=born)
+    turns = train(env, config, learner=learner, counters=counters, programs=programs, born=born)
     reporter.phase(TRAINING, counters)
     keeper = Keeper(assignment.layout, seconds=config.checkpoint_seconds)
     for turn in turns:
         reporter.turn(turn)
         if turn.ended:
-            _finish(assignment, turn, born=born)
+            _finish(assignment, turn, params=programs.unpack(turn.learner.params), born=born)
         elif stop.heard:
             resuming.save(assignment.layout, turn.learner, turn.counters)
             return stop.exit_code
@@ -133,11 +151,10 @@ def _train(
     return 0
 
 
-def _finish(assignment: Assignment, turn: Turn, *, born: float) -> None:
+def _finish(assignment: Assignment, turn: Turn, *, params: Any, born: float) -> None:
     """Final experts first, then result.json: it vouches for them. Then there is no going on."""
     layout = assignment.layout
     durable.remove_file(layout.result_json)  # of an earlier run in the same folder
-    params = jax.jit(dispatch.unpack)(turn.learner.params)
     experts = save_finals(assignment, params, acted=turn.counters.acted)
     result = RunResult(
         run_id=assignment.run_id,

@@ -68,7 +68,9 @@ def load(layout: RunLayout, *, params: Packed, opt_state: Any) -> Kept:
     blank = Counters(acted=(0,) * params.first.bias.shape[0])
     like = _tree(params, opt_state, key=jax.random.key(0), counters=blank)
     found = checkpoints.load_resume(layout.resume, like)
-    params, opt_state = jax.tree.map(jnp.asarray, (found["params"], found["opt_state"]))
+    params = jax.tree.map(jnp.asarray, found["params"])
+    moments = map(jnp.asarray, found["opt_state"])
+    opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), moments)
     counters = Counters(
         updates=int(found["updates"]),
         frames=int(found["frames"]),
@@ -81,7 +83,7 @@ def load(layout: RunLayout, *, params: Packed, opt_state: Any) -> Kept:
 def _tree(params: Packed, opt_state: Any, *, key: jax.Array, counters: Counters) -> dict[str, Any]:
     return {
         "params": params,
-        "opt_state": opt_state,
+        "opt_state": tuple(jax.tree.leaves(opt_state)),
         "key": np.asarray(jax.random.key_data(key)),
         "updates": np.asarray(counters.updates, np.int64),
         "frames": np.asarray(counters.frames, np.int64),

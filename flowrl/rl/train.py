@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from flowrl.compiling import compiled
 from flowrl.config import PPOConfig
 from flowrl.envs.interface import WalkingEnv
 from flowrl.errors import TrainingError
-from flowrl.models import dispatch
-from flowrl.models.dispatch import Packed
+from flowrl.rl.drafts import Programs, begin_programs
 from flowrl.rl.metrics import EpisodeLog, Rates
-from flowrl.rl.rollout import Acted, Place, rollout
-from flowrl.rl.update import Learner, Stats, learn
-
-_LEAST_ACTING = 8
+from flowrl.rl.update import Learner, Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,56 +64,24 @@ def train(
     *,
     learner: Learner,
     counters: Counters,
+    programs: Programs | None = None,
     born: float | None = None,
 ) -> Iterator[Turn]:
     """Update after update, at least one, ending with the budget or with enough success.
 
-    The update is compiled before this returns. `learner` is given up. `born` is where the counted
-    seconds begin, by `time.monotonic`; without it they go on from `counters` now.
+    The update is compiled before this returns; `programs` may have been begun before. `learner` is
+    given up. `born` is where the counted seconds begin, by `time.monotonic`; without it they go on
+    from `counters` now.
 
     Raises:
       TrainingError: from the iterator, when a loss or a parameter is not finite.
     """
     born = time.monotonic() - counters.seconds if born is None else born
-    programs = compile_programs(env, config, learner)
+    programs = begin_programs(env, config) if programs is None else programs
+    programs.wait()
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
     turns = _turns(env, config, programs, learner=learner, counters=counters, episodes=episodes)
     return (_timed(turn, seconds=time.monotonic() - born) for turn in turns)
-
-
-class Programs(NamedTuple):
-    """The compiled halves of an update."""
-
-    widen: Callable[[Packed], Packed]
-    act: Callable[[Packed, Place], tuple[Place, Acted]]
-    learn: Callable[[tuple[Packed, Any], Acted, np.float32], tuple[tuple[Packed, Any], Stats]]
-
-
-def compile_programs(env: WalkingEnv, config: PPOConfig, learner: Learner) -> Programs:
-    """Compile acting and learning for arrays like the learner's."""
-    experts = acting_experts(env.num_experts)
-    widen = jax.jit(partial(dispatch.widened, num_experts=experts))
-    wide = jax.eval_shape(widen, learner.params)
-    act = jax.jit(partial(rollout, env, config), donate_argnums=1).trace(wide, learner.place)
-    state = (learner.params, learner.opt_state)
-    acted = act.out_info[1]
-    better = jax.jit(partial(learn, config), donate_argnums=0)
-    return Programs(
-        widen=widen,
-        act=compiled(act),
-        learn=compiled(better.trace(state, acted, np.float32(config.lr))),
-    )
-
-
-def acting_experts(num_experts: int) -> int:
-    """For how many experts acting is compiled: few numbers, so that runs share programs.
-
-    On a CPU blank experts cost nothing, since only those are evaluated that act; elsewhere all
-    are, and there are no blank ones.
-    """
-    if jax.default_backend() != "cpu":
-        return num_experts
-    return max(_LEAST_ACTING, 1 << (num_experts - 1).bit_length())
 
 
 def _turns(
@@ -159,10 +120,9 @@ def update(
 ) -> tuple[Learner, Stats]:
     """Act, learn, and get the environments ready for the next time; `learner` is given up."""
     params, opt_state, place = learner
-    place, acted = programs.act(programs.widen(params), place)
+    place, acted, restock_key = programs.act(programs.widen(params), place)
     (params, opt_state), stats = programs.learn((params, opt_state), acted, rate)
-    restock_key, key = jax.random.split(place.key)
-    place = place._replace(env=env.restock(restock_key, place.env), key=key)
+    place = place._replace(env=env.restock(restock_key, place.env))
     return Learner(params, opt_state, place), jax.device_get(stats)
 
 

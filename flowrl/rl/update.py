@@ -47,8 +47,19 @@ def start(
     """A learner in fresh environments."""
     reset_key, key = jax.random.split(key)
     obs, state = env.reset(reset_key, config.num_envs)
-    # Acting gives its place up, so no two leaves may be one array.
-    return Learner(params, opt_state, jax.tree.map(jnp.copy, Place(state, obs, key)))
+    return Learner(params, opt_state, _apart(Place(state, obs, key)))
+
+
+def _apart(place: Place) -> Place:
+    """The same, no two leaves of it being one array: acting gives its place up."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        twice = id(leaf) in seen
+        seen.add(id(leaf))
+        return jnp.copy(leaf) if twice else leaf
+
+    return jax.tree.map(own, place)
 
 
 def learn(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from flowrl.config import PPOConfig
-from flowrl.envs.catalogue import library_judges, shared
+from flowrl.envs.catalogue import library_judges, own_judges, shared
 from flowrl.envs.craftax import make_env
 from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.envs.wrappers import BatchedEnv, BatchedState, Store
@@ -80,6 +82,34 @@ def test_a_skill_of_a_users_own_is_judged_by_its_own_functions():
     assert judges[plan.judge[0]].is_done is module.tasks[0].is_done
     assert not judges[plan.judge[0]].counted
     assert len(judges) == len(library_judges(module.game)) + 1
+
+
+def test_what_is_compiled_in_besides_the_library_tells_plans_apart():
+    assert own_judges(module_of("Eat Plant")) == []
+    own = WOOD._replace(is_done="(inventory, n=2):\n    return inventory.wood > n + 7")
+    other = WOOD._replace(is_done="(inventory, n=2):\n    return inventory.wood > n + 6")
+    counted = own._replace(is_done=own.is_done.replace("n=2", "n=3"), count=3)
+    found = [own_judges(load_module(module_text([skill]))) for skill in (own, other, counted)]
+    assert [len(judges) for judges in found] == [1, 1, 1]
+    assert len({tuple(judges) for judges in found}) == 3
+
+
+def test_neither_reading_a_plan_nor_its_shelf_loads_craftax(tmp_path):
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from flowrl.envs.catalogue import shared\n"
+        "from flowrl.envs.craftax import make_env\n"
+        "from flowrl.envs.skill_module import load_module\n"
+        "module = load_module(Path(sys.argv[1]))\n"
+        "env = make_env(sys.argv[2], module, max_task_steps=9, share=True)\n"
+        "assert env.observation_size == 1345\n"
+        "sys.exit('craftax.craftax_classic' in sys.modules)\n"
+    )
+    path = tmp_path / "0.py"
+    path.write_text(module_text([WOOD]))
+    done = subprocess.run([sys.executable, "-c", code, str(path), CLASSIC], check=False)
+    assert done.returncode == 0
 
 
 def test_a_plan_as_data_is_walked_like_one_that_is_compiled_in(worlds_of):

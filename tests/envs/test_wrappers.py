@@ -24,6 +24,7 @@ class CountingWorlds:
     num_actions = 2
     num_experts = 1
     num_tasks = 1
+    plan = np.int32(0)
 
     def new_world(self, key: jax.Array) -> Any:
         return {"number": jax.random.bits(key)}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from flowrl import checkpoints, durable, runs
+from flowrl.compiling import Shelf
 from flowrl.config import TrainConfig
 from flowrl.errors import (
     EXIT_RESUMABLE,
@@ -23,6 +25,7 @@ from flowrl.models.actor_critic import init_expert
 from flowrl.models.shapes import expert_shapes
 from flowrl.rl import program, resuming
 from flowrl.rl.assignment import read_assignment
+from flowrl.rl.drafts import begin_programs
 from flowrl.rl.stopping import EXIT_INTERRUPTED, StopWish
 from flowrl.runs import Ancestor
 from tests.rl.modules import relay_run, run_folder
@@ -354,3 +357,81 @@ def test_a_module_path_that_names_no_expert_is_refused(layout, name):
     module = program.open_module(layout.module)
     with pytest.raises(ConfigError, match="--module_path"):
         read_assignment(config, module)
+
+
+class Watched(Relay):
+    """Remembers whether anybody traced it."""
+
+    def __init__(self, folder) -> None:
+        self.shelf = Shelf(folder)
+        self.traced = False
+
+    def step(self, key, state, actions):
+        self.traced = True
+        return super().step(key, state, actions)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    before = jax.config.values["jax_compilation_cache_dir"]
+    yield tmp_path / "cache"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(layout, monkeypatch, cache):
+    found = []
+    for folder in (None, cache / "programs", cache / "programs"):
+        env = Watched(folder)
+        monkeypatch.setattr(program, "open_env", lambda config, module, env=env: env)
+        program.run(config_of(layout, compile_cache=cache), StopWish())
+        found.append((finals(layout), env.traced))
+    assert [traced for _, traced in found] == [True, True, False]
+    assert same(found[0][0], found[1][0])
+    assert same(found[0][0], found[2][0])
+
+
+def test_a_run_by_kept_programs_is_stopped_and_goes_on(layout, monkeypatch, cache):
+    for stop, code in ((Countdown(2), EXIT_RESUMABLE), (StopWish(), 0)):
+        env = Watched(cache / "programs")
+        monkeypatch.setattr(program, "open_env", lambda config, module, env=env: env)
+        assert program.run(config_of(layout, compile_cache=cache), stop) == code
+    assert not env.traced
+    assert runs.read_result(layout).updates == 5
+
+
+class Listing(Shelf):
+    """Says under which names programs would be looked for."""
+
+    def begin(self, draft):
+        return self._path(Path("programs"), draft).name
+
+
+@pytest.mark.parametrize(
+    ("change", "others"),
+    [
+        ({"lr": 0.5, "seed": 3, "total_timesteps": 7 * FRAMES, "success_state_rate": 0.5}, False),
+        ({"max_task_steps": 7, "log_seconds": 9.0, "anneal_lr": False}, False),
+        ({"num_envs": 8}, True),
+        ({"num_steps": 4}, True),
+        ({"gamma": 0.5}, True),
+        ({"layer_size": 8}, True),
+        ({"activation": "relu"}, True),
+    ],
+    ids=lambda change: ",".join(change) if isinstance(change, dict) else "",
+)
+def test_a_program_serves_another_run_only_if_nothing_compiled_in_differs(layout, change, others):
+    env = Relay()
+    env.shelf = Listing()
+    one = begin_programs(env, config_of(layout))
+    other = begin_programs(env, config_of(layout, **change))
+    assert (one.act != other.act, one.learn != other.learn) == (others, others)
+
+
+def test_acting_serves_any_number_of_experts_up_to_eight_and_learning_only_its_own(layout):
+    names = []
+    for num_experts in (2, 3, 9):
+        env = Relay()
+        env.num_experts, env.shelf = num_experts, Listing()
+        names.append(begin_programs(env, config_of(layout)))
+    assert names[0].act == names[1].act != names[2].act
+    assert len({name.learn for name in names}) == 3

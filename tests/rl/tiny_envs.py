@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from flowrl.compiling import Shelf
 from flowrl.envs.interface import StepOutput
 
 
@@ -30,6 +31,7 @@ class TinyEnv:
     lengths: tuple[int, ...] = (1,)
     experts: tuple[int, ...] = (0,)
     num_experts = 1
+    shelf = Shelf()
 
     @property
     def num_tasks(self) -> int:
@@ -45,6 +47,9 @@ class TinyEnv:
     def succeeded(self, state: State, action: jax.Array) -> jax.Array:
         """Nothing succeeds unless a subclass says so: training spends its budget."""
         return jnp.zeros(state.length.shape, bool)
+
+    def like(self, num_envs: int) -> tuple[Any, Any]:
+        return jax.eval_shape(lambda key: self.reset(key, num_envs), jax.random.key(0))
 
     def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, Any]:
         zeros = jnp.zeros(num_envs, jnp.int32)

@@ -17,7 +17,7 @@ import jax
 from flowrl import locks
 from flowrl.errors import BusyError
 
-_WAIT_SECONDS = 300.0
+WAIT_SECONDS = 300.0
 
 
 def compiled(traced: Any) -> Any:
@@ -39,5 +39,5 @@ def _one_at_a_time(lowered: Any) -> Iterator[None]:
             digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:24]
             with suppress(BusyError):
                 place = Path(folder, "locks", digest)
-                stack.enter_context(locks.held(place, timeout_seconds=_WAIT_SECONDS))
+                stack.enter_context(locks.held(place, timeout_seconds=WAIT_SECONDS))
         yield

@@ -1,0 +1,236 @@
+"""Programs kept between processes: found on the shelf, they are neither traced nor lowered again.
+
+JAX's cache spares a process the compiling of a program, but not the tracing: to ask the cache, the
+program must be there, and with it all that it is traced from, for instance Craftax. So a program is
+also exported (`jax.export`: StableHLO in a flatbuffer, nothing pickled) and kept in the cache's
+folder, under a digest of everything that goes into it. Whoever finds it there loads the executable
+without knowing what it does.
+
+Programs take and give trees of arrays. On the way out only what is registered (`known`) keeps its
+form; any other node, such as Craftax's state, comes out as the tuple of its leaves. On the way in
+leaves are all that counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import export
+
+from flowrl import durable, locks
+from flowrl.compiling import once
+from flowrl.compiling.sources import digest_of_sources
+from flowrl.errors import BusyError, FileRefusedError
+
+logger = logging.getLogger(__name__)
+SUFFIX = ".program"
+_FORMAT = 1
+_LIMIT_BYTES = 64 * 2**20
+_HEADER_BYTES = 2**16
+_MOST_KEPT = 256
+_tracing = threading.RLock()  # tracing is Python: two threads at it only hinder each other
+_known: set[type] = set()
+
+
+class Draft(NamedTuple):
+    """A program that can be made."""
+
+    name: str
+    function: Callable[..., Any]
+    like: Callable[[], tuple[Any, ...]]  # the arguments, or their shapes; asked only to trace
+    facts: Mapping[str, Any] = {}  # what is compiled in besides the shelf's own facts
+    donate: tuple[int, ...] = ()  # arguments that are given up
+
+
+def known(*kinds: type) -> None:
+    """Let these NamedTuples leave programs as what they are."""
+    for kind in kinds:
+        if kind not in _known:
+            export.register_namedtuple_serialization(
+                kind, serialized_name=f"flowrl.{kind.__name__}"
+            )
+            _known.add(kind)
+
+
+class Shelf:
+    """Where programs are kept, and the threads that get them ready.
+
+    Args:
+      folder: None keeps nothing: programs are traced and compiled, as with `compiling.compiled`.
+      facts: plain values; programs of other facts are other programs.
+    """
+
+    def __init__(self, folder: Path | None = None, facts: Mapping[str, Any] | None = None) -> None:
+        self._folder = folder
+        self._facts = dict(facts or {})
+        self._threads: ThreadPoolExecutor | None = None
+
+    def begin(self, draft: Draft) -> Callable[..., Any]:
+        """The program, got ready in a thread; whoever calls it first waits until it is."""
+        if self._folder is None:
+            return self.ready(draft)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(thread_name_prefix="program")
+        return Pending(self._threads.submit(self.ready, draft))
+
+    def ready(self, draft: Draft) -> Callable[..., Any]:
+        """The program: of the shelf, or made now and put there.
+
+        Raises:
+          FlowrlError: as the function does while it is traced.
+        """
+        if self._folder is None:
+            with _tracing:
+                traced = jax.jit(draft.function, donate_argnums=draft.donate).trace(*draft.like())
+            return once.compiled(traced)
+        path = self._path(self._folder, draft)
+        found = _read(path)
+        if found is not None:
+            return _loaded(*found)
+        with ExitStack() as stack:
+            with suppress(BusyError):
+                place = self._folder / "locks" / path.name
+                stack.enter_context(locks.held(place, timeout_seconds=once.WAIT_SECONDS))
+            found = _read(path)  # by whoever had the lock before
+            if found is not None:
+                return _loaded(*found)
+            with _tracing:
+                made = _exported(draft)
+            program = _loaded(*made)
+            _keep(path, *made)  # after compiling: what is on the shelf is in JAX's cache, too
+            return program
+
+    def _path(self, folder: Path, draft: Draft) -> Path:
+        facts = {
+            "format": _FORMAT,
+            "name": draft.name,
+            "facts": {**self._facts, **draft.facts},
+            "donate": draft.donate,
+            "sources": digest_of_sources(),
+            "machine": _machine(),
+        }
+        text = json.dumps(facts, sort_keys=True)
+        return folder / f"{draft.name}-{hashlib.sha256(text.encode()).hexdigest()}{SUFFIX}"
+
+
+class Pending:
+    """A program that a thread is getting ready."""
+
+    def __init__(self, program: Future[Callable[..., Any]]) -> None:
+        self._program = program
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the program, once it is ready."""
+        return self._program.result()(*args)
+
+    def wait(self) -> None:
+        """Until the program is ready; raises what stood in the way."""
+        self._program.result()
+
+
+def _exported(draft: Draft) -> tuple[bytes, list[int]]:
+    """The program as bytes, and which of its leaves are given up."""
+    like = draft.like()
+    leaves, tree = jax.tree.flatten(like)
+
+    def flat(*leaves: Any) -> Any:
+        return _plain(draft.function(*jax.tree.unflatten(tree, leaves)))
+
+    shapes = [jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves]
+    whole = export.export(jax.jit(flat))(*shapes)
+    ends = np.cumsum([0, *(len(jax.tree.leaves(part)) for part in like)])
+    given_up = [leaf for part in draft.donate for leaf in range(ends[part], ends[part + 1])]
+    return bytes(whole.serialize()), [int(leaf) for leaf in given_up]
+
+
+def _loaded(blob: bytes, given_up: list[int]) -> Callable[..., Any]:
+    """The executable of an exported program."""
+    whole = export.deserialize(bytearray(blob))
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in whole.in_avals]
+    with _tracing:
+        lowered = jax.jit(whole.call, donate_argnums=tuple(given_up)).lower(*shapes)
+    executable = lowered.compile()
+    return lambda *args: executable(*jax.tree.leaves(args))
+
+
+def _plain(node: Any) -> Any:
+    """The same tree, with tuples of leaves for the nodes that are not known."""
+    if type(node) in _known:
+        return type(node)(*map(_plain, node))
+    if type(node) is dict:
+        return {key: _plain(value) for key, value in node.items()}
+    if type(node) in (tuple, list):
+        return type(node)(map(_plain, node))
+    leaves = jax.tree.leaves(node)
+    return node if len(leaves) == 1 and leaves[0] is node else tuple(leaves)
+
+
+def _keep(path: Path, blob: bytes, given_up: list[int]) -> None:
+    """Put a program on the shelf; where that cannot be, the next process makes it again."""
+    header = {"format": _FORMAT, "sha256": hashlib.sha256(blob).hexdigest(), "donated": given_up}
+    try:
+        durable.make_dir(path.parent)
+        durable.write_atomic(path, json.dumps(header).encode() + b"\n" + blob)
+        _thin_out(path.parent)
+    except OSError as error:
+        logger.warning("the program %s cannot be kept: %s", path.name, error)
+
+
+def _read(path: Path) -> tuple[bytes, list[int]] | None:
+    """A program of the shelf; None when it is not there, or not what was put there."""
+    if not path.exists():
+        return None
+    try:
+        content = durable.read_bytes(path, limit_bytes=_LIMIT_BYTES)
+        line, _, blob = content.partition(b"\n")
+        return blob, _given_up(path, line[:_HEADER_BYTES], blob)
+    except FileRefusedError as error:
+        logger.warning("%s; the program is made anew", error)
+        return None
+
+
+def _given_up(path: Path, line: bytes, blob: bytes) -> list[int]:
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FileRefusedError(f"{path} has no header: {error}") from error
+    wanted = {"format": _FORMAT, "sha256": hashlib.sha256(blob).hexdigest()}
+    if not isinstance(header, dict) or {key: header.get(key) for key in wanted} != wanted:
+        raise FileRefusedError(f"{path} is damaged or of another version")
+    given_up = header.get("donated")
+    if not isinstance(given_up, list) or any(type(leaf) is not int for leaf in given_up):
+        raise FileRefusedError(f"{path} does not say what it takes")
+    return given_up
+
+
+def _thin_out(folder: Path) -> None:
+    """Remove the programs that were put there longest ago, if there are very many."""
+    programs = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.lstat().st_mtime)
+    for path in programs[:-_MOST_KEPT]:
+        durable.remove_file(path)
+
+
+def _machine() -> dict[str, Any]:
+    """What programs are made for: the devices, and how JAX is set."""
+    devices = jax.devices()
+    settings = {
+        name: value
+        for name, value in jax.config.values.items()
+        if "cache" not in name and isinstance(value, bool | int | float | str | None)
+    }
+    return {
+        "platform": devices[0].platform,
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "settings": settings,
+    }
