@@ -150,10 +150,9 @@ class _Exchange:
         return Ended(code, self._why or (words or ["it said nothing"])[-1][:200])
 
     def _give(self) -> None:
+        stream, *_ = _streams(self._child)
         try:
-            self._order = self._order[os.write(self._stdin, self._order) :]
-        except BlockingIOError:
-            return
+            self._order = self._order[stream.write(self._order) or 0 :]
         except BrokenPipeError:  # its end is told by its output
             self._poll.unregister(self._stdin)
             return

@@ -191,11 +191,12 @@ def _put_away(place: RunLayout, archive: RunLayout) -> None:
     durable.make_dir(archive.folder)
     for source, target in zip(tracker_folders(place), tracker_folders(archive), strict=True):
         _archive_folder(source, target)
-    for source, target in zip(records(place), records(archive), strict=True):
-        if source.exists():
-            durable.copy_file(source, target)
-        else:
+    pairs = dict(zip(records(place), records(archive), strict=True))
+    for source, target in list(pairs.items()):
+        if not source.exists():
             durable.remove_file(target)  # of an earlier run of the skill
+            del pairs[source]
+    durable.copy_files(pairs)
     durable.fault_point("merge.archived")
     durable.remove_tree(place.folder)
     durable.fault_point("merge.removed")
