@@ -5,18 +5,14 @@ Run by path, `python -I -S capped_log.py LOG`. When the log reaches half of the 
 not before: whoever writes into the pipe must never be blocked by a signal or a full disk. What
 `secrets.json` beside the log lists is replaced, and that file removed as soon as it is read.
 """
-# pathlib alone would double the time to start:
-# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH120
+# pathlib alone would double the time to start, and so would contextlib, json, re and signal:
+# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH120, SIM105
 
 from __future__ import annotations
 
-import json
+import _signal  # pyright: ignore[reportMissingImports]
 import os
-import re
-import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
 
 CAP_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**16
@@ -27,8 +23,8 @@ SECRETS_LIMIT_BYTES = 2**20
 
 def main(argv: list[str]) -> int:
     """Copy until end of file."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    for number in (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM):
+        _signal.signal(number, _signal.SIG_IGN)
     path = os.path.abspath(argv[0])
     limit = (int(argv[1]) if len(argv) > 1 else CAP_BYTES) // 2
     screen = Screen(take_secrets(os.path.join(os.path.dirname(path), SECRETS)))
@@ -42,10 +38,13 @@ def main(argv: list[str]) -> int:
 class Screen:
     """Lets bytes through, secrets excepted, wherever the stream happens to be cut."""
 
-    def __init__(self, secrets: Sequence[bytes]) -> None:
+    def __init__(self, secrets: list[bytes]) -> None:
         """Take the secrets, the longest first."""
         self._secrets = [secret for secret in secrets if secret]
-        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
+        if self._secrets:
+            import re  # costs as much time as all else: not where there is nothing to hide
+
+            self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
         self._held = b""
 
     def passed(self, chunk: bytes) -> bytes:
@@ -84,20 +83,26 @@ def take_secrets(path: str) -> list[bytes]:
         return []
     with os.fdopen(descriptor, "rb") as file:
         text = file.read(SECRETS_LIMIT_BYTES)
-    with suppress(OSError):
+    try:
         os.unlink(path)
+    except OSError:
+        pass  # it is not there for long
+    import json
+
     return [word.encode() for word in json.loads(text)["secrets"]]
 
 
 def add(path: str, log: int, text: bytes, limit: int) -> int:
     """Append to the log, or to a new one where it would grow beyond its limit; answers which."""
-    with suppress(OSError):  # what a full disk does not take is lost, the trainer goes on
+    try:
         if os.fstat(log).st_size + len(text) > limit:
             os.replace(path, f"{path}.1")
             fresh = open_log(path)
             os.close(log)
             log = fresh
         write_all(log, text)
+    except OSError:
+        pass  # what a full disk does not take is lost, the trainer goes on
     return log
 
 

@@ -137,6 +137,8 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
     ending = read_exit(folder, handle.run_id)
     if ending is not None:
         return judge(ending, handle, folder)
+    if processes.alive(handle.pid, handle.birth):
+        return None
     start = read_start(folder, handle.run_id)
     if runner_alive(handle, start, folder):
         return None

@@ -58,6 +58,7 @@ class LocalLauncher:
 
     def close(self) -> None:
         """Release what has ended; runs go on."""
+        self._watcher.close()
         self._reap()
         for child in self._children:
             child.returncode = 0  # it goes on without us: Popen must not warn about it

@@ -15,34 +15,38 @@ killed. Where all stays quiet, only the session was killed. No option of the ser
 
 from __future__ import annotations
 
+# What json, signal and socket put around these would more than double the time to start.
+import _signal  # pyright: ignore[reportMissingImports]
+import _socket
 import fcntl
-import json
 import os
 import resource
 import select
-import signal
-import socket
 import sys
 import time
 
 # Run by path in isolation, Python finds the standard library only.
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from flowrl.launch.lean_json import dumps, loads
 from flowrl.launch.trainer_process import oom_kills, signal_in, tell
 
 FORMAT = 1
 EXIT_BUSY = 75  # another runner holds run.lock
 EXIT_NOT_STARTED = 127  # the trainer's program could not be executed
 ASKS = {
-    signal.SIGHUP: "hup",
-    signal.SIGINT: "int",
-    signal.SIGQUIT: "quit",
-    signal.SIGTERM: "term",
+    _signal.SIGHUP: "hup",
+    _signal.SIGINT: "int",
+    _signal.SIGQUIT: "quit",
+    _signal.SIGTERM: "term",
 }
-PASSED_ON = (signal.SIGHUP, signal.SIGTERM)
-TYPED = (signal.SIGINT, signal.SIGQUIT)  # the terminal itself sends them, but not to a confined one
-WATCHED = (*ASKS, signal.SIGCHLD)
+PASSED_ON = (_signal.SIGHUP, _signal.SIGTERM)
+TYPED = (
+    _signal.SIGINT,
+    _signal.SIGQUIT,
+)  # the terminal itself sends them, but not to a confined one
+WATCHED = (*ASKS, _signal.SIGCHLD)
 # Python ignores SIGPIPE and SIGXFSZ, and a shell's background job ignores SIGINT and SIGQUIT.
-RESET = (*WATCHED, signal.SIGPIPE, signal.SIGXFSZ)
+RESET = (*WATCHED, _signal.SIGPIPE, _signal.SIGXFSZ)
 SERVER_ENDED = "server"  # in asked_by, after "hup"
 SERVER_SAYS_SECONDS = 0.5  # it says so at once; a busy machine may take longer
 FILE_BYTES = 2**34
@@ -54,13 +58,13 @@ WRITE_PAUSE_SECONDS = 0.5
 
 def main(argv: list[str]) -> int:
     """Run the trainer that the spec describes; returns its exit code, or 128 + its signal."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, WATCHED)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     os.umask(0o077)
     spec_path = os.path.abspath(argv[0])
     folder = os.path.dirname(spec_path)
     with open(spec_path, encoding="utf-8") as file:
-        spec = json.load(file)
+        spec = loads(file.read())
     if not take_lock(os.path.join(folder, "run.lock")):
         say(f"another process of run {spec['run_id']} is alive; nothing was started")
         return EXIT_BUSY
@@ -71,7 +75,7 @@ def run(spec: dict, folder: str) -> int:
     """Start the trainer, wait for its end and record it."""
     start = start_record(spec["run_id"])
     # Written before and after the spawn: there is no instant at which a trainer lives unnamed.
-    write_record(os.path.join(folder, "start.json"), start, durable=False)
+    write_record(os.path.join(folder, "start.json"), start)
     kills_before = oom_kills()
     server = connect_to_server()
     await_log(folder)
@@ -82,14 +86,14 @@ def run(spec: dict, folder: str) -> int:
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
     start["trainer"] = identity(trainer)
     try:
-        write_record(os.path.join(folder, "start.json"), start, durable=False)
+        write_record(os.path.join(folder, "start.json"), start)
     except OSError as error:  # a full disk: the trainer goes on, and would be found by its lock
         say(f"start.json does not name the trainer: {error}")
     status, asked_by = wait_for(trainer, spec, server)
     number = signal_in(status, confined=bool(spec.get("sandbox")))
     if number is None:
         return finish(spec, folder, code=os.WEXITSTATUS(status), asked_by=asked_by)
-    oom = number == signal.SIGKILL and oom_kills() > kills_before
+    oom = number == _signal.SIGKILL and oom_kills() > kills_before
     return finish(spec, folder, signal=number, oom=oom, asked_by=asked_by)
 
 
@@ -137,7 +141,7 @@ def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (min(least, FILE_BYTES), hard))
 
 
-def wait_for(trainer: int, spec: dict, server: socket.socket | None) -> tuple[int, list[str]]:
+def wait_for(trainer: int, spec: dict, server: _socket.socket | None) -> tuple[int, list[str]]:
     """The trainer's wait status, and the signals that somebody sent us meanwhile.
 
     HUP and TERM reach the trainer as TERM; KILL follows after the grace.
@@ -151,12 +155,12 @@ def wait_for(trainer: int, spec: dict, server: socket.socket | None) -> tuple[in
             return status, asked_by
         number = next_signal(deadline)
         if number is None:
-            os.kill(trainer, signal.SIGKILL)
+            os.kill(trainer, _signal.SIGKILL)
             deadline = time.monotonic() + grace_seconds
             continue
         if number in PASSED_ON and deadline is None:
-            tell(trainer, signal.SIGTERM, confined=confined)
-            tell(trainer, signal.SIGCONT, confined=confined)  # a stopped one would not hear it
+            tell(trainer, _signal.SIGTERM, confined=confined)
+            tell(trainer, _signal.SIGCONT, confined=confined)  # a stopped one would not hear it
             deadline = time.monotonic() + grace_seconds
         elif confined and number in TYPED:
             tell(trainer, number, confined=True)
@@ -164,23 +168,23 @@ def wait_for(trainer: int, spec: dict, server: socket.socket | None) -> tuple[in
             asked_by += ask_of(number, server)
 
 
-def next_signal(deadline: float | None) -> signal.Signals | None:
+def next_signal(deadline: float | None) -> int | None:
     """The next signal, or None when the deadline has passed.
 
     A plain waitpid would never act on SIGHUP: Python takes it up again after every signal.
     """
     if deadline is None:
-        return signal.Signals(signal.sigwaitinfo(WATCHED).si_signo)
-    info = signal.sigtimedwait(WATCHED, max(0.0, deadline - time.monotonic()))
-    return None if info is None else signal.Signals(info.si_signo)
+        return _signal.sigwaitinfo(WATCHED).si_signo
+    info = _signal.sigtimedwait(WATCHED, max(0.0, deadline - time.monotonic()))
+    return None if info is None else info.si_signo
 
 
-def connect_to_server() -> socket.socket | None:
+def connect_to_server() -> _socket.socket | None:
     """A connection to the tmux server of our pane, on which nothing is ever said."""
     path = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[0]
     if not path:
         return None
-    server = socket.socket(socket.AF_UNIX)
+    server = _socket.socket(_socket.AF_UNIX)
     server.settimeout(SERVER_SAYS_SECONDS)
     try:
         server.connect(path)
@@ -191,14 +195,14 @@ def connect_to_server() -> socket.socket | None:
     return server
 
 
-def ask_of(number: signal.Signals, server: socket.socket | None) -> list[str]:
+def ask_of(number: int, server: _socket.socket | None) -> list[str]:
     """What a signal asks for, in the words of exit.json."""
-    if number == signal.SIGHUP and server is not None and has_ended(server):
+    if number == _signal.SIGHUP and server is not None and has_ended(server):
         return [ASKS[number], SERVER_ENDED]
     return [ASKS[number]]
 
 
-def has_ended(server: socket.socket) -> bool:
+def has_ended(server: _socket.socket) -> bool:
     """Whether the server takes its leave of its clients, or is gone; it need not wait for us."""
     poll = select.poll()
     poll.register(server, select.POLLIN)
@@ -247,7 +251,7 @@ def finish(spec: dict, folder: str, **facts: object) -> int:
     }
     for attempt in range(WRITE_TRIES):  # a full disk may be emptied by whoever fills it
         try:
-            write_record(os.path.join(folder, "exit.json"), record, durable=True)
+            write_record(os.path.join(folder, "exit.json"), record)
             break
         except OSError as error:
             say(f"exit.json cannot be written, try {attempt + 1} of {WRITE_TRIES}: {error}")
@@ -260,7 +264,7 @@ def forget_environment(spec: dict, folder: str) -> None:
     """Keep no secrets beyond the trainer's life; a spec that cannot be rewritten is removed."""
     path = os.path.join(folder, "spec.json")
     try:
-        write_record(path, {**spec, "env": {}}, durable=False)
+        write_record(path, {**spec, "env": {}})
     except OSError:
         try:
             os.unlink(path)
@@ -268,20 +272,17 @@ def forget_environment(spec: dict, folder: str) -> None:
             say(f"{path} still holds the trainer's environment, remove it: {error}")
 
 
-def write_record(path: str, record: dict, *, durable: bool) -> None:
-    """Replace a JSON file at one stroke; a durable one survives the machine's crash."""
+def write_record(path: str, record: dict) -> None:
+    """Replace a JSON file at one stroke.
+
+    It is not flushed, so that nobody waits for the disk: after a crash of the machine, when it may
+    be missing or empty, the run has its result, or goes on from its last checkpoint.
+    """
     part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-        file.flush()
-        if durable:
-            os.fsync(descriptor)
+        file.write(dumps(record) + "\n")
     os.replace(part, path)
-    if durable:
-        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(folder)
-        os.close(folder)
 
 
 def say(text: str) -> None:

@@ -121,6 +121,7 @@ class TmuxLauncher:
 
     def close(self) -> None:
         """Reap what succeeded; runs go on."""
+        self._watcher.close()
         with contextlib.suppress(LaunchError):
             deadline = time.monotonic() + _OLD_RUN_SECONDS
             while self._reap_all() and time.monotonic() < deadline:

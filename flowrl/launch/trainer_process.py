@@ -7,11 +7,12 @@ It is part of the runner, so it takes nothing but the standard library.
 
 from __future__ import annotations
 
+# The module signal puts names around this one, which take long to make.
+import _signal  # pyright: ignore[reportMissingImports]
 import os
-import signal
 
 
-def tell(trainer: int, number: signal.Signals, *, confined: bool) -> None:
+def tell(trainer: int, number: int, *, confined: bool) -> None:
     """Send a signal to the trainer itself.
 
     A confined one is the grandchild of the bubblewrap that we have started, which would die of
@@ -46,7 +47,7 @@ def signal_in(status: int, *, confined: bool) -> int | None:
     if os.WIFSIGNALED(status):
         return os.WTERMSIG(status)
     number = os.WEXITSTATUS(status) - 128
-    if confined and number != signal.SIGINT and number in list(signal.Signals):
+    if confined and number != _signal.SIGINT and 0 < number < _signal.NSIG:
         return number
     return None
 

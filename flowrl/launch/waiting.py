@@ -10,21 +10,27 @@ nothing: a pane that is gone has hung up its runner, which then ends its trainer
 from __future__ import annotations
 
 import os
+import resource
 import select
-import time
 from collections.abc import Iterable
 
 from flowrl.launch import processes
 from flowrl.launch.job import Handle
 
 _RECHECK_SECONDS = 0.05
+Key = tuple[int, str]  # pid and birth
 
 
 class EndWatcher:
-    """Sleeps until a runner ends; the kernel tells it within a millisecond."""
+    """Sleeps until a runner ends; the kernel tells it within a millisecond.
+
+    The descriptor of a runner is kept from wait to wait, so that waiting for many costs nothing.
+    """
 
     def __init__(self) -> None:
-        self._told: set[tuple[int, str]] = set()
+        self._poll = select.poll()
+        self._watched: dict[Key, int] = {}  # → its descriptor
+        self._told: set[Key] = set()
 
     def wait(self, handles: Iterable[Handle], *, timeout_seconds: float) -> None:
         """Return when a runner has ended, or after the timeout.
@@ -32,52 +38,61 @@ class EndWatcher:
         An end is reported at once, but one time only: what `poll` still calls alive after that
         (an orphan that is being killed) is looked at every 50 ms.
         """
-        descriptors: list[int] = []
-        try:
-            for handle in handles:
-                descriptor = self._watch(handle)
-                if descriptor is None and self._is_news(handle):
-                    return
-                if descriptor is None:
-                    timeout_seconds = min(timeout_seconds, _RECHECK_SECONDS)
-                else:
-                    descriptors.append(descriptor)
-            self._sleep(descriptors, timeout_seconds)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        wanted = {(handle.pid, handle.birth): handle for handle in handles}
+        self._told &= wanted.keys()
+        for key in self._watched.keys() - wanted.keys():
+            self._drop(key)
+        for key in wanted.keys() - self._watched.keys():
+            if self._watch(key):
+                continue
+            if self._is_news(key):
+                return
+            timeout_seconds = min(timeout_seconds, _RECHECK_SECONDS)
+        ended = {descriptor for descriptor, _ in self._poll.poll(max(0.0, timeout_seconds) * 1000)}
+        for key in [key for key, descriptor in self._watched.items() if descriptor in ended]:
+            self._told.add(key)
+            self._drop(key)
 
-    def _watch(self, handle: Handle) -> int | None:
-        """A descriptor that becomes readable when the runner ends; None when it cannot be had."""
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for key in list(self._watched):
+            self._drop(key)
+
+    def _watch(self, key: Key) -> bool:
+        """Have a descriptor that becomes readable when the runner ends, if it can be had."""
+        if key in self._told or len(self._watched) >= _most_watched():
+            return False
         try:
-            descriptor = os.pidfd_open(handle.pid)
+            descriptor = os.pidfd_open(key[0])
         except (OSError, AttributeError):  # ended, out of descriptors, or an old kernel
-            return None
-        if _lives(handle):
-            return descriptor
-        os.close(descriptor)
-        return None
+            return False
+        if not _lives(key):
+            os.close(descriptor)
+            return False
+        self._watched[key] = descriptor
+        self._poll.register(descriptor, select.POLLIN)
+        return True
 
-    def _is_news(self, handle: Handle) -> bool:
+    def _drop(self, key: Key) -> None:
+        descriptor = self._watched.pop(key)
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+
+    def _is_news(self, key: Key) -> bool:
         """Whether an end is told for the first time."""
-        key = (handle.pid, handle.birth)
-        if _lives(handle) or key in self._told:
+        if key in self._told or _lives(key):
             return False
         self._told.add(key)
         return True
 
-    def _sleep(self, descriptors: list[int], timeout_seconds: float) -> None:
-        if not descriptors:
-            time.sleep(max(0.0, timeout_seconds))
-            return
-        poll = select.poll()
-        for descriptor in descriptors:
-            poll.register(descriptor, select.POLLIN)
-        poll.poll(max(0.0, timeout_seconds) * 1000)
+
+def _most_watched() -> int:
+    """So many descriptors leave enough for merges."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
-def _lives(handle: Handle) -> bool:
+def _lives(key: Key) -> bool:
     try:
-        return processes.alive(handle.pid, handle.birth)
+        return processes.alive(*key)
     except OSError:
         return True  # it cannot be looked at now

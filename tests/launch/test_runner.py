@@ -68,7 +68,7 @@ def test_a_server_that_does_not_answer_stops_nobody(monkeypatch, tmp_path, capfd
 def test_a_full_disk_is_waited_for(monkeypatch, tmp_path):
     tries = []
 
-    def write_record(path, record, *, durable):
+    def write_record(path, record):
         tries.append(path)
         if len(tries) < 3:
             raise OSError(28, "No space left on device")

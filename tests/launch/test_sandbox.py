@@ -147,7 +147,8 @@ def test_cancel_lets_a_confined_trainer_save(launcher, make_job):
 def test_a_stubborn_confined_trainer_is_killed_with_all_its_own(launcher, make_job, frozen):
     launcher._grace_seconds = 0.3
     children = "import os\nfor _ in range(3): os.fork()\n"
-    job = confined(make_job(children + STUBBORN))
+    deaf = STUBBORN.removesuffix(SLEEP)  # all of them, before any says that it is ready
+    job = confined(make_job(deaf + children + SLEEP))
     handle = launcher.launch(job)
     start_of(job)
     everybody = {pid: processes.birth_of(pid) for pid in inside(job)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launch import processes
+from flowrl.launch import processes, waiting
 from flowrl.launch.job import Handle
 from flowrl.launch.waiting import EndWatcher
 
@@ -71,8 +71,34 @@ def test_no_descriptor_left_is_no_loss(sleeper, monkeypatch):
     assert 0.04 <= seconds_waited(EndWatcher(), [handle_of(sleeper)], 60.0) < 10.0
 
 
-def test_waiting_leaves_no_descriptor_open(sleeper):
-    before = len(list(Path("/proc/self/fd").iterdir()))
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_waiting_holds_a_descriptor_for_each_run_and_no_other(sleeper):
+    before, watcher = descriptors(), EndWatcher()
     for _ in range(50):
-        EndWatcher().wait([handle_of(sleeper)] * 3, timeout_seconds=0)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+        watcher.wait([handle_of(sleeper)] * 3, timeout_seconds=0)
+        assert descriptors() == before + 1
+    watcher.wait([], timeout_seconds=0)
+    assert descriptors() == before
+    watcher.wait([handle_of(sleeper)], timeout_seconds=0)
+    watcher.close()
+    assert descriptors() == before
+
+
+def test_an_end_gives_its_descriptor_back(sleeper):
+    before, watcher = descriptors(), EndWatcher()
+    handle = handle_of(sleeper)
+    watcher.wait([handle], timeout_seconds=0)
+    sleeper.kill()
+    assert seconds_waited(watcher, [handle], 60.0) < 10.0
+    assert descriptors() == before
+    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 10.0
+
+
+def test_more_runs_than_there_are_descriptors_for_are_looked_at_often(sleeper, monkeypatch):
+    monkeypatch.setattr(waiting, "_most_watched", lambda: 0)
+    before, watcher = descriptors(), EndWatcher()
+    assert 0.04 <= seconds_waited(watcher, [handle_of(sleeper)], 60.0) < 10.0
+    assert descriptors() == before
