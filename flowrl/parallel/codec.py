@@ -5,7 +5,9 @@ Every line has `skill`, `status`, `expert`, `attempt`, `session`, `device`, `nee
 else is true of its status. Times are ISO 8601 in UTC. `requests` holds the answers to the last
 requests, `wish` what a user wants of the daemon itself.
 
-The first line holds the CRC32 of all that follows, so a flipped bit is never taken for a state.
+The first line holds a checksum of all that follows, so a flipped bit is never taken for a state:
+the CRC32 of the CRC32s of the lines, each of four bytes, most significant first. A line that has
+not changed is neither made nor summed up again. (Format 2 holds the CRC32 of the bytes.)
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +28,13 @@ from flowrl.parallel.signals import NewSkill
 from flowrl.parallel.state_lines import answer_line, answer_of, entry_of, line, natural
 from flowrl.parallel.status import Entry, Merging, Preparing, Running
 
-FORMAT = 2
-READS = (1, 2)
-_HEAD = re.compile(rb'\{"format": 2, "crc32": "([0-9a-f]{8})",\n')
+FORMAT = 3
+READS = (1, 2, FORMAT)
+_HEAD = re.compile(rb'\{"format": ([23]), "crc32": "([0-9a-f]{8})",\n')
 _BETWEEN = b",\n"
+_CRC_BYTES = 4
 _Cell = tuple[Entry, int, bytes]  # what a line was made from, and the line
-_Page = tuple[tuple[Entry, ...], tuple[int, ...], bytes]
+_Page = tuple[tuple[Entry, ...], tuple[int, ...], bytes, bytes]  # made from; lines, their CRC32s
 
 
 class StateFile:
@@ -59,25 +63,23 @@ class StateFile:
         """The file's content."""
         head = f'"next_expert": {state.next_expert}, "wish": "{state.wish.value}", "requests": ['
         answers = _BETWEEN.join(map(answer_line, state.answers))
-        parts = [head.encode(), b"\n%s\n" % answers if answers else b"", b'], "skills": [\n']
-        for number in range(len(state.entries.pages)):
-            parts += (_BETWEEN if number else b"", self._page(state, number))
-        parts.append(b"\n]}\n")
-        checksum = 0
-        for part in parts:
-            checksum = zlib.crc32(part, checksum)
-        return b"".join((b'{"format": %d, "crc32": "%08x",\n' % (FORMAT, checksum), *parts))
+        start = head.encode() + (b"\n%s\n" % answers if answers else b"") + b'], "skills": ['
+        pages = [self._page(state, number) for number in range(len(state.entries.pages))]
+        checksum = zlib.crc32(_crcs(start) + _crcs_of(pages) + _crcs(b"]}\n"))
+        lines = _BETWEEN.join(page[2] for page in pages)
+        return b'{"format": %d, "crc32": "%08x",\n%s\n%s\n]}\n' % (FORMAT, checksum, start, lines)
 
-    def _page(self, state: SchedulerState, number: int) -> bytes:
+    def _page(self, state: SchedulerState, number: int) -> _Page:
         """The lines of one page of skills, made anew only when something in it has changed."""
         entries = state.entries.pages[number]
         missing = state.index.missing.pages[number]
         known = self._pages[number] if number < len(self._pages) else None
         if known is not None and known[0] is entries and known[1] is missing:
-            return known[2]
+            return known
         made = _BETWEEN.join(map(self._line, [state] * len(entries), entries, missing))
-        self._pages[number : number + 1] = [(entries, missing, made)]
-        return made
+        page = (entries, missing, made, _crcs(made + b","))
+        self._pages[number : number + 1] = [page]
+        return page
 
     def _line(self, state: SchedulerState, entry: Entry, missing: int) -> bytes:
         known = self._lines.get(entry.skill)
@@ -85,6 +87,20 @@ class StateFile:
             known = (entry, missing, line(entry, state.waits_for(entry.skill)))
             self._lines[entry.skill] = known
         return known[2]
+
+
+def _crcs(text: bytes) -> bytes:
+    """The CRC32s of its lines."""
+    crcs = (zlib.crc32(line) for line in text.split(b"\n"))
+    return b"".join(crc.to_bytes(_CRC_BYTES, "big") for crc in crcs)
+
+
+def _crcs_of(pages: Sequence[_Page]) -> bytes:
+    """Those of all skills: every line but the very last ends in a comma."""
+    if not pages:
+        return _crcs(b"")
+    last = pages[-1][2].rpartition(b"\n")[2]
+    return b"".join(page[3] for page in pages)[:-_CRC_BYTES] + _crcs(last)
 
 
 def encode(state: SchedulerState) -> bytes:
@@ -119,7 +135,7 @@ def read_document(content: str | bytes, place: str) -> dict[str, Any]:
     """
     raw = content.encode() if isinstance(content, str) else content
     head = _HEAD.match(raw)
-    if head is not None and int(head[1], 16) != zlib.crc32(raw[head.end() :]):
+    if head is not None and int(head[2], 16) != _checksum(int(head[1]), raw[head.end() :]):
         raise _damaged(place, "its checksum does not hold")
     try:
         document = json.loads(raw)
@@ -128,12 +144,17 @@ def read_document(content: str | bytes, place: str) -> dict[str, Any]:
     found = document.get("format") if isinstance(document, dict) else None
     if found not in READS:
         raise FormatVersionError(
-            f"{place} has format {found!r}, this flowrl reads 1 and 2; go on with the version of "
-            f"flowrl that wrote it, or move the file away and run {_recovery(place)}"
+            f"{place} has format {found!r}, this flowrl reads 1 to {FORMAT}; go on with the "
+            f"version of flowrl that wrote it, or move the file away and run {_recovery(place)}"
         )
-    if found == FORMAT and head is None:
+    unsealed = found == 1 and "crc32" not in document
+    if not (unsealed if head is None else found == int(head[1])):
         raise _damaged(place, "its first line is not as it was written")
     return document
+
+
+def _checksum(form: int, rest: bytes) -> int:
+    return zlib.crc32(rest if form == 2 else _crcs(rest))
 
 
 def _check(entries: list[Entry], next_expert: int) -> None:

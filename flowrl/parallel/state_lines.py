@@ -31,12 +31,11 @@ _KINDS: dict[str, type] = {
 }
 _NAMES = {"by": "blocked_by"}  # field → key
 _COUNTS = ("failures", "frames_used", "refusals", "requeues")
-_LATER: dict[str, Any] = {"log": []}  # what format 1 does not say of a status
 _DUMP = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
 def line(entry: Entry, waits_for: tuple[str, ...]) -> bytes:
-    """The entry as JSON; what its book-keeping counts is left out while it is zero."""
+    """The entry as JSON; what is not on every line is left out while it says nothing."""
     status = entry.status
     facts: dict[str, Any] = {
         "skill": entry.skill,
@@ -53,7 +52,9 @@ def line(entry: Entry, waits_for: tuple[str, ...]) -> bytes:
         "why": "",
     }
     for item in fields(status):
-        facts[_NAMES.get(item.name, item.name)] = _plain(getattr(status, item.name))
+        key, value = _NAMES.get(item.name, item.name), getattr(status, item.name)
+        if key in facts or value != item.default:
+            facts[key] = _plain(value)
     if isinstance(status, Running) and entry.expert is not None:
         session = status.handle.session if status.handle else None
         facts["session"] = session or session_name(entry.expert, entry.skill)
@@ -112,11 +113,8 @@ def entry_of(facts: Mapping[str, Any], order: int) -> Entry:
 
 def _status(facts: Mapping[str, Any]) -> Status:
     kind = _KINDS[facts["status"]]
-    known = {**_LATER, **facts}
-    return kind(
-        **{item.name: _READ[item.name](known[_NAMES.get(item.name, item.name)])
-           for item in fields(kind)}
-    )  # fmt: skip
+    keys = {item.name: _NAMES.get(item.name, item.name) for item in fields(kind)}
+    return kind(**{name: _READ[name](facts[key]) for name, key in keys.items() if key in facts})
 
 
 def _text(value: Any) -> str:

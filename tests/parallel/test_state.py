@@ -112,6 +112,32 @@ def test_the_frozen_state_file_of_version_2_loads_for_ever():
     assert decode((DATA / "scheduler_state_v2.json").read_bytes(), "v2") == state_of_version_2()
 
 
+def test_the_frozen_state_file_of_version_3_loads_for_ever():
+    content = (DATA / "scheduler_state_v3.json").read_bytes()
+    assert decode(content, "v3") == state_of_version_2()
+    assert content == encode(state_of_version_2())
+
+
+def test_a_line_leaves_out_what_says_nothing_beyond_what_every_line_has():
+    state = SchedulerState.of([Entry(skill="A", needs=(), order=0)], next_expert=0)
+    (line,) = json.loads(encode(state))["skills"]
+    assert not {"run_id", "not_before", "alone"} & line.keys()
+    assert decode(encode(state), "there") == state
+
+
+def test_a_state_of_many_pages_is_summed_up_like_one_made_at_once(tmp_path):
+    file = StateFile(tmp_path / "state.json")
+    for count in (1, 63, 64, 65, 200):
+        known = [f"A {number}" for number in range(count)]
+        added = signals.SkillsAdded(tuple(NewSkill(skill=name) for name in known))
+        state, _ = step(SchedulerState(), [added], NOW, Rules(launching=False))
+        file.save(state)
+        assert file.load() == state
+        held, _ = step(state, [signals.Hold(known[-1])], NOW, Rules(launching=False))
+        file.save(held)
+        assert file.load() == held
+
+
 def test_every_flipped_bit_of_a_state_file_is_refused_with_a_remedy(tmp_path):
     entries = [state_of_all().entries["skill 3"], state_of_all().entries["skill 7"]]
     answer = Answer(id="1-0badcafe", verb="stop", skill=None, at=NOW, outcome="done")
