@@ -21,18 +21,25 @@ def copy_below(files: Iterable[Path], source: Path, target: Path) -> str:
     total = hashlib.sha256()
     made = {target}
     for file in files:
-        inside = file.relative_to(source)
-        for folder in reversed((target / inside).parents):
-            if folder not in made and folder.is_relative_to(target):
-                folder.mkdir(mode=0o700)
-                made.add(folder)
-        descriptor = os.open(target / inside, PLAIN_NEW | os.O_EXCL, 0o600)
+        inside = str(file.relative_to(source))
+        place = target / inside
+        if place.parent not in made:
+            made |= _make_folders(place.parent, target)
+        descriptor = os.open(place, PLAIN_NEW | os.O_EXCL, 0o600)
         try:
             content = copy_content(file, descriptor, f"copy.{file.name}")
         finally:
             os.close(descriptor)
-        total.update(f"{inside.as_posix()}\0{content}\n".encode())
+        total.update(f"{inside}\0{content}\n".encode())
     return total.hexdigest()
+
+
+def _make_folders(folder: Path, root: Path) -> set[Path]:
+    """Make a folder below `root`, and what is missing in between; returns all of them."""
+    folders = {folder, *folder.parents} - {root, *root.parents}
+    for missing in sorted(folders):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    return folders
 
 
 def copy_content(source: Path, descriptor: int, point: str) -> str:

@@ -227,9 +227,12 @@ def measured(size: Size, rounds: int) -> list[Row]:
     """The rows of one size: time, bytes written, and both peaks of memory."""
     case = f"{EXPERTS} x {size.megabytes} MB"
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), size, rounds + 1)
+        warmups = min(1, rounds - 1)
+        bench = Bench(Path(folder), size, warmups + rounds)
         _forget_peak()
-        pair = paired(bench.merge, bench.copy, rounds=rounds, before=bench.next_run)
+        pair = paired(
+            bench.merge, bench.copy, rounds=rounds, warmups=warmups, before=bench.next_run
+        )
         ours, copied = (statistics.median(bench.written[side]) / 1e6 for side in bench.written)
     return [
         pair.row(case),
