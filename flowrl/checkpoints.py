@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from flowrl import durable
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
@@ -32,7 +31,7 @@ def save_expert(folder: Path, params: Any) -> None:
     for left in folder.parent.glob(f".tmp-{folder.name}*"):  # of a trainer that was killed
         durable.remove_tree(left)
     prepared = folder.with_name(f".tmp-{folder.name}").absolute()
-    with ocp.StandardCheckpointer() as checkpointer:
+    with _orbax().StandardCheckpointer() as checkpointer:
         checkpointer.save(prepared, _nested(_leaves(params)))
     durable.commit_dir(prepared, folder.absolute())
 
@@ -53,7 +52,7 @@ def load_expert(folder: Path, like: Tree) -> Tree:
     _refuse_difference(folder, _stored_forms(folder), wanted)
     target = _nested({path: np.zeros(shape, dtype) for path, (shape, dtype) in wanted.items()})
     try:
-        with ocp.StandardCheckpointer() as checkpointer:
+        with _orbax().StandardCheckpointer() as checkpointer:
             found = _named(checkpointer.restore(folder.absolute(), target))
     except _UNREADABLE as error:
         raise _corrupt(folder, error) from error
@@ -105,6 +104,7 @@ def load_leaves(folder: Path, forms: Mapping[str, Any]) -> dict[str, np.ndarray]
       ExpertCorruptError: they cannot be read.
     """
     wanted = _nested({path: np.zeros(shape, dtype) for path, (shape, dtype) in forms.items()})
+    ocp = _orbax()
     as_numpy = jax.tree.map(
         lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype), wanted
     )
@@ -139,6 +139,13 @@ def has_resume(folder: Path) -> bool:
     return bool(_numbered(folder))
 
 
+def _orbax() -> Any:
+    """Orbax, loaded when something is read or written: a first update need not wait for it."""
+    import orbax.checkpoint as ocp
+
+    return ocp
+
+
 def _numbered(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
@@ -148,7 +155,7 @@ def _numbered(folder: Path) -> list[int]:
 
 def _stored_forms(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     try:
-        with ocp.StandardCheckpointer() as checkpointer:
+        with _orbax().StandardCheckpointer() as checkpointer:
             metadata = checkpointer.metadata(folder.absolute()).item_metadata
         if metadata is None:
             raise ValueError("it holds no description of its arrays")

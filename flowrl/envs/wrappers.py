@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.compiling import Draft, Shelf, known
+from flowrl.envs.catalogue import Plan
 from flowrl.envs.craftax import SkillEnv, WalkState
 from flowrl.envs.interface import StepOutput
 
@@ -253,4 +254,4 @@ def _count(number: int) -> jax.Array:
     return jnp.asarray(np.full(1, number, np.int32))  # no program of its own
 
 
-known(Store, BatchedState)
+known(Plan, WalkState, Store, BatchedState)

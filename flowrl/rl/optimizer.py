@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from flowrl.config import PPOConfig
+
+if TYPE_CHECKING:
+    import optax
 
 _EPSILON = 1e-5
 
@@ -40,6 +42,8 @@ def step(
 
 
 def _adam(config: PPOConfig) -> optax.GradientTransformation:
+    import optax  # only who traces needs it
+
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=_EPSILON)
     )
