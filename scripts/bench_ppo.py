@@ -1,0 +1,139 @@
+"""Whole training: flowrl's trainer and a baseline like the public Craftax PPO, in turns.
+
+python scripts/bench_ppo.py [--small] [--json FILE] [--case CASE …]
+python scripts/bench_ppo.py --learning [--seeds 3] [--small] [--json FILE]
+
+The first form compares environment steps per second of whole updates. Both sides train the same
+plan with the same sizes, rewards and PPO settings, from fresh networks on: "Eat Cow", whose
+episodes are long because it is learnt slowly, or a tour with an expert for each of its sixteen
+legs, begun evenly along it.
+
+The second form counts the steps until 80 % of the newest 200 episodes succeed (`learning_ppo`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from baseline_envs import TaskEnv
+from baseline_ppo import Baseline
+from benchmarking import Row, arguments, paired, report
+from learning_ppo import learning_rows
+from training_cases import Opened, opened, planned, spread, tour
+
+from flowrl.config import PPOConfig
+from flowrl.rl.train import Counters, Turn, train
+from flowrl.runs import PlannedStep
+
+SKILL = "Eat Cow"
+UPDATES = 3  # per round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One line of the table."""
+
+    name: str
+    num_envs: int
+    width: int
+    experts: int = 1
+
+    @property
+    def config(self) -> PPOConfig:
+        # A share above 1 is never reached, so training goes on.
+        return PPOConfig(num_envs=self.num_envs, layer_size=self.width, success_state_rate=2.0)
+
+    @property
+    def plan(self) -> tuple[PlannedStep, ...]:
+        return planned(SKILL, self.config) if self.experts == 1 else tour(self.experts)
+
+
+CASES = (
+    Case(name="64x64", num_envs=64, width=64),
+    Case(name="256x64", num_envs=256, width=64),
+    Case(name="64x64 E=16", num_envs=64, width=64, experts=16),
+)
+
+
+class Ours:
+    """flowrl's trainer, some updates at a time."""
+
+    def __init__(self, run: Opened) -> None:
+        self.turn: Turn | None = None
+        place = run.learner.place
+        walk = place.env.walk
+        walk = walk._replace(task=spread(walk.task, run.plan))
+        place = place._replace(env=place.env._replace(walk=walk))
+        self._turns = train(
+            run.env,
+            run.config,
+            learner=run.learner._replace(place=place),
+            counters=Counters(acted=(0,) * run.env.num_experts),
+            programs=run.programs,
+        )
+
+    def __call__(self) -> None:
+        for _ in range(UPDATES):
+            self.turn = next(self._turns)
+        jax.block_until_ready(self.turn.learner)
+
+
+def measured(case: Case, *, rounds: int) -> list[Row]:
+    """The case's row, and one for each part of flowrl's update."""
+    run = opened(case.plan, case.config)
+    ours = Ours(run)
+    baseline = Baseline(TaskEnv(run.module, run.config), run.config, updates=UPDATES)
+    baseline.place(lambda task: spread(task, run.plan))
+    pair = paired(ours, baseline, rounds=rounds)
+    steps = UPDATES * case.num_envs * case.config.num_steps
+    rows = [pair.rate_row(case.name, work=steps, unit="steps/s")]
+    return rows + _parts(case.name, run, ours.turn, updates=2 * rounds)
+
+
+def _parts(case: str, run: Opened, turn: Turn, *, updates: int) -> list[Row]:
+    """What one of flowrl's updates consists of; the turn's learner is given up."""
+    env, programs = run.env, run.programs
+    params, opt_state, place = turn.learner
+    rate = np.float32(run.config.lr)
+    seconds: dict[str, list[float]] = {"acting": [], "learning": [], "restocking": []}
+    for _ in range(updates):
+        clock = [time.perf_counter()]
+        wide = programs.widen(params)
+        place, acted, key = jax.block_until_ready(programs.act(wide, place))
+        clock.append(time.perf_counter())
+        learnt = programs.learn((params, opt_state), acted, rate)
+        (params, opt_state), _ = jax.block_until_ready(learnt)
+        clock.append(time.perf_counter())
+        restocked = env.restock(key, place.env)
+        place = place._replace(env=jax.block_until_ready(restocked))
+        clock.append(time.perf_counter())
+        for part, began, ended in zip(seconds, clock, clock[1:], strict=False):
+            seconds[part].append(ended - began)
+    return [
+        Row(case=f"{case} {part}", ours=1e3 * statistics.median(found), unit="ms an update")
+        for part, found in seconds.items()
+    ]
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--case", nargs="*", help="of the cases only these")
+    parser.add_argument("--learning", action="store_true", help="steps to 80 % success")
+    parser.add_argument("--seeds", type=int, default=3, help="of --learning")
+    args = parser.parse_args()
+    if args.learning:
+        seeds = 1 if args.small else args.seeds
+        report("ppo-learning", learning_rows(seeds=seeds, small=args.small), args.json)
+        return
+    chosen = [case for case in CASES if args.case is None or case.name in args.case]
+    cases, rounds = (chosen[:1], 2) if args.small else (chosen, 6)
+    rows = [row for case in cases for row in measured(case, rounds=rounds)]
+    report("ppo", rows, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What the training benchmarks train: plans of library skills, and a tour of many experts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.config import PPOConfig, TrainConfig
+from flowrl.envs.interface import WalkingEnv
+from flowrl.envs.skill_module import TaskModule, load_module
+from flowrl.layout import RunLayout
+from flowrl.parallel.training_setup import generate_module_with_remapping
+from flowrl.rl import program
+from flowrl.rl.assignment import read_assignment
+from flowrl.rl.drafts import Programs
+from flowrl.rl.update import Learner
+from flowrl.runs import PlannedStep, TrainingRun
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import Skill, load_library, parse_skill
+
+LEG = """
+name = "{name}"
+requirements = {{}}
+consumption = {{}}
+gain = {{"legs": "n"}}
+
+
+def task_is_done(closest_blocks):
+    return jnp.sum(jnp.abs(closest_blocks[BlockType.TREE.value, :, 0])) {goal}
+
+
+def task_reward(closest_blocks, closest_blocks_prev):
+    before = jnp.sum(jnp.abs(closest_blocks_prev[BlockType.TREE.value, :, 0]))
+    now = jnp.sum(jnp.abs(closest_blocks[BlockType.TREE.value, :, 0]))
+    return {sign} * 0.05 * (jnp.minimum(now, 8) - jnp.minimum(before, 8))
+"""
+LEGS = {"Approach Tree": ("<= 2", "-1"), "Leave Tree": (">= 3", "1")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A run that is ready to train, as the trainer's program has it."""
+
+    plan: tuple[PlannedStep, ...]
+    config: TrainConfig
+    module: TaskModule
+    env: WalkingEnv
+    programs: Programs
+    learner: Learner
+
+
+def planned(skill: str, config: PPOConfig) -> tuple[PlannedStep, ...]:
+    """The plan of a library skill; the experts are numbered as they come."""
+    steps = SkillGraph(load_library(config.env_name, None).values()).plan(skill)
+    experts = {name: number for number, name in enumerate(dict.fromkeys(s.skill for s in steps))}
+    return tuple(PlannedStep(skill=s.skill, count=s.count, expert=experts[s.skill]) for s in steps)
+
+
+def tour(legs: int) -> tuple[PlannedStep, ...]:
+    """To a tree and away from it, and so on, each leg by an expert of its own."""
+    names = tuple(LEGS)
+    return tuple(PlannedStep(skill=names[leg % 2], count=1, expert=leg) for leg in range(legs))
+
+
+def opened(plan: Sequence[PlannedStep], config: PPOConfig) -> Opened:
+    """The run of a plan, with fresh experts in fresh environments."""
+    with tempfile.TemporaryDirectory() as folder:
+        layout = _run_folder(Path(folder), plan, config)
+        flags = {**asdict(config), "module_path": layout.module}
+        train_config = TrainConfig(**flags)
+        program.use_compile_cache(config.compile_cache)
+        module = load_module(layout.module)
+        env = program.open_env(train_config, module)
+        prepared = program.prepare(read_assignment(train_config, module), train_config, env)
+    return Opened(
+        plan=tuple(plan),
+        config=train_config,
+        module=module,
+        env=env,
+        programs=prepared.programs,
+        learner=prepared.learner,
+    )
+
+
+def spread(task: jax.Array, plan: Sequence[PlannedStep]) -> jax.Array:
+    """Where episodes stand in a plan if they begin evenly along it: all experts act at once."""
+    return (jnp.arange(task.shape[0]) % len(plan)).astype(task.dtype)
+
+
+def _run_folder(folder: Path, plan: Sequence[PlannedStep], config: PPOConfig) -> RunLayout:
+    last = plan[-1]
+    run = TrainingRun(
+        run_id="bench",
+        skill=last.skill,
+        expert=last.expert,
+        attempt=1,
+        plan=tuple(plan),
+        experts=tuple(dict.fromkeys(step.expert for step in plan)),
+        ancestors=(),
+        config={"env_name": config.env_name},
+    )
+    layout = RunLayout(folder, run.expert)
+    layout.module.write_text(generate_module_with_remapping(run, _skills(config)))
+    return layout
+
+
+def _skills(config: PPOConfig) -> dict[str, Skill]:
+    legs = {
+        name: parse_skill(LEG.format(name=name, goal=goal, sign=sign), place=name)
+        for name, (goal, sign) in LEGS.items()
+    }
+    return {**load_library(config.env_name, None), **legs}
