@@ -37,6 +37,7 @@ class Acts:
         self._room = room
         self._jobs: dict[str, Job] = {}  # by skill
         self._asked: set[str] = set()  # runs that have been asked to end
+        self._untidied: list[Task] = []  # merged, and not put away yet
 
     def carry_out(self, command: Command, status: Status) -> Sequence[Event]:
         """Do what was ordered, unless its skill has moved on to another `status` since."""
@@ -95,6 +96,18 @@ class Acts:
         durable.fault_point("scheduler.merged")
         self._jobs.pop(task.skill, None)
         return (signals.MergeDone(task.skill, task.run_id),)
+
+    def tidy(self) -> None:
+        """Put merged runs away; one that cannot be now stays for the next beat."""
+        left, self._untidied = self._untidied, []
+        for task in left:
+            try:
+                self._workshop.put_away(task)
+            except OF_ONE_SKILL as error:
+                self._met(task, error)
+                if not isinstance(error, FlowrlError) or isinstance(error, BusyError):
+                    self._untidied.append(task)
+                logger.warning("%s: its run folder stays", task.skill, extra={"why": said(error)})
 
     def stop(self, entry: Entry) -> None:
         """Ask a running entry's run to end, once."""
@@ -222,6 +235,7 @@ class Acts:
         found = facts.get("run_id", task.run_id)
         if found != task.run_id:
             raise ResultRefusedError(f"{task.skill}: found run {found} instead of {task.run_id}")
+        self._untidied.append(task)
         return facts
 
     def _without_folder(self, task: Task) -> Sequence[Event]:

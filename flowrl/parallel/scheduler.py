@@ -210,6 +210,7 @@ class SkillScheduler:
         self._tell_ends(untold)
         while book.saved() and self._room.free and book.pending:
             self._book_tell(self._act(book, now), now)
+        self._acts.tidy()
         for entry, _ in self.state.launched() if self._ending_runs else ():
             self._acts.stop(entry)
 

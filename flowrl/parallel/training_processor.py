@@ -1,8 +1,8 @@
 """From a finished run folder to merged experts and an archive, exactly once.
 
 The order is: verify, commit (one manifest swap, which also records the run id), archive, remove the
-folder. Killed anywhere, the same call made again ends in the same place; `recover_graph` makes it
-for every run at start.
+folder; the scheduler starts the dependants in between. Killed anywhere, the same call made again
+ends in the same place; `recover_graph` makes it for every run at start.
 """
 
 from __future__ import annotations
@@ -71,17 +71,42 @@ def process_completed_training(
     """
     layout = GraphLayout(Path(base_dir))
     place = RunLayout(Path(run_folder), global_expert_idx)
-    archive = RunLayout(layout.skill_folder(global_expert_idx, skill_name), global_expert_idx)
+    policy = merge_policy or FrameRule()
+    merged = merge_run(layout, place, skill_name, accounting=frame_accounting, policy=policy)
+    put_away_run(layout, place, skill_name)
+    return merged
+
+
+def merge_run(
+    layout: GraphLayout,
+    place: RunLayout,
+    skill: str,
+    *,
+    accounting: FrameAccounting,
+    policy: MergePolicy,
+) -> dict[str, Any]:
+    """The first half of `process_completed_training`: its experts count, its folder stays."""
     store = ExpertStore(layout)
     if not place.folder.is_dir():
-        return _of_archive(archive, store.manifest(), place)
-    run = _read(place, skill_name)
-    offers = _offers(store, place, run, frame_accounting)
-    commit = _commit(store, place, run, offers=offers, policy=merge_policy or FrameRule())
-    comparisons.clear(layout, run.run_id)
-    _put_away(place, archive)
-    store.collect_garbage(pinned_versions(layout))
-    return _summary(archive, run, commit)
+        return _of_archive(_archive(layout, place, skill), store.manifest(), place)
+    run = _read(place, skill)
+    offers = _offers(store, place, run, accounting)
+    return _summary(place, run, _commit(store, place, run, offers=offers, policy=policy))
+
+
+def put_away_run(layout: GraphLayout, place: RunLayout, skill: str) -> None:
+    """The second half: archive a merged run's records, remove its folder, collect garbage.
+
+    Nothing waits for it, and what it leaves undone `recover_graph` does at the next start.
+    """
+    store = ExpertStore(layout)
+    if not place.folder.is_dir():
+        return
+    run = _read(place, skill)
+    if run.run_id in store.manifest().merged:
+        comparisons.clear(layout, run.run_id)
+        _put_away(place, _archive(layout, place, skill))
+        store.collect_garbage(pinned_versions(layout))
 
 
 def recover_graph(
@@ -145,6 +170,10 @@ def _roll_forward(
         frame_accounting=run.config.get("frame_accounting", "acted"),
         merge_policy=policy,
     )
+
+
+def _archive(layout: GraphLayout, place: RunLayout, skill: str) -> RunLayout:
+    return RunLayout(layout.skill_folder(place.expert, skill), place.expert)
 
 
 def _read(place: RunLayout, skill: str) -> TrainingRun:
@@ -233,8 +262,8 @@ def _of_archive(archive: RunLayout, manifest: Manifest, place: RunLayout) -> dic
     )
 
 
-def _summary(archive: RunLayout, run: TrainingRun, commit: Commit) -> dict[str, Any]:
-    result = read_result(archive)
+def _summary(place: RunLayout, run: TrainingRun, commit: Commit) -> dict[str, Any]:
+    result = read_result(place)
     return {
         "run_id": run.run_id,
         "skill": run.skill,

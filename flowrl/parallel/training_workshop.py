@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from flowrl.layout import GraphLayout, RunLayout, session_name
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folders import PreparedRun, fail_run, live_runs, resume_training_run
 from flowrl.parallel.signals import Task
-from flowrl.parallel.training_processor import process_completed_training
+from flowrl.parallel.training_processor import merge_run, put_away_run
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
@@ -83,14 +84,18 @@ class TrainingWorkshop:
 
     def merge(self, task: Task) -> Mapping[str, Any]:
         """Merge the run's experts into the global checkpoint, once."""
-        return process_completed_training(
-            self._layout.run(task.expert, task.skill).folder,
+        return merge_run(
+            self._layout,
+            self._layout.run(task.expert, task.skill),
             task.skill,
-            task.expert,
-            self._layout.root,
-            frame_accounting=self._config.frame_accounting,
-            merge_policy=policy_named(self._config.merge_policy),
+            accounting=self._config.frame_accounting,
+            policy=policy_named(self._config.merge_policy),
         )
+
+    def put_away(self, task: Task) -> None:
+        """Archive a merged run's records and remove its folder, if it is still there."""
+        with suppress(FileRefusedError):  # another attempt's folder is there by now
+            put_away_run(self._layout, self._own(_as_it_is, task).layout, task.skill)
 
     def discard(self, task: Task) -> Path | None:
         """Move a failed attempt's folder aside, for reading."""

@@ -37,6 +37,10 @@ class Workshop(Protocol):
         """Merge the run, or find that it was merged; says its run_id, frames and success_rate."""
         ...
 
+    def put_away(self, task: Task) -> object:
+        """Tidy up after a merged run, once those that waited for it have been started."""
+        ...
+
     def discard(self, task: Task) -> object:
         """Put the folder of a failed attempt aside."""
         ...
@@ -72,6 +76,10 @@ class CallbackWorkshop:
     def merge(self, task: Task) -> Mapping[str, Any]:
         """Call `process`."""
         return self._process(task)
+
+    def put_away(self, task: Task) -> None:
+        """Forget the run; `process` has tidied up."""
+        self._jobs.pop(task.run_id or "", None)
 
     def discard(self, task: Task) -> None:
         """Forget the run; its folder stays."""

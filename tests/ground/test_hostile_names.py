@@ -68,6 +68,9 @@ class NamedRuns:
         durable.remove_tree(place.folder)
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
+    def put_away(self, task: Task) -> None:
+        pass
+
     def discard(self, task: Task) -> None:
         raise AssertionError(f"{task.skill!r} has failed")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launch import capped_log, files, runner, trainer_process
+from flowrl.launch import capped_log, files, lean_json, runner, trainer_process
 from flowrl.launch.job import Exited, Why
 from flowrl.launch.local import LocalLauncher
 from tests.launch.conftest import SLEEP, end_of, start_of, trainer_of, until
@@ -183,3 +183,34 @@ def small_log(make_job) -> Path:
     assert "CAP_BYTES = 2**22" in text
     program.write_text(text)
     return program
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, -2.5, 1e-300, None, True, False], '木\n"': {"b": "\x00\u2028😀"}},
+        [],
+        {},
+        "x",
+        10**30,
+    ],
+    ids=str,
+)
+def test_lean_json_is_json(value):
+    assert lean_json.dumps(value) == json.dumps(value)
+    assert lean_json.loads(f" {json.dumps(value, indent=1, ensure_ascii=False)}\n") == value
+
+
+@pytest.mark.parametrize("text", ["", "{", "{} {}", "nul", '{"a": 1,}', "'a'", '{"a": "\n"}'])
+def test_what_is_no_json_is_refused(text):
+    with pytest.raises(ValueError, match=r"."):
+        lean_json.loads(text)
+
+
+def test_programs_in_the_pane_import_nothing_that_takes_long():
+    for program in (files.RUNNER, files.CAPPED_LOG):
+        code = f"import sys; sys.argv[1:] = []; sys.path.insert(0, {str(program.parent)!r})\n"
+        code += f"import {program.stem}\nprint(*sys.modules)"
+        words = [sys.executable, "-I", "-S", "-c", code]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        assert not {"json", "re", "enum", "signal", "socket", "typing"} & set(done.stdout.split())

@@ -81,9 +81,18 @@ class LoadWorkshop:
             merged = self.ledger.read_text().split() if self.ledger.exists() else []
             if task.run_id not in merged:
                 durable.append_line(self.ledger, str(task.run_id))
-        self.discard(task)
         self.figures.merged += 1
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
+
+    def put_away(self, task: Task) -> None:
+        self.discard(task)
+
+    def recover(self) -> None:
+        """Remove what a daemon that was killed has merged and not put away."""
+        merged = self.ledger.read_text().split() if self.ledger.exists() else []
+        for folder in (self.root / "runs").glob("*"):
+            if (folder / "run_id").exists() and (folder / "run_id").read_text() in merged:
+                durable.remove_tree(folder)
 
     def discard(self, task: Task) -> None:
         if task.run_id == self._run_in(task):
@@ -190,7 +199,9 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
         durable.sweep_parts(root)
         for folder in (root / "runs").glob("*"):
             durable.sweep_parts(folder)
-        scheduler.set_callbacks(workshop=LoadWorkshop(root, figures))
+        workshop = LoadWorkshop(root, figures)
+        workshop.recover()
+        scheduler.set_callbacks(workshop=workshop)
         if not scheduler.state.entries:
             scheduler.add_skills(skills_of(skills, runs))
         while True:

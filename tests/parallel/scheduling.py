@@ -152,7 +152,6 @@ class FakeWorkshop:
                 raise ResultRefusedError(f"{task.skill}: no result")
             self.world.ledger.append(task.run_id)
         self.world.op("merged")
-        self.world.folders.pop(task.skill, None)
         return {
             "run_id": task.run_id,
             "frames": 1000,
@@ -160,6 +159,12 @@ class FakeWorkshop:
             "wall_seconds": 2.0,
             "again": again,
         }
+
+    def put_away(self, task: Task) -> None:
+        self.world.op("put away")
+        assert task.run_id in self.world.ledger
+        if self.world.folders.get(task.skill) == task.run_id:
+            del self.world.folders[task.skill]
 
     def discard(self, task: Task) -> None:
         self.world.op("discard")

@@ -1,0 +1,83 @@
+"""Merged runs are put away after their dependants have started, and never lost for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrl.errors import BusyError
+from flowrl.experts.merge import FrameRule
+from flowrl.layout import GraphLayout
+from flowrl.parallel.training_processor import merge_run, put_away_run, recover_graph
+from tests.parallel.making import WOOD, finish, frames, prepare
+from tests.parallel.scheduling import FakeWorkshop, words
+
+
+class Recording(FakeWorkshop):
+    """Remembers in which order it was asked, and refuses to put away while `errors` lasts."""
+
+    def __init__(self, world):
+        super().__init__(world)
+        self.calls, self.errors = [], []
+
+    def prepare(self, task):
+        self.calls.append(("prepare", task.skill))
+        return super().prepare(task)
+
+    def put_away(self, task):
+        self.calls.append(("put away", task.skill))
+        if self.errors:
+            raise self.errors.pop()
+        super().put_away(task)
+
+
+@pytest.fixture
+def daemon(start, world):
+    daemon = start(max_parallel_skills=1)
+    daemon.workshop = Recording(world)
+    daemon.set_callbacks(workshop=daemon.workshop)
+    daemon.add_skill("A")
+    daemon.add_skill("B", {}, ["A"])
+    daemon.tick()
+    return daemon
+
+
+def test_a_dependant_is_started_before_the_merged_run_is_put_away(daemon, world):
+    world.end("A")
+    daemon.tick()
+    assert words(daemon) == {"A": "completed", "B": "running"}
+    assert daemon.workshop.calls == [("prepare", "A"), ("prepare", "B"), ("put away", "A")]
+    assert "A" not in world.folders
+
+
+@pytest.mark.parametrize(
+    "error", [BusyError("held"), OSError(28, "no space")], ids=["lock", "disk"]
+)
+def test_a_run_that_cannot_be_put_away_now_is_put_away_later(daemon, world, error):
+    world.end("A")
+    daemon.workshop.errors = [error]
+    daemon.tick()
+    assert (words(daemon)["A"], "A" in world.folders) == ("completed", True)
+    daemon.tick()
+    assert "A" not in world.folders
+    assert daemon.workshop.calls.count(("put away", "A")) == 2
+
+
+def test_what_a_killed_daemon_has_merged_and_not_put_away_is_put_away_at_the_next_start(tmp_path):
+    layout = GraphLayout(tmp_path)
+    place = prepare(layout, WOOD, 0, {}).layout
+    finish(place, {0: 50})
+    merge_run(layout, place, WOOD, accounting="acted", policy=FrameRule())
+    assert frames(layout) == {0: 50}
+    assert place.folder.is_dir()
+    (summary,) = recover_graph(layout).merged
+    assert summary["already_merged"]
+    assert not place.folder.exists()
+    assert (layout.skill_folder(0, WOOD) / "result.json").exists()
+
+
+def test_a_run_that_is_not_merged_is_not_put_away(tmp_path):
+    layout = GraphLayout(tmp_path)
+    place = prepare(layout, WOOD, 0, {}).layout
+    finish(place, {0: 50})
+    put_away_run(layout, place, WOOD)
+    assert place.result_json.exists()
