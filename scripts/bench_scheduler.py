@@ -1,0 +1,279 @@
+"""What the scheduler costs, with real sessions on a tmux server of its own: `bench_scheduler.py`.
+
+Beside it, on the same tasks: what users' scripts do (ask tmux every second whether a session is
+there), a state that is written whole, GNU parallel and task-spooler (where they are installed).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench_launch import make_job, seconds_to_notice
+from benchmarking import Row, arguments, paired, report
+from measure_scheduler import NOW, RULES, graph
+from scheduling_runs import Chain, no_ops, sleepers
+
+from flowrl.launch.job import Launcher
+from flowrl.launch.local import LocalLauncher
+from flowrl.launch.tmux import TmuxLauncher
+from flowrl.parallel import signals
+from flowrl.parallel.codec import StateFile
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.state import SchedulerState, step
+
+SKILLS = 10_000
+SESSIONS = 20
+AT_ONCE = 4
+POLL_SECONDS = 1.0  # as users' scripts do; the original looks every 30 s
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = arguments(__doc__)
+    parser.add_argument("--only", default="", help="the rows whose name begins so")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+        folder = Path(name)
+        os.environ["TMUX_TMPDIR"] = name
+        os.environ.pop("TMUX", None)
+        benches = {
+            "noticed": noticed,
+            "handed": handed_over,
+            "idle": idle,
+            "state": state_of_many,
+            "noop": throughput,
+        }
+        rows: list[Row] = []
+        try:
+            for word, bench in benches.items():
+                if word.startswith(args.only):
+                    place = folder / word
+                    place.mkdir()
+                    rows += bench(place, small=args.small)
+        finally:
+            subprocess.run(["tmux", "-L", "bench", "kill-server"], check=False, capture_output=True)
+    report("scheduler", rows, args.json)
+    return 0
+
+
+def noticed(folder: Path, *, small: bool) -> list[Row]:
+    """A trainer's end until its outcome is known, one of twenty sessions ending at a time."""
+    launcher = TmuxLauncher("bench")
+    seconds: list[float] = []
+    for number in range(2 if small else 10):
+        jobs = [make_job(folder, number * SESSIONS + place) for place in range(SESSIONS)]
+        runs = [(launcher.launch(job), job) for job in jobs]
+        until(lambda jobs=jobs: all((job.folder / "ready").exists() for job in jobs))
+        time.sleep(0.5)
+        seconds += seconds_to_notice(launcher, runs)
+    launcher.close()
+    polled = polling_of_sessions(ends=4 if small else 20)
+    rows = []
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        ours, theirs = at(seconds, share), at(polled, share)
+        rows.append(
+            Row(
+                case=f"exit to noticed, {SESSIONS} sessions, {name}",
+                ours=1e3 * ours,
+                baseline=1e3 * theirs,
+                unit="ms",
+                ratio=theirs / ours,
+            )
+        )
+    return rows
+
+
+def polling_of_sessions(*, ends: int) -> list[float]:
+    """How late a script hears of an end that asks `has-session` for each session every second."""
+    tmux = ("tmux", "-L", "polled")
+    dice = random.Random(ends)
+    names = [f"s{number}" for number in range(SESSIONS)]
+    for name in names:
+        subprocess.run([*tmux, "new-session", "-d", "-s", name, "sleep", "600"], check=True)
+    seconds = []
+    for name in names[:ends]:
+        due = time.monotonic() + dice.uniform(0, POLL_SECONDS)
+        ended = None
+        gone = False
+        while not gone:
+            wake = time.monotonic() + POLL_SECONDS
+            if ended is None and due < wake:
+                time.sleep(max(0.0, due - time.monotonic()))
+                subprocess.run([*tmux, "kill-session", "-t", f"={name}"], check=True)
+                ended = time.monotonic()
+            time.sleep(max(0.0, wake - time.monotonic()))
+            for other in names[names.index(name) :]:
+                asked = subprocess.run(
+                    [*tmux, "has-session", "-t", f"={other}"], check=False, capture_output=True
+                )
+                gone = gone or asked.returncode != 0
+        assert ended is not None
+        seconds.append(time.monotonic() - ended)
+    subprocess.run([*tmux, "kill-server"], check=True)
+    return seconds
+
+
+def handed_over(folder: Path, *, small: bool) -> list[Row]:
+    """The end of a trainer until that of a skill that needs its 1 MB expert has begun."""
+    chain = Chain(folder, pairs=4 if small else 20)
+    seconds = chain.run(TmuxLauncher("bench"))
+    return [
+        Row(case=f"exit to merged to dependant running, 1 MB, {name}", ours=1e3 * value, unit="ms")
+        for name, value in (("p50", at(seconds, 0.5)), ("most", max(seconds)))
+    ]
+
+
+def idle(folder: Path, *, small: bool) -> list[Row]:
+    """What waiting costs while 100 sessions run, as per cent of a core."""
+    sessions = 20 if small else 100
+    seconds = 10.0 if small else 60.0
+    with sleepers(folder, TmuxLauncher("bench"), sessions=sessions) as scheduler:
+        until(lambda: scheduler.tick() or len(scheduler.state.launched()) == sessions)
+        scheduler.tick()
+        began, worked = time.monotonic(), time.process_time()
+        while (left := began + seconds - time.monotonic()) > 0:
+            scheduler.settings = type(scheduler.settings)(poll_interval=min(left, 30.0))
+            scheduler.wait()
+            scheduler.tick()
+        share = (time.process_time() - worked) / (time.monotonic() - began)
+        scheduler.stop(cancel=True)
+    return [Row(case=f"idle with {sessions} sessions", ours=100 * share, unit="% of a core")]
+
+
+def state_of_many(folder: Path, *, small: bool) -> list[Row]:
+    """Saving, stepping and a whole tick with 10,000 skills; beside it a file written whole."""
+    skills = graph(SKILLS)
+    ready = [signals.Hold(item.skill) for item in skills if not item.needs]  # so none is started
+    state, _ = step(SchedulerState(), [signals.SkillsAdded(skills), *ready], NOW, RULES)
+    file, whole = StateFile(folder / "scheduler_state.json"), folder / "whole.json"
+    file.save(state)
+    facts = json.loads(file.path.read_bytes())
+    took: dict[str, list[float]] = {"one event": [], "save": []}
+    for number in range(50 if small else 300):
+        skill = f"Collect Thing {SKILLS - 1 - number * 7}"
+        began = time.perf_counter()
+        state, _ = step(state, [signals.Hold(skill)], NOW, RULES)
+        stepped = time.perf_counter()
+        file.save(state)
+        took["one event"].append(stepped - began)
+        took["save"].append(time.perf_counter() - stepped)
+        time.sleep(0.01)
+    theirs = []
+    for _ in range(3 if small else 5):
+        began = time.perf_counter()
+        whole.write_text(json.dumps(facts, indent=2))
+        theirs.append(time.perf_counter() - began)
+    with SkillScheduler(folder, launcher=LocalLauncher()) as scheduler:
+        scheduler.set_callbacks(prepare=_never, process=_never)
+        scheduler.tick()
+        took["tick"] = [_timed(scheduler.tick) for _ in range(100)]
+    median = {name: 1e3 * statistics.median(values) for name, values in took.items()}
+    baseline = 1e3 * statistics.median(theirs)
+    return [
+        Row(
+            case="save, 10,000 skills",
+            ours=median["save"],
+            baseline=baseline,
+            unit="ms",
+            ratio=baseline / median["save"],
+        ),
+        Row(case="one event, 10,000 skills", ours=median["one event"], unit="ms"),
+        Row(case="idle tick, 10,000 skills", ours=median["tick"], unit="ms"),
+    ]
+
+
+def throughput(folder: Path, *, small: bool) -> list[Row]:
+    """Tasks that do nothing, as runs with a durable state, and by two queues for commands."""
+    tasks = 60 if small else 200
+    rounds = 2 if small else 4
+    kinds: dict[str, Callable[[], Launcher]] = {
+        "tmux": lambda: TmuxLauncher("bench", keep_seconds=0.0),
+        "local": LocalLauncher,
+    }
+    queues = {"GNU parallel": by_parallel, "task-spooler": by_spooler}
+    rows = []
+    for name, launcher in kinds.items():
+
+        def ours(launcher: Callable[[], Launcher] = launcher) -> None:
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                no_ops(Path(place), launcher(), tasks=tasks, at_once=AT_ONCE)
+
+        for queue, run in queues.items():
+            if shutil.which("parallel" if run is by_parallel else "tsp") is None:
+                sys.stderr.write(f"{queue} is not installed, so it is left out\n")
+                continue
+            pair = paired(ours, lambda run=run: run(tasks), rounds=rounds, warmups=1)
+            rows.append(pair.rate_row(f"no-op, {name}, {queue}", work=tasks, unit="runs/s"))
+    return rows
+
+
+def by_parallel(tasks: int) -> None:
+    """GNU parallel with a log of its jobs, by which it can be resumed."""
+    with tempfile.TemporaryDirectory() as place:
+        subprocess.run(
+            ["parallel", "-j", str(AT_ONCE), "--joblog", f"{place}/log", "/bin/true", ":::"]
+            + [str(number) for number in range(tasks)],
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+def by_spooler(tasks: int) -> None:
+    """task-spooler, whose server is started for it and ended."""
+    with tempfile.TemporaryDirectory() as place:
+        env = {**os.environ, "TS_SOCKET": f"{place}/ts", "TMPDIR": place, "TS_MAXFINISHED": "9999"}
+        tsp = ["tsp"]
+
+        def ask(*words: str) -> None:
+            subprocess.run([*tsp, *words], env=env, check=True, stdout=subprocess.DEVNULL)
+
+        ask("-S", str(AT_ONCE))
+        for _ in range(tasks):
+            ask("-n", "/bin/true")
+        while True:
+            listed = subprocess.run(tsp, env=env, check=True, capture_output=True, text=True).stdout
+            if not {"running", "queued"} & set(listed.split()):
+                break
+            time.sleep(0.002)
+        ask("-K")
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + 60.0
+    while not holds():
+        if time.monotonic() > deadline:
+            raise SystemExit("it did not come about within a minute")
+        time.sleep(0.002)
+
+
+def at(seconds: list[float], share: float) -> float:
+    """The value below which so large a share of them lies."""
+    ranked = sorted(seconds)
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+
+
+def _timed(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("nothing is to be started here")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    raise SystemExit(main())

@@ -1,0 +1,185 @@
+"""Graphs for `bench_scheduler.py`: pairs of skills, no-op runs, and runs that only sleep."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flowrl.config import BottomUpConfig
+from flowrl.launch.job import Job, Launcher
+from flowrl.layout import GraphLayout, session_name
+from flowrl.parallel.run_folders import PreparedRun
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.signals import Task
+from flowrl.parallel.training_setup import expected_shapes
+from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import skill_from_data
+
+HERE = Path(__file__).parent
+LAYER_SIZE = 82  # an expert of 1 MB
+IS_DONE = "def task_is_done(inventory, n):\n    return inventory.wood >= n\n"
+REWARD = "def task_reward(env_reward):\n    return env_reward\n"
+
+
+class Chain:
+    """Pairs of skills, the second of which needs the first; one run at a time."""
+
+    def __init__(self, folder: Path, *, pairs: int) -> None:
+        self._layout = GraphLayout(folder / "graph")
+        self._pairs = pairs
+        self._config = dataclasses.replace(
+            BottomUpConfig(), layer_size=LAYER_SIZE, sandbox="none", total_timesteps=100
+        )
+        self._made = folder / "made"
+        shapes = expected_shapes({"env_name": self._config.env_name, "layer_size": LAYER_SIZE})
+        words = [self._made, 2 * pairs, self._config.env_name, LAYER_SIZE, 0]
+        done = subprocess.run(
+            [sys.executable, str(HERE / "making_experts.py"), *map(str, words)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        told = [{**digests, "shapes": shapes} for digests in json.loads(done.stdout)]
+        (self._made / "told.json").write_text(json.dumps(told))
+
+    def run(self, launcher: Launcher) -> list[float]:
+        """Train them all; answers the seconds from each first end to the second's beginning."""
+        skills = [
+            skill
+            for number in range(self._pairs)
+            for skill in (
+                _skill(f"A {number}", f"a_{number}", ()),
+                _skill(f"B {number}", f"b_{number}", (f"a_{number}",)),
+            )
+        ]
+        graph = SkillGraph(skills)
+        workshop = _Workshop(self._layout, self._config, lambda: graph)
+        workshop.made = self._made
+        with SkillScheduler(
+            self._layout.root, launcher=launcher, max_parallel_skills=1
+        ) as scheduler:
+            scheduler.set_callbacks(workshop=workshop)
+            for skill in skills:
+                scheduler.add_skill(skill.name, {}, graph.needs(skill.name))
+            if not scheduler.run().complete:
+                raise SystemExit("a run failed; see the log")
+        moments = workshop.moments
+        return [
+            moments[f"B {number}"]["began"] - moments[f"A {number}"]["ended"]
+            for number in range(self._pairs)
+        ]
+
+
+class _Workshop(TrainingWorkshop):
+    """Real run folders and merges; only the trainer's program is another."""
+
+    made: Path
+    moments: dict[str, dict[str, float]]
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.moments = {}
+
+    def merge(self, task: Task) -> Mapping[str, Any]:
+        """Note when the run's trainer began and ended before its folder goes."""
+        folder = self._layout.run(task.expert, task.skill).folder
+        if folder.is_dir():
+            self.moments[task.skill] = {
+                name: float((folder / name).read_text()) for name in ("began", "ended")
+            }
+        return super().merge(task)
+
+    def _job(self, prepared: PreparedRun, task: Task) -> Job:
+        job = super()._job(prepared, task)
+        module = str(prepared.module_path.resolve())
+        script = str(HERE / "stand_in_trainer.py")
+        argv = (sys.executable, "-I", "-S", script, str(self.made.resolve()), module)
+        return dataclasses.replace(job, argv=argv)
+
+
+def no_ops(folder: Path, launcher: Launcher, *, tasks: int, at_once: int) -> None:
+    """Run so many tasks that copy a result and do nothing else."""
+    scheduler = SkillScheduler(folder, launcher=launcher, max_parallel_skills=at_once)
+
+    def prepare(task: Task) -> Job:
+        place = folder / f"run_{task.expert}"
+        place.mkdir()
+        run_id = f"e{task.expert}.a1.0"
+        (place / "ready.json").write_text(json.dumps({**_NOTHING, "run_id": run_id}))
+        return _job(place, task, run_id, ("/bin/cp", "ready.json", "result.json"))
+
+    with scheduler:
+        scheduler.set_callbacks(prepare=prepare, process=_merged)
+        _add(scheduler, tasks)
+        if not scheduler.run().complete:
+            raise SystemExit("a run failed; see the log")
+
+
+@contextmanager
+def sleepers(folder: Path, launcher: Launcher, *, sessions: int) -> Iterator[SkillScheduler]:
+    """A scheduler whose runs sleep; they are ended at last."""
+    scheduler = SkillScheduler(folder, launcher=launcher, max_parallel_skills=sessions)
+
+    def prepare(task: Task) -> Job:
+        place = folder / f"run_{task.expert}"
+        place.mkdir()
+        return _job(place, task, f"e{task.expert}.a1.0", ("/bin/sleep", "600"))
+
+    with scheduler:
+        scheduler.set_callbacks(prepare=prepare, process=_merged)
+        _add(scheduler, sessions)
+        yield scheduler
+        scheduler.run()
+
+
+def _add(scheduler: SkillScheduler, count: int) -> None:
+    for number in range(count):
+        scheduler.add_skill(f"Task {number}")
+
+
+def _job(place: Path, task: Task, run_id: str, argv: tuple[str, ...]) -> Job:
+    return Job(
+        name=session_name(task.expert, task.skill),
+        run_id=run_id,
+        argv=argv,
+        env={"PATH": "/usr/bin:/bin"},
+        cwd=place,
+        folder=place,
+    )
+
+
+def _merged(task: Task) -> Mapping[str, Any]:
+    return {"run_id": task.run_id}
+
+
+def _skill(name: str, gain: str, needs: tuple[str, ...]) -> Any:
+    return skill_from_data(
+        name,
+        {
+            "description": "Made for a benchmark.",
+            "requirements": dict.fromkeys(needs, 1),
+            "gain": {gain: "n"},
+            "is_done": IS_DONE,
+            "reward": REWARD,
+        },
+    )
+
+
+_NOTHING = {
+    "format": 1,
+    "frames": 0,
+    "experts": [],
+    "success_rate": 1.0,
+    "step_success": [],
+    "mean_episode_length": 0.0,
+    "updates": 0,
+    "wall_seconds": 0.0,
+    "stopped_early": False,
+}
