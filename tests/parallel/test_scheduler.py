@@ -123,11 +123,11 @@ def test_every_device_takes_its_share_of_runs(start, world):
 
 
 def test_a_larger_device_takes_more_runs_and_each_is_filled_in_proportion(start, world):
-    scheduler = start(max_parallel_skills=9, devices=("0", "1"), slots=(3, 1))
-    for name in "abcdef":
+    scheduler = start(max_parallel_skills=9, devices=("0", "1"), slots=(4, 2))
+    for name in "abcdefgh":
         scheduler.add_skill(name)
     scheduler.tick()
-    assert [process.task.device for process in world.living()] == ["0", "1", "0", "0"]
+    assert [process.task.device for process in world.living()] == ["0", "1", "0", "0", "1", "0"]
 
 
 @pytest.mark.parametrize("slots", [(1,), (1, 0), (1, 1, 1)], ids=str)
