@@ -200,8 +200,8 @@ def merge_policy(bench):
     seen = []
     bench.monkeypatch.setattr(
         training_workshop,
-        "process_completed_training",
-        lambda *args, merge_policy, **facts: seen.append(merge_policy) or {},
+        "merge_run",
+        lambda *args, policy, **facts: seen.append(policy) or {},
     )
     bench.monkeypatch.setattr(
         bottomup_parallel, "recover_graph", lambda layout, policy, **facts: seen.append(policy)
