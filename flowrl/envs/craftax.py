@@ -14,7 +14,7 @@ import numpy as np
 from craftax.craftax_env import make_craftax_env_from_name
 
 from flowrl.envs.catalogue import Judge, Plan, alone, shared
-from flowrl.envs.fast_choice import craftax_step
+from flowrl.envs.fast_choice import craftax_step, craftax_view
 from flowrl.envs.features import Game, Moment, asked_by, compute, takes_count
 from flowrl.envs.interface import StepOutput
 from flowrl.envs.skill_module import TaskModule
@@ -115,6 +115,12 @@ class SkillEnv:
             return craftax_step(self.module.game, fast_choice=self.fast_choice)
 
     @cached_property
+    def craftax_view(self) -> Callable[[Any], jax.Array]:
+        """What is seen of a world."""
+        with jax.ensure_compile_time_eval():
+            return craftax_view(self.module.game, fast_choice=self.fast_choice)
+
+    @cached_property
     def params(self) -> Any:
         """Craftax's parameters."""
         # The time limit is ours: without Craftax's own, its `done` means death or victory.
@@ -166,7 +172,7 @@ class SkillEnv:
 
     def observe(self, state: WalkState) -> jax.Array:
         """Craftax's symbolic observation, unchanged: f32[observation_size]."""
-        return self.craftax.get_obs(state.world)
+        return self.craftax_view(state.world)
 
     def current_expert(self, state: WalkState) -> jax.Array:
         """int32: local index of the expert that acts next."""

@@ -1,26 +1,41 @@
-"""Craftax's step with a faster way to choose the cell where a mob appears.
+"""Craftax's step and observation, faster on CPUs and with the same results.
 
-Most of a Craftax step goes into `spawn_mobs`, which calls `jax.random.choice` with a probability
-for each cell of the map, three times: a running sum over thousands of cells, slow on CPUs. Summing
-rows first and then one row alone finds the same cell from the same random number (but for
-rounding where two cells meet, about once in a hundred thousand draws).
+On a CPU each operation of a compiled program costs a microsecond to start, whatever it does, and a
+step of Craftax starts thousands: loops over ten kinds of blocks or eight neighbouring cells, and
+the loop of jax's cipher for each of eighty random numbers. Mobs are placed by summing up
+probabilities over all cells of the map, though they appear only near the player, and a padded copy
+of the map is made to look at 63 cells of it. Here, instead,
 
-Nothing of Craftax or jax is changed: its step is rebuilt here from its own code, with only the
-names `spawn_mobs` and, within that, `jax` standing for ours.
+- loops that carry nothing on take all their turns at once,
+- random numbers are computed without loops (`flowrl.envs.quick_random`),
+- mobs are placed on the part of the map where they can appear, rows first and then one row alone:
+  the same cell from the same random number, but for rounding where two cells meet, about once in a
+  hundred thousand draws,
+- plants are written to the map when they ripen, and views are cut out without a padded copy.
+
+All this is done for Classic; of full Craftax only the choice of a cell is replaced, by the one in
+two levels. Nothing of Craftax or jax is changed: its functions are rebuilt from their own code,
+with some of the names that they use standing for ours.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-LEAST_CELLS = 1024  # below, the plain choice is as fast
+from flowrl.envs import quick_random
+
+CLASSIC = "craftax.craftax_classic"
+LEAST_CELLS = 512  # below, one level is as fast
+RIPE = 600  # steps that a plant grows
+_KINDS = ("cows", "zombies", "skeletons", "passive_mobs", "melee_mobs", "ranged_mobs")
 
 
 def craftax_step(package: str, *, fast_choice: bool = True) -> Callable[..., tuple[Any, Any]]:
@@ -28,9 +43,153 @@ def craftax_step(package: str, *, fast_choice: bool = True) -> Callable[..., tup
     logic = importlib.import_module(f"{package}.game_logic")
     if not fast_choice:
         return logic.craftax_step
-    random = _Overlay(jax.random, choice=choice)
-    spawn_mobs = _rebound(logic.spawn_mobs, jax=_Overlay(jax, random=random))
-    return _rebound(logic.craftax_step, spawn_mobs=spawn_mobs)
+    if package != CLASSIC:
+        random = _Overlay(jax.random, choice=choice)
+        spawn_mobs = _with(logic.spawn_mobs, jax=_Overlay(jax, random=random))
+        return _with(logic.craftax_step, spawn_mobs=spawn_mobs)
+    names = _rebuilt(logic)
+    names["spawn_mobs"] = _nearby(package, names["spawn_mobs"])
+    names["update_plants"] = _ripened(package)
+    return names["craftax_step"]
+
+
+def craftax_view(package: str, *, fast_choice: bool = True) -> Callable[[Any], jax.Array]:
+    """The symbolic observation of a world of a Craftax package."""
+    renderer = importlib.import_module(f"{package}.renderer")
+    if not fast_choice or package != CLASSIC:
+        return renderer.render_craftax_symbolic
+    names = _rebuilt(renderer)
+    names["jnp"] = _Overlay(jnp, pad=_Padded)
+    return names["render_craftax_symbolic"]
+
+
+def _rebuilt(module: Any) -> dict[str, Any]:
+    """A module's names, with its functions rebuilt so as to use one another and our jax."""
+    names = dict(vars(module))
+    drawing = {"choice": choice, "split": quick_random.split}
+    drawing |= {"uniform": quick_random.uniform, "randint": quick_random.randint}
+    lax = _Overlay(jax.lax, scan=scan, dynamic_slice=_cut)
+    names["jax"] = _Overlay(jax, random=_Overlay(jax.random, **drawing), lax=lax)
+    for name, value in vars(module).items():
+        if isinstance(value, FunctionType) and value.__module__.startswith("craftax."):
+            names[name] = _in(names, value)
+    return names
+
+
+def _with(function: Any, **names: Any) -> Callable[..., Any]:
+    """The same function, with other meanings for some of its module's names."""
+    return _in({**function.__globals__, **names}, function)
+
+
+def _in(names: dict[str, Any], function: FunctionType) -> Callable[..., Any]:
+    return FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+
+
+class _Padded(NamedTuple):
+    """A map with a margin around it, which need not be made if only a view of it is wanted."""
+
+    map: jax.Array
+    margin: tuple[int, int]
+    constant_values: Any
+
+
+def _cut(operand: Any, start: Any, sizes: Sequence[int]) -> jax.Array:
+    """`jax.lax.dynamic_slice`, also of a map with a margin."""
+    if not isinstance(operand, _Padded):
+        return jax.lax.dynamic_slice(operand, start, sizes)
+    (before, after), (height, width) = operand.margin, operand.map.shape
+    limits = np.array([height, width]) + before + after - np.array(sizes)
+    corner = jnp.clip(start, 0, limits) - before
+    return _part(operand.map, (), corner, sizes, beyond=operand.constant_values)
+
+
+def _part(
+    blocks: jax.Array,
+    floor: tuple[Any, ...],
+    corner: jax.Array,
+    sizes: Sequence[int],
+    *,
+    beyond: Any,
+) -> jax.Array:
+    """The part of a map, or of one floor of several, from a corner on."""
+    # Negative numbers would count from the other end.
+    rows, columns = (
+        jnp.where(index < 0, size, index)
+        for index, size in zip(
+            (corner[0] + np.arange(sizes[0]), corner[1] + np.arange(sizes[1])),
+            blocks.shape[-2:],
+            strict=True,
+        )
+    )
+    return blocks.at[(*floor, rows[:, None], columns)].get(mode="fill", fill_value=beyond)
+
+
+def scan(function: Callable[..., Any], init: Any, xs: Any, **settings: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan`; where nothing is carried on, all turns are taken at once."""
+    if init is not None:
+        return jax.lax.scan(function, init, xs, **settings)
+    return None, jax.vmap(lambda x: function(None, x)[1])(xs)
+
+
+def _ripened(package: str) -> Callable[..., Any]:
+    """`update_plants`, which sets only the cells of plants that have ripened."""
+    block = importlib.import_module(f"{package}.constants").BlockType
+
+    def update_plants(state: Any, static_params: Any) -> Any:
+        del static_params
+        age = (state.growing_plants_age + 1) * state.growing_plants_mask
+        rows, columns = state.growing_plants_positions.T
+        rows = jnp.where(age >= RIPE, rows, state.map.shape[-2])
+        floor = (0,) * (state.map.ndim - 2)
+        ripened = state.map.at[(*floor, rows, columns)].set(block.RIPE_PLANT.value, mode="drop")
+        return state.replace(map=ripened, growing_plants_age=age)
+
+    return update_plants
+
+
+def _nearby(package: str, spawn_mobs: Callable[..., Any]) -> Callable[..., Any]:
+    """`spawn_mobs`, shown only the part of the map in which mobs can appear.
+
+    They appear nearer than `mob_despawn_distance`, and all that live are at most that far away:
+    those that were not are gone by the time that it is called.
+    """
+    constants = importlib.import_module(f"{package}.constants")
+    outside = constants.BlockType.OUT_OF_BOUNDS.value
+
+    def spawn(state: Any, rng: jax.Array, params: Any, static_params: Any) -> Any:
+        reach = params.mob_despawn_distance + 1
+        side = 2 * reach + 1
+        corner = state.player_position - reach
+        floors = state.map.shape[:-2]
+        floor = (state.player_level,) if floors else ()
+
+        def seen(blocks: jax.Array, beyond: Any) -> jax.Array:
+            part = _part(blocks, floor, corner, (side, side), beyond=beyond)
+            return jnp.broadcast_to(part, (*floors, side, side))
+
+        kinds = [kind for kind in _KINDS if hasattr(state, kind)]
+        near = state.replace(
+            map=seen(state.map, outside),
+            mob_map=seen(state.mob_map, True),
+            player_position=jnp.full_like(state.player_position, reach),
+            **{kind: _moved(getattr(state, kind), -corner) for kind in kinds},
+        )
+        after = spawn_mobs(near, rng, params, static_params.replace(map_size=(side, side)))
+        mobs = {kind: _moved(getattr(after, kind), corner) for kind in kinds}
+        mob_map = state.mob_map
+        for kind in kinds:
+            here = (*floor, jnp.argmax(~getattr(state, kind).mask[floor]))
+            place = (*floor, *mobs[kind].position[here])
+            mob_map = mob_map.at[place].set(mob_map[place] | mobs[kind].mask[here])
+        return state.replace(mob_map=mob_map, **mobs)
+
+    return spawn
+
+
+def _moved(mobs: Any, offset: jax.Array) -> Any:
+    return mobs.replace(position=mobs.position + offset)
 
 
 def choice(
@@ -39,10 +198,10 @@ def choice(
     """`jax.random.choice`, in two levels for one draw from a square map's cells."""
     side = math.isqrt(len(a)) if p is not None else 0
     if shape != (1,) or not replace or p is None or side**2 != len(a) or len(a) < LEAST_CELLS:
-        return jax.random.choice(key, a, shape=shape, replace=replace, p=p)
+        return quick_random.choice(key, a, shape=shape, replace=replace, p=p)
     rows = p.reshape(side, side)
     up_to_row = jnp.cumsum(rows.sum(axis=1))
-    drawn = up_to_row[-1] * (1 - jax.random.uniform(key, shape, dtype=p.dtype))[0]
+    drawn = up_to_row[-1] * (1 - quick_random.uniform(key, shape))[0]
     row = jnp.minimum((up_to_row < drawn).sum(), side - 1)
     before = jnp.where(row > 0, up_to_row[row - 1], 0)
     up_to_cell = before + jnp.cumsum(rows[row])
@@ -60,15 +219,3 @@ class _Overlay:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._under, name)
-
-
-def _rebound(function: Any, **names: Any) -> Callable[..., Any]:
-    """The same function, with other meanings for some of its module's names."""
-    module_names = {**function.__globals__, **names}
-    return FunctionType(
-        function.__code__,
-        module_names,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
