@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -9,8 +10,9 @@ import pytest
 
 from flowrl.models import dispatch
 from flowrl.models.actor_critic import ActorCriticMoE, take_expert
+from flowrl.models.tiles import tile_size, tiles_of
 
-METHODS = ["tiles", "dense"]
+METHODS = ["tiles", "batched", "dense"]
 
 
 class Rows(NamedTuple):
@@ -52,19 +54,22 @@ CASES = pytest.mark.parametrize(
         (4, 7, [0, 3]),
         (12, 130, [10, 1, 11]),
         (2, 512, [1]),
+        (3, 500, [0, 0, 0, 0, 0, 0, 0, 2]),
     ],
-    ids=["all", "some absent", "fewer rows than a tile", "twelve", "only the last"],
+    ids=["all", "some absent", "fewer than a tile", "twelve", "only the last", "skewed"],
 )
 
 
+@pytest.mark.parametrize("method", ["tiles", "batched"])
 @pytest.mark.parametrize("activation", ["tanh", "relu", "gelu"])
-def test_tiles_give_what_evaluating_every_expert_gives(activation):
-    num_experts, num_rows, acting = 5, 200, [1, 4, 2]
+@pytest.mark.parametrize("acting", [[1, 4, 2], [3]], ids=["several", "one of five"])
+def test_rows_are_answered_as_when_every_expert_is_evaluated(acting, activation, method):
+    num_experts, num_rows = 5, 200
     packed = dispatch.pack(body(num_experts).init(jax.random.key(1)))
     rows = sample(num_rows, acting)
     wanted, found = (
         dispatch.apply_packed(packed, rows.obs, rows.expert, activation=activation, method=method)
-        for method in ("dense", "tiles")
+        for method in ("dense", method)
     )
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5, atol=1e-6)
@@ -112,7 +117,8 @@ def test_an_expert_without_rows_gets_no_gradient(method):
     assert list(found.rows[1:3]) == [0, 0]
 
 
-def test_a_row_that_overflows_for_a_neighbour_s_expert_does_no_harm():
+@pytest.mark.parametrize("method", ["tiles", "batched"])
+def test_a_row_that_overflows_for_a_neighbour_s_expert_does_no_harm(method):
     def explode_for_others(logits, value, rows):
         return jnp.exp(1e3 * jnp.abs(value - rows.target)), {}
 
@@ -125,7 +131,7 @@ def test_a_row_that_overflows_for_a_neighbour_s_expert_does_no_harm():
         jnp.arange(40),
         row_loss=explode_for_others,
         activation="tanh",
-        method="tiles",
+        method=method,
     )
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
@@ -149,14 +155,33 @@ def test_packing_and_unpacking_are_inverse_bit_for_bit():
     assert all((one == other).all() for one, other in pairs)
 
 
+def test_any_routing_gives_the_oracle_s_gradients():
+    num_experts, num_rows, rng = 6, 150, np.random.default_rng(0)
+    packed = dispatch.pack(body(num_experts).init(jax.random.key(1)))
+    ways = [
+        jax.jit(
+            partial(dispatch.evaluate_rows, row_loss=row_loss, activation="tanh", method=method)
+        )
+        for method in ("dense", "tiles", "batched")
+    ]
+    for seed in range(20):
+        share = rng.dirichlet(np.full(num_experts, 0.3))
+        expert = jnp.asarray(rng.choice(num_experts, num_rows, p=share), jnp.int32)
+        rows = sample(num_rows, range(num_experts), seed)._replace(expert=expert)
+        wanted, *others = (way(packed, rows, jnp.arange(num_rows)) for way in ways)
+        for found in others:
+            for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+                np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_tiles_cover_every_row_once_and_never_mix_experts(seed):
     expert = np.asarray(sample(300, range(7), seed).expert)
-    tiles = jax.tree.map(np.asarray, dispatch.tiles_of(expert, num_experts=7))
+    tiles = jax.tree.map(np.asarray, tiles_of(expert, num_experts=7))
     seen: list[int] = []
     for number in range(int(tiles.count)):
         rows = tiles.order[int(tiles.start[number]) : int(tiles.stop[number])]
-        assert 0 < len(rows) <= dispatch.tile_size(300, 7)
+        assert 0 < len(rows) <= tile_size(300, 7)
         assert set(expert[rows].tolist()) == {int(tiles.expert[number])}
         seen.extend(rows.tolist())
     assert sorted(seen) == list(range(300))
