@@ -63,7 +63,7 @@ class Trainer:
         passes = config.num_minibatches * config.update_epochs
         num_updates = config.total_timesteps // (config.num_steps * config.num_envs)
 
-        def annealed(count: jax.Array) -> jax.Array:
+        def annealed(count: Any) -> jax.Array:
             return config.lr * (1.0 - (count // passes) / num_updates)
 
         rate = annealed if config.anneal_lr else config.lr

@@ -62,8 +62,9 @@ CASES = (
 class Ours:
     """flowrl's trainer, some updates at a time."""
 
+    turn: Turn
+
     def __init__(self, run: Opened) -> None:
-        self.turn: Turn | None = None
         place = run.learner.place
         walk = place.env.walk
         walk = walk._replace(task=spread(walk.task, run.plan))

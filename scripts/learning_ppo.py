@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -41,11 +41,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """When the share was enough, and when flowrl's own trainer would stop."""
+    """When the share was enough."""
 
     steps: int
     seconds: float
-    stop: int | None = None
 
 
 def _plan(*steps: tuple[str, int]) -> tuple[PlannedStep, ...]:
@@ -82,9 +81,10 @@ def learning_rows(*, seeds: int, small: bool) -> list[Row]:
     """Two rows against the baseline for each goal, one against the prototype, one of the stop."""
     rows = []
     for goal in GOALS[:1] if small else GOALS:
-        ours = [_ours(goal, seed) for seed in range(seeds)]
+        found = [_ours(goal, seed) for seed in range(seeds)]
+        ours, stops = [reached for reached, _ in found], [stop for _, stop in found]
         baseline = list(_baseline(goal, seeds))
-        print(f"{goal.name}: {ours}\n  baseline: {baseline}", flush=True)
+        print(f"{goal.name}: {ours}, stops {stops}\n  baseline: {baseline}", flush=True)
         steps, their_steps = (_median([r.steps for r in side]) for side in (ours, baseline))
         took, their_took = (_median([r.seconds for r in side]) for side in (ours, baseline))
         most = max(reached.steps for reached in ours)
@@ -92,7 +92,7 @@ def learning_rows(*, seeds: int, small: bool) -> list[Row]:
             _row(f"{goal.name} steps", steps, their_steps, "steps"),
             _row(f"{goal.name} seconds", took, their_took, "s"),
             _row(f"{goal.name} slowest seed, prototype's", most, goal.expected, "steps"),
-            Row(case=f"{goal.name} stop", ours=_median([r.stop for r in ours]), unit="steps"),
+            Row(case=f"{goal.name} stop", ours=_median(stops), unit="steps"),
         ]
     return rows
 
@@ -101,11 +101,12 @@ def _row(case: str, ours: float, baseline: float, unit: str) -> Row:
     return Row(case=case, ours=ours, baseline=baseline, unit=unit, ratio=baseline / ours)
 
 
-def _median(values: list[float]) -> float:
+def _median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def _ours(goal: Goal, seed: int) -> Reached:
+def _ours(goal: Goal, seed: int) -> tuple[Reached, int]:
+    """When the share was enough, and the steps at which flowrl's own trainer would stop."""
     run = opened(goal.plan, PPOConfig(seed=seed))
     config, env, learner = run.config, run.env, run.learner
     run.programs.wait()
@@ -121,7 +122,7 @@ def _ours(goal: Goal, seed: int) -> Reached:
         episodes.add(stats._replace(task_success=stats.task_success[..., : env.num_tasks]))
         rates = episodes.rates()
         if reached and rates.full and rates.success >= ENOUGH:
-            return replace(reached, stop=steps)
+            return reached, steps
     raise SystemExit(f"{goal.name}, seed {seed}: not learnt in {MOST_UPDATES} updates")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -25,6 +26,10 @@ ACTIONS = 4
 @pytest.fixture(autouse=True)
 def _scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def script(name):
+    return importlib.import_module(name)
 
 
 class Seen(NamedTuple):
@@ -64,9 +69,9 @@ class Mirror:
 
 @pytest.mark.parametrize("num_experts", [1, 2])
 def test_the_baseline_learns_what_is_seen_with_one_expert_and_with_two(num_experts):
-    from baseline_ppo import Baseline
-
-    baseline = Baseline(Mirror(num_experts), replace(CONFIG, lr=5e-3), updates=20)
+    baseline = script("baseline_ppo").Baseline(
+        Mirror(num_experts), replace(CONFIG, lr=5e-3), updates=20
+    )
     baseline()
     baseline()
     jax.effects_barrier()
@@ -77,9 +82,7 @@ def test_the_baseline_learns_what_is_seen_with_one_expert_and_with_two(num_exper
 
 
 def test_a_seed_begins_the_baseline_anew():
-    from baseline_ppo import Baseline
-
-    baseline = Baseline(Mirror(), CONFIG, updates=2)
+    baseline = script("baseline_ppo").Baseline(Mirror(), CONFIG, updates=2)
     found = []
     for seed in (3, 4, 3):
         baseline.begin(seed)
@@ -90,9 +93,8 @@ def test_a_seed_begins_the_baseline_anew():
 
 
 def test_optimistic_resets_begin_new_episodes_where_one_ended_and_nowhere_else():
-    from baseline_envs import LogEnv, OptimisticResets
-
-    env = OptimisticResets(LogEnv(Mirror()), num_envs=32)
+    envs = script("baseline_envs")
+    env = envs.OptimisticResets(envs.LogEnv(Mirror()), num_envs=32)
     _, state = env.reset(jax.random.key(0))
     state = state._replace(env=state.env._replace(length=jnp.arange(32) % 4))
     action = jnp.zeros(32, jnp.int32)
@@ -104,9 +106,7 @@ def test_optimistic_resets_begin_new_episodes_where_one_ended_and_nowhere_else()
 
 
 def test_the_share_of_success_is_that_of_the_newest_updates_with_enough_episodes():
-    from learning_ppo import Newest
-
-    newest = Newest()
+    newest = script("learning_ppo").Newest()
     assert not newest.add(150, 150)  # too few yet
     assert newest.add(50, 10)  # 160 of 200
     assert not newest.add(100, 60)  # 220 of 300
