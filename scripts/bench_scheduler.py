@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from bench_launch import make_job, seconds_to_notice
 from benchmarking import Row, arguments, paired, report
@@ -270,7 +271,7 @@ def _timed(act: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _never(*_: object) -> None:
+def _never(*_: object) -> NoReturn:
     raise AssertionError("nothing is to be started here")
 
 
