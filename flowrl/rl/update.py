@@ -6,6 +6,7 @@ the same for all plans and numbers of experts (`flowrl.envs.catalogue`); learnin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ import jax.numpy as jnp
 from flowrl.config import PPOConfig
 from flowrl.envs.interface import WalkingEnv
 from flowrl.models import dispatch
-from flowrl.models.dispatch import Packed
+from flowrl.models.dispatch import Evaluation, Packed
 from flowrl.rl import gae, optimizer
+from flowrl.rl.columns import broadened, columns_of, narrowed
 from flowrl.rl.loss import Rows, ppo_loss
 from flowrl.rl.rollout import Acted, Place, Step
 
@@ -73,15 +75,11 @@ def learn(
     steps, num_experts = acted.steps, params.first.kernel.shape[0]
     rows = _rows(config, steps, acted.last_value, num_experts=num_experts)
 
+    evaluate = _evaluation(config, rows)
+
     def move(state: tuple[Packed, Any], index: jax.Array):
         params, opt_state = state
-        found = dispatch.evaluate_rows(
-            params,
-            rows,
-            index,
-            row_loss=partial(ppo_loss, config=config),
-            activation=config.activation,
-        )
+        found = evaluate(params, index)
         moved = optimizer.step(
             config, params=params, state=opt_state, grads=found.grads, rows=found.rows, lr=lr
         )
@@ -90,6 +88,26 @@ def learn(
     indices = _minibatches(config, acted.shuffle_key)
     state, figures = jax.lax.scan(move, state, indices)
     return state, _stats(steps, rows, figures=figures, params=state[0])
+
+
+def _evaluation(config: PPOConfig, rows: Rows) -> Callable[[Packed, jax.Array], Evaluation]:
+    """Loss and gradients of some rows, from their columns that are not zero where these are few."""
+    row_loss = partial(ppo_loss, config=config)
+    of_rows = partial(dispatch.evaluate_rows, row_loss=row_loss, activation=config.activation)
+    chosen, fit = columns_of(rows.obs)
+    size = rows.obs.shape[-1]
+    narrow = rows._replace(obs=rows.obs[:, chosen])
+
+    def from_few(params: Packed, index: jax.Array) -> Evaluation:
+        found = of_rows(narrowed(params, chosen), narrow, index)
+        return found._replace(grads=broadened(found.grads, chosen, size))
+
+    def from_all(params: Packed, index: jax.Array) -> Evaluation:
+        return of_rows(params, rows, index)
+
+    if len(chosen) == size:
+        return from_all
+    return lambda params, index: jax.lax.cond(fit, from_few, from_all, params, index)
 
 
 def _rows(config: PPOConfig, steps: Step, last_value: jax.Array, *, num_experts: int) -> Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -61,7 +60,7 @@ def walk() -> Walk:
     )
     module = load_module(generate_module_with_remapping(run, graph.skills))
     env = make_env(CLASSIC, module, max_task_steps=DEFAULT)
-    env = dataclasses.replace(env, params=game.params.replace(max_timesteps=10_000))
+    vars(env)["params"] = game.params.replace(max_timesteps=10_000)  # a cached property
 
     def step(key: jax.Array, state: Any, action: jax.Array) -> Any:
         fed = dict.fromkeys(("player_food", "player_drink", "player_energy"), jnp.int32(9))
