@@ -112,7 +112,7 @@ def baseline(module: Path, cache: Path) -> tuple[float, float]:
 def timed(words: Sequence[str], cache: Path, reached: Callable[[], object]) -> tuple[float, float]:
     env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu"}
     began = time.perf_counter()
-    process = psutil.Popen([sys.executable, *words], env=env, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, *words], env=env, stdout=subprocess.DEVNULL)
     try:
         while not reached():
             if process.poll() is not None:
@@ -120,7 +120,7 @@ def timed(words: Sequence[str], cache: Path, reached: Callable[[], object]) -> t
             if time.perf_counter() - began > LIMIT_SECONDS:
                 raise SystemExit(f"{words} takes more than {LIMIT_SECONDS:g} s")
             time.sleep(0.01)
-        cpu = process.cpu_times()
+        cpu = psutil.Process(process.pid).cpu_times()
         return time.perf_counter() - began, cpu.user + cpu.system
     finally:
         process.kill()
@@ -130,6 +130,7 @@ def timed(words: Sequence[str], cache: Path, reached: Callable[[], object]) -> t
 def be_the_baseline(module: Path) -> None:
     """Train as `baseline_ppo.py` does, and leave a sign of the first update."""
     import jax
+    from baseline_envs import TaskEnv
     from baseline_ppo import Baseline
 
     from flowrl.envs.skill_module import load_module
@@ -137,7 +138,7 @@ def be_the_baseline(module: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     config = parse(TrainConfig, [f"--module_path={module}", *trainer_flags()])
-    Baseline(load_module(module), config, updates=1)()
+    Baseline(TaskEnv(load_module(module), config), config, updates=1)()
     (module.parent / "baseline.first").touch()
     signal.pause()  # so that its CPU time can be asked
 

@@ -24,6 +24,7 @@ class Columns(NamedTuple):
     """Columns that hold all that is not zero, if they fit."""
 
     chosen: jax.Array  # int32[width]: those in use, in order, then some that are not
+    place: jax.Array  # int32[size]: where in `chosen` each column is; width if it is not
     fit: jax.Array  # bool, whether all columns in use are chosen
 
 
@@ -36,8 +37,9 @@ def columns_of(obs: jax.Array) -> Columns:
     """The columns in use in observations f32 `[N, size]`."""
     used = (obs != 0).any(axis=0)
     width = width_for(obs.shape[-1])
-    chosen = jnp.argsort(~used, stable=True)[:width].astype(jnp.int32)
-    return Columns(chosen, used.sum() <= width)
+    order = jnp.argsort(~used, stable=True).astype(jnp.int32)
+    place = jnp.minimum(jnp.argsort(order).astype(jnp.int32), width)
+    return Columns(order[:width], place, used.sum() <= width)
 
 
 def narrowed(packed: Packed, chosen: jax.Array) -> Packed:
@@ -46,9 +48,11 @@ def narrowed(packed: Packed, chosen: jax.Array) -> Packed:
     return packed._replace(first=packed.first._replace(kernel=kernel))
 
 
-def broadened(grads: Packed, chosen: jax.Array, size: int) -> Packed:
-    """Gradients of narrowed experts as those of whole ones: zero in the other columns."""
-    narrow = grads.first.kernel
-    whole = jnp.zeros((narrow.shape[0], size, narrow.shape[2]), narrow.dtype)
-    kernel = whole.at[:, chosen].set(narrow, unique_indices=True)
+def broadened(grads: Packed, place: jax.Array) -> Packed:
+    """Gradients of narrowed experts as those of whole ones: zero in the other columns.
+
+    Taken from where they are and not put where they belong, since XLA:CPU scatters slowly.
+    """
+    padded = jnp.pad(grads.first.kernel, ((0, 0), (0, 1), (0, 0)))
+    kernel = padded[:, place]
     return grads._replace(first=grads.first._replace(kernel=kernel))

@@ -94,18 +94,17 @@ def _evaluation(config: PPOConfig, rows: Rows) -> Callable[[Packed, jax.Array], 
     """Loss and gradients of some rows, from their columns that are not zero where these are few."""
     row_loss = partial(ppo_loss, config=config)
     of_rows = partial(dispatch.evaluate_rows, row_loss=row_loss, activation=config.activation)
-    chosen, fit = columns_of(rows.obs)
-    size = rows.obs.shape[-1]
+    chosen, place, fit = columns_of(rows.obs)
     narrow = rows._replace(obs=rows.obs[:, chosen])
 
     def from_few(params: Packed, index: jax.Array) -> Evaluation:
         found = of_rows(narrowed(params, chosen), narrow, index)
-        return found._replace(grads=broadened(found.grads, chosen, size))
+        return found._replace(grads=broadened(found.grads, place))
 
     def from_all(params: Packed, index: jax.Array) -> Evaluation:
         return of_rows(params, rows, index)
 
-    if len(chosen) == size:
+    if len(chosen) == len(place):
         return from_all
     return lambda params, index: jax.lax.cond(fit, from_few, from_all, params, index)
 

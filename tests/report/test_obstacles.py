@@ -57,7 +57,7 @@ def newer(place: Callable[[GraphLayout], Path]) -> Damage:
 
 def newer_state(layout: GraphLayout) -> None:
     text = layout.scheduler_state.read_text()
-    layout.scheduler_state.write_text(text.replace('"format": 2', '"format": 99'))
+    layout.scheduler_state.write_text(text.replace('"format": 3', '"format": 99'))
 
 
 IN_THE_WAY: dict[str, tuple[Damage, str]] = {

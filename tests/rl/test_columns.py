@@ -62,7 +62,7 @@ def test_few_columns_give_the_gradients_of_all(num_experts, used):
 @pytest.mark.parametrize("used", [0, 1, 50, width_for(SIZE)])
 def test_all_columns_in_use_are_chosen_where_they_fit(used):
     rows = rows_of(used, 1)
-    chosen, fit = columns_of(rows.obs)
+    chosen, _, fit = columns_of(rows.obs)
     assert fit
     assert len(set(chosen.tolist())) == len(chosen) == width_for(SIZE)
     left = np.delete(np.asarray(rows.obs), np.asarray(chosen), axis=1)
@@ -75,7 +75,7 @@ def test_one_column_more_does_not_fit():
 
 def test_narrowed_experts_say_the_same_of_the_chosen_columns():
     rows, packed = rows_of(50, 1), packed_experts(1)
-    chosen, _ = columns_of(rows.obs)
+    chosen = columns_of(rows.obs).chosen
     few = dispatch.apply_packed(
         narrowed(packed, chosen), rows.obs[:, chosen], rows.expert, activation="tanh"
     )
@@ -86,8 +86,8 @@ def test_narrowed_experts_say_the_same_of_the_chosen_columns():
 
 def test_broadened_gradients_are_zero_in_the_other_columns():
     packed = packed_experts(3)
-    chosen = jnp.asarray([3, 1, 7], jnp.int32)
-    whole = broadened(narrowed(packed, chosen), chosen, SIZE).first.kernel
+    chosen, place, _ = columns_of(rows_of(50, 1).obs)
+    whole = broadened(narrowed(packed, chosen), place).first.kernel
     assert np.array_equal(whole[:, chosen], packed.first.kernel[:, chosen])
     assert not np.delete(np.asarray(whole), chosen, axis=1).any()
 
