@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's affair: no test asserts a time.
+settings.register_profile("flowrl", deadline=None)
+settings.load_profile("flowrl")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
