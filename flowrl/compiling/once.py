@@ -17,27 +17,28 @@ import jax
 from flowrl import locks
 from flowrl.errors import BusyError
 
-WAIT_SECONDS = 300.0
+_WAIT_SECONDS = 300.0
 
 
 def compiled(traced: Any) -> Any:
     """The executable of `jax.jit(function).trace(…)`."""
     lowered = traced.lower()
-    with _one_at_a_time(lowered):
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    if not folder:
+        return lowered.compile()  # nothing is kept, so there is nobody to wait for
+    digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:24]
+    with one_at_a_time(Path(folder), digest):
         return lowered.compile()
 
 
 @contextmanager
-def _one_at_a_time(lowered: Any) -> Iterator[None]:
-    """Hold the program's lock in the cache's folder; without a cache there is nothing to wait for.
+def one_at_a_time(folder: Path, name: str) -> Iterator[None]:
+    """Hold a program's lock, which lies in `locks/` of the folder where it is kept.
 
     Who has waited too long compiles too: that is slow and never wrong.
     """
-    folder = jax.config.values["jax_compilation_cache_dir"]
     with ExitStack() as stack:
-        if folder:
-            digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:24]
-            with suppress(BusyError):
-                place = Path(folder, "locks", digest)
-                stack.enter_context(locks.held(place, timeout_seconds=WAIT_SECONDS))
+        with suppress(BusyError):
+            place = folder / "locks" / name
+            stack.enter_context(locks.held(place, timeout_seconds=_WAIT_SECONDS))
         yield

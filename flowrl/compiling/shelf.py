@@ -19,7 +19,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +26,10 @@ import jax
 import numpy as np
 from jax import export
 
-from flowrl import durable, locks
+from flowrl import durable
 from flowrl.compiling import once
 from flowrl.compiling.sources import digest_of_sources
-from flowrl.errors import BusyError, FileRefusedError
+from flowrl.errors import FileRefusedError
 
 logger = logging.getLogger(__name__)
 SUFFIX = ".program"
@@ -97,10 +96,7 @@ class Shelf:
         found = _read(path)
         if found is not None:
             return _loaded(*found)
-        with ExitStack() as stack:
-            with suppress(BusyError):
-                place = self._folder / "locks" / path.name
-                stack.enter_context(locks.held(place, timeout_seconds=once.WAIT_SECONDS))
+        with once.one_at_a_time(self._folder, path.name):
             found = _read(path)  # by whoever had the lock before
             if found is not None:
                 return _loaded(*found)

@@ -45,7 +45,7 @@ def test_a_program_waits_while_another_process_compiles_it(cache):
 
 
 def test_who_has_waited_too_long_compiles_too(cache, monkeypatch):
-    monkeypatch.setattr(compiling.once, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(compiling.once, "_WAIT_SECONDS", 0.05)
     traced = jax.jit(lambda x: x + 2).trace(1.0)
     compiling.compiled(traced)
     (place,) = Path(cache, "locks").iterdir()
