@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowrl.envs.module_frame import ENVS
-from flowrl.envs.skill_module import Functions, Task, TaskModule, namespace_of
+from flowrl.envs.skill_module import Functions, Judging, Task, TaskModule, namespace_of
 from flowrl.skills.skill import load_library
 from flowrl.skills.verdicts import code_digest, parsed_function
 
@@ -39,22 +39,12 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Judge(Judging):
     """The two functions of a skill; `counted` ones take n from the plan, others have it."""
 
     skill: str
     functions: Callable[[], Functions]  # run when first asked for
     counted: bool = False
-
-    @property
-    def is_done(self) -> Callable[..., Any]:
-        """Whether the step is done."""
-        return self.functions().is_done
-
-    @property
-    def reward(self) -> Callable[..., Any]:
-        """What a step of the environment earns."""
-        return self.functions().reward
 
 
 def alone(module: TaskModule, *, max_task_steps: int) -> tuple[tuple[Judge, ...], Plan]:

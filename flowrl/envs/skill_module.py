@@ -38,8 +38,25 @@ class Functions(NamedTuple):
     reward: Callable[..., Any]
 
 
+class Judging:
+    """Whatever has the two functions of a skill, which are run when they are first asked for."""
+
+    __slots__ = ()
+    functions: Callable[[], Functions]
+
+    @property
+    def is_done(self) -> Callable[..., Any]:
+        """Whether the step is done."""
+        return self.functions().is_done
+
+    @property
+    def reward(self) -> Callable[..., Any]:
+        """What a step of the environment earns."""
+        return self.functions().reward
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Judging):
     """One step of the plan: a skill, its count and the expert that carries it out.
 
     It may take `max_steps` environment steps; None stands for the run's `--max_task_steps`.
@@ -52,16 +69,6 @@ class Task:
     max_steps: int | None = None
     digest: str = ""
     """Of the code of both functions, as `flowrl.skills.verdicts.code_digest` makes it."""
-
-    @property
-    def is_done(self) -> Callable[..., Any]:
-        """Whether the step is done."""
-        return self.functions().is_done
-
-    @property
-    def reward(self) -> Callable[..., Any]:
-        """What a step of the environment earns."""
-        return self.functions().reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
