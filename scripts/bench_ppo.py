@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
@@ -26,6 +28,7 @@ from learning_ppo import learning_rows
 from training_cases import Opened, opened, planned, spread, tour
 
 from flowrl.config import PPOConfig
+from flowrl.rl.rollout import Place
 from flowrl.rl.train import Counters, Turn, train
 from flowrl.runs import PlannedStep
 
@@ -65,14 +68,11 @@ class Ours:
     turn: Turn
 
     def __init__(self, run: Opened) -> None:
-        place = run.learner.place
-        walk = place.env.walk
-        walk = walk._replace(task=spread(walk.task, run.plan))
-        place = place._replace(env=place.env._replace(walk=walk))
+        places = tuple(_along(run, place) for place in run.learner.places)
         self._turns = train(
             run.env,
             run.config,
-            learner=run.learner._replace(place=place),
+            learner=run.learner._replace(places=places),
             counters=Counters(acted=(0,) * run.env.num_experts),
             programs=run.programs,
         )
@@ -81,6 +81,13 @@ class Ours:
         for _ in range(UPDATES):
             self.turn = next(self._turns)
         jax.block_until_ready(self.turn.learner)
+
+
+def _along(run: Opened, place: Place) -> Place:
+    """A group of environments with its episodes begun evenly along the plan."""
+    walk = place.env.walk
+    walk = walk._replace(task=spread(walk.task, run.plan))
+    return place._replace(env=place.env._replace(walk=walk))
 
 
 def measured(case: Case, *, rounds: int) -> list[Row]:
@@ -98,19 +105,21 @@ def measured(case: Case, *, rounds: int) -> list[Row]:
 def _parts(case: str, run: Opened, turn: Turn, *, updates: int) -> list[Row]:
     """What one of flowrl's updates consists of; the turn's learner is given up."""
     env, programs = run.env, run.programs
-    params, opt_state, place = turn.learner
+    params, opt_state, places = turn.learner
     rate = np.float32(run.config.lr)
     seconds: dict[str, list[float]] = {"acting": [], "learning": [], "restocking": []}
+    threads = ThreadPoolExecutor(len(places))
     for _ in range(updates):
         clock = [time.perf_counter()]
         wide = programs.widen(params)
-        place, acted, key = jax.block_until_ready(programs.act(wide, place))
+        found = jax.block_until_ready(list(threads.map(partial(programs.act, wide), places)))
         clock.append(time.perf_counter())
-        learnt = programs.learn((params, opt_state), acted, rate)
+        learnt = programs.learn((params, opt_state), tuple(acted for _, acted, _ in found), rate)
         (params, opt_state), _ = jax.block_until_ready(learnt)
         clock.append(time.perf_counter())
-        restocked = env.restock(key, place.env)
-        place = place._replace(env=jax.block_until_ready(restocked))
+        envs = threads.map(env.restock, [key for *_, key in found], [p.env for p, *_ in found])
+        envs = jax.block_until_ready(list(envs))
+        places = [place._replace(env=env) for (place, *_), env in zip(found, envs, strict=True)]
         clock.append(time.perf_counter())
         for part, began, ended in zip(seconds, clock, clock[1:], strict=False):
             seconds[part].append(ended - began)

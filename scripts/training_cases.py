@@ -16,6 +16,7 @@ from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.layout import RunLayout
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.rl import program
+from flowrl.rl.acting import settled
 from flowrl.rl.assignment import read_assignment
 from flowrl.rl.drafts import Programs
 from flowrl.rl.update import Learner
@@ -72,7 +73,7 @@ def opened(plan: Sequence[PlannedStep], config: PPOConfig) -> Opened:
     with tempfile.TemporaryDirectory() as folder:
         layout = _run_folder(Path(folder), plan, config)
         flags = {**asdict(config), "module_path": layout.module}
-        train_config = TrainConfig(**flags)
+        train_config = settled(TrainConfig(**flags))
         program.use_compile_cache(config.compile_cache)
         module = load_module(layout.module)
         env = program.open_env(train_config, module)

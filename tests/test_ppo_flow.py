@@ -34,6 +34,7 @@ def command(layout: RunLayout, *flags: str) -> list[str]:
     small = {
         "total_timesteps": 12 * FRAMES,
         "num_envs": 8,
+        "acting_threads": 2,
         "num_steps": 16,
         "num_minibatches": 2,
         "update_epochs": 1,

@@ -55,6 +55,10 @@ class PPOConfig:
     """Lower the learning rate linearly to zero over total_timesteps."""
     num_envs: Count = 64
     """Environments stepped side by side."""
+    acting_threads: Count | None = None
+    """Threads that step the environments on a CPU, each a share of them; which worlds and actions
+    are drawn depends on their number (default: one for each CPU the run may use, while each
+    has 32 environments or more)."""
     num_steps: Count = 64
     """Steps of every environment per update."""
     update_epochs: Count = 4

@@ -45,11 +45,23 @@ def _check_training(config: PPOConfig) -> None:
     for name in ("lr", "max_grad_norm", "clip_eps"):
         if not getattr(config, name) > 0:
             raise ConfigError(f"--{name} {getattr(config, name)} must be above 0")
+    _check_sharing(config)
     rows = config.num_envs * config.num_steps
     if rows % config.num_minibatches:
         raise ConfigError(
             f"--num_envs {config.num_envs} × --num_steps {config.num_steps} = {rows} rows do not "
             f"divide into --num_minibatches {config.num_minibatches}; choose a divisor of {rows}"
+        )
+
+
+def _check_sharing(config: PPOConfig) -> None:
+    if config.acting_threads is None:
+        return
+    _at_least(config, "acting_threads", 1)
+    if config.num_envs % config.acting_threads:
+        raise ConfigError(
+            f"--acting_threads {config.acting_threads} cannot share --num_envs {config.num_envs} "
+            f"evenly; choose a divisor of {config.num_envs}"
         )
 
 

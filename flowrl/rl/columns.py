@@ -10,6 +10,7 @@ alone. The first layer's products, two thirds of the work, shrink with them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 
 from flowrl.models.packed import Packed
 
-_SHARE, _MULTIPLE = 0.65, 64
+_SHARE, _MULTIPLE = 0.7, 64
 
 
 class Columns(NamedTuple):
@@ -33,10 +34,11 @@ def width_for(size: int) -> int:
     return min(size, _MULTIPLE * math.ceil(_SHARE * size / _MULTIPLE))
 
 
-def columns_of(obs: jax.Array) -> Columns:
-    """The columns in use in observations f32 `[N, size]`."""
-    used = (obs != 0).any(axis=0)
-    width = width_for(obs.shape[-1])
+def columns_of(obs: Sequence[jax.Array]) -> Columns:
+    """The columns in use in parts of the observations, f32 `[N, size]` each."""
+    # The greatest of many numbers is found in half the time of whether any is not zero.
+    used = jnp.stack([jnp.abs(part).max(axis=0) for part in obs]).max(axis=0) != 0
+    width = width_for(len(used))
     order = jnp.argsort(~used, stable=True).astype(jnp.int32)
     place = jnp.minimum(jnp.argsort(order).astype(jnp.int32), width)
     return Columns(order[:width], place, used.sum() <= width)

@@ -18,6 +18,7 @@ from flowrl.models import dispatch
 from flowrl.models.dispatch import Dense, Packed
 from flowrl.models.shapes import expert_shapes
 from flowrl.rl import optimizer
+from flowrl.rl.acting import group_size, of_group, threads_of
 from flowrl.rl.rollout import Acted, Place, Step, rollout
 from flowrl.rl.update import Stats, learn
 
@@ -50,7 +51,9 @@ class Programs(NamedTuple):
     ready: Callable[[Any], tuple[Packed, Any]]
     widen: Callable[[Packed], Packed]
     act: Callable[[Packed, Place], tuple[Place, Acted, jax.Array]]
-    learn: Callable[[tuple[Packed, Any], Acted, np.float32], tuple[tuple[Packed, Any], Stats]]
+    learn: Callable[
+        [tuple[Packed, Any], tuple[Acted, ...], np.float32], tuple[tuple[Packed, Any], Stats]
+    ]
     unpack: Callable[[Packed], Any]
 
     def wait(self) -> None:
@@ -64,8 +67,9 @@ def begin_programs(env: WalkingEnv, config: PPOConfig) -> Programs:
     """Let threads get a trainer's programs ready, those first that are slow to load."""
     config = compiled_in(config)
     shapes, count = Shapes(env, config), env.num_experts
-    facts = {"config": to_json(config), "acting": acting_experts(count)}
-    own = {**facts, "experts": count}
+    experts = {"acting": acting_experts(count)}
+    facts = {"config": to_json(of_group(config)), **experts}
+    own = {"config": to_json(config), **experts, "experts": count}
     drafts = {
         "act": Draft("act", shapes.act, shapes.acting, facts, donate=(1,)),
         "keys": Draft("keys", partial(_keys, count), lambda: (np.zeros(2, np.uint32),), own),
@@ -120,8 +124,8 @@ class Shapes:
         return jax.jit(partial(_act, self._env, self._config))
 
     def acting(self) -> tuple[Any, Place]:
-        """What acting takes."""
-        obs, state = self._env.like(self._config.num_envs)
+        """What acting takes, for one group of environments."""
+        obs, state = self._env.like(group_size(self._config))
         key = jax.eval_shape(jax.random.key, 0)
         return jax.eval_shape(self.widen, self.packed), Place(state, obs, key)
 
@@ -129,7 +133,7 @@ class Shapes:
         """What learning takes."""
         state = jax.eval_shape(partial(_ready, self._config), self.stacked)
         acted = jax.eval_shape(self.act, *self.acting())[1]
-        return state, acted, np.float32(0)
+        return state, (acted,) * threads_of(self._config), np.float32(0)
 
 
 def _keys(num_experts: int, words: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -22,6 +22,7 @@ from flowrl.envs.wrappers import BatchedEnv
 from flowrl.launch.environment import compile_cache
 from flowrl.models.actor_critic import ActorCriticMoE
 from flowrl.rl import resuming
+from flowrl.rl.acting import group_size, settled, threads_of
 from flowrl.rl.assignment import Assignment, initial_experts, read_assignment, save_finals
 from flowrl.rl.drafts import Programs, begin_programs, seed_words
 from flowrl.rl.reporting import TRAINING, Reporter
@@ -31,7 +32,7 @@ from flowrl.rl.train import Counters, Turn, train
 from flowrl.rl.update import Learner, start
 from flowrl.runs import RunResult
 
-_LEAST_STOCK = 256  # worlds
+_LEAST_STOCK = 256  # worlds, of all groups together
 
 
 class Prepared(NamedTuple):
@@ -59,6 +60,7 @@ def run(config: TrainConfig, stop: StopWish, *, lived_seconds: float = 0.0) -> i
     """
     began = time.monotonic() - lived_seconds
     use_compile_cache(config.compile_cache)
+    config = settled(config)
     module = open_module(config.module_path)
     env = open_env(config, module)
     assignment = read_assignment(config, module)
@@ -74,22 +76,22 @@ def run(config: TrainConfig, stop: StopWish, *, lived_seconds: float = 0.0) -> i
 def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
     """The environments that walk the module's plan."""
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
-    stock = max(_LEAST_STOCK, 2 * config.num_envs)
-    env = BatchedEnv(
-        walk, world_pool=config.world_pool, stock=stock, shelf=open_shelf(config, walk, stock=stock)
-    )
-    env.begin_programs(config.num_envs)
+    groups, size = threads_of(config), group_size(config)
+    pool, stock = -(-config.world_pool // groups), max(_LEAST_STOCK // groups, 2 * size)
+    shelf = open_shelf(config, walk, world_pool=pool, stock=stock)
+    env = BatchedEnv(walk, world_pool=pool, stock=stock, shelf=shelf)
+    env.begin_programs(size)
     return env
 
 
-def open_shelf(config: PPOConfig, walk: SkillEnv, *, stock: int) -> Shelf:
+def open_shelf(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int) -> Shelf:
     """Where programs are kept in which these environments are compiled in."""
     folder = compile_cache(config.compile_cache, os.environ) / "programs"
     facts = {
         "env_name": config.env_name,
         "judges": own_judges(walk.module),
         "columns": len(walk.plan.judge),
-        "world_pool": config.world_pool,
+        "world_pool": world_pool,
         "stock": stock,
     }
     return Shelf(folder.absolute(), facts)

@@ -54,7 +54,7 @@ class Keeper:
 
 def save(layout: RunLayout, learner: Learner, counters: Counters) -> None:
     """Keep parameters, optimizer state, random key and counters; not the environments."""
-    key = learner.place.key
+    key = learner.places[0].key
     tree = _tree(learner.params, learner.opt_state, key=key, counters=counters)
     checkpoints.save_resume(layout.resume, tree)
 

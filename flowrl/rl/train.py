@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,8 +14,11 @@ import numpy as np
 from flowrl.config import PPOConfig
 from flowrl.envs.interface import WalkingEnv
 from flowrl.errors import TrainingError
+from flowrl.models.dispatch import Packed
+from flowrl.rl.acting import threads_of
 from flowrl.rl.drafts import Programs, begin_programs
 from flowrl.rl.metrics import EpisodeLog, Rates
+from flowrl.rl.rollout import Acted, Place
 from flowrl.rl.update import Learner, Stats
 
 
@@ -94,9 +99,10 @@ def _turns(
     episodes: EpisodeLog,
 ) -> Iterator[Turn]:
     ended = False
+    threads = ThreadPoolExecutor(threads_of(config), thread_name_prefix="acting")
     while not ended:
         rate = np.float32(learning_rate(config, counters.updates))
-        learner, stats = update(env, programs, learner, rate)
+        learner, stats = update(env, programs, learner, rate, threads=threads)
         stats = stats._replace(task_success=stats.task_success[..., : env.num_tasks])
         counters = _counted(counters, stats)
         _refuse_infinite(stats, config, counters)
@@ -116,14 +122,34 @@ def _turns(
 
 
 def update(
-    env: WalkingEnv, programs: Programs, learner: Learner, rate: np.float32
+    env: WalkingEnv,
+    programs: Programs,
+    learner: Learner,
+    rate: np.float32,
+    *,
+    threads: Executor,
 ) -> tuple[Learner, Stats]:
-    """Act, learn, and get the environments ready for the next time; `learner` is given up."""
-    params, opt_state, place = learner
-    place, acted, restock_key = programs.act(programs.widen(params), place)
+    """Act, learn, and get the environments ready for the next time; `learner` is given up.
+
+    Each group of environments is stepped by a thread of its own, and made ready by it while the
+    others learn.
+    """
+    params, opt_state, places = learner
+    wide = programs.widen(params)
+    acting = list(threads.map(partial(_act, programs, wide), places))
+    restocking = [
+        threads.submit(env.restock, restock_key, place.env) for place, _, restock_key in acting
+    ]
+    acted = tuple(steps for _, steps, _ in acting)
     (params, opt_state), stats = programs.learn((params, opt_state), acted, rate)
-    place = place._replace(env=env.restock(restock_key, place.env))
-    return Learner(params, opt_state, place), jax.device_get(stats)
+    ready = zip(acting, restocking, strict=True)
+    places = tuple(place._replace(env=restocked.result()) for (place, *_), restocked in ready)
+    return Learner(params, opt_state, places), jax.device_get(stats)
+
+
+def _act(programs: Programs, wide: Packed, place: Place) -> tuple[Place, Acted, jax.Array]:
+    """Act, and wait in the calling thread: a call that does not wait takes yet another thread."""
+    return jax.block_until_ready(programs.act(wide, place))
 
 
 def _timed(turn: Turn, *, seconds: float) -> Turn:

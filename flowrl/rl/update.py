@@ -6,7 +6,7 @@ the same for all plans and numbers of experts (`flowrl.envs.catalogue`); learnin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,9 +18,12 @@ from flowrl.envs.interface import WalkingEnv
 from flowrl.models import dispatch
 from flowrl.models.dispatch import Evaluation, Packed
 from flowrl.rl import gae, optimizer
+from flowrl.rl.acting import group_size, threads_of
 from flowrl.rl.columns import broadened, columns_of, narrowed
 from flowrl.rl.loss import Rows, ppo_loss
 from flowrl.rl.rollout import Acted, Place, Step
+
+Evaluate = Callable[[Packed, jax.Array], Evaluation]
 
 
 class Learner(NamedTuple):
@@ -28,7 +31,7 @@ class Learner(NamedTuple):
 
     params: Packed  # leaves [E, …]
     opt_state: Any  # leaves [E, …]
-    place: Place
+    places: tuple[Place, ...]  # of every group of environments
 
 
 class Stats(NamedTuple):
@@ -47,9 +50,15 @@ def start(
     env: WalkingEnv, config: PPOConfig, *, params: Packed, opt_state: Any, key: jax.Array
 ) -> Learner:
     """A learner in fresh environments."""
+    groups = threads_of(config)
+    keys = [key] if groups == 1 else list(jax.random.split(key, groups))
+    return Learner(params, opt_state, tuple(_fresh(env, group_size(config), key) for key in keys))
+
+
+def _fresh(env: WalkingEnv, size: int, key: jax.Array) -> Place:
     reset_key, key = jax.random.split(key)
-    obs, state = env.reset(reset_key, config.num_envs)
-    return Learner(params, opt_state, _apart(Place(state, obs, key)))
+    obs, state = env.reset(reset_key, size)
+    return _apart(Place(state, obs, key))
 
 
 def _apart(place: Place) -> Place:
@@ -65,51 +74,80 @@ def _apart(place: Place) -> Place:
 
 
 def learn(
-    config: PPOConfig, state: tuple[Packed, Any], acted: Acted, lr: jax.Array
+    config: PPOConfig, state: tuple[Packed, Any], acted: tuple[Acted, ...], lr: jax.Array
 ) -> tuple[tuple[Packed, Any], Stats]:
     """Learn from num_steps × num_envs steps for update_epochs passes.
 
-    `state` is the parameters and the optimizer's state.
+    `state` is the parameters and the optimizer's state; `acted` is of every group of environments.
     """
-    params = state[0]
-    steps, num_experts = acted.steps, params.first.kernel.shape[0]
-    rows = _rows(config, steps, acted.last_value, num_experts=num_experts)
+    num_experts = state[0].first.kernel.shape[0]
+    obs = [_flat(part.steps.obs) for part in acted]
+    steps, last_value = _side_by_side(acted)
+    rows = _rows(config, steps, last_value, groups=len(acted), num_experts=num_experts)
+    indices = _minibatches(config, acted[0].shuffle_key)
 
-    evaluate = _evaluation(config, rows)
+    def passes(evaluate: Evaluate, state: tuple[Packed, Any]):
+        def move(state: tuple[Packed, Any], index: jax.Array):
+            params, opt_state = state
+            found = evaluate(params, index)
+            moved = optimizer.step(
+                config, params=params, state=opt_state, grads=found.grads, rows=found.rows, lr=lr
+            )
+            return moved, {"loss": found.loss, **found.figures}
 
-    def move(state: tuple[Packed, Any], index: jax.Array):
-        params, opt_state = state
-        found = evaluate(params, index)
-        moved = optimizer.step(
-            config, params=params, state=opt_state, grads=found.grads, rows=found.rows, lr=lr
-        )
-        return moved, {"loss": found.loss, **found.figures}
+        return jax.lax.scan(move, state, indices)
 
-    indices = _minibatches(config, acted.shuffle_key)
-    state, figures = jax.lax.scan(move, state, indices)
+    state, figures = _evaluating(config, rows, obs)(passes, state)
     return state, _stats(steps, rows, figures=figures, params=state[0])
 
 
-def _evaluation(config: PPOConfig, rows: Rows) -> Callable[[Packed, jax.Array], Evaluation]:
-    """Loss and gradients of some rows, from their columns that are not zero where these are few."""
+def _evaluating(
+    config: PPOConfig, rows: Rows, obs: Sequence[jax.Array]
+) -> Callable[[Callable[[Evaluate, Any], Any], Any], Any]:
+    """What gives work and its state the rows' evaluation, by observations `obs` in their order.
+
+    Only the columns in use are looked at, where these are few.
+    """
     row_loss = partial(ppo_loss, config=config)
     of_rows = partial(dispatch.evaluate_rows, row_loss=row_loss, activation=config.activation)
-    chosen, place, fit = columns_of(rows.obs)
-    narrow = rows._replace(obs=rows.obs[:, chosen])
+    chosen, place, fit = columns_of(obs)
 
-    def from_few(params: Packed, index: jax.Array) -> Evaluation:
-        found = of_rows(narrowed(params, chosen), narrow, index)
-        return found._replace(grads=broadened(found.grads, place))
+    def over_few(work: Callable[[Evaluate, Any], Any], state: Any) -> Any:
+        narrow = rows._replace(obs=jnp.concatenate([part[:, chosen] for part in obs]))
 
-    def from_all(params: Packed, index: jax.Array) -> Evaluation:
-        return of_rows(params, rows, index)
+        def evaluate(params: Packed, index: jax.Array) -> Evaluation:
+            found = of_rows(narrowed(params, chosen), narrow, index)
+            return found._replace(grads=broadened(found.grads, place))
+
+        return work(evaluate, state)
+
+    def over_all(work: Callable[[Evaluate, Any], Any], state: Any) -> Any:
+        whole = rows._replace(obs=jnp.concatenate(obs))
+        return work(lambda params, index: of_rows(params, whole, index), state)
 
     if len(chosen) == len(place):
-        return from_all
-    return lambda params, index: jax.lax.cond(fit, from_few, from_all, params, index)
+        return over_all
+    return lambda work, state: jax.lax.cond(
+        fit, partial(over_few, work), partial(over_all, work), state
+    )
 
 
-def _rows(config: PPOConfig, steps: Step, last_value: jax.Array, *, num_experts: int) -> Rows:
+def _side_by_side(acted: tuple[Acted, ...]) -> tuple[Step, jax.Array]:
+    """All groups' steps `[T, B, …]`, but for what they saw, and last values f32[B]."""
+    blind = [part.steps._replace(obs=part.steps.obs[..., :0]) for part in acted]
+    steps = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *blind)
+    return steps, jnp.concatenate([part.last_value for part in acted])
+
+
+def _flat(leaf: jax.Array) -> jax.Array:
+    steps, size, *rest = leaf.shape
+    return leaf.reshape(steps * size, *rest)
+
+
+def _rows(
+    config: PPOConfig, steps: Step, last_value: jax.Array, *, groups: int, num_experts: int
+) -> Rows:
+    """The rows of one group after those of another."""
     output = steps.output
     advantage = gae.advantages(
         output.reward,
@@ -127,7 +165,9 @@ def _rows(config: PPOConfig, steps: Step, last_value: jax.Array, *, num_experts:
         advantage=gae.normalised(advantage, output.expert, num_experts=num_experts),
         target=advantage + steps.value,
     )
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)
+    return jax.tree.map(
+        lambda leaf: jnp.concatenate([_flat(p) for p in jnp.split(leaf, groups, 1)]), rows
+    )
 
 
 def _minibatches(config: PPOConfig, key: jax.Array) -> jax.Array:

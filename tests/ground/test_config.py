@@ -23,6 +23,7 @@ from flowrl.errors import ConfigError
 
 OTHER = {
     "num_envs": 16,
+    "acting_threads": 4,
     "num_steps": 32,
     "num_minibatches": 2,
     "activation": "relu",
@@ -127,6 +128,8 @@ def test_what_is_no_whole_number_is_refused(word, capsys):
     [
         ({"num_envs": 0}, "--num_envs 0"),
         ({"num_envs": 3, "num_steps": 5}, "--num_minibatches 8"),
+        ({"acting_threads": 0}, "--acting_threads 0"),
+        ({"acting_threads": 3, "num_envs": 64}, "--acting_threads 3"),
         ({"lr": 0.0}, "--lr"),
         ({"lr": float("nan")}, "--lr"),
         ({"gamma": 1.5}, "--gamma"),

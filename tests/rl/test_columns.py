@@ -10,7 +10,7 @@ from flowrl.models import dispatch
 from flowrl.models.actor_critic import ActorCriticMoE
 from flowrl.rl.columns import broadened, columns_of, narrowed, width_for
 from flowrl.rl.loss import Rows, ppo_loss
-from flowrl.rl.update import _evaluation
+from flowrl.rl.update import _evaluating
 
 SIZE, ROWS = 200, 96
 CONFIG = PPOConfig(layer_size=8)
@@ -53,7 +53,10 @@ def test_few_columns_give_the_gradients_of_all(num_experts, used):
     expected = dispatch.evaluate_rows(
         packed, rows, index, row_loss=loss_of, activation=CONFIG.activation, method="dense"
     )
-    found = jax.jit(_evaluation(CONFIG, rows))(packed, index)
+    evaluating = _evaluating(CONFIG, rows, [rows.obs[:40], rows.obs[40:]])
+    found = jax.jit(lambda packed: evaluating(lambda evaluate, p: evaluate(p, index), packed))(
+        packed
+    )
     assert np.array_equal(found.rows, expected.rows)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
@@ -62,7 +65,7 @@ def test_few_columns_give_the_gradients_of_all(num_experts, used):
 @pytest.mark.parametrize("used", [0, 1, 50, width_for(SIZE)])
 def test_all_columns_in_use_are_chosen_where_they_fit(used):
     rows = rows_of(used, 1)
-    chosen, _, fit = columns_of(rows.obs)
+    chosen, _, fit = columns_of([rows.obs])
     assert fit
     assert len(set(chosen.tolist())) == len(chosen) == width_for(SIZE)
     left = np.delete(np.asarray(rows.obs), np.asarray(chosen), axis=1)
@@ -70,12 +73,12 @@ def test_all_columns_in_use_are_chosen_where_they_fit(used):
 
 
 def test_one_column_more_does_not_fit():
-    assert not columns_of(rows_of(width_for(SIZE) + 1, 1).obs).fit
+    assert not columns_of([rows_of(width_for(SIZE) + 1, 1).obs]).fit
 
 
 def test_narrowed_experts_say_the_same_of_the_chosen_columns():
     rows, packed = rows_of(50, 1), packed_experts(1)
-    chosen = columns_of(rows.obs).chosen
+    chosen = columns_of([rows.obs]).chosen
     few = dispatch.apply_packed(
         narrowed(packed, chosen), rows.obs[:, chosen], rows.expert, activation="tanh"
     )
@@ -86,7 +89,7 @@ def test_narrowed_experts_say_the_same_of_the_chosen_columns():
 
 def test_broadened_gradients_are_zero_in_the_other_columns():
     packed = packed_experts(3)
-    chosen, place, _ = columns_of(rows_of(50, 1).obs)
+    chosen, place, _ = columns_of([rows_of(50, 1).obs])
     whole = broadened(narrowed(packed, chosen), place).first.kernel
     assert np.array_equal(whole[:, chosen], packed.first.kernel[:, chosen])
     assert not np.delete(np.asarray(whole), chosen, axis=1).any()
@@ -94,4 +97,4 @@ def test_broadened_gradients_are_zero_in_the_other_columns():
 
 def test_small_observations_are_learned_from_whole():
     assert width_for(2) == 2
-    assert width_for(1345) == 896
+    assert width_for(1345) == 960

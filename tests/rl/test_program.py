@@ -140,6 +140,13 @@ def test_a_stopped_run_goes_on_where_it_was(layout, code):
     assert not layout.resume.exists()
 
 
+def test_a_run_goes_on_with_another_number_of_threads(layout):
+    assert program.run(config_of(layout, acting_threads=2), Countdown(2)) == EXIT_RESUMABLE
+    assert program.run(config_of(layout, acting_threads=4), Countdown(2)) == EXIT_RESUMABLE
+    assert program.run(config_of(layout), StopWish()) == 0
+    assert runs.read_result(layout).frames == 5 * FRAMES
+
+
 def test_a_stop_keeps_parameters_moments_counters_and_key(layout):
     config = config_of(layout)
     program.run(config, Countdown(3))
@@ -412,6 +419,7 @@ class Listing(Shelf):
         ({"lr": 0.5, "seed": 3, "total_timesteps": 7 * FRAMES, "success_state_rate": 0.5}, False),
         ({"max_task_steps": 7, "log_seconds": 9.0, "anneal_lr": False}, False),
         ({"num_envs": 8}, True),
+        ({"acting_threads": 2}, True),
         ({"num_steps": 4}, True),
         ({"gamma": 0.5}, True),
         ({"layer_size": 8}, True),
