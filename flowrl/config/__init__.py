@@ -13,6 +13,7 @@ from flowrl.config.flags import (
     count,
 )
 from flowrl.config.rules import Config, checked
+from flowrl.config.sharing import threads_for
 from flowrl.config.words import from_json, parse, to_argv, to_json, values
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "count",
     "from_json",
     "parse",
+    "threads_for",
     "to_argv",
     "to_json",
     "values",

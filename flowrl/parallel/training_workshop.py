@@ -112,9 +112,9 @@ class TrainingWorkshop:
 
     def _job(self, prepared: PreparedRun, task: Task) -> Job:
         arrays.make_ready()  # for the run's end
-        config = configs.from_json(PPOConfig, prepared.run.config)
-        module = ("--module_path", str(prepared.module_path.resolve()))
         env = self._env(task)
+        config = self._sharing_cpus(configs.from_json(PPOConfig, prepared.run.config), env)
+        module = ("--module_path", str(prepared.module_path.resolve()))
         return Job(
             name=session_name(task.expert, task.skill),
             run_id=prepared.run.run_id,
@@ -148,6 +148,16 @@ class TrainingWorkshop:
         if frames_left is None or frames_left >= self._config.total_timesteps:
             return self._config
         return dataclasses.replace(self._config, total_timesteps=frames_left)
+
+    def _sharing_cpus(self, config: PPOConfig, env: Mapping[str, str]) -> PPOConfig:
+        """The configuration with no more threads than the run's share of the CPUs has room for."""
+        if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
+            return config
+        own = self._config
+        side_by_side = min(own.max_parallel_skills, own.max_nodes or own.max_parallel_skills)
+        cpus = own.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
+        threads = configs.threads_for(config.num_envs, cpus)
+        return dataclasses.replace(config, acting_threads=threads)
 
     def _cpus(self, folder: Path) -> tuple[int, ...]:
         """The run's own CPUs, shared with no other run; () shares them all."""

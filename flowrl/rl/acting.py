@@ -14,17 +14,18 @@ from typing import TypeVar
 
 import jax
 
-from flowrl.config import PPOConfig
+from flowrl.config import PPOConfig, threads_for
 
 Config = TypeVar("Config", bound=PPOConfig)
-_LEAST_GROUP = 32  # environments
 
 
 def settled(config: Config) -> Config:
     """The configuration with a number of threads, by the machine if none was asked for."""
     if config.acting_threads is not None:
         return config
-    return replace(config, acting_threads=_threads_for(config.num_envs))
+    on_cpu = jax.default_backend() == "cpu"  # a GPU steps all at once
+    cpus = len(os.sched_getaffinity(0)) if on_cpu else 1
+    return replace(config, acting_threads=threads_for(config.num_envs, cpus))
 
 
 def threads_of(config: PPOConfig) -> int:
@@ -40,11 +41,3 @@ def group_size(config: PPOConfig) -> int:
 def of_group(config: PPOConfig) -> PPOConfig:
     """The configuration of a run that has one group's environments alone."""
     return replace(config, num_envs=group_size(config), acting_threads=None)
-
-
-def _threads_for(num_envs: int) -> int:
-    if jax.default_backend() != "cpu":
-        return 1  # a GPU steps all at once
-    shares = range(2, len(os.sched_getaffinity(0)) + 1)
-    fit = [n for n in shares if num_envs % n == 0 and num_envs // n >= _LEAST_GROUP]
-    return max(fit, default=1)

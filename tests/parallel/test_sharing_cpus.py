@@ -1,0 +1,92 @@
+"""Trainers side by side take the CPUs that there are, and no more."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from flowrl import config
+from flowrl.config import BottomUpConfig, PPOConfig, SequentialConfig, TrainConfig, threads_for
+from flowrl.launch import sandbox
+from flowrl.layout import GraphLayout
+from flowrl.parallel.signals import Task
+from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library
+
+WOOD = "Collect Wood"
+GRAPH = SkillGraph(load_library(PPOConfig().env_name).values())
+
+
+@pytest.fixture(autouse=True)
+def four_cpus(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(sandbox, "_trouble", lambda _: None)  # a trial for each case takes long
+
+
+def trainer(folder, *words, kind=BottomUpConfig, **facts) -> TrainConfig:
+    """What the trainer's command line says."""
+    parsed = config.parse(kind, words)
+    workshop = TrainingWorkshop(GraphLayout(folder), parsed, lambda: GRAPH)
+    job = workshop.prepare(Task(skill=WOOD, expert=0, attempt=1, **facts))
+    return config.parse(TrainConfig, job.argv[3:])
+
+
+@pytest.mark.parametrize(
+    ("words", "threads"),
+    [
+        ("--max_parallel_skills=2", 2),
+        ("--max_parallel_skills=2 --num_envs=256", 2),
+        ("--max_parallel_skills=3", 1),
+        ("--max_parallel_skills=9", 1),
+        ("--max_parallel_skills=1 --num_envs=256", 4),
+        ("--max_parallel_skills=9 --max_nodes=1 --num_envs=256", 4),
+        ("--max_parallel_skills=1 --num_envs=96", 3),
+        ("--max_parallel_skills=1 --num_envs=48", 1),
+        ("--cpus_per_run=2 --max_parallel_skills=9", 2),
+        ("--cpus_per_run=1 --max_parallel_skills=1", 1),
+        ("--acting_threads=4 --max_parallel_skills=9", 4),
+        ("--acting_threads=1 --max_parallel_skills=1", 1),
+    ],
+)
+def test_a_run_takes_its_share_of_the_cpus(tmp_path, words, threads):
+    assert trainer(tmp_path, *words.split()).acting_threads == threads
+
+
+def test_runs_one_after_another_have_all_cpus(tmp_path):
+    found = trainer(tmp_path, "--num_envs=128", kind=SequentialConfig)
+    assert found.acting_threads == 4
+
+
+def test_a_resumed_run_shares_the_cpus_as_they_are_now(tmp_path):
+    def workshop(*words):
+        parsed = config.parse(BottomUpConfig, ["--num_envs=128", *words])
+        return TrainingWorkshop(GraphLayout(tmp_path), parsed, lambda: GRAPH)
+
+    task = Task(skill=WOOD, expert=0, attempt=1)
+    first = workshop("--max_parallel_skills=4").prepare(task)
+    assert config.parse(TrainConfig, first.argv[3:]).acting_threads == 1
+    again = workshop("--max_parallel_skills=2").reopen(
+        Task(skill=WOOD, expert=0, attempt=1, run_id=first.run_id)
+    )
+    assert again is not None
+    assert config.parse(TrainConfig, again.argv[3:]).acting_threads == 2
+
+
+def test_a_run_with_a_gpu_is_told_nothing_of_threads(tmp_path):
+    assert trainer(tmp_path, "--max_parallel_skills=4", device="0").acting_threads is None
+
+
+def test_a_run_on_another_platform_is_told_nothing_of_threads(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    assert trainer(tmp_path, "--max_parallel_skills=4").acting_threads is None
+
+
+@pytest.mark.parametrize("num_envs", [1, 31, 32, 48, 63, 64, 96, 100, 256, 1000, 4096])
+@pytest.mark.parametrize("cpus", [0, 1, 2, 3, 7, 64])
+def test_threads_share_the_environments_evenly_in_groups_that_pay(num_envs, cpus):
+    threads = threads_for(num_envs, cpus)
+    assert 1 <= threads <= max(1, cpus)
+    assert num_envs % threads == 0
+    assert threads == 1 or num_envs // threads >= 32
