@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,22 @@ from typing import Any
 from flowrl.copying import copy_below, copy_content
 from flowrl.errors import FileRefusedError
 from flowrl.faults import fault_point
-from flowrl.flushing import flush, flush_one
+from flowrl.flushing import everything, flush, fsync_dir
 from flowrl.parts import (
-    PART_SUFFIX,
     PLAIN_NEW,
-    remove_dead_part,
     replacing,
     replacing_all,
+    replacing_in_order,
     write_all,
 )
 from flowrl.reading import (
     READ_LIMIT_BYTES,
-    fail,
     plain_files,
     read_bytes,
     read_json,
     tree_digest,
 )
+from flowrl.removing import remove_file, remove_tree, sweep, sweep_parts
 
 __all__ = [
     "READ_LIMIT_BYTES",
@@ -46,10 +45,12 @@ __all__ = [
     "copy_tree_without_links",
     "copy_trees",
     "cut",
+    "everything",
     "fault_point",
     "flush",
     "fsync_dir",
     "fsync_tree",
+    "json_text",
     "make_dir",
     "make_file",
     "move_dir",
@@ -59,25 +60,29 @@ __all__ = [
     "read_json",
     "remove_file",
     "remove_tree",
+    "replacing_in_order",
     "sweep",
     "sweep_parts",
     "tree_digest",
     "write_atomic",
     "write_json",
 ]
-TRASH_SUFFIX = ".trash"
 
 
-def make_dir(path: Path) -> Path:
-    """Make `path` and its missing parents, readable by their owner alone."""
+def make_dir(path: Path, *, lasting: bool = True) -> Path:
+    """Make `path` and its missing parents, readable by their owner alone.
+
+    Their names are durable then, unless they need not be `lasting`: the caller flushes them.
+    """
     if path.is_dir():
         return path
-    make_dir(path.parent)
+    make_dir(path.parent, lasting=lasting)
     with suppress(FileExistsError):  # another process may be making it, too
         path.mkdir(mode=0o700)
     if not path.is_dir():
         raise NotADirectoryError(20, "Not a directory", str(path))
-    fsync_dir(path.parent)
+    if lasting:
+        fsync_dir(path.parent)
     return path
 
 
@@ -86,30 +91,33 @@ def make_file(path: Path) -> None:
     os.close(os.open(path, PLAIN_NEW, 0o600))
 
 
-def fsync_dir(path: Path) -> None:
-    """Make the names in a folder durable."""
-    flush_one(path, os.O_DIRECTORY)
-
-
 def fsync_tree(root: Path) -> None:
     """Make every file and folder below `root`, and `root` itself, durable."""
-    flush(_everything(root), flags=os.O_NOFOLLOW)
+    flush(everything(root), flags=os.O_NOFOLLOW)
 
 
-def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
+def write_atomic(
+    path: Path, content: str | bytes, *, mode: int = 0o600, lasting: bool = True
+) -> None:
     """Replace `path` by `content`: readers see the old file or the new one, never half.
 
-    Of several writers at once the last one wins, wholly.
+    Of several writers at once the last one wins, wholly. What need not be `lasting` may be gone or
+    damaged after a power cut: for files that the caller flushes, or that are made again then.
     """
     payload = content.encode() if isinstance(content, str) else content
     point = f"write.{path.name}"
-    with replacing(path, point, mode) as descriptor:
+    with replacing(path, point, mode, lasting=lasting) as descriptor:
         write_all(descriptor, payload, point)
 
 
-def write_json(path: Path, document: Any, *, indent: int | None = 2) -> None:
-    """Write `document` as JSON, atomically; NaN is refused because jq cannot read it."""
-    write_atomic(path, json.dumps(document, indent=indent, allow_nan=False) + "\n")
+def write_json(path: Path, document: Any, *, indent: int | None = 2, lasting: bool = True) -> None:
+    """Write `document` as JSON, as `write_atomic` does."""
+    write_atomic(path, json_text(document, indent=indent), lasting=lasting)
+
+
+def json_text(document: Any, *, indent: int | None = 2) -> str:
+    """What `write_json` writes; NaN is refused because jq cannot read it."""
+    return json.dumps(document, indent=indent, allow_nan=False) + "\n"
 
 
 def append_line(path: Path, line: str) -> None:
@@ -154,23 +162,25 @@ def copy_tree(source: Path, target: Path) -> str:
 
 
 def copy_trees(
-    sources: Mapping[Path, Path], *, left_out: list[Path] | None = None
+    sources: Mapping[Path, Path], *, left_out: list[Path] | None = None, lasting: bool = True
 ) -> dict[Path, str]:
     """Copy to each target its source, as `copy_tree` does, and make all durable together.
 
     If one fails, all that were begun are removed. Links and special files are added to `left_out`,
-    if it is given, and not copied. Returns the digest of each copy by its target.
+    if it is given, and not copied. Copies that need not be `lasting` yet are flushed by the caller.
+    Returns the digest of each copy by its target.
     """
     digests: dict[Path, str] = {}
     begun: list[Path] = []
     try:
         for target, source in sources.items():
             files = list(plain_files(source, left_out=left_out))
-            make_dir(target.parent)
+            make_dir(target.parent, lasting=lasting)
             target.mkdir(mode=0o700)
             begun.append(target)
             digests[target] = copy_below(files, source, target)
-        flush((path for new in begun for path in _everything(new)), flags=os.O_NOFOLLOW)
+        if lasting:
+            flush((path for new in begun for path in everything(new)), flags=os.O_NOFOLLOW)
     except BaseException:
         for target in begun:
             shutil.rmtree(target, ignore_errors=True)  # a full disk needs the room
@@ -218,81 +228,14 @@ def move_dir(source: Path, target: Path) -> None:
     move_dirs({target: source})
 
 
-def move_dirs(sources: Mapping[Path, Path]) -> None:
-    """Give each folder its target as a new name, then make all their parents durable together."""
+def move_dirs(sources: Mapping[Path, Path], *, lasting: bool = True) -> None:
+    """Give each folder its target as a new name, then make all their parents durable together.
+
+    Names that need not be `lasting` yet are flushed by the caller.
+    """
     for target, source in sources.items():
         if os.path.lexists(target):
             raise FileRefusedError(f"{target} exists already; move it away")
         source.rename(target)
-    flush(dict.fromkeys(path.parent for pair in sources.items() for path in pair))
-
-
-def remove_file(path: Path) -> None:
-    """Remove a file or a link for good; one that is not there is not missed."""
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return
-    fsync_dir(path.parent)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a folder: first it loses its name at one stroke, then its content.
-
-    A link is removed itself, never what it points to.
-    """
-    if not os.path.lexists(path):
-        return
-    trash = path if path.name.endswith(TRASH_SUFFIX) else _free_name(path)
-    if trash != path:
-        try:
-            path.rename(trash)
-        except FileNotFoundError:
-            return  # another process removed it first
-        fsync_dir(path.parent)
-    fault_point("remove_tree.renamed")
-    _empty_out(trash)
-    fsync_dir(trash.parent)
-
-
-def sweep(folder: Path) -> None:
-    """Remove what a crash left half-removed or half-written directly below `folder`."""
-    if not folder.is_dir():
-        return
-    for entry in list(folder.iterdir()):
-        if entry.name.endswith(TRASH_SUFFIX) or entry.name.startswith(".tmp-"):
-            remove_tree(entry)
-    sweep_parts(folder)
-
-
-def sweep_parts(folder: Path) -> None:
-    """Remove the half-written files that dead writers left directly below `folder`."""
-    if not folder.is_dir():
-        return
-    for entry in list(folder.iterdir()):
-        if entry.name.startswith(".") and entry.name.endswith(PART_SUFFIX):
-            remove_dead_part(entry)
-
-
-def _everything(root: Path) -> Iterator[Path]:
-    """Every file and folder below `root`, and `root` itself."""
-    for folder, _, names in os.walk(root, topdown=False, onerror=fail):
-        yield from (Path(folder, name) for name in names)
-        yield Path(folder)
-
-
-def _empty_out(trash: Path) -> None:
-    if trash.is_symlink() or not trash.is_dir():
-        trash.unlink(missing_ok=True)
-        return
-    while os.path.lexists(trash):
-        with suppress(FileNotFoundError):  # another process removes it, too
-            shutil.rmtree(trash)
-
-
-def _free_name(path: Path) -> Path:
-    for number in range(1_000_000):
-        trash = path.with_name(f"{path.name}.{number}{TRASH_SUFFIX}")
-        if not os.path.lexists(trash):
-            return trash
-    raise FileRefusedError(f"{path.parent} is full of *.trash folders; remove them")
+    if lasting:
+        flush(dict.fromkeys(path.parent for pair in sources.items() for path in pair))

@@ -10,9 +10,11 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+
+from flowrl.reading import fail
 
 FLUSHERS = 8  # at once; more gain nothing
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
@@ -51,6 +53,18 @@ def flush_one(path: Path, flags: int = 0) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in a folder durable."""
+    flush_one(path, os.O_DIRECTORY)
+
+
+def everything(root: Path) -> Iterator[Path]:
+    """Every file and folder below `root`, and `root` itself."""
+    for folder, _, names in os.walk(root, topdown=False, onerror=fail):
+        yield from (Path(folder, name) for name in names)
+        yield Path(folder)
 
 
 def _started(work: Callable[[], None], number: int) -> tuple[threading.Thread, ...]:

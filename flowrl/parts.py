@@ -9,7 +9,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,15 +21,19 @@ PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
-def replacing(path: Path, point: str, mode: int) -> Iterator[int]:
-    """A descriptor whose content takes the place of `path` once the block has ended well."""
+def replacing(path: Path, point: str, mode: int, *, lasting: bool = True) -> Iterator[int]:
+    """A descriptor whose content takes the place of `path` once the block has ended well.
+
+    It is durable then, unless it need not be `lasting`.
+    """
     # Opened first: after the swap, a lack of descriptors must not keep it from being durable.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         part, descriptor = _new_part(path, mode)
         try:
             yield descriptor
-            os.fsync(descriptor)
+            if lasting:
+                os.fsync(descriptor)
             fault_point(point)
             part.replace(path)
         except BaseException:
@@ -38,9 +42,74 @@ def replacing(path: Path, point: str, mode: int) -> Iterator[int]:
             raise
         finally:
             os.close(descriptor)
-        os.fsync(folder)
+        if lasting:
+            os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def replacing_in_order(paths: Sequence[Path], mode: int) -> Iterator[Replacing]:
+    """As `replacing`, for several files that are flushed together and put in place one by one.
+
+    Their folders are durable after the block. A file that the block has not put in place is
+    removed, and the old one stays.
+    """
+    # Opened first, as in `replacing`.
+    folders = {path.parent: -1 for path in paths}
+    replacing = Replacing()
+    try:
+        for folder in folders:
+            folders[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for path in paths:
+            replacing.begin(path, mode)
+        yield replacing
+        for descriptor in folders.values():
+            os.fsync(descriptor)
+    finally:
+        replacing.end()
+        for descriptor in folders.values():
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+class Replacing:
+    """Files that are to take the place of others: written, flushed together, put in place."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Path, tuple[Path, int]] = {}
+
+    def begin(self, path: Path, mode: int) -> None:
+        """Have a file to write into, beside `path`."""
+        self._parts[path] = _new_part(path, mode)
+
+    def write(self, path: Path, payload: bytes) -> None:
+        """Write what `path` is to hold."""
+        write_all(self._parts[path][1], payload, f"write.{path.name}")
+
+    def flush(self, others: Iterable[Path] = ()) -> None:
+        """Make what is written durable, and `others` with it."""
+        parts = (part for part, _ in self._parts.values())
+        flush((*parts, *others), flags=os.O_NOFOLLOW)
+
+    def put_in_place(self, path: Path) -> None:
+        """Let what was written and flushed be `path` from now on."""
+        fault_point(f"write.{path.name}")
+        part, descriptor = self._parts.pop(path)
+        try:
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def end(self) -> None:
+        """Remove what was not put in place."""
+        for part, descriptor in self._parts.values():
+            with suppress(OSError):
+                part.unlink()
+            os.close(descriptor)
 
 
 @contextmanager

@@ -129,9 +129,9 @@ class Progress:
     updated_at: float  # unix time, for eyes
 
 
-def write_run(layout: RunLayout, run: TrainingRun) -> None:
+def write_run(layout: RunLayout, run: TrainingRun, *, lasting: bool = True) -> None:
     """Write run.json."""
-    sealed.write(layout.run_json, {"format": RUN_FORMAT, **asdict(run)})
+    sealed.write(layout.run_json, {"format": RUN_FORMAT, **asdict(run)}, lasting=lasting)
 
 
 def read_run(layout: RunLayout) -> TrainingRun:

@@ -35,9 +35,9 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, KEY: seal_of(plain)}
 
 
-def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON object with its seal, atomically."""
-    durable.write_json(path, sealed(document))
+def write(path: Path, document: Mapping[str, Any], *, lasting: bool = True) -> None:
+    """Write a JSON object with its seal, as `durable.write_json` does."""
+    durable.write_json(path, sealed(document), lasting=lasting)
 
 
 def read(

@@ -17,11 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from bench_launch import make_job, seconds_to_notice
-from benchmarking import Row, arguments, paired, report
+from benchmarking import Pair, Row, arguments, report, seconds_of
 from measure_scheduler import NOW, RULES, graph
 from scheduling_runs import Chain, no_ops, sleepers
 
@@ -36,6 +37,11 @@ from flowrl.parallel.state import SchedulerState, step
 SKILLS = 10_000
 SESSIONS = 20
 AT_ONCE = 4
+RESTING = replace(RULES, launching=False)
+RUNNERS: dict[str, Callable[[], Launcher]] = {
+    "tmux": lambda: TmuxLauncher("bench", keep_seconds=0.0),
+    "local": LocalLauncher,
+}
 POLL_SECONDS = 1.0  # as users' scripts do; the original looks every 30 s
 
 
@@ -72,14 +78,14 @@ def noticed(folder: Path, *, small: bool) -> list[Row]:
     """A trainer's end until its outcome is known, one of twenty sessions ending at a time."""
     launcher = TmuxLauncher("bench")
     seconds: list[float] = []
-    for number in range(2 if small else 10):
+    for number in range(2 if small else 6):
         jobs = [make_job(folder, number * SESSIONS + place) for place in range(SESSIONS)]
         runs = [(launcher.launch(job), job) for job in jobs]
         until(lambda jobs=jobs: all((job.folder / "ready").exists() for job in jobs))
         time.sleep(0.5)
         seconds += seconds_to_notice(launcher, runs)
     launcher.close()
-    polled = polling_of_sessions(ends=4 if small else 20)
+    polled = polling_of_sessions(ends=4 if small else 10)
     rows = []
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         ours, theirs = at(seconds, share), at(polled, share)
@@ -127,7 +133,7 @@ def polling_of_sessions(*, ends: int) -> list[float]:
 
 def handed_over(folder: Path, *, small: bool) -> list[Row]:
     """The end of a trainer until that of a skill that needs its 1 MB expert has begun."""
-    chain = Chain(folder, pairs=4 if small else 20)
+    chain = Chain(folder, pairs=4 if small else 12)
     seconds = chain.run(TmuxLauncher("bench"))
     return [
         Row(case=f"exit to merged to dependant running, 1 MB, {name}", ours=1e3 * value, unit="ms")
@@ -138,7 +144,7 @@ def handed_over(folder: Path, *, small: bool) -> list[Row]:
 def idle(folder: Path, *, small: bool) -> list[Row]:
     """What waiting costs while 100 sessions run, as per cent of a core."""
     sessions = 20 if small else 100
-    seconds = 10.0 if small else 60.0
+    seconds = 8.0 if small else 30.0
     with sleepers(folder, TmuxLauncher("bench"), sessions=sessions) as scheduler:
         until(lambda: scheduler.tick() or len(scheduler.state.launched()) == sessions)
         scheduler.tick()
@@ -153,70 +159,81 @@ def idle(folder: Path, *, small: bool) -> list[Row]:
 
 
 def state_of_many(folder: Path, *, small: bool) -> list[Row]:
-    """Saving, stepping and a whole tick with 10,000 skills; beside it a file written whole."""
+    """Saving, stepping and a whole tick with 10,000 skills; beside it a file written whole.
+
+    The skills wait, as those of a graph that is being trained do. When those that need nothing are
+    held, all others are blocked, and a line names what blocks it: the largest state that there is.
+    """
     skills = graph(SKILLS)
-    ready = [signals.Hold(item.skill) for item in skills if not item.needs]  # so none is started
-    state, _ = step(SchedulerState(), [signals.SkillsAdded(skills), *ready], NOW, RULES)
-    file, whole = StateFile(folder / "scheduler_state.json"), folder / "whole.json"
-    file.save(state)
-    facts = json.loads(file.path.read_bytes())
-    took: dict[str, list[float]] = {"one event": [], "save": []}
-    for number in range(50 if small else 300):
-        skill = f"Collect Thing {SKILLS - 1 - number * 7}"
-        began = time.perf_counter()
-        state, _ = step(state, [signals.Hold(skill)], NOW, RULES)
-        stepped = time.perf_counter()
-        file.save(state)
-        took["one event"].append(stepped - began)
-        took["save"].append(time.perf_counter() - stepped)
-        time.sleep(0.01)
-    theirs = []
-    for _ in range(3 if small else 5):
-        began = time.perf_counter()
-        whole.write_text(json.dumps(facts, indent=2))
-        theirs.append(time.perf_counter() - began)
+    events = 50 if small else 200
+    waiting, _ = step(SchedulerState(), [signals.SkillsAdded(skills)], NOW, RESTING)
+    row, row_of_event = _saves(folder / "scheduler_state.json", waiting, events, "")
     with SkillScheduler(folder, launcher=LocalLauncher()) as scheduler:
         scheduler.set_callbacks(prepare=_never, process=_never)
+        scheduler.stop()  # so that no tick starts anything
         scheduler.tick()
-        took["tick"] = [_timed(scheduler.tick) for _ in range(100)]
-    median = {name: 1e3 * statistics.median(values) for name, values in took.items()}
-    baseline = 1e3 * statistics.median(theirs)
-    return [
-        Row(
-            case="save, 10,000 skills",
-            ours=median["save"],
-            baseline=baseline,
-            unit="ms",
-            ratio=baseline / median["save"],
-        ),
-        Row(case="one event, 10,000 skills", ours=median["one event"], unit="ms"),
-        Row(case="idle tick, 10,000 skills", ours=median["tick"], unit="ms"),
-    ]
+        ticks = [seconds_of(scheduler.tick) for _ in range(100)]
+    holds = [signals.Hold(item.skill) for item in skills if not item.needs]
+    blocked, _ = step(waiting, holds, NOW, RESTING)
+    largest, _ = _saves(folder / "blocked.json", blocked, events // 4, ", all blocked")
+    tick = 1e3 * statistics.median(ticks)
+    return [row, row_of_event, Row(case="idle tick, 10,000 skills", ours=tick, unit="ms"), largest]
+
+
+def _saves(path: Path, state: SchedulerState, events: int, what: str) -> tuple[Row, Row]:
+    """The rows of a save and of the event before it, beside a file that is written whole."""
+    file = StateFile(path)
+    file.save(state)
+    facts = json.loads(path.read_bytes())
+    whole = path.with_name("whole.json")
+    stepping, saving, theirs = [], [], []
+    for number in range(events):
+        began = time.perf_counter()
+        event = signals.Hold(f"Collect Thing {SKILLS - 1 - number * 7}")
+        state, _ = step(state, [event], NOW, RESTING)
+        stepped = time.perf_counter()
+        file.save(state)
+        stepping.append(stepped - began)
+        saving.append(time.perf_counter() - stepped)
+        time.sleep(0.01)
+        if number % (events // 3) == 0:
+            theirs.append(seconds_of(lambda: whole.write_text(json.dumps(facts, indent=2))))
+    ours, baseline = (1e3 * statistics.median(side) for side in (saving, theirs))
+    case = f"save, 10,000 skills{what}"
+    save = Row(case=case, ours=ours, baseline=baseline, unit="ms", ratio=baseline / ours)
+    one = 1e3 * statistics.median(stepping)
+    return save, Row(case=f"one event, 10,000 skills{what}", ours=one, unit="ms")
 
 
 def throughput(folder: Path, *, small: bool) -> list[Row]:
     """Tasks that do nothing, as runs with a durable state, and by two queues for commands."""
-    tasks = 60 if small else 200
-    rounds = 2 if small else 4
-    kinds: dict[str, Callable[[], Launcher]] = {
-        "tmux": lambda: TmuxLauncher("bench", keep_seconds=0.0),
-        "local": LocalLauncher,
-    }
-    queues = {"GNU parallel": by_parallel, "task-spooler": by_spooler}
-    rows = []
-    for name, launcher in kinds.items():
+    tasks = 60 if small else 120
+    queues = {"GNU parallel": ("parallel", by_parallel), "task-spooler": ("tsp", by_spooler)}
+    sides: dict[str, Callable[[], object]] = {}
+    for name, launcher in RUNNERS.items():
+        sides[name] = lambda launcher=launcher: _no_ops(folder, launcher(), tasks)
+    for name, (program, run) in queues.items():
+        if shutil.which(program) is None:
+            sys.stderr.write(f"{name} is not installed, so it is left out\n")
+        else:
+            sides[name] = lambda run=run: run(tasks)
+    took: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(2 if small else 3):
+        for name in sorted(sides, reverse=number % 2 == 1):
+            took[name].append(seconds_of(sides[name]))
+    return [
+        Pair(tuple(took[name]), tuple(took[queue])).rate_row(
+            f"no-op, {name}, {queue}", work=tasks, unit="runs/s"
+        )
+        for name in RUNNERS
+        for queue in queues
+        if queue in sides
+    ]
 
-        def ours(launcher: Callable[[], Launcher] = launcher) -> None:
-            with tempfile.TemporaryDirectory(dir=folder) as place:
-                no_ops(Path(place), launcher(), tasks=tasks, at_once=AT_ONCE)
 
-        for queue, run in queues.items():
-            if shutil.which("parallel" if run is by_parallel else "tsp") is None:
-                sys.stderr.write(f"{queue} is not installed, so it is left out\n")
-                continue
-            pair = paired(ours, lambda run=run: run(tasks), rounds=rounds, warmups=1)
-            rows.append(pair.rate_row(f"no-op, {name}, {queue}", work=tasks, unit="runs/s"))
-    return rows
+def _no_ops(folder: Path, launcher: Launcher, tasks: int) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        no_ops(Path(place), launcher, tasks=tasks, at_once=AT_ONCE)
 
 
 def by_parallel(tasks: int) -> None:
@@ -263,12 +280,6 @@ def at(seconds: list[float], share: float) -> float:
     """The value below which so large a share of them lies."""
     ranked = sorted(seconds)
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
-
-
-def _timed(act: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
 
 
 def _never(*_: object) -> NoReturn:

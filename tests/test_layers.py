@@ -16,6 +16,7 @@ FLOORS = [
         "errors",
         "faults",
         "reading",
+        "removing",
         "redaction",
         "values",
         "parts",

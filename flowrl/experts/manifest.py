@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -174,11 +174,37 @@ def swap(layout: GraphLayout, manifest: Manifest) -> None:
     sealed.write(layout.manifest, to_json(manifest))
 
 
+def succeed(
+    layout: GraphLayout,
+    manifest: Manifest,
+    *,
+    besides: Iterable[Path],
+    unless: Callable[[], None],
+) -> None:
+    """Keep `manifest` in the history and make it the one that counts: the commit of a merge.
+
+    What it names lies in `besides`, which becomes durable before. `unless` is called last of all
+    and raises if the manifest must not be swapped in.
+    """
+    durable.make_dir(layout.history, lasting=False)
+    content = durable.json_text(sealed.sealed(to_json(manifest))).encode()
+    history = history_file(layout, manifest.generation)
+    with durable.replacing_in_order([history, layout.manifest], 0o600) as files:
+        files.write(history, content)
+        files.write(layout.manifest, content)
+        files.flush((layout.checkpoints, *besides))
+        files.put_in_place(history)
+        durable.fault_point("commit.history")
+        unless()
+        files.put_in_place(layout.manifest)
+
+
 def write_pickle(layout: GraphLayout, manifest: Manifest) -> None:
     """Write the same facts under the documented name, for other tools; flowrl never reads it."""
     facts = to_json(manifest)
     facts["experts"] = {item["index"]: item for item in facts["experts"]}
-    durable.write_atomic(layout.manifest_pickle, pickle.dumps(facts, protocol=4))
+    # What a power cut takes of it, the next start makes again.
+    durable.write_atomic(layout.manifest_pickle, pickle.dumps(facts, protocol=4), lasting=False)
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:

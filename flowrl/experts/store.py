@@ -16,11 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from flowrl import durable, locks
-from flowrl.errors import (
-    ExpertCorruptError,
-    ExpertMissingError,
-    FileRefusedError,
-)
+from flowrl.errors import ExpertMissingError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import (
@@ -34,13 +30,13 @@ from flowrl.experts.merge import (
     Verdict,
 )
 from flowrl.experts.verdicts import Offer, decided, questions
+from flowrl.experts.wholeness import REMEDY, check_digest, refuse_other
 from flowrl.layout import GraphLayout
 from flowrl.runs import Ancestor
 
 logger = logging.getLogger(__name__)
 _INDEX = re.compile(r"0|[1-9][0-9]*")
 Pins = Collection[tuple[int, str]] | None  # (index, version); None: unknown, so all of them
-REMEDY = "restore it from a backup, or let flowrl fsck GRAPH_PATH --repair find a whole version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +115,9 @@ class ExpertStore:
                 for offer in offers
                 if isinstance(verdict := verdicts[offer.candidate.expert], Take)
             ]
-            self._publish(run_id, taken)
+            published = self._publish(run_id, taken)
             after = before.after(run_id, {version.index: version for version, _ in taken})
-            self._swap(before, after, still_held)
+            self._swap(before, after, still_held, published)
         return Commit(manifest=after, verdicts=verdicts, already_merged=False)
 
     def amend(self, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -171,31 +167,42 @@ class ExpertStore:
             lineage=self._lineage(run_id, before, candidate, verdict),
         )
 
-    def _publish(self, run_id: str, taken: Sequence[tuple[ExpertVersion, Path]]) -> None:
-        """Give each new version its folder, with a copy of what is in the other; all at once."""
+    def _publish(
+        self, run_id: str, taken: Sequence[tuple[ExpertVersion, Path]]
+    ) -> tuple[Path, ...]:
+        """Give each new version its folder, with a copy of what is in the other.
+
+        Returns all that has to be durable before a manifest names it; a flush of all at once takes
+        as long as one.
+        """
         finals = {self.path_of(version): version for version, _ in taken}
         prepared = {final: final.with_name(f".tmp-{run_id}") for final in finals}
         for left in (*prepared.values(), *finals):  # of a merge that was killed before its swap
             durable.remove_tree(left)
         for final in finals:
-            durable.make_dir(final.parent)
-        homes = {final.parent.parent for final in finals}
-        durable.flush({*homes, self.layout.skills, self.layout.root} if taken else ())
+            durable.make_dir(final.parent, lasting=False)
         sources = {prepared[self.path_of(version)]: source for version, source in taken}
-        found = durable.copy_trees(sources)
+        found = durable.copy_trees(sources, lasting=False)
         for final, version in finals.items():
             refuse_other(found[prepared[final]], prepared[final], version)
         durable.fault_point("commit.copied")
-        durable.move_dirs(prepared)
+        durable.move_dirs(prepared, lasting=False)
         durable.fault_point("commit.published")
+        homes = {home for final in finals for home in (final.parent, final.parent.parent)}
+        above = {self.layout.skills, self.layout.root} if taken else ()
+        return (*chain.from_iterable(map(durable.everything, finals)), *homes, *above)
 
-    def _swap(self, before: Manifest, after: Manifest, still_held: Callable[[], None]) -> None:
+    def _swap(
+        self,
+        before: Manifest,
+        after: Manifest,
+        still_held: Callable[[], None],
+        published: Collection[Path] = (),
+    ) -> None:
+        """Let another manifest count, once what it names, which is `published`, is durable."""
         if not self.layout.manifest.exists():  # so that "history without manifest" means damage
             manifests.swap(self.layout, before)
-        manifests.write_history(self.layout, after)
-        durable.fault_point("commit.history")
-        still_held()
-        manifests.swap(self.layout, after)
+        manifests.succeed(self.layout, after, besides=published, unless=still_held)
         durable.fault_point("commit.swapped")
         manifests.write_pickle(self.layout, after)
         logger.debug("manifest swapped", extra={"generation": after.generation})
@@ -273,24 +280,6 @@ class ExpertStore:
             for path in folder.iterdir():
                 if _INDEX.fullmatch(index) and manifests.is_version_name(path.name):
                     yield (int(index), path.name), path
-
-
-def check_digest(folder: Path, version: ExpertVersion) -> None:
-    """Raise ExpertCorruptError when a folder is not a version's, or holds a link or the like."""
-    try:
-        found = durable.tree_digest(folder)
-    except FileRefusedError as error:
-        raise ExpertCorruptError(f"expert {version.index} ({version.skill}): {error}") from error
-    refuse_other(found, folder, version)
-
-
-def refuse_other(found: str, folder: Path, version: ExpertVersion) -> None:
-    """Raise ExpertCorruptError when the digest of a folder's files is not that of the version."""
-    if found != version.sha256:
-        raise ExpertCorruptError(
-            f"expert {version.index} ({version.skill}): {folder} has sha256 {found[:12]}…, "
-            f"{version.sha256[:12]}… was committed; {REMEDY}"
-        )
 
 
 def _arrays(offer: Offer, verdict: Take) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from flowrl import durable
@@ -32,7 +33,13 @@ def write(job: Job, *, grace_seconds: float) -> None:
         "sandbox": list(job.sandbox),
     }
     _begin_log(place.training_log)
-    durable.write_json(place.spec_json, spec)
+    # A power cut that takes it takes the runner, too: the next launch writes it anew.
+    durable.write_json(place.spec_json, spec, lasting=False)
+
+
+def is_missing(folder: Path) -> bool:
+    """Whether nobody has begun to launch this folder, so that nothing of it lives anywhere."""
+    return not os.path.lexists(RunLayout(folder, expert=0).spec_json)
 
 
 def forget_environment(place: RunLayout) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from flowrl.errors import LaunchError
-from flowrl.launch import files, processes
+from flowrl.launch import files, processes, spec
 from flowrl.launch.job import Finished, Handle, Job, Outcome
 from flowrl.launch.tmux_server import (
     FOLDER_OPTION,
@@ -77,9 +77,10 @@ class TmuxLauncher:
         if known is not None and files.outcome(known, job.folder) is None:
             return self._named(known)
         _check_words(job)
+        fresh = spec.is_missing(job.folder)
         files.prepare(job, grace_seconds=self._grace_seconds)
         try:
-            return self._start(job)
+            return (self._begin(job, _plain(job.name)) if fresh else None) or self._start(job)
         except LaunchError:
             files.withdraw(job)
             raise

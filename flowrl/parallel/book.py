@@ -18,7 +18,11 @@ from flowrl.redaction import cleaned
 
 
 class Book:
-    """Owns the state of one graph; `pending` may be carried out only while `saved` says so."""
+    """Owns the state of one graph, and the commands in `pending` that follow from it.
+
+    A command may be carried out once `next_command` gives it: the state that it follows from is
+    saved then.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Book:
         self._most_jitter = most_jitter
         self._secrets = secrets
         self._unsaved = False
+        self._vouched = 0  # so many commands follow from what the file holds
 
     def tell(self, events: Iterable[Event], now: datetime, *, launching: bool) -> None:
         """Step once; what is ordered waits in `pending`."""
@@ -56,11 +61,25 @@ class Book:
         self.state = state
         self.pending.extend(commands)
 
+    def next_command(self) -> Command | None:
+        """Take the next command; None when there is none, or while the state cannot be saved.
+
+        Commands that were ordered together are given out after one save, whatever comes of the
+        first of them meanwhile: each may be carried out twice, so none loses what came of another.
+        """
+        if not self.pending or (not self._vouched and not self.saved()):
+            return None
+        return self._taken()
+
     def moves_in_a_row(self) -> Iterator[Announce]:
-        """Take the moves that come next in `pending`."""
-        while self.pending and isinstance(command := self.pending[0], Announce):
-            self.pending.popleft()
+        """Take the moves that come next and are saved."""
+        while self._vouched and isinstance(command := self.pending[0], Announce):
+            self._taken()
             yield command
+
+    def _taken(self) -> Command:
+        self._vouched -= 1
+        return self.pending.popleft()
 
     def saved(self) -> bool:
         """Bring the file up to date; False, and loudly, while the disk is full or broken.
@@ -69,6 +88,7 @@ class Book:
           FileRefusedError: the file cannot be written, and that will not pass by itself.
         """
         if not self._unsaved:
+            self._vouched = len(self.pending)
             return True
         try:
             self._file.save(self.state)
@@ -81,4 +101,5 @@ class Book:
             ) from error
         self._room.could_save()
         self._unsaved = False
+        self._vouched = len(self.pending)
         return True

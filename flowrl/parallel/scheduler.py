@@ -31,7 +31,7 @@ from flowrl.parallel.listeners import Callbacks, tell_end
 from flowrl.parallel.requests import Inbox, log_answers
 from flowrl.parallel.room import PROBE_SECONDS, Room
 from flowrl.parallel.settings import Settings, SettingsDict
-from flowrl.parallel.signals import Announce, Event, NewSkill
+from flowrl.parallel.signals import Announce, Command, Event, NewSkill
 from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.status import Entry, Status
 from flowrl.parallel.story import Story
@@ -208,8 +208,9 @@ class SkillScheduler:
             self._inbox.done()
         untold, self._untold = self._untold, []
         self._tell_ends(untold)
-        while book.saved() and self._room.free and book.pending:
-            self._book_tell(self._act(book, now), now)
+        while self._room.free and (command := book.next_command()) is not None:
+            self._book_tell(self._act(book, command, now), now)
+        book.saved()
         self._acts.tidy()
         for entry, _ in self.state.launched() if self._ending_runs else ():
             self._acts.stop(entry)
@@ -271,9 +272,8 @@ class SkillScheduler:
         launching = not self._stopping and self._room.free
         self.load().tell(events, now, launching=launching)
 
-    def _act(self, book: Book, now: datetime) -> Collection[Event]:
-        """Carry out the next command; moves that come in a row are told in a row."""
-        command = book.pending.popleft()
+    def _act(self, book: Book, command: Command, now: datetime) -> Collection[Event]:
+        """Carry out a command; moves that come in a row are told in a row."""
         if isinstance(command, Announce):
             moves = [command, *book.moves_in_a_row()]
             self._story.tell([(move.before, move.entry) for move in moves], now)

@@ -27,7 +27,8 @@ from flowrl.errors import (
 from flowrl.experts import repair, rooms
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.remapping import Remapping
-from flowrl.experts.store import ExpertStore, refuse_other
+from flowrl.experts.store import ExpertStore
+from flowrl.experts.wholeness import refuse_other
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.models.shapes import env_sizes, expert_shapes
 from flowrl.parallel.generated_module import generate_module_with_remapping
@@ -229,15 +230,16 @@ def _ancestor(seed: ExpertVersion) -> Ancestor:
 def _build(
     building: RunLayout, run: TrainingRun, module: str, seeds: Mapping[Path, ExpertVersion]
 ) -> None:
+    """Fill the folder, whose content becomes durable when it is committed."""
     local = Remapping(run.experts).global_to_local
-    durable.make_dir(building.folder)
-    durable.write_atomic(building.module, module)
-    durable.make_dir(building.policies)
+    durable.make_dir(building.folder.parent)
+    durable.make_dir(building.policies, lasting=False)
+    durable.write_atomic(building.module, module, lasting=False)
     places = {building.seed(local[seed.index]): folder for folder, seed in seeds.items()}
     try:
-        found = durable.copy_trees(places)
+        found = durable.copy_trees(places, lasting=False)
     except FileRefusedError as error:
         raise ExpertCorruptError(f"an expert cannot be copied: {error}") from error
     for place, folder in places.items():
         refuse_other(found[place], place, seeds[folder])
-    write_run(building, run)
+    write_run(building, run, lasting=False)

@@ -417,3 +417,59 @@ def test_a_copy_without_links_says_what_it_left_out(tmp_path):
     assert left_out == (tree / "folder", tree / "passwd")
     found = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("copy/**/*"))]
     assert found == ["copy/deep", "copy/deep/file"]
+
+
+def test_nobody_waits_for_the_disk_where_nothing_need_last(tmp_path, monkeypatch):
+    seen = flushes(monkeypatch)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("content")
+    folder = durable.make_dir(tmp_path / "a" / "b", lasting=False)
+    durable.write_json(folder / "x.json", {"x": 1}, lasting=False)
+    durable.copy_trees({folder / "copy": tmp_path / "source"}, lasting=False)
+    durable.move_dirs({tmp_path / "a" / "moved": folder / "copy"}, lasting=False)
+    assert not seen
+    assert durable.read_json(folder / "x.json") == {"x": 1}
+    assert (tmp_path / "a" / "moved" / "file").read_text() == "content"
+    assert sorted(path.name for path in folder.iterdir()) == ["x.json"]
+
+
+def test_files_replaced_in_order_are_flushed_before_the_first_and_their_folders_after(
+    tmp_path, monkeypatch
+):
+    paths = [tmp_path / "history" / "1", tmp_path / "present"]
+    (tmp_path / "history").mkdir()
+    (tmp_path / "besides").touch()
+    seen = flushes(monkeypatch)
+    with durable.replacing_in_order(paths, 0o600) as files:
+        for path in paths:
+            files.write(path, path.name.encode())
+        files.flush([tmp_path / "besides"])
+        assert len(seen) == 3
+        assert not any(path.exists() for path in paths)
+        for path in paths:
+            files.put_in_place(path)
+        assert len(seen) == 3
+    assert [path.read_bytes() for path in paths] == [b"1", b"present"]
+    assert seen[3:] == [
+        ("history", ["1"]),
+        (tmp_path.name, ["besides", "history", "present"]),
+    ]
+
+
+def test_files_that_were_not_put_in_place_leave_the_old_ones(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        path.write_text("old")
+
+    def replace_one():
+        with durable.replacing_in_order(paths, 0o600) as files:
+            for path in paths:
+                files.write(path, b"new")
+            files.flush()
+            files.put_in_place(paths[0])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        replace_one()
+    assert [path.read_text() for path in paths] == ["new", "old"]
+    assert sorted(tmp_path.iterdir()) == paths

@@ -224,3 +224,17 @@ def test_a_run_does_not_mind_its_users(tmux, make_job):
         os.kill(pid or 0, signal.SIGCONT)
     tmux.cancel(found, job.folder)
     assert why(end_of(tmux, found, job)) is Why.STOPPED
+
+
+def test_only_a_folder_that_was_launched_before_is_looked_for_among_the_panes(
+    server_folder, make_job, monkeypatch
+):
+    tmux, asked = TmuxLauncher("test"), []
+    ask = tmux._server.ask
+    monkeypatch.setattr(tmux._server, "ask", lambda *words: asked.append(words[0]) or ask(*words))
+    job = make_job(SUCCEED % "e0.a1.x")
+    assert isinstance(end_of(tmux, tmux.launch(job), job), Finished)
+    assert asked == ["new-session"]
+    again = replace(job, run_id="e0.a2.x")
+    tmux.launch(again)
+    assert asked[1:] == ["list-panes", "respawn-pane"]

@@ -18,6 +18,7 @@ from flowrl.errors import (
 )
 from flowrl.launch.job import Lost, Why
 from flowrl.parallel.asks import Verb
+from flowrl.parallel.codec import StateFile
 from flowrl.parallel.requests import ask
 from flowrl.parallel.scheduler import SkillScheduler
 from tests.parallel.scheduling import (
@@ -121,6 +122,20 @@ def test_the_intent_is_in_the_file_before_the_act(start, world):
     assert seen[0]["status"] == "running"
     assert seen[0]["run_id"] == world.folders["A"]
     assert seen[0]["handle"] is None
+
+
+def test_what_is_ordered_together_is_done_after_one_save(start, world, monkeypatch):
+    scheduler = start(max_parallel_skills=3)
+    for skill in "ABC":
+        scheduler.add_skill(skill)
+    told = []
+    save, op = StateFile.save, world.op
+    monkeypatch.setattr(StateFile, "save", lambda *args: told.append("save") or save(*args))
+    monkeypatch.setattr(world, "op", lambda verb: told.append(verb) or op(verb))
+    scheduler.tick()
+    acts = [verb for verb in told if verb in ("save", "prepare", "launch")]
+    together = ["save", *3 * ["prepare"], "save", *3 * ["launch"], "save"]
+    assert acts == together
 
 
 def test_a_full_disk_under_the_state_file_stops_all_acts_until_there_is_room(

@@ -342,10 +342,10 @@ def test_a_damaged_run_record_keeps_every_version_from_the_garbage(trained):
 def test_a_seed_that_changes_while_it_is_copied_is_refused(trained, monkeypatch):
     copy_trees = durable.copy_trees
 
-    def copy_late(sources):
+    def copy_late(sources, **how):
         for source in sources.values():
             (source / "arrays" / "d0").write_text("other")
-        return copy_trees(sources)
+        return copy_trees(sources, **how)
 
     monkeypatch.setattr(durable, "copy_trees", copy_late)
     with pytest.raises(ExpertCorruptError, match="expert 0"):
