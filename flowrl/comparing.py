@@ -23,10 +23,8 @@ from flowrl import checkpoints, console, durable
 from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.envs.admission import open_module
-from flowrl.envs.craftax import make_env
-from flowrl.envs.wrappers import BatchedEnv
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
-from flowrl.evaluate import load_experts, player
+from flowrl.evaluate import load_experts, open_player
 from flowrl.experts.inquiry import Desk, read_inquiry, write_answers
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.remapping import Remapping
@@ -108,12 +106,10 @@ def _compare(layout: GraphLayout, place: RunLayout, question: Question) -> Compa
     run, module = read_run(archive), open_module(archive.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
-    env = BatchedEnv(make_env(config.env_name, module, max_task_steps=config.max_task_steps))
+    play, luck = open_player(config, module), jax.random.key(_seed(question))
     others = load_experts(ExpertStore(layout), run)
     copies = _copies(layout, place, question, checkpoints.like_of(expected_shapes(run.config)))
     local = run.experts.index(question.expert)
-    seed = int(hashlib.sha256(repr(question).encode()).hexdigest()[:7], 16)
-    play, luck = player(env, config), jax.random.key(seed)
     current, candidate = (play(_with(others, local, copy), luck, EPISODES) for copy in copies)
     lost, won = current.success[:, -1], candidate.success[:, -1]
     return Compared(
@@ -122,6 +118,10 @@ def _compare(layout: GraphLayout, place: RunLayout, question: Question) -> Compa
         losses=int((lost & ~won).sum()),
         ties=int((won == lost).sum()),
     )
+
+
+def _seed(question: Question) -> int:
+    return int(hashlib.sha256(repr(question).encode()).hexdigest()[:7], 16)
 
 
 def _archive(layout: GraphLayout, place: RunLayout, expert: int) -> RunLayout:

@@ -18,10 +18,12 @@ from rich.text import Text
 
 from flowrl import checkpoints
 from flowrl import config as configs
+from flowrl.compiling import Draft, known
 from flowrl.config import PPOConfig
 from flowrl.envs.admission import open_module
 from flowrl.envs.craftax import make_env
-from flowrl.envs.wrappers import BatchedEnv
+from flowrl.envs.skill_module import TaskModule
+from flowrl.envs.wrappers import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts.intervals import wilson
 from flowrl.experts.store import ExpertStore
@@ -29,13 +31,14 @@ from flowrl.layout import GraphLayout, RunLayout
 from flowrl.models import dispatch
 from flowrl.models.actor_critic import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
-from flowrl.rl.program import use_compile_cache
+from flowrl.rl.drafts import Shapes, acting_experts
+from flowrl.rl.program import open_shelf, use_compile_cache
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
 
 if TYPE_CHECKING:
     from flowrl.cli import Evaluate
 
-_BATCH = 256  # episodes side by side
+ROWS = 256  # episodes side by side
 _CHUNK = 50  # steps between looks whether all episodes have ended
 
 
@@ -73,10 +76,14 @@ class Evaluation:
 class Tally(NamedTuple):
     """The first episode of each environment; leaves `[B, …]`."""
 
-    over: jax.Array
-    success: jax.Array  # bool[B, tasks]
-    length: jax.Array
-    total: jax.Array
+    over: Any
+    success: Any  # bool[B, tasks]; while playing as many columns as the plan's arrays have
+    length: Any
+    total: Any
+
+
+Play = Callable[[Any, jax.Array, int], Tally]
+known(Tally)
 
 
 def show(command: Evaluate) -> int:
@@ -110,9 +117,8 @@ def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Ev
     module = open_module(archive.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
-    env = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
+    play = open_player(config, module)
     params = load_experts(store, run)
-    play = player(BatchedEnv(env), config)
     tallies = [play(params, key, count) for key, count in _batches(seed, episodes)]
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
     return Evaluation(
@@ -159,26 +165,54 @@ def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
     )
 
 
-def player(env: BatchedEnv, config: PPOConfig) -> Callable[[Any, jax.Array, int], Tally]:
-    """A function that lets experts play the first episode of each of so many environments."""
-    reset = jax.jit(env.reset, static_argnums=1)
-    act = jax.jit(partial(_chunk, env, config.activation))
+def open_player(config: PPOConfig, module: TaskModule) -> Play:
+    """A function that lets experts play a module's plan: the first episode of each environment.
+
+    Its programs are the same for every plan of library skills. At most ROWS environments can be
+    asked for; as many worlds lie ready, since nobody looks at what follows the first episodes.
+    """
+    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
+    shelf = open_shelf(config, walk, world_pool=0, stock=ROWS)
+    env = BatchedEnv(walk, stock=ROWS, shelf=shelf)
+    return player(env, config)
+
+
+def player(env: BatchedEnv, config: PPOConfig) -> Play:
+    """The same in environments whose stock has ROWS worlds."""
+    wide = acting_experts(env.num_experts)
+    shapes = Shapes(env, config)
+    facts = {"activation": config.activation, "layer_size": config.layer_size, "experts": wide}
+
+    def like() -> tuple[Any, ...]:
+        obs, state = env.like(ROWS)
+        key = jax.eval_shape(jax.random.key, 0)
+        return jax.eval_shape(shapes.widen, shapes.packed), (obs, state, key, _tally(state, 0))
+
+    chunk = env.shelf.begin(Draft("play", partial(_chunk, env, config.activation), like, facts))
+    env.begin_programs(ROWS)
 
     def play(params: Any, key: jax.Array, count: int) -> Tally:
-        packed = dispatch.pack(params)
+        packed = shapes.widen(dispatch.pack(params))
         reset_key, key = jax.random.split(key)
-        obs, state = reset(reset_key, count)
-        tally = Tally(
-            over=jnp.zeros(count, bool),
-            success=jnp.zeros((count, env.num_tasks), bool),
-            length=jnp.zeros(count, jnp.int32),
-            total=jnp.zeros(count, jnp.float32),
-        )
-        while not bool(tally.over.all()):
-            obs, state, key, tally = act(packed, (obs, state, key, tally))
-        return jax.device_get(tally)
+        obs, state = env.reset(jax.random.split(reset_key)[1], ROWS)
+        tally = _tally(state, count)
+        while not np.asarray(tally.over).all():
+            obs, state, key, tally = chunk(packed, (obs, state, key, tally))
+        found = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
+        return found._replace(success=found.success[:, : env.num_tasks])
 
     return play
+
+
+def _tally(state: BatchedState, count: int) -> Tally:
+    """Of as many rows as the state has; all but the first `count` are of no interest."""
+    rows, columns = state.walk.success.shape
+    return Tally(
+        over=np.arange(rows) >= count,
+        success=np.zeros((rows, columns), bool),
+        length=np.zeros(rows, np.int32),
+        total=np.zeros(rows, np.float32),
+    )
 
 
 def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:
@@ -202,7 +236,7 @@ def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:
 
 
 def _batches(seed: int, episodes: int) -> list[tuple[jax.Array, int]]:
-    sizes = [min(_BATCH, episodes - start) for start in range(0, episodes, _BATCH)]
+    sizes = [min(ROWS, episodes - start) for start in range(0, episodes, ROWS)]
     return list(zip(jax.random.split(jax.random.key(seed), len(sizes)), sizes, strict=True))
 
 

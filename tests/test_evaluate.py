@@ -1,14 +1,26 @@
-"""How an evaluation is told."""
+"""How an evaluation is played, and how it is told."""
 
 from __future__ import annotations
 
 import io
+from functools import partial
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from rich.console import Console
 
 from flowrl import evaluate
-from flowrl.evaluate import Evaluation, StepRate
+from flowrl.compiling import Shelf, shelf
+from flowrl.config import PPOConfig
+from flowrl.envs.craftax import WalkState
+from flowrl.envs.interface import StepOutput
+from flowrl.envs.wrappers import BatchedEnv
+from flowrl.evaluate import ROWS, Evaluation, StepRate, Tally
+from flowrl.models import dispatch
+from flowrl.models.actor_critic import ActorCriticMoE
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", ":skull:"])
@@ -37,3 +49,102 @@ def test_an_interval_holds_its_share_and_stays_a_share(successes, trials):
     low, high = evaluate.wilson(successes, trials)
     assert 0 <= low <= successes / trials <= high <= 1
     assert low < high
+
+
+class Dice:
+    """A stand-in for a SkillEnv: worlds are numbers, and what an action does is drawn."""
+
+    observation_size = 2
+    num_actions = 3
+    num_experts = 2
+    num_tasks = 2
+    plan = np.int32(0)
+
+    def new_world(self, key: jax.Array) -> Any:
+        return {"number": jax.random.uniform(key)}
+
+    def begin_in(self, world: Any, plan: Any = None) -> WalkState:
+        zero: Any = jnp.zeros((), jnp.int32)
+        return WalkState(
+            world=world,
+            plan=zero,
+            task=zero,
+            success=jnp.zeros(8, bool),  # columns, of which two are the plan's
+            length=zero,
+            task_length=zero,
+            total=jnp.zeros((), jnp.float32),
+        )
+
+    def observe(self, state: WalkState) -> jax.Array:
+        return jnp.stack([state.world["number"], state.total])
+
+    def current_expert(self, state: WalkState) -> jax.Array:
+        return state.task
+
+    def advance(self, key: jax.Array, state: WalkState, action: jax.Array):
+        luck = jax.random.uniform(key) + 0.1 * action
+        state = state._replace(
+            length=state.length + 1,
+            total=state.total + luck * state.world["number"],
+            task=jnp.minimum(state.task + (luck > 0.9), 1).astype(jnp.int32),
+            success=state.success.at[state.task].set(state.success[state.task] | (luck > 0.9)),
+        )
+        done = luck > 1.0
+        return state, StepOutput(
+            *(luck, done, done, ~done & done, state.task, state.task, state.task),
+            *(state.success, state.length, state.total),
+        )
+
+
+def first_episodes(env: BatchedEnv, params: Any, key: jax.Array, count: int) -> Tally:
+    """Episodes in environments that have a new world each time, as many as are asked for."""
+    act = jax.jit(partial(evaluate._chunk, env, "tanh"))
+    reset_key, key = jax.random.split(key)
+    obs, state = env.reset(reset_key, count)
+    tally = Tally(
+        over=jnp.zeros(count, bool),
+        success=jnp.zeros((count, 8), bool),
+        length=jnp.zeros(count, jnp.int32),
+        total=jnp.zeros(count, jnp.float32),
+    )
+    while not bool(tally.over.all()):
+        obs, state, key, tally = act(dispatch.pack(params), (obs, state, key, tally))
+    return tally
+
+
+@pytest.fixture
+def folder(tmp_path):
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
+    yield tmp_path / "programs"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def playing(folder) -> evaluate.Play:
+    env = BatchedEnv(Dice(), stock=ROWS, shelf=Shelf(folder))  # type: ignore[arg-type]
+    return evaluate.player(env, PPOConfig(layer_size=4))
+
+
+def experts() -> Any:
+    body = ActorCriticMoE(num_experts=2, observation_size=2, num_actions=3, layer_size=4)
+    return body.init(jax.random.key(3))
+
+
+def test_first_episodes_are_those_of_environments_with_new_worlds(folder):
+    play, params, luck = playing(folder), experts(), jax.random.key(7)
+    expected = first_episodes(BatchedEnv(Dice()), params, luck, 37)  # type: ignore[arg-type]
+    found, whole = play(params, luck, 37), play(params, luck, ROWS)
+    assert np.array_equal(found.length, expected.length)
+    assert np.array_equal(found.success, expected.success[:, :2])
+    np.testing.assert_allclose(found.total, expected.total, rtol=1e-5)
+    assert np.array_equal(whole.length[:37], found.length), "however many are asked for"
+    assert len(set(found.length.tolist())) > 3
+    assert whole.success.shape == (ROWS, 2)
+    assert 0 < whole.success[:, 1].sum() < ROWS
+
+
+def test_a_second_evaluation_traces_nothing(folder, monkeypatch):
+    first = playing(folder)(experts(), jax.random.key(1), 40)
+    monkeypatch.setattr(shelf, "_exported", lambda draft: pytest.fail(f"traced {draft.name}"))
+    again = playing(folder)(experts(), jax.random.key(1), 40)
+    assert jax.tree.all(jax.tree.map(np.array_equal, first, again))

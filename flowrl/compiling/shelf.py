@@ -73,14 +73,18 @@ class Shelf:
         self._folder = folder
         self._facts = dict(facts or {})
         self._threads: ThreadPoolExecutor | None = None
+        self._begun: dict[Path, Pending] = {}
 
     def begin(self, draft: Draft) -> Callable[..., Any]:
-        """The program, got ready in a thread; whoever calls it first waits until it is."""
+        """The program, got ready in a thread, once; whoever calls it first waits until it is."""
         if self._folder is None:
             return self.ready(draft)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(thread_name_prefix="program")
-        return Pending(self._threads.submit(self.ready, draft))
+        path = self._path(self._folder, draft)
+        if path not in self._begun:
+            self._begun[path] = Pending(self._threads.submit(self._got, path, draft))
+        return self._begun[path]
 
     def ready(self, draft: Draft) -> Callable[..., Any]:
         """The program: of the shelf, or made now and put there.
@@ -92,11 +96,13 @@ class Shelf:
             with _tracing:
                 traced = jax.jit(draft.function, donate_argnums=draft.donate).trace(*draft.like())
             return once.compiled(traced)
-        path = self._path(self._folder, draft)
+        return self._got(self._path(self._folder, draft), draft)
+
+    def _got(self, path: Path, draft: Draft) -> Callable[..., Any]:
         found = _read(path)
         if found is not None:
             return _loaded(*found)
-        with once.one_at_a_time(self._folder, path.name):
+        with once.one_at_a_time(path.parent, path.name):
             found = _read(path)  # by whoever had the lock before
             if found is not None:
                 return _loaded(*found)
@@ -151,9 +157,9 @@ def _exported(draft: Draft) -> tuple[bytes, list[int]]:
 
 def _loaded(blob: bytes, given_up: list[int]) -> Callable[..., Any]:
     """The executable of an exported program."""
-    whole = export.deserialize(bytearray(blob))
-    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in whole.in_avals]
     with _tracing:
+        whole = export.deserialize(bytearray(blob))
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in whole.in_avals]
         lowered = jax.jit(whole.call, donate_argnums=tuple(given_up)).lower(*shapes)
     executable = lowered.compile()
     return lambda *args: executable(*jax.tree.leaves(args))

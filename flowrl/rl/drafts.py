@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -63,14 +63,24 @@ class Programs(NamedTuple):
                 program.wait()
 
 
+def begin_acting(env: WalkingEnv, config: PPOConfig) -> None:
+    """Let a thread get acting ready before anything else: it is the slowest to load."""
+    env.shelf.begin(_drafts(env, config)["act"])
+
+
 def begin_programs(env: WalkingEnv, config: PPOConfig) -> Programs:
     """Let threads get a trainer's programs ready, those first that are slow to load."""
+    drafts = _drafts(env, config)
+    return Programs(**{name: env.shelf.begin(draft) for name, draft in drafts.items()})
+
+
+def _drafts(env: WalkingEnv, config: PPOConfig) -> dict[str, Draft]:
     config = compiled_in(config)
-    shapes, count = Shapes(env, config), env.num_experts
+    shapes, count = _shapes(env, config), env.num_experts
     experts = {"acting": acting_experts(count)}
     facts = {"config": to_json(of_group(config)), **experts}
     own = {"config": to_json(config), **experts, "experts": count}
-    drafts = {
+    return {
         "act": Draft("act", shapes.act, shapes.acting, facts, donate=(1,)),
         "keys": Draft("keys", partial(_keys, count), lambda: (np.zeros(2, np.uint32),), own),
         "ready": Draft("ready", partial(_ready, config), lambda: (shapes.stacked,), own),
@@ -78,7 +88,12 @@ def begin_programs(env: WalkingEnv, config: PPOConfig) -> Programs:
         "widen": Draft("widen", shapes.widen, lambda: (shapes.packed,), own),
         "unpack": Draft("unpack", dispatch.unpack, lambda: (shapes.packed,), own),
     }
-    return Programs(**{name: env.shelf.begin(draft) for name, draft in drafts.items()})
+
+
+@lru_cache(maxsize=1)
+def _shapes(env: WalkingEnv, config: PPOConfig) -> Shapes:
+    """The same when asked again: what it has traced is not traced twice."""
+    return Shapes(env, config)
 
 
 def compiled_in(config: PPOConfig) -> PPOConfig:

@@ -24,7 +24,7 @@ from flowrl.models.actor_critic import ActorCriticMoE
 from flowrl.rl import resuming
 from flowrl.rl.acting import group_size, settled, threads_of
 from flowrl.rl.assignment import Assignment, initial_experts, read_assignment, save_finals
-from flowrl.rl.drafts import Programs, begin_programs, seed_words
+from flowrl.rl.drafts import Programs, begin_acting, begin_programs, seed_words
 from flowrl.rl.reporting import TRAINING, Reporter
 from flowrl.rl.resuming import Keeper, Kept
 from flowrl.rl.stopping import StopWish
@@ -80,6 +80,7 @@ def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
     pool, stock = -(-config.world_pool // groups), max(_LEAST_STOCK // groups, 2 * size)
     shelf = open_shelf(config, walk, world_pool=pool, stock=stock)
     env = BatchedEnv(walk, world_pool=pool, stock=stock, shelf=shelf)
+    begin_acting(env, config)
     env.begin_programs(size)
     return env
 

@@ -222,3 +222,12 @@ def test_processes_that_start_together_trace_a_program_once(tmp_path):
     said = [ask.communicate(timeout=120)[0].decode().split() for ask in asks]
     assert sorted(len(words) for words in said) == [1, 2]
     assert len({words[-1] for words in said}) == 1
+
+
+def test_a_program_that_is_begun_twice_is_made_once(folder):
+    place = Shelf(folder)
+    one, other = place.begin(draft()), place.begin(draft())
+    one(*arguments()), other(*arguments())
+    assert TRACED == ["sums"]
+    assert one is other
+    assert place.begin(draft(facts={"other": 1})) is not one
