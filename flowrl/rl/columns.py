@@ -3,15 +3,17 @@
 Craftax's observations are one-hots of the cells in view, and most kinds of block are in view
 nowhere: of a rollout's columns a third to a half are zero in every row. Such a column adds nothing
 to a first layer, and the gradient of its weights is exactly zero. So the columns are counted once
-per update, and where those in use fit into `width_for` of them, gradients are taken over these
-alone. The first layer's products, two thirds of the work, shrink with them.
+per update, and where those in use fit into `width_for` of them, an update learns with these alone:
+the first layer's products, two thirds of the work, shrink with them, and Adam's work, too. What
+Adam makes of the other weights, which coast by their momentum, takes one formula
+(`optimizer.coasted`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +21,15 @@ import jax.numpy as jnp
 from flowrl.models.packed import Packed
 
 _SHARE, _MULTIPLE = 0.7, 64
+_MOST_NUMBERED = 2**31 - 1
 
 
 class Columns(NamedTuple):
-    """Columns that hold all that is not zero, if they fit."""
+    """All columns, those in use first, and where each of them is then."""
 
     chosen: jax.Array  # int32[width]: those in use, in order, then some that are not
-    place: jax.Array  # int32[size]: where in `chosen` each column is; width if it is not
+    others: jax.Array  # int32[size - width]
+    place: jax.Array  # int32[size]: where each column is in `chosen` and `others` together
     fit: jax.Array  # bool, whether all columns in use are chosen
 
 
@@ -40,21 +44,56 @@ def columns_of(obs: Sequence[jax.Array]) -> Columns:
     used = jnp.stack([jnp.abs(part).max(axis=0) for part in obs]).max(axis=0) != 0
     width = width_for(len(used))
     order = jnp.argsort(~used, stable=True).astype(jnp.int32)
-    place = jnp.minimum(jnp.argsort(order).astype(jnp.int32), width)
-    return Columns(order[:width], place, used.sum() <= width)
+    place = jnp.argsort(order).astype(jnp.int32)
+    return Columns(order[:width], order[width:], place, used.sum() <= width)
 
 
-def narrowed(packed: Packed, chosen: jax.Array) -> Packed:
-    """The same experts for observations of these columns alone."""
-    kernel = packed.first.kernel[:, chosen]
-    return packed._replace(first=packed.first._replace(kernel=kernel))
+def cut_out(obs: jax.Array, columns: jax.Array) -> jax.Array:
+    """These columns of observations f32 `[N, size]`."""
+    rows, size = obs.shape
+    if obs.size > _MOST_NUMBERED:
+        return obs[:, columns]
+    # Number by number: to take whole columns, XLA:CPU turns all observations around, and back.
+    places = (jnp.arange(rows, dtype=jnp.int32) * size)[:, None] + columns
+    return obs.reshape(-1).at[places].get(mode="promise_in_bounds")
 
 
-def broadened(grads: Packed, place: jax.Array) -> Packed:
-    """Gradients of narrowed experts as those of whole ones: zero in the other columns.
+def taken(tree: Any, columns: jax.Array) -> Any:
+    """The same, with all experts in it for observations of these columns alone."""
+    return _with_first(tree, lambda kernel: _columns(kernel, columns))
 
-    Taken from where they are and not put where they belong, since XLA:CPU scatters slowly.
-    """
-    padded = jnp.pad(grads.first.kernel, ((0, 0), (0, 1), (0, 0)))
-    kernel = padded[:, place]
-    return grads._replace(first=grads.first._replace(kernel=kernel))
+
+def joined(tree: Any, others: Iterable[jax.Array], columns: Columns) -> Any:
+    """A tree of the chosen columns made whole by the first kernels of the others."""
+    rests = iter(others)
+
+    def whole(kernel: jax.Array) -> jax.Array:
+        return _columns(jnp.concatenate([kernel, next(rests)], axis=1), columns.place)
+
+    return _with_first(tree, whole)
+
+
+def first_kernels(tree: Any) -> list[jax.Array]:
+    """The kernels of the first layers, f32 `[E, observation, width]`, of all experts in a tree."""
+    nodes = jax.tree.leaves(tree, is_leaf=_is_packed)
+    return [node.first.kernel for node in nodes if isinstance(node, Packed)]
+
+
+def _columns(kernel: jax.Array, columns: jax.Array) -> jax.Array:
+    """Weights f32 `[E, columns, width]` of these observation columns."""
+    num_experts, size, width = kernel.shape
+    rows = (jnp.arange(num_experts, dtype=jnp.int32) * size)[:, None] + columns
+    return kernel.reshape(num_experts * size, width).at[rows].get(mode="promise_in_bounds")
+
+
+def _with_first(tree: Any, change: Callable[[jax.Array], jax.Array]) -> Any:
+    def changed(node: Any) -> Any:
+        if not isinstance(node, Packed):
+            return node
+        return node._replace(first=node.first._replace(kernel=change(node.first.kernel)))
+
+    return jax.tree.map(changed, tree, is_leaf=_is_packed)
+
+
+def _is_packed(node: Any) -> bool:
+    return isinstance(node, Packed)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import optax
 
 _EPSILON = 1e-5
+_BETA_1, _BETA_2 = 0.9, 0.999
+_UNROLLED = 4  # steps of coasting between two passes over the memory
 
 
 def init(config: PPOConfig, params: Any) -> Any:
@@ -41,11 +43,55 @@ def step(
     return _where_rows(rows, stepped, params), _where_rows(rows, moved, state)
 
 
+def steps_taken(state: Any) -> jax.Array:
+    """int32 `[E]`: how often each expert has moved."""
+    return state[1].count
+
+
+def coasted(
+    param: jax.Array,
+    moments: tuple[jax.Array, jax.Array],
+    *,
+    taken: jax.Array,
+    steps: jax.Array,
+    most: int,
+    lr: jax.Array,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """What several steps with gradients of zero make of a parameter and of Adam's two moments.
+
+    In step k of them, counted from 1, the moments are β₁ᵏm and β₂ᵏv, so the moves can be summed up
+    in one pass over the parameter for each step and none over the moments (Kingma & Ba 2015,
+    algorithm 1, with g = 0).
+
+    Args:
+      param, moments: f32 `[E, …]`.
+      taken: int32 `[E]`, steps that each expert has taken before.
+      steps: int32 `[E]`, steps that each expert takes now, none above `most`.
+      most: bound of `steps`.
+      lr: f32 scalar.
+    """
+    first, second = moments
+    root = jnp.sqrt(second)
+
+    def of_expert(numbers: jax.Array) -> jax.Array:
+        return numbers.reshape(-1, *[1] * (param.ndim - 1))
+
+    def move(k: jax.Array, param: jax.Array) -> jax.Array:
+        step = taken + k + 1
+        weight = jnp.where(k < steps, _BETA_1 ** (k + 1) / (1 - _BETA_1**step), 0.0)
+        shrunk = jnp.sqrt(_BETA_2 ** (k + 1) / (1 - _BETA_2**step))
+        return param - lr * of_expert(weight) * first / (of_expert(shrunk) * root + _EPSILON)
+
+    moved = jax.lax.fori_loop(0, most, move, param, unroll=_UNROLLED)
+    return moved, (first * of_expert(_BETA_1**steps), second * of_expert(_BETA_2**steps))
+
+
 def _adam(config: PPOConfig) -> optax.GradientTransformation:
     import optax  # only who traces needs it
 
     return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=_EPSILON)
+        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.scale_by_adam(b1=_BETA_1, b2=_BETA_2, eps=_EPSILON),
     )
 
 

@@ -6,7 +6,6 @@ the same for all plans and numbers of experts (`flowrl.envs.catalogue`); learnin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,14 +15,14 @@ import jax.numpy as jnp
 from flowrl.config import PPOConfig
 from flowrl.envs.interface import WalkingEnv
 from flowrl.models import dispatch
-from flowrl.models.dispatch import Evaluation, Packed
+from flowrl.models.dispatch import Packed
 from flowrl.rl import gae, optimizer
 from flowrl.rl.acting import group_size, threads_of
-from flowrl.rl.columns import broadened, columns_of, narrowed
+from flowrl.rl.columns import Columns, columns_of, cut_out, first_kernels, joined, taken
 from flowrl.rl.loss import Rows, ppo_loss
 from flowrl.rl.rollout import Acted, Place, Step
 
-Evaluate = Callable[[Packed, jax.Array], Evaluation]
+State = tuple[Packed, Any]  # parameters, and the optimizer's state
 
 
 class Learner(NamedTuple):
@@ -74,8 +73,8 @@ def _apart(place: Place) -> Place:
 
 
 def learn(
-    config: PPOConfig, state: tuple[Packed, Any], acted: tuple[Acted, ...], lr: jax.Array
-) -> tuple[tuple[Packed, Any], Stats]:
+    config: PPOConfig, state: State, acted: tuple[Acted, ...], lr: jax.Array
+) -> tuple[State, Stats]:
     """Learn from num_steps × num_envs steps for update_epochs passes.
 
     `state` is the parameters and the optimizer's state; `acted` is of every group of environments.
@@ -85,51 +84,63 @@ def learn(
     steps, last_value = _side_by_side(acted)
     rows = _rows(config, steps, last_value, groups=len(acted), num_experts=num_experts)
     indices = _minibatches(config, acted[0].shuffle_key)
+    passes = partial(_passes, config, indices, lr)
+    columns = columns_of(obs)
 
-    def passes(evaluate: Evaluate, state: tuple[Packed, Any]):
-        def move(state: tuple[Packed, Any], index: jax.Array):
-            params, opt_state = state
-            found = evaluate(params, index)
-            moved = optimizer.step(
-                config, params=params, state=opt_state, grads=found.grads, rows=found.rows, lr=lr
-            )
-            return moved, {"loss": found.loss, **found.figures}
+    def over_few(state: State) -> tuple[State, Any]:
+        chosen = [cut_out(part, columns.chosen) for part in obs]
+        few = taken(state, columns.chosen)
+        few, (counts, figures) = passes(rows=rows._replace(obs=jnp.concatenate(chosen)), state=few)
+        moves = (counts > 0).sum(axis=0)
+        return _with_others(few, state, columns, steps=moves, most=len(indices), lr=lr), figures
 
-        return jax.lax.scan(move, state, indices)
+    def over_all(state: State) -> tuple[State, Any]:
+        state, (_, figures) = passes(rows=rows._replace(obs=jnp.concatenate(obs)), state=state)
+        return state, figures
 
-    state, figures = _evaluating(config, rows, obs)(passes, state)
+    if columns.others.size:
+        state, figures = jax.lax.cond(columns.fit, over_few, over_all, state)
+    else:
+        state, figures = over_all(state)
     return state, _stats(steps, rows, figures=figures, params=state[0])
 
 
-def _evaluating(
-    config: PPOConfig, rows: Rows, obs: Sequence[jax.Array]
-) -> Callable[[Callable[[Evaluate, Any], Any], Any], Any]:
-    """What gives work and its state the rows' evaluation, by observations `obs` in their order.
+def _passes(
+    config: PPOConfig, indices: jax.Array, lr: jax.Array, *, rows: Rows, state: State
+) -> tuple[State, tuple[jax.Array, dict[str, jax.Array]]]:
+    """Move for every minibatch; also each one's rows of every expert, and its figures."""
 
-    Only the columns in use are looked at, where these are few.
-    """
-    row_loss = partial(ppo_loss, config=config)
-    of_rows = partial(dispatch.evaluate_rows, row_loss=row_loss, activation=config.activation)
-    chosen, place, fit = columns_of(obs)
+    def move(state: State, index: jax.Array):
+        params, opt_state = state
+        found = dispatch.evaluate_rows(
+            params,
+            rows,
+            index,
+            row_loss=partial(ppo_loss, config=config),
+            activation=config.activation,
+        )
+        moved = optimizer.step(
+            config, params=params, state=opt_state, grads=found.grads, rows=found.rows, lr=lr
+        )
+        return moved, (found.rows, {"loss": found.loss, **found.figures})
 
-    def over_few(work: Callable[[Evaluate, Any], Any], state: Any) -> Any:
-        narrow = rows._replace(obs=jnp.concatenate([part[:, chosen] for part in obs]))
+    return jax.lax.scan(move, state, indices)
 
-        def evaluate(params: Packed, index: jax.Array) -> Evaluation:
-            found = of_rows(narrowed(params, chosen), narrow, index)
-            return found._replace(grads=broadened(found.grads, place))
 
-        return work(evaluate, state)
-
-    def over_all(work: Callable[[Evaluate, Any], Any], state: Any) -> Any:
-        whole = rows._replace(obs=jnp.concatenate(obs))
-        return work(lambda params, index: of_rows(params, whole, index), state)
-
-    if len(chosen) == len(place):
-        return over_all
-    return lambda work, state: jax.lax.cond(
-        fit, partial(over_few, work), partial(over_all, work), state
+def _with_others(
+    few: State, before: State, columns: Columns, *, steps: jax.Array, most: int, lr: jax.Array
+) -> State:
+    """Experts that have moved in the chosen columns, and coasted in the others."""
+    kernel, *moments = first_kernels(taken(before, columns.others))
+    moved, (first, second) = optimizer.coasted(
+        kernel,
+        (moments[0], moments[1]),
+        taken=optimizer.steps_taken(before[1]),
+        steps=steps,
+        most=most,
+        lr=lr,
     )
+    return joined(few, [moved, first, second], columns)
 
 
 def _side_by_side(acted: tuple[Acted, ...]) -> tuple[Step, jax.Array]:

@@ -49,3 +49,33 @@ def test_each_expert_moves_as_under_an_adam_of_its_own():
             moves, state = adam.update(grads[expert], state)
             params = optax.apply_updates(params, moves)
         np.testing.assert_allclose(found["w"][expert], params, rtol=1e-5)
+
+
+def test_coasting_is_stepping_without_gradients():
+    """Experts of another past each, which then take 5, 0 and 3 of seven steps."""
+    past = jax.random.normal(jax.random.key(0), (3, 4))
+    params, state = stepped([[1, 1, 1], [1, 1, 0], [0, 1, 0]], past)
+    going_on = [[1, 0, 0], [1, 0, 1], [0, 0, 0], [1, 0, 1], [1, 0, 0], [0, 0, 1], [1, 0, 0]]
+    expected, after = params, state
+    for rows in going_on:
+        expected, after = optimizer.step(
+            CONFIG,
+            params=expected,
+            state=after,
+            grads={"w": jnp.zeros((3, 4))},
+            rows=jnp.asarray(rows),
+            lr=jnp.asarray(0.1),
+        )
+    found, moments = optimizer.coasted(
+        params["w"],
+        (state[1].mu["w"], state[1].nu["w"]),
+        taken=optimizer.steps_taken(state),
+        steps=jnp.asarray([5, 0, 3]),
+        most=len(going_on),
+        lr=jnp.asarray(0.1),
+    )
+    np.testing.assert_allclose(found, expected["w"], rtol=1e-5)
+    np.testing.assert_allclose(moments[0], after[1].mu["w"], rtol=1e-5)
+    np.testing.assert_allclose(moments[1], after[1].nu["w"], rtol=1e-5)
+    assert np.array_equal(found[1], params["w"][1])
+    assert (np.abs(found - params["w"])[[0, 2]] > 1e-3).any(axis=1).all()
