@@ -3,8 +3,9 @@
 A run brings ten experts back, nine of which it has trained further. Its folder is made as the
 scheduler makes it, its experts are Orbax checkpoints of random numbers that another process has
 saved, as a trainer does, and it is merged by the call that the scheduler makes: verified, its
-arrays read, committed, archived, its folder removed. Beside it the same ten folders are copied and
-flushed, file by file: the least that whoever keeps them must do.
+arrays read, committed. Beside it the same ten folders are copied and flushed, file by file: the
+least that whoever keeps them must do. What the scheduler does once it has started those that
+waited for the merge (archiving the records, removing the folder) has a row of its own.
 
 The peak of memory is that of this process, which holds no arrays; that of the child which reads
 them is a row of its own.
@@ -21,12 +22,13 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import psutil
-from benchmarking import Row, arguments, paired, report
+from benchmarking import Row, arguments, paired, report, seconds_of
 
 from flowrl.config import PPOConfig
 from flowrl.experts.merge import Candidate, FrameRule
@@ -34,7 +36,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.experts.verdicts import Offer
 from flowrl.layout import GraphLayout
 from flowrl.parallel.run_folders import PreparedRun
-from flowrl.parallel.training_processor import process_completed_training
+from flowrl.parallel.training_processor import merge_run, put_away_run
 from flowrl.parallel.training_setup import expected_shapes, prepare_training_run
 from flowrl.runs import ExpertReport, RunResult, Shapes, write_result
 from flowrl.skills.graph import SkillGraph
@@ -80,14 +82,20 @@ class Bench:
         self._commit_first()
         self._copies = count()
         self._attempts = count(1)
-        self._ready: PreparedRun
+        self._ready: PreparedRun | None = None
         self.written: dict[str, list[float]] = {"merge": [], "copy": []}
+        self.putting_away: list[float] = []
 
     def merge(self) -> None:
         """Merge the run that is ready."""
+        assert self._ready is not None
         before = _written_bytes()
-        process_completed_training(
-            self._ready.run_folder, self._ready.run.skill, NEW, self._layout.root
+        merge_run(
+            self._layout,
+            self._ready.layout,
+            self._ready.run.skill,
+            accounting="acted",
+            policy=FrameRule(),
         )
         self.written["merge"].append(_written_bytes() - before)
 
@@ -104,11 +112,18 @@ class Bench:
 
     def next_run(self) -> None:
         """Make another finished run, its experts under a second name to copy them from."""
+        self.put_away()
         for left in (*self._place.glob("copies*"), *self._place.glob("same")):
             shutil.rmtree(left)
-        self._ready = self._finished()
-        finals = self._ready.layout.finals
+        self._ready = ready = self._finished()
+        finals = ready.layout.finals
         shutil.copytree(finals, self._place / "same", copy_function=os.link)
+
+    def put_away(self) -> None:
+        """Put away the run that was merged last, if there is one."""
+        if self._ready is not None:
+            act = partial(put_away_run, self._layout, self._ready.layout, self._ready.run.skill)
+            self.putting_away.append(seconds_of(act))
 
     def _save(self, sets: int) -> list[tuple[Path, dict[str, str]]]:
         folder = self._place / "made"
@@ -233,6 +248,8 @@ def measured(size: Size, rounds: int) -> list[Row]:
         pair = paired(
             bench.merge, bench.copy, rounds=rounds, warmups=warmups, before=bench.next_run
         )
+        bench.put_away()
+        later = 1e3 * statistics.median(bench.putting_away[warmups:])
         ours, copied = (statistics.median(bench.written[side]) / 1e6 for side in bench.written)
     return [
         pair.row(case),
@@ -243,6 +260,7 @@ def measured(size: Size, rounds: int) -> list[Row]:
             unit="MB",
             ratio=copied / ours,
         ),
+        Row(case=f"{case}, put away later", ours=later, unit="ms"),
     ]
 
 

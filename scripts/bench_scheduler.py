@@ -147,6 +147,8 @@ def idle(folder: Path, *, small: bool) -> list[Row]:
     seconds = 8.0 if small else 30.0
     with sleepers(folder, TmuxLauncher("bench"), sessions=sessions) as scheduler:
         until(lambda: scheduler.tick() or len(scheduler.state.launched()) == sessions)
+        scheduler.settings = type(scheduler.settings)(poll_interval=0.1)
+        scheduler.wait()  # the first wait opens a descriptor for each run
         scheduler.tick()
         began, worked = time.monotonic(), time.process_time()
         while (left := began + seconds - time.monotonic()) > 0:

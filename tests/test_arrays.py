@@ -360,3 +360,17 @@ def test_whoever_asks_stays_free_of_arrays(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False)
     assert done.returncode == 0
+
+
+def test_what_is_done_while_arrays_are_read_comes_first(tmp_path):
+    def refuse() -> None:
+        raise LookupError
+
+    both = [("lie", tmp_path / "missing"), ("other", tmp_path / "missing")]
+    with pytest.raises(LookupError):
+        arrays.measured(both, {}, meanwhile=refuse)
+    with pytest.raises(LookupError):
+        arrays.measured([], {}, meanwhile=refuse)
+    assert not any(sha256 == "lie" for sha256, _ in arrays._known)
+    (found,) = arrays.measured([("lie", tmp_path / "missing")], {})
+    assert found.unreadable, "an answer to the order before is none to this one"

@@ -12,7 +12,7 @@ import json
 import math
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,11 +46,17 @@ _one_at_a_time = threading.Lock()
 _known: dict[tuple[str, str], Arrays] = {}  # by digest of the files and by what was wanted
 
 
-def measured(experts: Sequence[tuple[str, Path]], wanted: Shapes) -> tuple[Arrays, ...]:
+def measured(
+    experts: Sequence[tuple[str, Path]],
+    wanted: Shapes,
+    *,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> tuple[Arrays, ...]:
     """The arrays in each folder, told by the digest of its files, which names them for ever.
 
     Only leaves of the wanted shapes are loaded, one at a time. What was read before by this
-    process is not read again.
+    process is not read again. `meanwhile` is called while the child reads; what it raises comes
+    first, and nothing is remembered then.
 
     Raises:
       ExpertCorruptError: the files crash whoever reads them.
@@ -58,7 +64,11 @@ def measured(experts: Sequence[tuple[str, Path]], wanted: Shapes) -> tuple[Array
     """
     form = json.dumps({leaf: list(shape) for leaf, shape in sorted(wanted.items())})
     unknown = {sha256: folder for sha256, folder in experts if (sha256, form) not in _known}
-    found = _read(list(unknown.values()), form, wanted) if unknown else []
+    if unknown:
+        found = _read(list(unknown.values()), wanted, meanwhile)
+    else:
+        found = []
+        meanwhile()
     if len(_known) > _REMEMBERED:
         _known.clear()
     fresh = {(sha256, form): arrays for sha256, arrays in zip(unknown, found, strict=True)}
@@ -73,18 +83,18 @@ def make_ready() -> None:
         _reader.start()
 
 
-def _read(folders: Sequence[Path], form: str, wanted: Shapes) -> list[Arrays]:
+def _read(folders: Sequence[Path], wanted: Shapes, meanwhile: Callable[[], object]) -> list[Arrays]:
     largest = max((4 * math.prod(shape) for shape in wanted.values()), default=0)
     order = {
         "folders": [str(folder.absolute()) for folder in folders],
-        "wanted": json.loads(form),
+        "wanted": wanted,
         "memory_bytes": _MEMORY_BYTES + 4 * largest,
         "seconds": math.ceil(_SECONDS),
     }
-    return _asked(json.dumps(order), folders)
+    return _asked(json.dumps(order), folders, meanwhile)
 
 
-def _asked(order: str, folders: Sequence[Path]) -> list[Arrays]:
+def _asked(order: str, folders: Sequence[Path], meanwhile: Callable[[], object]) -> list[Arrays]:
     """What the child says of these folders.
 
     One that was of use before may have been broken by what it read then, so another one is asked
@@ -93,7 +103,7 @@ def _asked(order: str, folders: Sequence[Path]) -> list[Arrays]:
     places = ", ".join(str(folder) for folder in folders)
     with _one_at_a_time:
         try:
-            said = _reader.ask(order, seconds=_SECONDS)
+            said = _reader.ask(order, seconds=_SECONDS, meanwhile=meanwhile)
         except TimeoutError as error:
             raise BusyError(
                 f"the arrays in {places} could not be read within {_SECONDS:g} s; try again later"

@@ -66,8 +66,12 @@ class StandingReader:
         atexit.unregister(self.end)
         atexit.register(self.end)
 
-    def ask(self, order: str, *, seconds: float) -> bytes | Ended:
+    def ask(
+        self, order: str, *, seconds: float, meanwhile: Callable[[], object] = lambda: None
+    ) -> bytes | Ended:
         """The answer to an order, or how a child ended that had nothing to do but this order.
+
+        `meanwhile` is called once the child has the order; what it raises ends the child.
 
         Raises:
           TimeoutError: there is no answer within so many seconds; the child is ended.
@@ -75,10 +79,10 @@ class StandingReader:
         """
         self.start()
         tried_before = self._answered
-        said = self._told(order, seconds)
+        said = self._told(order, seconds, meanwhile)
         if isinstance(said, Ended) and tried_before:  # what it did before may have broken it
             self.start()
-            said = self._told(order, seconds)
+            said = self._told(order, seconds, lambda: None)
         return said
 
     def end(self) -> None:
@@ -91,10 +95,12 @@ class StandingReader:
         for stream in _streams(child):
             stream.close()
 
-    def _told(self, order: str, seconds: float) -> bytes | Ended:
+    def _told(self, order: str, seconds: float, meanwhile: Callable[[], object]) -> bytes | Ended:
         assert self._child is not None
         exchange = _Exchange(self._child, order.encode() + b"\n")
         try:
+            exchange.begin()
+            meanwhile()
             answer = exchange.answer(time.monotonic() + seconds)
         except BaseException:  # what would still come is no answer to the next order
             self.end()
@@ -122,6 +128,10 @@ class _Exchange:
         self._poll.register(self._stdin, select.POLLOUT)
         for descriptor in (self._stdout, self._stderr):
             self._poll.register(descriptor, select.POLLIN)
+
+    def begin(self) -> None:
+        """Give the order, as far as the child takes it without being waited for."""
+        self._give()
 
     def answer(self, deadline: float) -> bytes | None:
         """The line that came back; None when the child has ended, or said what is no line."""

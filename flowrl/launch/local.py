@@ -46,7 +46,7 @@ class LocalLauncher:
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         """How the run ended, or None while it lives."""
         self._reap()
-        return files.outcome(handle, folder)
+        return None if self._watcher.sees_alive(handle) else files.outcome(handle, folder)
 
     def cancel(self, handle: Handle, folder: Path) -> None:
         """Ask the run to end; returns at once."""

@@ -92,6 +92,8 @@ class TmuxLauncher:
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         """How the run ended, or None while it lives."""
+        if self._watcher.sees_alive(handle):
+            return None
         outcome = files.outcome(handle, folder)
         if isinstance(outcome, Finished) and handle.run_id not in self._succeeded:
             self._succeeded[handle.run_id] = (handle, time.monotonic() + self._keep_seconds)

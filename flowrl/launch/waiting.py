@@ -53,6 +53,18 @@ class EndWatcher:
             self._told.add(key)
             self._drop(key)
 
+    def sees_alive(self, handle: Handle) -> bool:
+        """Whether the kernel says that this runner lives; False where it was not asked before.
+
+        That costs next to nothing, while whoever reads what a run has written down opens files.
+        """
+        descriptor = self._watched.get((handle.pid, handle.birth))
+        if descriptor is None:
+            return False
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return not poll.poll(0)
+
     def close(self) -> None:
         """Give the descriptors back."""
         for key in list(self._watched):

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def verified_offers(
     for report in result.experts:
         differences += _shape_differences(report, wanted)
     if not differences:
-        differences = list(_file_differences(layout, run, result.experts))
+        differences = list(_misplaced(layout, run, result.experts))
     if differences:
         raise _refused(layout, run, differences)
     found = _measured(layout, run, result.experts, wanted)
@@ -114,9 +115,10 @@ def _shape_differences(report: ExpertReport, wanted: Shapes) -> Iterator[str]:
         yield from _differ(place, wanted.get(leaf, "absent"), report.shapes.get(leaf, "absent"))
 
 
-def _file_differences(
+def _misplaced(
     layout: RunLayout, run: TrainingRun, reports: Iterable[ExpertReport]
 ) -> Iterator[str]:
+    """What keeps the experts' files from being read at all."""
     for folder in (layout.policies, layout.finals):
         if folder.is_symlink() or not folder.is_dir():
             yield f"  {folder} is not a folder"
@@ -125,14 +127,26 @@ def _file_differences(
     folders = sorted(layout.final(number).name for number in local.values())
     yield from _differ("folders", folders, sorted(path.name for path in layout.finals.iterdir()))
     for report in reports:
-        place = layout.final(local[report.expert])
         try:
-            _check_size(place, report.shapes)
-            found = durable.tree_digest(place)
+            _check_size(layout.final(local[report.expert]), report.shapes)
         except FileRefusedError as error:
             yield f"  {error}"
+
+
+def _check_digests(
+    layout: RunLayout, run: TrainingRun, places: Iterable[tuple[ExpertReport, Path]]
+) -> None:
+    """Raise ResultRefusedError unless the files are those that the run reports."""
+    differences: list[str] = []
+    for report, place in places:
+        try:
+            found = durable.tree_digest(place)
+        except FileRefusedError as error:
+            differences.append(f"  {error}")
         else:
-            yield from _differ(f"expert {report.expert} sha256", report.sha256, found)
+            differences += _differ(f"expert {report.expert} sha256", report.sha256, found)
+    if differences:
+        raise _refused(layout, run, differences)
 
 
 def _check_size(place: Path, shapes: Shapes) -> None:
@@ -146,10 +160,15 @@ def _check_size(place: Path, shapes: Shapes) -> None:
 def _measured(
     layout: RunLayout, run: TrainingRun, reports: Iterable[ExpertReport], wanted: Shapes
 ) -> tuple[Arrays, ...]:
+    """The arrays, read by the child while the files are held against their digests here."""
     local = Remapping(run.experts).global_to_local
-    places = [(report.sha256, layout.final(local[report.expert])) for report in reports]
+    places = [(report, layout.final(local[report.expert])) for report in reports]
     try:
-        return arrays.measured(places, wanted)
+        return arrays.measured(
+            [(report.sha256, place) for report, place in places],
+            wanted,
+            meanwhile=partial(_check_digests, layout, run, places),
+        )
     except ExpertCorruptError as error:
         raise _refused(layout, run, [f"  {error}"]) from error
 
