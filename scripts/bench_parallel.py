@@ -47,6 +47,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "Make Wood Pickaxe": ("Collect Wood", "Place Table"),
 }
 FEW = ("Collect Wood", "Collect Sapling", "Wake Up", "Place Table")
+WARMING = ("Collect Wood", "Place Table", "Make Wood Pickaxe")  # runs of one, two, three experts
 _GPU = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 _SAMPLE_SECONDS = 0.5
 _SET_CHILD_SUBREAPER = 36
@@ -89,14 +90,28 @@ class Bench:
 
     def __init__(self, folder: Path, skills: Sequence[str], words: Sequence[str]) -> None:
         self._folder = folder
-        self._skills = ",".join(skills)
+        self._skills = skills
         self._words = words
+
+    def warm(self, story: str, *flags: str) -> None:
+        """Let all programs be compiled and kept that this way of training needs.
+
+        They depend on how many threads a run has, so each way has its own; skills share them.
+        """
+        few = [skill for skill in WARMING if skill in self._skills]
+        self._train(story, few, 1, flags)
 
     def train(self, story: str, frames: int, *flags: str) -> Trained:
         """Train the graph from nothing, each skill for so many frames."""
+        return self._train(story, self._skills, frames, flags)
+
+    def _train(
+        self, story: str, skills: Sequence[str], frames: int, flags: Sequence[str]
+    ) -> Trained:
         graph = self._folder / "graph"
         shutil.rmtree(graph, ignore_errors=True)
-        words = [story, self._skills, "--graph_path", str(graph), "--total_timesteps", str(frames)]
+        names = ",".join(skills)
+        words = [story, names, "--graph_path", str(graph), "--total_timesteps", str(frames)]
         words += ["--success_state_rate", "1", "--min_success_rate", "0", *flags, *self._words]
         used, began, began_at = _processor_seconds(), time.perf_counter(), datetime.now(UTC)
         with Load() as load:
@@ -220,8 +235,9 @@ def main() -> int:
         bench = Bench(Path(folder), skills, words)
         ways = _ways(options.runs_per_gpu, pinned=options.pinned)
         if not options.cold:
-            bench.train("bottomup", 1)
-            bench.train("bottomup_parallel", 1, *next(iter(ways.values())))
+            bench.warm("bottomup")
+            for flags in ways.values():
+                bench.warm("bottomup_parallel", *flags)
         alone = bench.train("bottomup", frames)
         trained = {
             way: bench.train("bottomup_parallel", frames, *flags) for way, flags in ways.items()
