@@ -271,7 +271,7 @@ def main() -> int:
     for size, rounds in ((SMALL, 5), (LARGE, 1)) if options.small else ((SMALL, 9), (LARGE, 3)):
         rows += measured(size, rounds)
         peaks.append(_peak_megabytes(os.getpid()))
-        readers.append(max(map(_peak_megabytes, _children()), default=_peak_of_ended_children()))
+        readers.append(_peak_of_reader())
     rows += [
         Row(
             case="peak memory, 40 MB next to 1 MB experts",
@@ -289,12 +289,10 @@ def main() -> int:
     return 0
 
 
-def _children() -> list[int]:
-    return [child.pid for child in psutil.Process().children(recursive=True)]
-
-
-def _peak_of_ended_children() -> float:
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+def _peak_of_reader() -> float:
+    children = psutil.Process().children(recursive=True)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return max((_peak_megabytes(child.pid) for child in children), default=ended)
 
 
 if __name__ == "__main__":
