@@ -145,6 +145,7 @@ def test_first_episodes_are_those_of_environments_with_new_worlds(folder):
 
 def test_a_second_evaluation_traces_nothing(folder, monkeypatch):
     first = playing(folder)(experts(), jax.random.key(1), 40)
+    monkeypatch.setattr(shelf, "_begun", {})  # as in another process
     monkeypatch.setattr(shelf, "_exported", lambda draft: pytest.fail(f"traced {draft.name}"))
     again = playing(folder)(experts(), jax.random.key(1), 40)
     assert jax.tree.all(jax.tree.map(np.array_equal, first, again))

@@ -37,8 +37,10 @@ _FORMAT = 1
 _LIMIT_BYTES = 64 * 2**20
 _HEADER_BYTES = 2**16
 _MOST_KEPT = 256
+_MOST_LOADED = 32
 _tracing = threading.RLock()  # tracing is Python: two threads at it only hinder each other
 _known: set[type] = set()
+_begun: dict[Path, Pending] = {}  # of this process, the newest last
 
 
 class Draft(NamedTuple):
@@ -73,18 +75,23 @@ class Shelf:
         self._folder = folder
         self._facts = dict(facts or {})
         self._threads: ThreadPoolExecutor | None = None
-        self._begun: dict[Path, Pending] = {}
 
     def begin(self, draft: Draft) -> Callable[..., Any]:
-        """The program, got ready in a thread, once; whoever calls it first waits until it is."""
+        """The program, got ready in a thread; whoever calls it first waits until it is.
+
+        A process gets each program ready once, for all its runs.
+        """
         if self._folder is None:
             return self.ready(draft)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(thread_name_prefix="program")
         path = self._path(self._folder, draft)
-        if path not in self._begun:
-            self._begun[path] = Pending(self._threads.submit(self._got, path, draft))
-        return self._begun[path]
+        before = _begun.get(path)
+        if before is None or before.failed:
+            _begun[path] = Pending(self._threads.submit(self._got, path, draft))
+        for oldest in list(_begun)[:-_MOST_LOADED]:
+            del _begun[oldest]
+        return _begun[path]
 
     def ready(self, draft: Draft) -> Callable[..., Any]:
         """The program: of the shelf, or made now and put there.
@@ -134,6 +141,11 @@ class Pending:
     def __call__(self, *args: Any) -> Any:
         """Call the program, once it is ready."""
         return self._program.result()(*args)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it could not be got ready."""
+        return self._program.done() and self._program.exception() is not None
 
     def wait(self) -> None:
         """Until the program is ready; raises what stood in the way."""

@@ -224,10 +224,25 @@ def test_processes_that_start_together_trace_a_program_once(tmp_path):
     assert len({words[-1] for words in said}) == 1
 
 
-def test_a_program_that_is_begun_twice_is_made_once(folder):
-    place = Shelf(folder)
-    one, other = place.begin(draft()), place.begin(draft())
-    one(*arguments()), other(*arguments())
+def test_a_program_that_is_begun_twice_is_made_once_for_all_runs(folder):
+    one, other = Shelf(folder).begin(draft()), Shelf(folder).begin(draft())
+    one(*arguments())
+    other(*arguments())
     assert TRACED == ["sums"]
     assert one is other
-    assert place.begin(draft(facts={"other": 1})) is not one
+    assert Shelf(folder).begin(draft(facts={"other": 1})) is not one
+
+
+def test_a_program_that_failed_is_begun_again(folder):
+    ready: list[bool] = []
+
+    def fails(left):
+        if not ready:
+            raise ValueError("not yet")
+        return left + 1
+
+    again = Draft("again", fails, lambda: (jnp.ones(2),))
+    with pytest.raises(ValueError, match="not yet"):
+        Shelf(folder).begin(again)(jnp.ones(2))
+    ready.append(True)
+    assert Shelf(folder).begin(again)(jnp.ones(2)).tolist() == [2, 2]
