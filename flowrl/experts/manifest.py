@@ -180,19 +180,25 @@ def succeed(
     *,
     besides: Iterable[Path],
     unless: Callable[[], None],
+    otherwise: Callable[[], None],
 ) -> None:
     """Keep `manifest` in the history and make it the one that counts: the commit of a merge.
 
-    What it names lies in `besides`, which becomes durable before. `unless` is called last of all
-    and raises if the manifest must not be swapped in.
+    What it names lies in `besides`, which becomes durable before; `otherwise` is called if the disk
+    does not take it. `unless` is called last of all and raises if the manifest must not be swapped
+    in.
     """
     durable.make_dir(layout.history, lasting=False)
     content = durable.json_text(sealed.sealed(to_json(manifest))).encode()
     history = history_file(layout, manifest.generation)
     with durable.replacing_in_order([history, layout.manifest], 0o600) as files:
-        files.write(history, content)
-        files.write(layout.manifest, content)
-        files.flush((layout.checkpoints, *besides))
+        try:
+            files.write(history, content)
+            files.write(layout.manifest, content)
+            files.flush((layout.checkpoints, *besides))
+        except OSError:
+            otherwise()
+            raise
         files.put_in_place(history)
         durable.fault_point("commit.history")
         unless()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -170,10 +171,9 @@ class ExpertStore:
     def _publish(
         self, run_id: str, taken: Sequence[tuple[ExpertVersion, Path]]
     ) -> tuple[Path, ...]:
-        """Give each new version its folder, with a copy of what is in the other.
+        """Give each new version its folder, with a copy of what is in the other; answers these.
 
-        Returns all that has to be durable before a manifest names it; a flush of all at once takes
-        as long as one.
+        They are not durable yet: a flush of them all, with what names them, takes as long as one.
         """
         finals = {self.path_of(version): version for version, _ in taken}
         prepared = {final: final.with_name(f".tmp-{run_id}") for final in finals}
@@ -188,9 +188,7 @@ class ExpertStore:
         durable.fault_point("commit.copied")
         durable.move_dirs(prepared, lasting=False)
         durable.fault_point("commit.published")
-        homes = {home for final in finals for home in (final.parent, final.parent.parent)}
-        above = {self.layout.skills, self.layout.root} if taken else ()
-        return (*chain.from_iterable(map(durable.everything, finals)), *homes, *above)
+        return tuple(finals)
 
     def _swap(
         self,
@@ -199,10 +197,18 @@ class ExpertStore:
         still_held: Callable[[], None],
         published: Collection[Path] = (),
     ) -> None:
-        """Let another manifest count, once what it names, which is `published`, is durable."""
+        """Let another manifest count, once the new versions in `published` are durable."""
         if not self.layout.manifest.exists():  # so that "history without manifest" means damage
             manifests.swap(self.layout, before)
-        manifests.succeed(self.layout, after, besides=published, unless=still_held)
+        homes = {home for final in published for home in final.parents[:4]}  # up to the graph's
+        inside = chain.from_iterable(map(durable.everything, published))
+        manifests.succeed(
+            self.layout,
+            after,
+            besides=(*inside, *homes),
+            unless=still_held,
+            otherwise=partial(_remove, published),
+        )
         durable.fault_point("commit.swapped")
         manifests.write_pickle(self.layout, after)
         logger.debug("manifest swapped", extra={"generation": after.generation})
@@ -280,6 +286,13 @@ class ExpertStore:
             for path in folder.iterdir():
                 if _INDEX.fullmatch(index) and manifests.is_version_name(path.name):
                     yield (int(index), path.name), path
+
+
+def _remove(folders: Collection[Path]) -> None:
+    """Give a full disk its room back; what cannot be removed is garbage."""
+    for folder in folders:
+        with suppress(OSError):
+            durable.remove_tree(folder)
 
 
 def _arrays(offer: Offer, verdict: Take) -> Path:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
 import multiprocessing
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import durable
+from flowrl import durable, flushing
 from flowrl.errors import (
     BusyError,
     ExpertCorruptError,
@@ -373,6 +374,25 @@ def test_recovery_removes_what_a_killed_merge_left(store, layout):
         "global_latest.pkl",
         "history",
     ]
+
+
+def test_what_the_disk_does_not_take_leaves_no_version(store, layout, monkeypatch):
+    merge(store, "r0", expert=0, acted=1)
+    before, versions = layout.manifest.read_bytes(), list(store.versions())
+    flush_one = flushing.flush_one
+
+    def full(path, flags=0):
+        if "r1" in str(path):
+            raise OSError(errno.ENOSPC, "injected", str(path))
+        flush_one(path, flags)
+
+    monkeypatch.setattr(flushing, "flush_one", full)
+    with pytest.raises(OSError, match="injected"):
+        merge(store, "r1", expert=0, acted=5)
+    assert list(store.versions()) == versions
+    assert layout.manifest.read_bytes() == before
+    monkeypatch.undo()
+    assert isinstance(merge(store, "r1", expert=0, acted=5).verdicts[0], Take)
 
 
 def test_a_replaced_lock_file_stops_the_merge_before_its_swap(store, layout, monkeypatch):
