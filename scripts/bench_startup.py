@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from benchmarking import Pair, Row, arguments, report
 
 from flowrl import runs
 from flowrl.config import PPOConfig, TrainConfig, parse
+from flowrl.launch.environment import compile_cache
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel import prepare_training_run
 from flowrl.skills.graph import SkillGraph
@@ -60,8 +62,8 @@ def startup_rows(rounds: int, *, only_warm: bool, cpu: bool) -> list[Row]:
         first, second = (
             module_of(place / name.replace(" ", "_"), name) for name in (FIRST, SECOND)
         )
-        if only_warm:  # the cache of this place may be full; it is filled in any case
-            cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or place / "cache")
+        if only_warm:  # the user's cache may be full; it is filled in any case
+            cache = compile_cache(None, os.environ)
             ours(first, cache)
             return [row("warm", first, lambda _: cache, rounds=rounds, cpu=cpu)]
         cold = row("cold", first, lambda number: place / f"cold{number}", rounds=rounds, cpu=cpu)
@@ -69,6 +71,7 @@ def startup_rows(rounds: int, *, only_warm: bool, cpu: bool) -> list[Row]:
         fresh = [place / f"other{number}" for number in range(rounds)]
         for cache in fresh:
             ours(first, cache)
+            shutil.copytree(beside(place / "cold0"), beside(cache))
         other = row("second skill", second, lambda number: fresh[number], rounds=rounds, cpu=cpu)
     return [cold, warm, other]
 
@@ -79,8 +82,7 @@ def row(case: str, module: Path, cache: Callable[[int], Path], *, rounds: int, c
     found: dict[str, list[float]] = {"ours": [], "baseline": []}
     for number in range(rounds):
         found["ours"].append(ours(module, cache(number))[figure])
-        own = cache(number).with_name(f"{cache(number).name}-baseline")
-        found["baseline"].append(baseline(module, own)[figure])
+        found["baseline"].append(baseline(module, beside(cache(number)))[figure])
     pair = Pair(tuple(found["ours"]), tuple(found["baseline"]))
     times = pair.rate_row(case, work=1.0, unit="s")
     return Row(
@@ -90,6 +92,11 @@ def row(case: str, module: Path, cache: Callable[[int], Path], *, rounds: int, c
         unit="CPU s" if cpu else "s",
         ratio=pair.speedup,
     )
+
+
+def beside(cache: Path) -> Path:
+    """The baseline's cache next to ours."""
+    return cache.with_name(f"{cache.name}-baseline")
 
 
 def ours(module: Path, cache: Path) -> tuple[float, float]:
