@@ -8,6 +8,7 @@ expert's weights; it is meant for devices on which a loop is bound by the launch
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from flowrl.models.actor_critic import take_expert
 from flowrl.models.packed import Packed, forward
 
 _LEAST, _MOST, _MULTIPLE = 16, 160, 8  # rows of a tile
+_SHARES = (0.25, 0.5, 0.75, 0.875)  # of a tile, in which a ragged one is computed
 
 
 class Tiles(NamedTuple):
@@ -39,6 +41,12 @@ def tile_size(num_rows: int, num_experts: int) -> int:
     likely = share + 2.0 * math.sqrt(share)
     size = likely / math.ceil(likely / _MOST)
     return max(_LEAST, _MULTIPLE * math.ceil(size / _MULTIPLE))
+
+
+def _sizes(size: int) -> tuple[int, ...]:
+    """Sizes in which tiles are computed: the last one of an expert is seldom full."""
+    parts = {max(1, int(share * size) // _MULTIPLE) * _MULTIPLE for share in _SHARES}
+    return (*sorted(parts - {size}), size)
 
 
 def tiles_of(expert: jax.Array, *, num_experts: int) -> Tiles:
@@ -119,7 +127,8 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
     """Mean loss of the rows `index`, mean figures, and the loss's gradient, tile by tile.
 
     Gradients are taken inside the loop and added up, since reverse-mode differentiation through
-    a loop of unknown length is impossible.
+    a loop of unknown length is impossible. A tile that is not full is computed in the least of a
+    few sizes that holds its rows.
     """
     num_rows, num_experts = index.shape[0], packed.first.kernel.shape[0]
     size = tile_size(num_rows, num_experts)
@@ -130,15 +139,22 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
         each = row_loss(logits, value, chosen)
         return jax.tree.map(lambda x: jnp.where(inside, x, 0.0).sum() / num_rows, each)
 
-    def add_tile(number: jax.Array, total: Any) -> Any:
-        start, owner = tiles.start[number], tiles.expert[number]
+    def of_tile(size: int, number: jax.Array, one: Packed) -> Any:
+        start = tiles.start[number]
         place = start + jnp.arange(size)
         inside = place < tiles.stop[number]
         # Filled up with a row of its own: another expert's could overflow, and 0 × inf is NaN.
         row = index[tiles.order[jnp.where(inside, place, start)]]
         chosen = jax.tree.map(lambda leaf: leaf[row], rows)
-        one = take_expert(packed, owner)
-        sums, grads = jax.value_and_grad(tile_loss, has_aux=True)(one, chosen, inside)
+        return jax.value_and_grad(tile_loss, has_aux=True)(one, chosen, inside)
+
+    sizes = _sizes(size)
+    kinds = [partial(of_tile, rows_of_kind) for rows_of_kind in sizes]
+
+    def add_tile(number: jax.Array, total: Any) -> Any:
+        owner = tiles.expert[number]
+        kind = jnp.searchsorted(jnp.asarray(sizes), tiles.stop[number] - tiles.start[number])
+        sums, grads = jax.lax.switch(kind, kinds, number, take_expert(packed, owner))
         added = jax.tree.map(lambda whole, part: whole.at[owner].add(part), total[1], grads)
         return jax.tree.map(jnp.add, total[0], sums), added
 
