@@ -167,7 +167,9 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
     held, all others are blocked, and a line names what blocks it: the largest state that there is.
     """
     skills = graph(SKILLS)
-    events = 50 if small else 200
+    needed = {need for item in skills for need in item.needs}
+    leaves = [item.skill for item in skills if item.skill not in needed]
+    events = leaves[: 50 if small else 200]
     waiting, _ = step(SchedulerState(), [signals.SkillsAdded(skills)], NOW, RESTING)
     row, row_of_event = _saves(folder / "scheduler_state.json", waiting, events, "")
     with SkillScheduler(folder, launcher=LocalLauncher()) as scheduler:
@@ -180,27 +182,29 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
         return [row, row_of_event, tick]
     holds = [signals.Hold(item.skill) for item in skills if not item.needs]
     blocked, _ = step(waiting, holds, NOW, RESTING)
-    largest, _ = _saves(folder / "blocked.json", blocked, events // 4, ", all blocked")
+    largest, _ = _saves(folder / "blocked.json", blocked, events[:50], ", all blocked")
     return [row, row_of_event, tick, largest]
 
 
-def _saves(path: Path, state: SchedulerState, events: int, what: str) -> tuple[Row, Row]:
-    """The rows of a save and of the event before it, beside a file that is written whole."""
+def _saves(path: Path, state: SchedulerState, held: list[str], what: str) -> tuple[Row, Row]:
+    """The rows of a save and of the event before it, beside a file that is written whole.
+
+    The events are holds of skills that no other needs, so that each changes one line.
+    """
     file = StateFile(path)
     file.save(state)
     facts = json.loads(path.read_bytes())
     whole = path.with_name("whole.json")
     stepping, saving, theirs = [], [], []
-    for number in range(events):
+    for number, skill in enumerate(held):
         began = time.perf_counter()
-        event = signals.Hold(f"Collect Thing {SKILLS - 1 - number * 7}")
-        state, _ = step(state, [event], NOW, RESTING)
+        state, _ = step(state, [signals.Hold(skill)], NOW, RESTING)
         stepped = time.perf_counter()
         file.save(state)
         stepping.append(stepped - began)
         saving.append(time.perf_counter() - stepped)
         time.sleep(0.01)
-        if number % (events // 3) == 0:
+        if number % (len(held) // 3) == 0:
             theirs.append(seconds_of(lambda: whole.write_text(json.dumps(facts, indent=2))))
     ours, baseline = (1e3 * statistics.median(side) for side in (saving, theirs))
     case = f"save, 10,000 skills{what}"
