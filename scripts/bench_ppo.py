@@ -132,7 +132,7 @@ def _parts(case: str, run: Opened, turn: Turn, *, updates: int) -> list[Row]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--case", nargs="*", help="of the cases only these")
-    parser.add_argument("--learning", action="store_true", help="steps to 80 % success")
+    parser.add_argument("--learning", action="store_true", help="steps to 80 %% success")
     parser.add_argument("--seeds", type=int, default=3, help="of --learning")
     args = parser.parse_args()
     if args.learning:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from training_cases import opened, planned
@@ -28,9 +29,11 @@ def main() -> None:
     print(f"{run.env.num_experts} experts, {run.env.num_tasks} tasks, {config.num_envs} envs")
     print(f"ready after {time.perf_counter() - began:.1f} s")
     learner, seconds = run.learner, []
+    threads = ThreadPoolExecutor(len(learner.places))
+    rate = np.float32(config.lr)
     for _ in range(UPDATES):
         began = time.perf_counter()
-        learner, _ = update(run.env, run.programs, learner, np.float32(config.lr))
+        learner, _ = update(run.env, run.programs, learner, rate, threads=threads)
         seconds.append(time.perf_counter() - began)
     for name, value in (("best", min(seconds)), ("median", sorted(seconds)[UPDATES // 2])):
         print(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
@@ -111,10 +112,11 @@ def _ours(goal: Goal, seed: int) -> tuple[Reached, int]:
     config, env, learner = run.config, run.env, run.learner
     run.programs.wait()
     newest, episodes = Newest(), EpisodeLog(config.num_envs, env.num_tasks)
+    threads = ThreadPoolExecutor(len(learner.places))
     reached, began = None, time.perf_counter()
     for number in range(MOST_UPDATES):
         rate = np.float32(learning_rate(config, number))
-        learner, stats = update(env, run.programs, learner, rate)
+        learner, stats = update(env, run.programs, learner, rate, threads=threads)
         success = stats.task_success[..., env.num_tasks - 1]
         steps = (number + 1) * stats.done.size
         if newest.add(int(stats.done.sum()), float(success[stats.done].sum())) and not reached:
