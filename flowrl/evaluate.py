@@ -194,6 +194,7 @@ def player(env: BatchedEnv, config: PPOConfig) -> Play:
     def play(params: Any, key: jax.Array, count: int) -> Tally:
         packed = shapes.widen(dispatch.pack(params))
         reset_key, key = jax.random.split(key)
+        # The same worlds as in environments without a stock, which split their key first.
         obs, state = env.reset(jax.random.split(reset_key)[1], ROWS)
         tally = _tally(state, count)
         while not np.asarray(tally.over).all():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LEAST_GROUP = 32  # environments of a thread; fewer cost as much as they gain
+LEAST_GROUP = 32  # environments of a thread: a group costs as much again as some twenty
 
 
 def threads_for(num_envs: int, cpus: int) -> int:

@@ -131,16 +131,16 @@ def _with_others(
     few: State, before: State, columns: Columns, *, steps: jax.Array, most: int, lr: jax.Array
 ) -> State:
     """Experts that have moved in the chosen columns, and coasted in the others."""
-    kernel, *moments = first_kernels(taken(before, columns.others))
-    moved, (first, second) = optimizer.coasted(
+    kernel, first, second = first_kernels(taken(before, columns.others))
+    moved, moments = optimizer.coasted(
         kernel,
-        (moments[0], moments[1]),
+        (first, second),
         taken=optimizer.steps_taken(before[1]),
         steps=steps,
         most=most,
         lr=lr,
     )
-    return joined(few, [moved, first, second], columns)
+    return joined(few, [moved, *moments], columns)
 
 
 def _side_by_side(acted: tuple[Acted, ...]) -> tuple[Step, jax.Array]:
@@ -158,7 +158,7 @@ def _flat(leaf: jax.Array) -> jax.Array:
 def _rows(
     config: PPOConfig, steps: Step, last_value: jax.Array, *, groups: int, num_experts: int
 ) -> Rows:
-    """The rows of one group after those of another."""
+    """The rows of one group after those of another, without what they saw."""
     output = steps.output
     advantage = gae.advantages(
         output.reward,
