@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any
 SOURCE = Path(__file__).with_name("shim.c")
 ROOT = Path(__file__).parents[2]
 _INJECTED = (5, 28)  # EIO, ENOSPC
+_CLOSES_WITHIN = 10.0  # seconds
 
 
 class Mode(Enum):
@@ -98,6 +100,16 @@ def _open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+def _as_many_open(before: int) -> bool:
+    """Whether no more and no fewer files are open; a library's threads may close theirs late."""
+    end = time.monotonic() + _CLOSES_WITHIN
+    while _open_files() != before:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 class Shim:
     """The shim that was preloaded into this process."""
 
@@ -147,7 +159,7 @@ class Shim:
                 raise
             end = End.FAILED
         self._library.shim_disarm()
-        return end if _open_files() == before else End.LEAKED
+        return end if _as_many_open(before) else End.LEAKED
 
     def _arm(self, watched: Path, mode: Mode, at: int) -> None:
         self._library.shim_arm(
