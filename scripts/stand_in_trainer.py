@@ -2,8 +2,8 @@
 
 python -I -S scripts/stand_in_trainer.py MADE RUN/7.py
 
-It writes the time of its first line into `RUN/began`, and that of its end, when its result is
-there, into `RUN/ended`. Expert 7 brings back what lies in `MADE/7`, described in `MADE/told.json`.
+It writes the time of its end, when its result is there, into `RUN/ended`. Expert 7 brings back what
+lies in `MADE/7`, described in `MADE/told.json`.
 """
 # It is to start at once, so pathlib is not imported:
 # ruff: noqa: PTH118, PTH119, PTH120, PTH123
@@ -12,14 +12,12 @@ import os
 import sys
 import time
 
-BEGAN = time.time()
 SECONDS = 0.3  # long enough for the scheduler to fall asleep
 
 
 def main(made: str, module: str) -> None:
     """Leave behind what a trainer leaves."""
     folder, expert = os.path.dirname(module), os.path.basename(module).removesuffix(".py")
-    note(folder, "began", BEGAN)
     import json
     import shutil
 

@@ -1,8 +1,8 @@
 """scheduler_state.json: one line per skill, valid JSON, for the scheduler, for people and for jq.
 
-Every line has `skill`, `status`, `expert`, `attempt`, `session`, `device`, `needs`, `waits_for`,
-`blocked_by`, `frames`, `success_rate` and `why`, null or empty where they say nothing, and what
-else is true of its status. Times are ISO 8601 in UTC. `requests` holds the answers to the last
+Every line has `skill`, `status`, `expert`, `attempt`, `needs` and `waits_for`, and what else is true
+of its status: `session`, `device`, `blocked_by`, `frames`, `success_rate`, `why` and more. What
+would say nothing is left out, which jq reads as null. Times are ISO 8601 in UTC. `requests` holds the answers to the last
 requests, `wish` what a user wants of the daemon itself.
 
 The first line holds a checksum of all that follows, so a flipped bit is never taken for a state:

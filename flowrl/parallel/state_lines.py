@@ -35,29 +35,23 @@ _DUMP = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", "
 
 
 def line(entry: Entry, waits_for: tuple[str, ...]) -> bytes:
-    """The entry as JSON; what is not on every line is left out while it says nothing."""
+    """The entry as JSON; but for the first six, keys that would say nothing are left out."""
     status = entry.status
     facts: dict[str, Any] = {
         "skill": entry.skill,
         "status": status.word,
         "expert": entry.expert,
         "attempt": None,
-        "session": None,
-        "device": None,
         "needs": entry.needs,
         "waits_for": waits_for,
-        "blocked_by": (),
-        "frames": None,
-        "success_rate": None,
-        "why": "",
     }
+    if isinstance(status, Running) and entry.expert is not None:
+        session = status.handle.session if status.handle else None
+        facts["session"] = session or session_name(entry.expert, entry.skill)
     for item in fields(status):
         key, value = _NAMES.get(item.name, item.name), getattr(status, item.name)
         if key in facts or value != item.default:
             facts[key] = _plain(value)
-    if isinstance(status, Running) and entry.expert is not None:
-        session = status.handle.session if status.handle else None
-        facts["session"] = session or session_name(entry.expert, entry.skill)
     counts = {name: getattr(entry, name) for name in ("priority", *_COUNTS, "error")}
     facts |= {name: value for name, value in counts.items() if value}
     return _DUMP(facts).encode()

@@ -125,26 +125,26 @@ def _document(layout: GraphLayout) -> dict[str, Any]:
 def _row(layout: GraphLayout, facts: Mapping[str, Any]) -> SkillRow:
     progress = _progress(layout, facts) if facts["status"] == "running" else None
     steps = progress.step_success if progress else ()
-    success = steps[-1] if steps else facts["success_rate"]
+    success = steps[-1] if steps else facts.get("success_rate")
     return SkillRow(
         skill=facts["skill"],
         status=facts["status"],
         expert=facts["expert"],
         attempt=facts["attempt"],
-        session=facts["session"],
-        device=facts["device"],
+        session=facts.get("session"),
+        device=facts.get("device"),
         phase=progress.phase if progress else None,
         steps_per_second=progress.steps_per_second if progress else None,
         success_rate=success,
         step_success=steps,
-        frames=progress.frames if progress else facts["frames"],
+        frames=progress.frames if progress else facts.get("frames"),
         total_frames=progress.total_frames if progress else None,
         eta_seconds=progress.eta_seconds if progress else None,
         seconds=_seconds(facts),
         ended_at=facts.get("at"),
-        waits_for=tuple(facts["blocked_by"] or facts["waits_for"]),
+        waits_for=tuple(facts.get("blocked_by") or facts["waits_for"]),
         waits=_waits(facts),
-        why=_ASKED.get(facts.get("asked") or "", "") or facts["why"] or "",
+        why=_ASKED.get(facts.get("asked") or "", "") or facts.get("why") or "",
         log=tuple(facts.get("log", ())),
     )
 
