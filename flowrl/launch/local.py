@@ -1,6 +1,7 @@
 """Runs as plain detached processes: for machines without tmux, for tests, for the sequential loop.
 
-They outlive the daemon like tmux sessions do, in a session of their own, but nobody can attach.
+They outlive the daemon like tmux sessions do, in a session of their own, but nobody can attach. A
+host that forks starts them; where a fork cannot show its own command line, Python is started anew.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from flowrl.errors import LaunchError
 from flowrl.launch import files, processes
+from flowrl.launch.hosting import RunnerHost
 from flowrl.launch.job import Handle, Job, Outcome
 from flowrl.launch.waiting import EndWatcher
 from flowrl.layout import RunLayout
@@ -25,6 +27,7 @@ class LocalLauncher:
     def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self._grace_seconds = grace_seconds
         self._watcher = EndWatcher()
+        self._host = RunnerHost()
         self._children: list[subprocess.Popen] = []
 
     def launch(self, job: Job) -> Handle:
@@ -59,6 +62,7 @@ class LocalLauncher:
     def close(self) -> None:
         """Release what has ended; runs go on."""
         self._watcher.close()
+        self._host.close()
         self._reap()
         for child in self._children:
             child.returncode = 0  # it goes on without us: Popen must not warn about it
@@ -66,10 +70,15 @@ class LocalLauncher:
 
     def _spawn(self, job: Job) -> int:
         """Start the runner with its output in a capped log; answers the runner's pid."""
-        layout = RunLayout(job.folder, expert=0)
-        log = self._python(job, files.CAPPED_LOG, layout.training_log, stdin=subprocess.PIPE)
+        place = RunLayout(job.folder.absolute(), expert=0)
+        pid = self._host.start(place.spec_json, place.training_log, job.env)
+        return self._spawn_anew(job, place) if pid is None else pid
+
+    def _spawn_anew(self, job: Job, place: RunLayout) -> int:
+        """The same by two Pythons of their own."""
+        log = self._python(job, files.CAPPED_LOG, place.training_log, stdin=subprocess.PIPE)
         try:
-            runner = self._python(job, files.RUNNER, layout.spec_json.absolute(), stdout=log.stdin)
+            runner = self._python(job, files.RUNNER, place.spec_json, stdout=log.stdin)
         finally:
             if log.stdin is not None:
                 log.stdin.close()

@@ -63,14 +63,15 @@ def with_last_words(*words: str) -> list[int]:
     """The other processes whose command line ends with these words.
 
     It must end with them: a tmux server keeps the command line of the client that began it, and
-    on that stand the words of the first run's runner, with more behind them.
+    on that stand the words of the first run's runner, with more behind them. A fork that has given
+    itself a command line has room left behind it.
     """
-    ending = b"".join(b"\0" + os.fsencode(word) for word in words) + b"\0"
+    ending = b"".join(b"\0" + os.fsencode(word) for word in words)
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if (folder / "cmdline").read_bytes().endswith(ending):
+                if (folder / "cmdline").read_bytes().rstrip(b"\0").endswith(ending):
                     found.append(int(folder.name))
     return found
 

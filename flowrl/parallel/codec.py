@@ -1,9 +1,9 @@
 """scheduler_state.json: one line per skill, valid JSON, for the scheduler, for people and for jq.
 
-Every line has `skill`, `status`, `expert`, `attempt`, `needs` and `waits_for`, and what else is true
-of its status: `session`, `device`, `blocked_by`, `frames`, `success_rate`, `why` and more. What
-would say nothing is left out, which jq reads as null. Times are ISO 8601 in UTC. `requests` holds the answers to the last
-requests, `wish` what a user wants of the daemon itself.
+Every line has `skill`, `status`, `expert`, `attempt`, `needs` and `waits_for`, and what else is
+true of its status: `session`, `device`, `blocked_by`, `frames`, `success_rate`, `why` and more.
+What would say nothing is left out, which jq reads as null. Times are ISO 8601 in UTC. `requests`
+holds the answers to the last requests, `wish` what a user wants of the daemon itself.
 
 The first line holds a checksum of all that follows, so a flipped bit is never taken for a state:
 the CRC32 of the CRC32s of the lines, each of four bytes, most significant first. A line that has

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flowrl.launch import files, processes
+from flowrl.launch import files, hosting, processes
 from flowrl.launch.job import Handle, Job, Launcher, Outcome
 from flowrl.launch.local import LocalLauncher
 from flowrl.launch.tmux import TmuxLauncher
@@ -111,6 +111,13 @@ def local() -> Iterator[LocalLauncher]:
     for child in launcher._children:
         child.kill()
     launcher._reap()
+    launcher._host.close()
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """A machine on which forks cannot show their own command line."""
+    monkeypatch.setattr(hosting.RunnerHost, "start", lambda *_: None)
 
 
 @pytest.fixture(params=["local", pytest.param("tmux", marks=pytest.mark.tmux)])

@@ -192,7 +192,10 @@ def test_waiting_ends_with_the_first_end(launcher, make_job):
 
 
 def test_a_runner_that_cannot_read_its_spec_is_lost(launcher, make_job, monkeypatch):
-    monkeypatch.setattr(files, "RUNNER", files.RUNNER.with_name("missing.py"))
+    def write(job, **_):
+        (job.folder / "spec.json").write_text("no JSON")
+
+    monkeypatch.setattr(files.spec, "write", write)
     job = make_job("pass")
     assert isinstance(end_of(launcher, launcher.launch(job), job), Lost)
 
