@@ -22,6 +22,8 @@ UPDATES = 10
 
 def main() -> None:
     skill, *words = sys.argv[1:] or ["Collect Wood"]
+    if skill.startswith("-"):  # --help, or a flag
+        skill, words = "Collect Wood", [skill, *words]
     config = parse(PPOConfig, words)
     began = time.perf_counter()
     run = opened(planned(skill, config), config)

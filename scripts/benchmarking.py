@@ -77,7 +77,8 @@ def paired(
     `before` prepares each round and is not timed.
     """
     for _ in range(warmups):
-        before(), ours(), baseline()
+        for act in (before, ours, baseline):
+            act()
     seconds: dict[Callable[[], object], list[float]] = {ours: [], baseline: []}
     for number in range(rounds):
         before()

@@ -5,6 +5,8 @@ Run it when a feature's meaning or shape changes; `tests/envs/test_trial.py` say
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +26,7 @@ DRAWN = 22
 
 def played(game: GameTable) -> dict[str, np.ndarray]:
     """Features of worlds that were really there."""
-    env = make_craftax_env_from_name(game.env_name, auto_reset=False)
+    env: Any = make_craftax_env_from_name(game.env_name, auto_reset=False)
     params, known = env.default_params, Game.of(game.package)
     step = craftax_step(game.package, fast_choice=True)
     names = [name for name in INJECTED if name != "n"]
@@ -93,7 +95,7 @@ def main() -> None:
     for game in GAMES.values():
         real = played(game)
         other = drawn(real, game)
-        both = {name: np.concatenate([real[name], other[name]]) for name in real}
+        both: dict[str, Any] = {name: np.concatenate([real[name], other[name]]) for name in real}
         path = moments_file(game.env_name)
         path.parent.mkdir(exist_ok=True)
         np.savez_compressed(path, **both)

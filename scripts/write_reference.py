@@ -23,12 +23,14 @@ TABLES = {
 def field_docs(kind: type) -> dict[str, str]:
     """The string that follows each field in the body of a class or of those it derives from."""
     classes = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
-    bodies = [ast.parse(inspect.getsource(base)).body[0].body for base in classes]
+    defined = [ast.parse(inspect.getsource(base)).body[0] for base in classes]
     return {
         item.target.id: " ".join(ast.literal_eval(text.value).split())
-        for body in bodies
-        for item, text in itertools.pairwise(body)
+        for one in defined
+        if isinstance(one, ast.ClassDef)
+        for item, text in itertools.pairwise(one.body)
         if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr)
+        if isinstance(item.target, ast.Name)
     }
 
 
