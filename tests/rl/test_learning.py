@@ -113,6 +113,15 @@ def test_two_experts_learn_their_own_tasks_and_a_third_stays_as_it_was():
     assert all((np.asarray(found[1]) == np.asarray(was[1])).all() for found, was in pairs)
 
 
+def test_each_of_64_experts_learns_its_own_task():
+    config = replace(CONFIG, num_envs=16, num_steps=64, total_timesteps=6 * 16 * 64)
+    turn = trained(tiny_envs.Procession(), config)
+    assert turn.counters.acted == (6 * 16,) * 64
+    odd = [judged(turn, expert, (0, expert))[0].item() for expert in range(64)]
+    assert max(odd[::2]) < 0.2
+    assert min(odd[1::2]) > 0.8
+
+
 def test_acted_frames_are_exact():
     config = replace(CONFIG, total_timesteps=3 * 512 - 7)
     counters = trained(tiny_envs.Relay(), config).counters

@@ -174,3 +174,14 @@ class Relay(TinyEnv):
 
     def earned(self, state, action):
         return jnp.where(state.task == 0, action == 0, 10.0 * (action == 1))
+
+
+class Procession(TinyEnv):
+    """64 tasks of one step, by an expert each; those with odd numbers must do the opposite."""
+
+    lengths = (1,) * 64
+    experts = tuple(range(64))
+    num_experts = 64
+
+    def earned(self, state, action):
+        return action == state.expert % 2
