@@ -127,14 +127,19 @@ class Shim:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)  # shared with every child
         self._report = _Report.from_buffer(self._page)
 
-    def meet(self, watched: Path, mode: Mode, at: int, work: Callable[[], Any]) -> Meeting:
-        """Do `work` in a forked child that meets the fault at its operation `at`."""
+    def meet(
+        self, watched: Path, mode: Mode, at: int, work: Callable[[], Any], *, tidy: bool = True
+    ) -> Meeting:
+        """Do `work` in a forked child that meets the fault at its operation `at`.
+
+        Unless it may be untidy, to leave a file open is to leak it.
+        """
         self._report.met = 0
         child = os.fork()
         if child == 0:
             code = End.BROKEN.value
             try:
-                code = self._work(watched, mode, at, work).value
+                code = self._work(watched, mode, at, work, tidy=tidy).value
             except BaseException:  # noqa: BLE001 the child ends here, whatever it is
                 traceback.print_exc()
             finally:
@@ -148,7 +153,9 @@ class Shim:
         """In a child: end as its mode says, now that its work is done."""
         self._library.shim_die()
 
-    def _work(self, watched: Path, mode: Mode, at: int, work: Callable[[], Any]) -> End:
+    def _work(
+        self, watched: Path, mode: Mode, at: int, work: Callable[[], Any], *, tidy: bool
+    ) -> End:
         before = _open_files()
         self._arm(watched, mode, at)
         try:
@@ -159,7 +166,7 @@ class Shim:
                 raise
             end = End.FAILED
         self._library.shim_disarm()
-        return end if _as_many_open(before) else End.LEAKED
+        return end if not tidy or _as_many_open(before) else End.LEAKED
 
     def _arm(self, watched: Path, mode: Mode, at: int) -> None:
         self._library.shim_arm(

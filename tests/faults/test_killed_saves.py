@@ -13,7 +13,8 @@ from tests.faults import shim
 
 
 @pytest.mark.skipif(shim.compiler() is None, reason="no C compiler for the shim")
-def test_a_trainer_killed_in_the_middle_of_a_save_goes_on_from_the_one_before(tmp_path):
+@pytest.mark.parametrize("stride", [23, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_trainer_killed_in_the_middle_of_a_save_goes_on_from_the_one_before(tmp_path, stride):
     room = tmp_path / "room"
     room.mkdir()
     environment = {
@@ -23,7 +24,7 @@ def test_a_trainer_killed_in_the_middle_of_a_save_goes_on_from_the_one_before(tm
         "PYTHONPATH": str(shim.ROOT),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.orbax_loop", str(room), "13"],
+        [sys.executable, "-m", "tests.faults.orbax_loop", str(room), str(stride)],
         env=environment,
         cwd=shim.ROOT,
         capture_output=True,
