@@ -8,6 +8,7 @@ command line, and with 1 for anything else, the reason in one line.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(config: TrainConfig, *, own_process: bool) -> int:
+    if own_process:
+        # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     stop = StopWish()
     with stop.listening():
         from flowrl.rl import program  # loads JAX, for which --help need not wait

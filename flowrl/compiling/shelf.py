@@ -16,18 +16,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import export
+from jax.stages import Lowered
 
 from flowrl import durable
 from flowrl.compiling import once
+from flowrl.compiling.line import Line
 from flowrl.compiling.sources import digest_of_sources
 from flowrl.errors import FileRefusedError
 
@@ -38,7 +40,9 @@ _LIMIT_BYTES = 64 * 2**20
 _HEADER_BYTES = 2**16
 _MOST_KEPT = 256
 _MOST_LOADED = 32
-_tracing = threading.RLock()  # tracing is Python: two threads at it only hinder each other
+_FULL = 3
+_MOST_THREADS = 16
+_line = Line()  # for tracing: that is Python, and two threads at it only hinder each other
 _known: set[type] = set()
 _begun: dict[Path, Pending] = {}  # of this process, the newest last
 
@@ -51,6 +55,7 @@ class Draft(NamedTuple):
     like: Callable[[], tuple[Any, ...]]  # the arguments, or their shapes; asked only to trace
     facts: Mapping[str, Any] = {}  # what is compiled in besides the shelf's own facts
     donate: tuple[int, ...] = ()  # arguments that are given up
+    effort: int = _FULL  # LLVM's, 0 to 3: less is sooner compiled, and slower with the same results
 
 
 def known(*kinds: type) -> None:
@@ -84,11 +89,12 @@ class Shelf:
         if self._folder is None:
             return self.ready(draft)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(thread_name_prefix="program")
+            self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="program")
         path = self._path(self._folder, draft)
         before = _begun.get(path)
         if before is None or before.failed:
-            _begun[path] = Pending(self._threads.submit(self._got, path, draft))
+            place = _line.join()  # here and not in the thread, so that those begun first come first
+            _begun[path] = Pending(self._threads.submit(_got, path, draft, place))
         for oldest in list(_begun)[:-_MOST_LOADED]:
             del _begun[oldest]
         return _begun[path]
@@ -100,24 +106,10 @@ class Shelf:
           FlowrlError: as the function does while it is traced.
         """
         if self._folder is None:
-            with _tracing:
+            with _line.turn(_line.join()):
                 traced = jax.jit(draft.function, donate_argnums=draft.donate).trace(*draft.like())
-            return once.compiled(traced)
-        return self._got(self._path(self._folder, draft), draft)
-
-    def _got(self, path: Path, draft: Draft) -> Callable[..., Any]:
-        found = _read(path)
-        if found is not None:
-            return _loaded(*found)
-        with once.one_at_a_time(path.parent, path.name):
-            found = _read(path)  # by whoever had the lock before
-            if found is not None:
-                return _loaded(*found)
-            with _tracing:
-                made = _exported(draft)
-            program = _loaded(*made)
-            _keep(path, *made)  # after compiling: what is on the shelf is in JAX's cache, too
-            return program
+            return once.compiled(traced, _options(draft))
+        return _got(self._path(self._folder, draft), draft, _line.join())
 
     def _path(self, folder: Path, draft: Draft) -> Path:
         facts = {
@@ -125,6 +117,7 @@ class Shelf:
             "name": draft.name,
             "facts": {**self._facts, **draft.facts},
             "donate": draft.donate,
+            "effort": draft.effort,
             "sources": digest_of_sources(),
             "machine": _machine(),
         }
@@ -152,6 +145,32 @@ class Pending:
         self._program.result()
 
 
+def _got(path: Path, draft: Draft, place: int) -> Callable[..., Any]:
+    """The program of a draft that has this place in line."""
+    try:
+        found = _read(path)
+        if found is None:
+            return _found_or_made(path, draft, place)
+        with _line.turn(place):
+            lowered = _lowered(*found)
+        return _compiled(lowered, draft)
+    finally:
+        _line.leave(place)
+
+
+def _found_or_made(path: Path, draft: Draft, place: int) -> Callable[..., Any]:
+    """The program, made now if it is not there when its lock is free."""
+    with once.one_at_a_time(path.parent, path.name, before_waiting=partial(_line.leave, place)):
+        found = _read(path)  # by whoever had the lock before
+        with _line.turn(place):
+            made = _exported(draft) if found is None else found
+            lowered = _lowered(*made)
+        program = _compiled(lowered, draft)
+        if found is None:
+            _keep(path, *made)  # after compiling: what is on the shelf is in JAX's cache, too
+        return program
+
+
 def _exported(draft: Draft) -> tuple[bytes, list[int]]:
     """The program as bytes, and which of its leaves are given up."""
     like = draft.like()
@@ -167,14 +186,24 @@ def _exported(draft: Draft) -> tuple[bytes, list[int]]:
     return bytes(whole.serialize()), [int(leaf) for leaf in given_up]
 
 
-def _loaded(blob: bytes, given_up: list[int]) -> Callable[..., Any]:
-    """The executable of an exported program."""
-    with _tracing:
-        whole = export.deserialize(bytearray(blob))
-        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in whole.in_avals]
-        lowered = jax.jit(whole.call, donate_argnums=tuple(given_up)).lower(*shapes)
-    executable = lowered.compile()
+def _lowered(blob: bytes, given_up: list[int]) -> Lowered:
+    """An exported program, as XLA takes it."""
+    whole = export.deserialize(bytearray(blob))
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in whole.in_avals]
+    return jax.jit(whole.call, donate_argnums=tuple(given_up)).lower(*shapes)
+
+
+def _compiled(lowered: Lowered, draft: Draft) -> Callable[..., Any]:
+    """The executable, of JAX's cache or made now."""
+    executable = lowered.compile(_options(draft))
     return lambda *args: executable(*jax.tree.leaves(args))
+
+
+def _options(draft: Draft) -> dict[str, Any] | None:
+    """What XLA is told about compiling it."""
+    if draft.effort == _FULL or jax.default_backend() != "cpu":  # elsewhere it means other things
+        return None
+    return {"xla_backend_optimization_level": draft.effort}
 
 
 def _plain(node: Any) -> Any:

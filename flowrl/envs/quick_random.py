@@ -9,6 +9,7 @@ Only what Craftax's step asks for is done so; anything else is jax's own.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ def split(key: jax.Array, num: int = 2) -> jax.Array:
     """`jax.random.split` into a few keys."""
     if not known(key) or num > FEW:
         return jax.random.split(key, num)
-    halves = jnp.stack(_threefry(key, np.arange(num, dtype=np.uint32)), axis=-1)
+    halves = jnp.stack(_threefry(jax.random.key_data(key), num), axis=-1)
     return jax.random.wrap_key_data(halves, impl=jax.random.key_impl(key))
 
 
@@ -74,13 +75,18 @@ def choice(
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`jax.random.bits` of a few numbers."""
     count = int(np.prod(shape))
-    high, low = _threefry(key, np.arange(count, dtype=np.uint32))
+    high, low = _threefry(jax.random.key_data(key), count)
     return (high ^ low).reshape(shape)
 
 
-def _threefry(key: jax.Array, counts: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """The block cipher Threefry-2x32 in 20 rounds, of small counts."""
-    first, second = jax.random.key_data(key)
+@partial(jax.jit, static_argnums=1)
+def _threefry(words: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The block cipher Threefry-2x32 in 20 rounds, of the numbers below `count`.
+
+    Jitted, so that it is traced once and not for every draw.
+    """
+    first, second = words
+    counts = np.arange(count, dtype=np.uint32)
     keys = (first, second, first ^ second ^ jnp.uint32(_PARITY))
     x0 = jnp.broadcast_to(keys[0], counts.shape)
     x1 = keys[1] + counts

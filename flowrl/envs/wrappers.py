@@ -66,6 +66,11 @@ class BatchedEnv:
         self.num_experts = env.num_experts
         self.num_tasks = env.num_tasks
 
+    def begin_worlds(self) -> None:
+        """Let a thread get ready what generates worlds, which is needed first."""
+        if self.stock:
+            _ = self._new_batch
+
     def begin_programs(self, num_envs: int) -> None:
         """Let threads get ready what `reset` will need."""
         if self.stock:
@@ -73,13 +78,12 @@ class BatchedEnv:
 
     @cached_property
     def _new_batch(self) -> Callable[..., Any]:
-        return self.shelf.begin(
-            Draft("worlds", self._numbered_batch, lambda: (jax.random.key(0), np.int32(0)))
-        )
+        return self.shelf.begin(Draft("worlds", self._numbered_batch, _key_and_number, effort=1))
 
     @cached_property
     def _room(self) -> Callable[[], Any]:
-        return self.shelf.begin(Draft("room", partial(self._nothing, self.stock), tuple))
+        empty = partial(self._nothing, self.stock)
+        return self.shelf.begin(Draft("room", empty, tuple, effort=0))
 
     @cached_property
     def _put(self) -> Callable[..., Any]:
@@ -87,14 +91,15 @@ class BatchedEnv:
             stock, batch = (jax.eval_shape(partial(self._nothing, n)) for n in (self.stock, BATCH))
             return stock, batch, np.int32(0)
 
-        return self.shelf.begin(Draft("put", _put, like, donate=(0,)))
+        return self.shelf.begin(Draft("put", _put, like, donate=(0,), effort=1))
 
     def _begun(self, num_envs: int) -> Callable[..., Any]:
         def like() -> tuple[Any, ...]:
             return jax.eval_shape(partial(self._nothing, self.stock)), self.env.plan
 
         if num_envs not in self._firsts:
-            draft = Draft("first", partial(self._first, num_envs), like, {"num_envs": num_envs})
+            first, facts = partial(self._first, num_envs), {"num_envs": num_envs}
+            draft = Draft("first", first, like, facts, effort=0)
             self._firsts[num_envs] = self.shelf.begin(draft)
         return self._firsts[num_envs]
 
@@ -233,8 +238,18 @@ class BatchedEnv:
 
     def _nothing(self, count: int) -> Any:
         """Room for `count` worlds."""
-        like = jax.eval_shape(self.env.new_world, jax.random.key(0))
-        return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), like)
+        return jax.tree.map(
+            lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), self._world_like
+        )
+
+    @cached_property
+    def _world_like(self) -> Any:
+        """Shapes and types of a world; to ask for them is to trace its generation."""
+        return jax.eval_shape(self.env.new_world, jax.eval_shape(jax.random.key, 0))
+
+
+def _key_and_number() -> tuple[Any, Any]:
+    return jax.eval_shape(jax.random.key, 0), np.int32(0)
 
 
 def _put(worlds: Any, fresh: Any, place: jax.Array) -> Any:

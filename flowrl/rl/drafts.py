@@ -63,9 +63,11 @@ class Programs(NamedTuple):
                 program.wait()
 
 
-def begin_acting(env: WalkingEnv, config: PPOConfig) -> None:
-    """Let a thread get acting ready before anything else: it is the slowest to load."""
-    env.shelf.begin(_drafts(env, config)["act"])
+def begin_slow_ones(env: WalkingEnv, config: PPOConfig) -> None:
+    """Let threads get those programs ready that take longest, before all others."""
+    drafts = _drafts(env, config)
+    for name in ("act", "learn"):
+        env.shelf.begin(drafts[name])
 
 
 def begin_programs(env: WalkingEnv, config: PPOConfig) -> Programs:
@@ -82,11 +84,11 @@ def _drafts(env: WalkingEnv, config: PPOConfig) -> dict[str, Draft]:
     own = {"config": to_json(config), **experts, "experts": count}
     return {
         "act": Draft("act", shapes.act, shapes.acting, facts, donate=(1,)),
-        "keys": Draft("keys", partial(_keys, count), lambda: (np.zeros(2, np.uint32),), own),
-        "ready": Draft("ready", partial(_ready, config), lambda: (shapes.stacked,), own),
+        "keys": Draft("keys", partial(_keys, count), _words_like, own, effort=0),
+        "ready": Draft("ready", partial(_ready, config), lambda: (shapes.stacked,), own, effort=0),
         "learn": Draft("learn", partial(learn, config), shapes.learning, own, donate=(0,)),
-        "widen": Draft("widen", shapes.widen, lambda: (shapes.packed,), own),
-        "unpack": Draft("unpack", dispatch.unpack, lambda: (shapes.packed,), own),
+        "widen": Draft("widen", shapes.widen, lambda: (shapes.packed,), own, effort=1),
+        "unpack": Draft("unpack", dispatch.unpack, lambda: (shapes.packed,), own, effort=0),
     }
 
 
@@ -140,6 +142,10 @@ class Shapes:
 
     def acting(self) -> tuple[Any, Place]:
         """What acting takes, for one group of environments."""
+        return self._acting
+
+    @cached_property
+    def _acting(self) -> tuple[Any, Place]:
         obs, state = self._env.like(group_size(self._config))
         key = jax.eval_shape(jax.random.key, 0)
         return jax.eval_shape(self.widen, self.packed), Place(state, obs, key)
@@ -149,6 +155,10 @@ class Shapes:
         state = jax.eval_shape(partial(_ready, self._config), self.stacked)
         acted = jax.eval_shape(self.act, *self.acting())[1]
         return state, (acted,) * threads_of(self._config), np.float32(0)
+
+
+def _words_like() -> tuple[np.ndarray]:
+    return (seed_words(0),)
 
 
 def _keys(num_experts: int, words: jax.Array) -> tuple[jax.Array, jax.Array]:

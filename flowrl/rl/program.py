@@ -24,12 +24,12 @@ from flowrl.models.actor_critic import ActorCriticMoE
 from flowrl.rl import resuming
 from flowrl.rl.acting import group_size, settled, threads_of
 from flowrl.rl.assignment import Assignment, initial_experts, read_assignment, save_finals
-from flowrl.rl.drafts import Programs, begin_acting, begin_programs, seed_words
+from flowrl.rl.drafts import Programs, begin_programs, begin_slow_ones, seed_words
 from flowrl.rl.reporting import TRAINING, Reporter
 from flowrl.rl.resuming import Keeper, Kept
 from flowrl.rl.stopping import StopWish
 from flowrl.rl.train import Counters, Turn, train
-from flowrl.rl.update import Learner, start
+from flowrl.rl.update import Learner, group_keys, start
 from flowrl.runs import RunResult
 
 _LEAST_STOCK = 256  # worlds, of all groups together
@@ -80,8 +80,10 @@ def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
     pool, stock = -(-config.world_pool // groups), max(_LEAST_STOCK // groups, 2 * size)
     shelf = open_shelf(config, walk, world_pool=pool, stock=stock)
     env = BatchedEnv(walk, world_pool=pool, stock=stock, shelf=shelf)
-    begin_acting(env, config)
+    env.begin_worlds()
+    begin_slow_ones(env, config)
     env.begin_programs(size)
+    env.shelf.begin(group_keys(config))
     return env
 
 

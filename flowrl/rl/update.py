@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from flowrl.compiling import Draft
 from flowrl.config import PPOConfig
 from flowrl.envs.interface import WalkingEnv
 from flowrl.models import dispatch
@@ -49,13 +50,23 @@ def start(
     env: WalkingEnv, config: PPOConfig, *, params: Packed, opt_state: Any, key: jax.Array
 ) -> Learner:
     """A learner in fresh environments."""
+    pairs = env.shelf.begin(group_keys(config))(key)
+    return Learner(params, opt_state, tuple(_fresh(env, group_size(config), *two) for two in pairs))
+
+
+def group_keys(config: PPOConfig) -> Draft:
+    """From a key to two for every group: one to begin with, one to go on from."""
     groups = threads_of(config)
-    keys = [key] if groups == 1 else list(jax.random.split(key, groups))
-    return Learner(params, opt_state, tuple(_fresh(env, group_size(config), key) for key in keys))
+
+    def split(key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+        keys = [key] if groups == 1 else jax.random.split(key, groups)
+        return tuple((two[0], two[1]) for two in map(jax.random.split, keys))
+
+    key = partial(jax.eval_shape, jax.random.key, 0)
+    return Draft("groups", split, lambda: (key(),), {"groups": groups}, effort=0)
 
 
-def _fresh(env: WalkingEnv, size: int, key: jax.Array) -> Place:
-    reset_key, key = jax.random.split(key)
+def _fresh(env: WalkingEnv, size: int, reset_key: jax.Array, key: jax.Array) -> Place:
     obs, state = env.reset(reset_key, size)
     return _apart(Place(state, obs, key))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flowrl import locks
 from flowrl.compiling import Draft, Pending, Shelf, known, shelf, sources
 
 
@@ -39,7 +41,7 @@ def draft(name: str = "sums", *, facts=None, factor: float = 2.0) -> Draft:
 
 
 def arguments() -> tuple[Pair, np.ndarray]:
-    return Pair(jnp.arange(4.0), {"a": jnp.ones(2)}), np.float32(1)
+    return Pair(jnp.arange(4.0), {"a": jnp.ones(2)}), np.ones((), np.float32)
 
 
 @pytest.fixture
@@ -84,17 +86,18 @@ def test_other_facts_shelves_names_sources_or_settings_are_other_programs(folder
         (Shelf(folder, {"judges": ["x 1"]}), draft()),
         (Shelf(folder), draft("others")),
         (Shelf(folder), draft()._replace(donate=(0,))),
+        (Shelf(folder), draft()._replace(effort=0)),
     ]
     for count, (place, other) in enumerate(others, start=2):
         place.ready(other)
         assert len(programs(folder)) == count
     monkeypatch.setattr(shelf, "digest_of_sources", lambda: "changed")
     Shelf(folder).ready(draft())
-    assert len(programs(folder)) == 6
+    assert len(programs(folder)) == 7
     with jax.numpy_rank_promotion("raise"):
         Shelf(folder).ready(draft())
-    assert len(programs(folder)) == 7
-    assert len(TRACED) == 7
+    assert len(programs(folder)) == 8
+    assert len(TRACED) == 8
 
 
 @pytest.mark.parametrize(
@@ -172,6 +175,56 @@ def test_a_program_is_got_ready_in_a_thread_and_an_error_comes_to_the_caller(fol
     failing = Shelf(folder).begin(Draft("fails", fails, lambda: (jnp.ones(2),)))
     with pytest.raises(ValueError, match="no such skill"):
         failing.wait()  # type: ignore[attr-defined]
+
+
+def test_less_effort_is_told_to_xla_and_changes_no_result(folder, monkeypatch):
+    told: list[dict | None] = []
+
+    def compile_as(lowered, options=None):
+        told.append(options)
+        return compile_lowered(lowered, options)
+
+    compile_lowered = shelf.Lowered.compile
+    monkeypatch.setattr(shelf.Lowered, "compile", compile_as)
+    found = []
+    for effort in (3, 1, 0):
+        for place in (Shelf(folder), Shelf()):
+            pair, _ = place.ready(draft(factor=1 / 3)._replace(effort=effort))(*arguments())
+            found.append(pair.left.tolist())
+    level = "xla_backend_optimization_level"
+    assert told == [None, None, {level: 1}, {level: 1}, {level: 0}, {level: 0}]
+    assert found == [found[0]] * 6
+
+
+def test_programs_are_traced_in_the_order_in_which_they_were_begun(folder):
+    go_on, order = threading.Event(), []
+
+    def traced(name, number):
+        assert name != "first" or go_on.wait(60)
+        order.append(name)
+        return number + 1
+
+    names = ("first", "second", "third", "fourth")
+    pending = [
+        Shelf(folder).begin(Draft(name, partial(traced, name), lambda: (jnp.ones(2),)))
+        for name in names
+    ]
+    go_on.set()
+    for program in pending:
+        assert program(jnp.ones(2)).tolist() == [2, 2]
+    assert tuple(order) == names
+
+
+def test_a_program_that_another_process_makes_holds_up_no_other(folder):
+    Shelf(folder).ready(draft("taken"))
+    (path,) = programs(folder)
+    path.unlink()
+    with locks.held(folder / "locks" / path.name, timeout_seconds=5):
+        taken = Shelf(folder).begin(draft("taken"))
+        Shelf(folder).begin(draft("free"))(*arguments())
+        assert TRACED == ["taken", "free"]
+    taken(*arguments())
+    assert TRACED == ["taken", "free", "taken"]
 
 
 def test_without_a_folder_a_program_is_compiled_and_keeps_its_trees():
