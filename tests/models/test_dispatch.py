@@ -177,11 +177,41 @@ def test_any_routing_gives_the_oracle_s_gradients():
 @pytest.mark.parametrize("seed", range(5))
 def test_tiles_cover_every_row_once_and_never_mix_experts(seed):
     expert = np.asarray(sample(300, range(7), seed).expert)
-    tiles = jax.tree.map(np.asarray, tiles_of(expert, num_experts=7))
+    size = tile_size(300, 7)
+    tiles = jax.tree.map(np.asarray, tiles_of(jnp.asarray(expert), num_experts=7, size=size))
     seen: list[int] = []
     for number in range(int(tiles.count)):
         rows = tiles.order[int(tiles.start[number]) : int(tiles.stop[number])]
-        assert 0 < len(rows) <= tile_size(300, 7)
+        assert 0 < len(rows) <= size
         assert set(expert[rows].tolist()) == {int(tiles.expert[number])}
         seen.extend(rows.tolist())
     assert sorted(seen) == list(range(300))
+
+
+def test_the_last_tile_is_not_in_use_however_ragged_the_others_are():
+    expert = jnp.repeat(jnp.arange(4), 17)  # a full tile and a tile of one row each
+    tiles = tiles_of(expert, num_experts=4, size=16)
+    assert int(tiles.count) == 8 == len(tiles.start) - 1
+    assert int(tiles.stop[-1]) == int(tiles.start[-1])
+
+
+def test_tiles_with_and_without_a_partner_count_once():
+    packed = dispatch.pack(body(4).init(jax.random.key(1)))
+    dense, tiles = (
+        jax.jit(
+            partial(dispatch.evaluate_rows, row_loss=row_loss, activation="tanh", method=method)
+        )
+        for method in ("dense", "tiles")
+    )
+    for rows_each in (
+        [80, 0, 0, 0],
+        [0, 32, 48, 0],
+        [8, 40, 0, 32],
+        [20, 20, 20, 20],
+        [1, 1, 77, 1],
+    ):
+        expert = jnp.repeat(jnp.arange(4), jnp.asarray(rows_each))
+        rows = sample(80, range(4))._replace(expert=expert)
+        wanted, found = (way(packed, rows, jnp.arange(80)) for way in (dense, tiles))
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
