@@ -97,7 +97,7 @@ def fsync_tree(root: Path) -> None:
 
 
 def write_atomic(
-    path: Path, content: str | bytes, *, mode: int = 0o600, lasting: bool = True
+    path: Path, content: str | bytes | memoryview, *, mode: int = 0o600, lasting: bool = True
 ) -> None:
     """Replace `path` by `content`: readers see the old file or the new one, never half.
 

@@ -134,7 +134,7 @@ def replacing_all(paths: Sequence[Path], mode: int) -> Iterator[list[int]]:
     flush(dict.fromkeys(path.parent for path in paths))
 
 
-def write_all(descriptor: int, payload: bytes, point: str) -> None:
+def write_all(descriptor: int, payload: bytes | memoryview, point: str) -> None:
     """Write all of it: a disk that is nearly full takes the beginning and says so."""
     torn = is_torn(point)
     rest = memoryview(payload)[: len(payload) // 2 if torn else None]

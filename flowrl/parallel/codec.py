@@ -44,6 +44,7 @@ class StateFile:
         self.path = path
         self._lines: dict[str, _Cell] = {}
         self._pages: list[_Page] = []
+        self._sheet = bytearray()
 
     def load(self) -> SchedulerState | None:
         """The saved state, or None when there is none.
@@ -57,17 +58,34 @@ class StateFile:
 
     def save(self, state: SchedulerState) -> None:
         """Replace the file at one stroke."""
-        durable.write_atomic(self.path, self.encode(state))
+        durable.write_atomic(self.path, self._laid_out(state))
 
     def encode(self, state: SchedulerState) -> bytes:
         """The file's content."""
+        return b"".join(self._parts(state))
+
+    def _laid_out(self, state: SchedulerState) -> memoryview:
+        """The content, where the one before was: clearing new memory would take longer."""
+        parts = self._parts(state)
+        size = sum(map(len, parts))
+        if size > len(self._sheet):
+            self._sheet = bytearray(size + size // 4)
+        sheet, end = memoryview(self._sheet), 0
+        for part in parts:
+            begin, end = end, end + len(part)
+            sheet[begin:end] = part
+        return sheet[:size]
+
+    def _parts(self, state: SchedulerState) -> list[bytes]:
+        """The content in pieces."""
         head = f'"next_expert": {state.next_expert}, "wish": "{state.wish.value}", "requests": ['
         answers = _BETWEEN.join(map(answer_line, state.answers))
         start = head.encode() + (b"\n%s\n" % answers if answers else b"") + b'], "skills": ['
         pages = [self._page(state, number) for number in range(len(state.entries.pages))]
         checksum = zlib.crc32(_crcs(start) + _crcs_of(pages) + _crcs(b"]}\n"))
-        lines = _BETWEEN.join(page[2] for page in pages)
-        return b'{"format": %d, "crc32": "%08x",\n%s\n%s\n]}\n' % (FORMAT, checksum, start, lines)
+        lines = [piece for page in pages for piece in (_BETWEEN, page[2])][1:]
+        first = b'{"format": %d, "crc32": "%08x",\n%s\n' % (FORMAT, checksum, start)
+        return [first, *lines, b"\n]}\n"]
 
     def _page(self, state: SchedulerState, number: int) -> _Page:
         """The lines of one page of skills, made anew only when something in it has changed."""
