@@ -6,6 +6,7 @@ system's journal; flushed side by side, they wait for two or three. Only `flowrl
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from flowrl.reading import fail
 
-FLUSHERS = 8  # at once; more gain nothing
+FLUSHERS = 4  # at once; more gain nothing
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 
@@ -31,15 +32,16 @@ def flush(paths: Iterable[Path], *, flags: int = 0) -> None:
     waiting = deque(paths)
     failed: list[OSError] = []
     flush_some = partial(_flush_some, waiting, failed, flags)
-    helpers = _started(flush_some, min(len(waiting), FLUSHERS) - 1)
+    ended = threading.Semaphore(0)
+    helpers = _started(flush_some, ended, min(len(waiting), FLUSHERS) - 1)
     try:
         flush_some()
     except BaseException:
         waiting.clear()  # somebody wants this process to stop
         raise
     finally:
-        for helper in helpers:
-            helper.join()
+        for _ in range(helpers):
+            ended.acquire()
     if failed:
         raise failed[0]
     for path in waiting:  # left over by those who got no descriptor
@@ -67,17 +69,25 @@ def everything(root: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _started(work: Callable[[], None], number: int) -> tuple[threading.Thread, ...]:
-    """Threads that do the work, too; as many as the system lets us have."""
-    started: list[threading.Thread] = []
-    for _ in range(number):
-        helper = threading.Thread(target=work, daemon=True)
+def _started(work: Callable[[], None], ended: threading.Semaphore, number: int) -> int:
+    """Have threads do the work, too, and say that they have ended; answers how many there are.
+
+    There are as many as the system lets us have. `threading.Thread` would wait for each to begin,
+    which together takes longer than to flush.
+    """
+
+    def help_out() -> None:
         try:
-            helper.start()
+            work()
+        finally:
+            ended.release()
+
+    for started in range(number):
+        try:
+            _thread.start_new_thread(help_out, ())
         except RuntimeError:  # no further thread can be started
-            break
-        started.append(helper)
-    return tuple(started)
+            return started
+    return max(0, number)
 
 
 def _flush_some(waiting: deque[Path], failed: list[OSError], flags: int) -> None:
