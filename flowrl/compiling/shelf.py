@@ -18,6 +18,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -258,8 +259,11 @@ def _given_up(path: Path, line: bytes, blob: bytes) -> list[int]:
 
 def _thin_out(folder: Path) -> None:
     """Remove the programs that were put there longest ago, if there are very many."""
-    programs = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.lstat().st_mtime)
-    for path in programs[:-_MOST_KEPT]:
+    times: dict[Path, float] = {}
+    for path in folder.glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):  # another process thins them out, too
+            times[path] = path.lstat().st_mtime
+    for path in sorted(times, key=times.__getitem__)[:-_MOST_KEPT]:
         durable.remove_file(path)
 
 

@@ -240,6 +240,20 @@ def test_only_so_many_programs_are_kept(folder, monkeypatch):
     assert sorted(path.name.partition("-")[0] for path in programs(folder)) == ["three", "two"]
 
 
+def test_a_program_that_another_process_removes_meanwhile_is_no_trouble(
+    folder, monkeypatch, caplog
+):
+    monkeypatch.setattr(shelf, "_MOST_KEPT", 1)
+    Shelf(folder).ready(draft("kept"))
+    glob = type(folder).glob
+    gone = folder / f"gone{shelf.SUFFIX}"
+    monkeypatch.setattr(type(folder), "glob", lambda *args: [gone, *glob(*args)])
+    Shelf(folder).ready(draft("next"))
+    monkeypatch.undo()
+    assert "cannot be kept" not in caplog.text
+    assert [path.name.partition("-")[0] for path in programs(folder)] == ["next"]
+
+
 def test_sources_are_those_of_every_room_that_is_compiled(tmp_path, monkeypatch):
     sources.digest_of_sources.cache_clear()
     before = sources.digest_of_sources()
