@@ -14,13 +14,13 @@ ZERO = ("lost", "merged_twice", "gave_up", *LEFT)
 
 @pytest.fixture
 def load(tmp_path):
-    load = Load(root=tmp_path, skills=200, runs=30, slots=4, chance=random.Random(1))
+    load = Load(root=tmp_path, skills=200, runs=150, slots=4, chance=random.Random(1))
     yield load
     load.end()
 
 
 def test_a_loaded_daemon_loses_nothing_and_leaves_nothing(load):
-    found = play(load, every_seconds=(0.3, 0.9), limit_seconds=120.0)
+    found = play(load, every_seconds=(0.2, 0.5), limit_seconds=120.0)
     assert found["runs"] == load.runs
     assert {name: found[name] for name in ZERO} == dict.fromkeys(ZERO, 0), temp_files(load.root)
     assert len(found["faults"]) >= len(FAULTS) - 1
