@@ -102,10 +102,14 @@ class LoadWorkshop:
         return self.root / "runs" / f"e{task.expert}"
 
     def _run_in(self, task: Task) -> str:
-        """Whose folder it is; of nobody when it is not there."""
+        """Whose folder it is; of nobody when it is not there.
+
+        Raises:
+          OSError: it cannot be looked at now, for lack of descriptors.
+        """
         try:
-            return durable.read_bytes(self._folder(task) / "run_id").decode()
-        except FileRefusedError:
+            return (self._folder(task) / "run_id").read_text()
+        except FileNotFoundError:
             return ""
 
     def _job(self, task: Task, run_id: str) -> Job:

@@ -14,7 +14,7 @@ ZERO = ("lost", "merged_twice", "gave_up", *LEFT)
 
 @pytest.fixture
 def load(tmp_path):
-    load = Load(root=tmp_path, skills=200, runs=150, slots=4, chance=random.Random(1))
+    load = Load(root=tmp_path, skills=200, runs=100, slots=4, chance=random.Random(1))
     yield load
     load.end()
 
