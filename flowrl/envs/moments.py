@@ -29,7 +29,7 @@ _STATES = {
 
 def moments_file(env_name: str) -> Path:
     """Where the moments of a game are kept."""
-    return FOLDER / f"{table_of(env_name).library}.npz"
+    return FOLDER / f"{table_of(env_name).folder}.npz"
 
 
 @functools.cache

@@ -55,7 +55,7 @@ class GameTable:
 
     env_name: str
     package: str  # of Craftax; its `constants` module holds the enums
-    library: str  # folder of the embedded skills
+    folder: str  # of its embedded skills and its kept moments
     capacity: int  # of each item in the inventory
     observation_size: int
     num_actions: int
@@ -74,7 +74,7 @@ GAMES: Mapping[str, GameTable] = {
         GameTable(
             env_name="Craftax-Classic-Symbolic-v1",
             package="craftax.craftax_classic",
-            library="craftax_classic",
+            folder="craftax_classic",
             capacity=9,
             observation_size=1345,
             num_actions=17,
@@ -88,7 +88,7 @@ GAMES: Mapping[str, GameTable] = {
         GameTable(
             env_name="Craftax-Symbolic-v1",
             package="craftax.craftax",
-            library="craftax",
+            folder="craftax",
             capacity=99,
             observation_size=8268,
             num_actions=43,

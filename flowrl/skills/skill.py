@@ -207,7 +207,7 @@ def load_library(
     """
     if env_name not in GAMES:
         raise SkillError(f"no skills for {env_name!r}; known are {', '.join(GAMES)}")
-    embedded = Path(__file__).parent / "library" / GAMES[env_name].library
+    embedded = Path(__file__).parent / "library" / GAMES[env_name].folder
     skills = _load_folder(embedded, env_name)
     if skills_dir is not None:
         if not Path(skills_dir).is_dir():

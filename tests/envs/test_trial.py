@@ -158,7 +158,7 @@ def test_a_judge_that_gives_up_leaves_no_process(monkeypatch):
 @pytest.mark.parametrize("env_name", [CLASSIC, FULL])
 def test_the_kept_moments_have_the_features_of_the_game(env_name):
     """When this fails: `python scripts/write_moments.py`."""
-    package = table_of(env_name).library
+    package = table_of(env_name).folder
     env = make_env(env_name, load_module(module_text(package=package)), max_task_steps=5)
     names = [name for name in INJECTED if name != "n"]
     world = jax.eval_shape(env.new_world, jax.random.key(0))
