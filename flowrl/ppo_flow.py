@@ -8,6 +8,7 @@ command line, and with 1 for anything else, the reason in one line.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -34,13 +35,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
+def load() -> None:
+    """Import all that a trainer needs, for which --help need not wait; starts no thread.
+
+    A process that becomes trainers by forking calls it once for all of them.
+    """
+    # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    gc.disable()  # of what is imported nothing becomes garbage, and to look for it takes long
+    try:
+        from flowrl.compiling.sources import digest_of_sources
+        from flowrl.rl import program  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()
+    digest_of_sources()  # now: the files may be others by the time that a fork asks for it
+
+
 def _train(config: TrainConfig, *, own_process: bool) -> int:
-    if own_process:
-        # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     stop = StopWish()
     with stop.listening():
-        from flowrl.rl import program  # loads JAX, for which --help need not wait
+        if own_process:
+            load()
+        from flowrl.rl import program
 
         lived_seconds = _process_seconds() if own_process else 0.0
         return program.run(config, stop, lived_seconds=lived_seconds)

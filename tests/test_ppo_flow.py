@@ -9,18 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flowrl import checkpoints, durable, ppo_flow, runs
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
+from flowrl.launch.environment import child_env
+from flowrl.launch.job import Finished, Job
+from flowrl.launch.local import LocalLauncher
 from flowrl.layout import RunLayout
 from flowrl.models.shapes import expert_shapes
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
+from tests.launch.conftest import until
 from tests.rl.modules import WALK, run_folder
 
 ENV_NAME = "Craftax-Classic-Symbolic-v1"
@@ -220,3 +225,39 @@ def test_help_is_there_before_jax_is(tmp_path):
     )
     assert done.returncode == 0
     assert "--module_path" in done.stdout
+
+
+@pytest.mark.craftax
+def test_a_trainer_forked_from_one_that_has_loaded_all_trains_the_same_experts(
+    tmp_path, monkeypatch
+):
+    reward = "return inventory_diff.sapling * 1.0"
+    places = [run_folder(tmp_path / name, WALK, EXPERTS, reward=reward) for name in "ab"]
+    launcher = LocalLauncher()
+    host = launcher._trainer_host
+
+    def finished(layout: RunLayout) -> Finished:
+        job = Job(
+            name=layout.folder.name,
+            run_id="standalone",
+            argv=tuple(command(layout)),
+            env=child_env(),
+            cwd=Path.cwd(),
+            folder=layout.folder,
+        )
+        handle = launcher.launch(job)
+        assert host.suits(job)  # as for the second run
+        while (outcome := launcher.poll(handle, layout.folder)) is None:
+            launcher.wait([handle], timeout_seconds=1.0)
+        assert isinstance(outcome, Finished)
+        return outcome
+
+    try:
+        started = finished(places[0])
+        until(host._is_up, seconds=DEADLINE_SECONDS)
+        monkeypatch.setattr(launcher, "_host", host)  # no other way to start it
+        monkeypatch.delattr(LocalLauncher, "_spawn_anew")
+        forked = finished(places[1])
+    finally:
+        launcher.close()
+    assert forked.result.experts == started.result.experts

@@ -1,4 +1,4 @@
-"""The process that forks runners, from the side of the launcher that asks it to."""
+"""The processes that fork runners, from the side of the launcher that asks them to."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flowrl.errors import LaunchError
+from flowrl.launch.job import Job
+from flowrl.redaction import SECRET_NAME
 
 HOST = Path(__file__).with_name("runner_host.py")
+TRAINER_HOST = "flowrl.launch.trainer_host"
 ANSWER_SECONDS = 10.0
 _ROOM_BYTES = 2**14  # for three paths of the greatest length that Linux knows
+_RUNS_BEFORE = 2  # with which a trainer's host is worth its start
 
 
 class RunnerHost:
@@ -24,6 +28,7 @@ class RunnerHost:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
         self.able = True  # as far as is known
 
     def start(self, spec: Path, log: Path, env: Mapping[str, str]) -> int | None:
@@ -43,7 +48,7 @@ class RunnerHost:
 
     def close(self) -> None:
         """End the host; what it has started goes on."""
-        process, self._process = self._process, None
+        process, self._process, self._ready = self._process, None, False
         if process is None:
             return
         for stream in (process.stdin, process.stdout):
@@ -55,23 +60,24 @@ class RunnerHost:
 
     def _is_up(self) -> bool:
         """Whether there is one now that can do it."""
-        if self._process is not None and self._process.poll() is None:
-            return True
-        self.close()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(HOST), " " * _ROOM_BYTES],
-            env={},
-            cwd="/",
-            start_new_session=True,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        self.able = self._ask(b"")["able"]
-        if not self.able:
+        if self._process is None or self._process.poll() is not None:
+            if self._process is not None and not self._ready:
+                self.able = False  # nor would the next one come so far
+                return False
             self.close()
-        return self.able
+            self._process = self._opened()
+        if not self._ready and self._has_spoken():
+            self._ready = self.able = self._ask(b"")["able"]
+            if not self.able:
+                self.close()
+        return self._ready
+
+    def _opened(self) -> subprocess.Popen[bytes]:
+        return _opened(["-I", "-S", str(HOST)], env={}, cwd="/")
+
+    def _has_spoken(self) -> bool:
+        """Whether its first word is there; this one's is waited for."""
+        return True
 
     def _ask(self, line: bytes) -> dict[str, Any]:
         """Its answer to a line."""
@@ -90,14 +96,81 @@ class RunnerHost:
             ) from error
 
     def _line_of(self, stream: int) -> bytes:
-        poll = select.poll()
-        poll.register(stream, select.POLLIN)
         text = b""
         while not text.endswith(b"\n"):
-            if not poll.poll(ANSWER_SECONDS * 1000):
+            if not _readable(stream, ANSWER_SECONDS):
                 raise ValueError(f"nothing within {ANSWER_SECONDS:g} s")
             chunk = os.read(stream, 4096)
             if not chunk:
                 raise ValueError("it has ended")
             text += chunk
         return text
+
+
+class TrainerHost(RunnerHost):
+    """A host that has loaded the trainers, too; it is for jobs that run them unconfined.
+
+    It loads them in the environment and the folder of the first such jobs, without their secrets;
+    jobs of others are not its own. Until it is ready, nobody waits for it.
+
+    Args:
+      module: the jobs' is `python -m MODULE …`; see `flowrl.launch.trainer_host`.
+    """
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        self._words = (sys.executable, "-m", module)
+        self._place: tuple[Path, Mapping[str, str]] | None = None
+        self._seen = 0
+
+    def suits(self, job: Job) -> bool:
+        """Whether it is for this job, as far as it can be known before it is ready."""
+        if job.sandbox or job.argv[: len(self._words)] != self._words:
+            return False
+        self._place = self._place or _place_of(job)
+        self._seen += 1
+        return self._seen >= _RUNS_BEFORE and self._place == _place_of(job)
+
+    def _opened(self) -> subprocess.Popen[bytes]:
+        assert self._place is not None
+        cwd, env = self._place
+        return _opened(["-m", TRAINER_HOST, self._words[-1]], env=env, cwd=cwd)
+
+    def _has_spoken(self) -> bool:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return _readable(self._process.stdout.fileno(), 0.0)
+
+    def _ask(self, line: bytes) -> dict[str, Any]:
+        try:
+            return super()._ask(line)
+        except LaunchError:
+            if self._ready:
+                raise
+            return {"able": False}  # it has ended just now
+
+
+def _place_of(job: Job) -> tuple[Path, Mapping[str, str]]:
+    """The folder and what is not secret of the environment."""
+    secret = {name for name in job.env if name in job.passed or SECRET_NAME.search(name)}
+    return job.cwd, {name: value for name, value in job.env.items() if name not in secret}
+
+
+def _opened(words: Sequence[str], *, env: Mapping[str, str], cwd: str | Path):
+    """A host's process, whose command line has room for those of its forks."""
+    return subprocess.Popen(
+        [sys.executable, *words, " " * _ROOM_BYTES],
+        env=env,
+        cwd=cwd,
+        start_new_session=True,
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _readable(stream: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))

@@ -1,7 +1,8 @@
 """Runs as plain detached processes: for machines without tmux, for tests, for the sequential loop.
 
-They outlive the daemon like tmux sessions do, in a session of their own, but nobody can attach. A
-host that forks starts them; where a fork cannot show its own command line, Python is started anew.
+They outlive the daemon like tmux sessions do, in a session of their own, but nobody can attach.
+Hosts start them by forking, that of the trainers when it is ready (`flowrl.launch.hosting`); where
+a fork cannot show its own command line, Python is started anew.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from pathlib import Path
 
 from flowrl.errors import LaunchError
 from flowrl.launch import files, processes
-from flowrl.launch.hosting import RunnerHost
+from flowrl.launch.hosting import RunnerHost, TrainerHost
 from flowrl.launch.job import Handle, Job, Outcome
 from flowrl.launch.waiting import EndWatcher
 from flowrl.layout import RunLayout
 
 GRACE_SECONDS = 30.0
+TRAINER = "flowrl.ppo_flow"
 
 
 class LocalLauncher:
-    """The Launcher without tmux."""
+    """The Launcher without tmux; of runs that are `python -m TRAINER …` all is loaded but once."""
 
-    def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
+    def __init__(self, *, grace_seconds: float = GRACE_SECONDS, trainer: str = TRAINER) -> None:
         self._grace_seconds = grace_seconds
         self._watcher = EndWatcher()
         self._host = RunnerHost()
+        self._trainer_host = TrainerHost(trainer)
         self._children: list[subprocess.Popen] = []
 
     def launch(self, job: Job) -> Handle:
@@ -63,6 +66,7 @@ class LocalLauncher:
         """Release what has ended; runs go on."""
         self._watcher.close()
         self._host.close()
+        self._trainer_host.close()
         self._reap()
         for child in self._children:
             child.returncode = 0  # it goes on without us: Popen must not warn about it
@@ -71,8 +75,12 @@ class LocalLauncher:
     def _spawn(self, job: Job) -> int:
         """Start the runner with its output in a capped log; answers the runner's pid."""
         place = RunLayout(job.folder.absolute(), expert=0)
-        pid = self._host.start(place.spec_json, place.training_log, job.env)
-        return self._spawn_anew(job, place) if pid is None else pid
+        hosts = (self._trainer_host, self._host) if self._trainer_host.suits(job) else (self._host,)
+        for host in hosts:
+            pid = host.start(place.spec_json, place.training_log, job.env)
+            if pid is not None:
+                return pid
+        return self._spawn_anew(job, place)
 
     def _spawn_anew(self, job: Job, place: RunLayout) -> int:
         """The same by two Pythons of their own."""

@@ -20,15 +20,18 @@ import _signal  # pyright: ignore[reportMissingImports]
 import _socket
 import fcntl
 import os
-import resource
 import select
 import sys
 import time
 
-# Run by path in isolation, Python finds the standard library only.
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+if __name__ == "__main__":  # run by path in isolation, Python finds the standard library only
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from flowrl.launch.lean_json import dumps, loads
-from flowrl.launch.trainer_process import oom_kills, signal_in, tell
+from flowrl.launch.trainer_process import limit_files, oom_kills, signal_in, tell
+
+TYPE_CHECKING = False  # typing takes long
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FORMAT = 1
 EXIT_BUSY = 75  # another runner holds run.lock
@@ -49,15 +52,17 @@ WATCHED = (*ASKS, _signal.SIGCHLD)
 RESET = (*WATCHED, _signal.SIGPIPE, _signal.SIGXFSZ)
 SERVER_ENDED = "server"  # in asked_by, after "hup"
 SERVER_SAYS_SECONDS = 0.5  # it says so at once; a busy machine may take longer
-FILE_BYTES = 2**34
 LOG_SECONDS = 30.0
 LOG_PAUSE_SECONDS = 0.002
 WRITE_TRIES = 10
 WRITE_PAUSE_SECONDS = 0.5
 
 
-def main(argv: list[str]) -> int:
-    """Run the trainer that the spec describes; returns its exit code, or 128 + its signal."""
+def main(argv: list[str], begin: Callable[[dict], int] | None = None) -> int:
+    """Run the trainer that the spec describes; returns its exit code, or 128 + its signal.
+
+    `begin` starts its process, by default with its own program, and answers the pid.
+    """
     _signal.pthread_sigmask(_signal.SIG_BLOCK, WATCHED)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     os.umask(0o077)
@@ -68,10 +73,10 @@ def main(argv: list[str]) -> int:
     if not take_lock(os.path.join(folder, "run.lock")):
         say(f"another process of run {spec['run_id']} is alive; nothing was started")
         return EXIT_BUSY
-    return run(spec, folder)
+    return run(spec, folder, begin or execute)
 
 
-def run(spec: dict, folder: str) -> int:
+def run(spec: dict, folder: str, begin: Callable[[dict], int]) -> int:
     """Start the trainer, wait for its end and record it."""
     start = start_record(spec["run_id"])
     # Written before and after the spawn: there is no instant at which a trainer lives unnamed.
@@ -80,7 +85,8 @@ def run(spec: dict, folder: str) -> int:
     server = connect_to_server()
     await_log(folder)
     try:
-        trainer = spawn(spec)
+        place_ourselves(spec)
+        trainer = begin(spec)
     except OSError as error:
         say(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
@@ -119,26 +125,23 @@ def await_log(folder: str) -> None:
         time.sleep(LOG_PAUSE_SECONDS)
 
 
-def spawn(spec: dict) -> int:
-    """Start the trainer on our terminal, with the spec's environment and nothing else.
-
-    A confined one only writes to that terminal: it is not its own, so nothing can be typed there.
-    """
+def place_ourselves(spec: dict) -> None:
+    """Be where the trainer is to be, within its limits: it inherits them."""
     limit_files()
     if spec.get("cpus"):
         os.sched_setaffinity(0, spec["cpus"])
     os.chdir(spec["cwd"])
+
+
+def execute(spec: dict) -> int:
+    """Start the trainer's program on our terminal, with its environment; answers its pid.
+
+    A confined one only writes to that terminal: it is not its own, so nothing can be typed there.
+    """
     confined = list(spec.get("sandbox") or ())
     argv = [*confined, *spec["argv"]]
     alone = bool(confined)
     return os.posix_spawnp(argv[0], argv, spec["env"], setsid=alone, setsigmask=(), setsigdef=RESET)
-
-
-def limit_files() -> None:
-    """Let no file grow without end, be it sparse: somebody will read or copy it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    least = min((limit for limit in (soft, hard) if limit >= 0), default=FILE_BYTES)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (min(least, FILE_BYTES), hard))
 
 
 def wait_for(trainer: int, spec: dict, server: _socket.socket | None) -> tuple[int, list[str]]:

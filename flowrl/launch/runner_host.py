@@ -17,31 +17,32 @@ import _signal  # pyright: ignore[reportMissingImports]
 import os
 import sys
 
-# Run by path in isolation, Python finds the standard library only.
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+if __name__ == "__main__":  # run by path in isolation, Python finds the standard library only
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from flowrl.launch import capped_log, runner
 from flowrl.launch.lean_json import dumps, loads
 
 TYPE_CHECKING = False  # typing takes long
 if TYPE_CHECKING:
-    from types import ModuleType
+    from collections.abc import Callable, Sequence
 
 _ARG_START, _ARG_END = 45, 46  # in /proc/self/stat, counted behind the program's name
 _PYTHON = [sys.executable, "-I", "-S"]
+_MOST_FILES = 2**20
 
 
-def main() -> int:
-    """Start what is asked for until nobody can ask any more."""
+def serve(run: Callable[[list[str]], int]) -> int:
+    """Start what is asked for until nobody can ask any more; `run` is the runner's main."""
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # nobody waits for them: no zombies
     try:
-        able = entitle(__file__)
+        able = entitle([*_PYTHON, __file__])
     except (OSError, ValueError, IndexError):
         able = False
     tell({"able": able})
     while line := sys.stdin.readline():
         asked = loads(line)
         try:
-            tell({"pid": start(asked["spec"], asked["log"], asked["env"])})
+            tell({"pid": start(run, asked["spec"], asked["log"], asked["env"])})
         except OSError as error:
             tell({"error": str(error)})
     return 0
@@ -52,26 +53,27 @@ def tell(answer: dict) -> None:
     os.write(1, dumps(answer).encode() + b"\n")
 
 
-def start(spec: str, log: str, env: dict[str, str]) -> int:
+def start(run: Callable[[list[str]], int], spec: str, log: str, env: dict[str, str]) -> int:
     """Fork a log's writer and a runner that writes to it; answers the runner's pid."""
     reading, writing = os.pipe()
     try:
-        fork(capped_log, [log], env={}, stdin=reading)
-        return fork(runner, [spec], env=env, output=writing)
+        fork(capped_log.main, capped_log.__file__, [log], env={}, stdin=reading)
+        return fork(run, runner.__file__, [spec], env=env, output=writing)
     finally:
         os.close(reading)
         os.close(writing)
 
 
 def fork(
-    program: ModuleType,
+    act: Callable[[list[str]], int],
+    script: str | None,
     words: list[str],
     *,
     env: dict[str, str],
     stdin: int | None = None,
     output: int | None = None,
 ) -> int:
-    """The pid of a fork that is as if the program had been started with these words and `env`.
+    """The pid of a fork that is as if the script, whose main `act` is, had been started with `env`.
 
     A stream that is not named is /dev/null; no other file is open in it.
     """
@@ -84,11 +86,11 @@ def fork(
         nothing = os.open(os.devnull, os.O_RDWR)
         for number, stream in enumerate((stdin, output, output)):
             os.dup2(nothing if stream is None else stream, number)
-        os.closerange(3, nothing + 1)
+        os.closerange(3, _MOST_FILES)
         os.environ.clear()
         os.environ.update(env)
-        entitle(str(program.__file__), *words)
-        code = program.main(words)
+        entitle([*_PYTHON, str(script), *words])
+        code = act(words)
     finally:
         kind, error, trace = sys.exc_info()
         if kind is not None and error is not None:
@@ -96,8 +98,8 @@ def fork(
         os._exit(code)
 
 
-def entitle(script: str, *words: str) -> bool:
-    """Make ours the command line of such a Python; whether that has come about.
+def entitle(words: Sequence[str]) -> bool:
+    """Make these words our command line; whether that has come about.
 
     Raises:
       OSError, ValueError: the kernel does not let us, or there is not room enough.
@@ -105,7 +107,7 @@ def entitle(script: str, *words: str) -> bool:
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         facts = file.read().rpartition(")")[2].split()
     begin, end = int(facts[_ARG_START]), int(facts[_ARG_END])
-    title = b"".join(os.fsencode(word) + b"\0" for word in (*_PYTHON, script, *words))
+    title = b"".join(os.fsencode(word) + b"\0" for word in words)
     if len(title) > end - begin:
         raise ValueError(f"{len(title)} bytes are more than {end - begin}")
     memory = os.open("/proc/self/mem", os.O_WRONLY)
@@ -118,4 +120,4 @@ def entitle(script: str, *words: str) -> bool:
 
 
 if __name__ == "__main__":
-    os._exit(main())
+    os._exit(serve(runner.main))

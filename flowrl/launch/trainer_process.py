@@ -1,4 +1,4 @@
-"""What the runner knows of processes: reaching a confined trainer, and how one has died.
+"""What the runner knows of processes: limits, reaching a confined trainer, how one has died.
 
 It is part of the runner, so it takes nothing but the standard library.
 """
@@ -10,6 +10,16 @@ from __future__ import annotations
 # The module signal puts names around this one, which take long to make.
 import _signal  # pyright: ignore[reportMissingImports]
 import os
+import resource
+
+FILE_BYTES = 2**34
+
+
+def limit_files() -> None:
+    """Let no file grow without end, be it sparse: somebody will read or copy it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    least = min((limit for limit in (soft, hard) if limit >= 0), default=FILE_BYTES)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(least, FILE_BYTES), hard))
 
 
 def tell(trainer: int, number: int, *, confined: bool) -> None:

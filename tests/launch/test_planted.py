@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from flowrl import cli, durable
 from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
-from flowrl.launch import files, processes, runner
+from flowrl.launch import files, processes, trainer_process
 from flowrl.launch.job import Exited, Handle, Job, Lost, Why
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel import signals
@@ -276,7 +276,7 @@ def test_no_file_of_a_trainer_grows_without_end(local, make_job, monkeypatch):
     job = make_job(source)
     outcome = end_of(local, local.launch(job), job)
     assert isinstance(outcome, Exited)
-    assert (job.folder / "big").stat().st_size <= runner.FILE_BYTES
+    assert (job.folder / "big").stat().st_size <= trainer_process.FILE_BYTES
 
 
 def test_a_pipe_in_the_place_of_a_log_stops_no_writer(tmp_path):
