@@ -86,25 +86,13 @@ class RunnerHost:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(line)
-            answer = self._line_of(process.stdout.fileno())
-            return json.loads(answer)
+            _tell(process.stdin.fileno(), line)
+            return json.loads(_line_of(process.stdout.fileno()))
         except (BrokenPipeError, ValueError) as error:
             self.close()
             raise LaunchError(
                 f"the process that starts runners does not answer: {error}"
             ) from error
-
-    def _line_of(self, stream: int) -> bytes:
-        text = b""
-        while not text.endswith(b"\n"):
-            if not _readable(stream, ANSWER_SECONDS):
-                raise ValueError(f"nothing within {ANSWER_SECONDS:g} s")
-            chunk = os.read(stream, 4096)
-            if not chunk:
-                raise ValueError("it has ended")
-            text += chunk
-        return text
 
 
 class TrainerHost(RunnerHost):
@@ -139,7 +127,7 @@ class TrainerHost(RunnerHost):
     def _has_spoken(self) -> bool:
         assert self._process is not None
         assert self._process.stdout is not None
-        return _readable(self._process.stdout.fileno(), 0.0)
+        return _is_open(self._process.stdout.fileno(), select.POLLIN, 0.0)
 
     def _ask(self, line: bytes) -> dict[str, Any]:
         try:
@@ -170,7 +158,29 @@ def _opened(words: Sequence[str], *, env: Mapping[str, str], cwd: str | Path):
     )
 
 
-def _readable(stream: int, seconds: float) -> bool:
+def _tell(stream: int, line: bytes) -> None:
+    """Say a line, however much of it the pipe takes at once."""
+    os.set_blocking(stream, False)
+    while line:
+        if not _is_open(stream, select.POLLOUT, ANSWER_SECONDS):
+            raise ValueError(f"it has not listened for {ANSWER_SECONDS:g} s")
+        line = line[os.write(stream, line) :]
+
+
+def _line_of(stream: int) -> bytes:
+    text = b""
+    while not text.endswith(b"\n"):
+        if not _is_open(stream, select.POLLIN, ANSWER_SECONDS):
+            raise ValueError(f"nothing within {ANSWER_SECONDS:g} s")
+        chunk = os.read(stream, 4096)
+        if not chunk:
+            raise ValueError("it has ended")
+        text += chunk
+    return text
+
+
+def _is_open(stream: int, way: int, seconds: float) -> bool:
+    """Whether one can read (POLLIN) or write (POLLOUT) now or within these seconds."""
     poll = select.poll()
-    poll.register(stream, select.POLLIN)
+    poll.register(stream, way)
     return bool(poll.poll(seconds * 1000))

@@ -105,13 +105,17 @@ def test_a_run_outlives_the_host_and_the_next_one_gets_another(local, make_job):
     assert outcome.why is Why.SIGNAL
 
 
-def test_a_host_that_does_not_answer_is_replaced(local, make_job, monkeypatch):
+@pytest.mark.parametrize(
+    ("env", "said"), [({}, "nothing within 0.3 s"), ({"LONG": "x" * 100_000}, "has not listened")]
+)
+def test_a_host_that_does_not_answer_is_replaced(local, make_job, monkeypatch, env, said):
     end_of(local, local.launch(make_job("pass")), make_job("pass", name="other"))
     monkeypatch.setattr(hosting, "ANSWER_SECONDS", 0.3)
     stopped = host_of(local)
     os.kill(stopped.pid, signal.SIGSTOP)
-    job = make_job(SUCCEED % "e0.a1.x", name="flowrl_e1_x")
-    with pytest.raises(LaunchError, match=r"does not answer: nothing within 0.3 s"):
+    env = {"PATH": os.defpath, "LANG": "C.UTF-8", **env}
+    job = make_job(SUCCEED % "e0.a1.x", name="flowrl_e1_x", env=env)
+    with pytest.raises(LaunchError, match=f"does not answer: .*{said}"):
         local.launch(job)
     assert stopped.poll() is not None
     monkeypatch.undo()
