@@ -1,4 +1,11 @@
-"""The state, its file, and the commands that wait until the file holds what they follow from."""
+"""The state, its file, and the commands that wait until the file holds what they follow from.
+
+Two kinds of commands need not wait. A merge is known by the ledger in the manifest, and a new
+folder that was never launched is made anew: whoever finds the older state orders both again and
+ends in the same place. All else follows a save: a launch, a request to end, a folder put aside or
+reopened (which takes away how its run ended), a move that is told. So from a run's end to its
+dependants' start there is one save and not three.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ from datetime import datetime
 from flowrl.errors import FileRefusedError
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.room import Room
-from flowrl.parallel.signals import Announce, Command, Event, Rules
+from flowrl.parallel.signals import Announce, Command, Event, Merge, Prepare, Rules
 from flowrl.parallel.state import SchedulerState, step
 from flowrl.parallel.trouble import said
 from flowrl.redaction import cleaned
@@ -21,7 +28,7 @@ class Book:
     """Owns the state of one graph, and the commands in `pending` that follow from it.
 
     A command may be carried out once `next_command` gives it: the state that it follows from is
-    saved then.
+    saved then, where it has to be.
     """
 
     def __init__(
@@ -66,10 +73,23 @@ class Book:
 
         Commands that were ordered together are given out after one save, whatever comes of the
         first of them meanwhile: each may be carried out twice, so none loses what came of another.
+        Merges and new folders do not wait for that save; only moves to be told are overtaken.
         """
+        if not self._vouched and (ahead := self._ahead()) is not None:
+            return ahead
         if not self.pending or (not self._vouched and not self.saved()):
             return None
         return self._taken()
+
+    def _ahead(self) -> Command | None:
+        """Take the first command that is no move, if it may come before the save."""
+        for place, command in enumerate(self.pending):
+            if _needs_no_save(command):
+                del self.pending[place]
+                return command
+            if not isinstance(command, Announce):
+                return None
+        return None
 
     def moves_in_a_row(self) -> Iterator[Announce]:
         """Take the moves that come next and are saved."""
@@ -103,3 +123,14 @@ class Book:
         self._unsaved = False
         self._vouched = len(self.pending)
         return True
+
+
+def _needs_no_save(command: Command) -> bool:
+    """Whether the folders remember what is done, or forget nothing by it."""
+    match command:
+        case Merge():
+            return True
+        case Prepare(task):
+            return task.run_id is None
+        case _:
+            return False

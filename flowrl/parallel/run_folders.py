@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from flowrl import durable
 from flowrl.errors import BusyError, FileRefusedError
+from flowrl.launch import spec
 from flowrl.launch.files import becomes_free, lock_held
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.runs import TrainingRun, read_run
@@ -145,6 +147,19 @@ def fail_run(
     for key in sorted(failures)[:-KEPT_FAILURES]:
         durable.remove_tree(failures[key])
     return target
+
+
+def remove_strays(layout: GraphLayout, expert: int, skill: str) -> None:
+    """Remove this skill's folders of other numbers, which nobody has ever launched.
+
+    A daemon made them that was killed before it had saved the number it gave the skill.
+    """
+    own = layout.run(expert, skill).folder.name.removeprefix(f"skill_{expert}")
+    for place in live_runs(layout):
+        never_launched = spec.is_missing(place.folder) and not os.path.lexists(place.lock)
+        named = place.folder.name == f"skill_{place.expert}{own}"
+        if named and place.expert != expert and never_launched:
+            durable.remove_tree(place.folder)
 
 
 def _attempt(place: RunLayout) -> int:

@@ -1,8 +1,8 @@
 """The daemon's loop: hear of ended runs, step, save, act, until nothing moves.
 
-All that is decided is decided in `state.step`; here is the I/O around it. Each state is saved
-before the commands that came with it are carried out, and each command may be carried out twice,
-so a daemon killed at any point goes on where it was when it is started again.
+All that is decided is decided in `state.step`; here is the I/O around it. A command is carried out
+once the state is saved that it follows from, unless the folders remember it, too (`book`), and may
+be carried out twice, so a daemon killed at any point goes on where it was when it is started again.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class SkillScheduler:
         requests, before = self._inbox.take(), book.state.answers
         self._book_tell([*requests, *self._heard()], now)
         log_answers(before, book.state.answers)
-        if book.saved():
+        if requests and book.saved():
             self._inbox.done()
         untold, self._untold = self._untold, []
         self._tell_ends(untold)

@@ -36,6 +36,7 @@ from flowrl.parallel.run_folders import (
     PreparedRun,
     fail_run,
     refuse_living,
+    remove_strays,
     resume_training_run,
 )
 from flowrl.parallel.vouching import kept_verdicts
@@ -116,7 +117,16 @@ def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
     layout = order["layout"]
     rooms.refuse_moved(layout)
     store = order.get("store") or ExpertStore(layout)
-    run, seeds = _plan(order, store)
+    try:
+        return _prepared(order, store, verified=False)
+    except (ExpertCorruptError, ExpertMissingError):
+        return _prepared(order, store, verified=True)
+
+
+def _prepared(order: RunOrder, store: ExpertStore, *, verified: bool) -> PreparedRun:
+    """The run, from experts that are `verified` and mended first, or that copying finds whole."""
+    layout = order["layout"]
+    run, seeds = _plan(order, store, verified=verified)
     module = generate_module_with_remapping(run, order["graph"].skills)
     run = replace(
         run,
@@ -130,11 +140,13 @@ def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
         durable.remove_tree(building.folder)
         _build(building, run, module, {store.path_of(seed): seed for seed in seeds})
         fail_run(layout, run.expert, run.skill)
+        remove_strays(layout, run.expert, run.skill)
         durable.fault_point("prepare.built")
-        durable.commit_dir(building.folder, place.folder)
+        durable.fsync_tree(building.folder)
+        durable.move_dirs({place.folder: building.folder}, lasting=False)
+        durable.flush([place.folder.parent, layout.root])
     finally:
         durable.remove_tree(building.folder)
-    durable.fsync_dir(layout.root)
     return PreparedRun(layout=place, run=run)
 
 
@@ -152,8 +164,10 @@ def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:
     return entry["expert_idx"] if isinstance(entry, Mapping) else entry
 
 
-def _plan(order: RunOrder, store: ExpertStore) -> tuple[TrainingRun, tuple[ExpertVersion, ...]]:
-    """What the run is, and the verified versions it starts from; nothing is written."""
+def _plan(
+    order: RunOrder, store: ExpertStore, *, verified: bool
+) -> tuple[TrainingRun, tuple[ExpertVersion, ...]]:
+    """What the run is, and the versions it starts from; nothing of the run is written."""
     skill, expert = order["skill"], order["expert"]
     steps = order["graph"].plan(skill)
     needed = list(dict.fromkeys(step.skill for step in steps if step.skill != skill))
@@ -161,6 +175,8 @@ def _plan(order: RunOrder, store: ExpertStore) -> tuple[TrainingRun, tuple[Exper
     remapping = build_remapping([experts[name] for name in needed], expert)
     config = configs.to_json(order["config"], PPOConfig)
     seeds = _seeds(store, experts, expert, expected_shapes(config))
+    if verified:
+        seeds = _whole(store, seeds, expected_shapes(config))
     run = TrainingRun(
         run_id=f"e{expert}.a{order['attempt']}.{secrets.token_hex(4)}",
         skill=skill,
@@ -199,6 +215,12 @@ def _seeds(
     wanted = tuple(known[index] for index in sorted(experts.values()) if index != new)
     for seed in wanted:
         _check_shapes(store.path_of(seed), seed, shapes)
+    return wanted
+
+
+def _whole(
+    store: ExpertStore, wanted: Sequence[ExpertVersion], shapes: Shapes
+) -> tuple[ExpertVersion, ...]:
     seeds = tuple(repair.usable(store, seed) for seed in wanted)
     for seed in seeds:
         _check_shapes(store.path_of(seed), seed, shapes)

@@ -124,6 +124,38 @@ def test_the_intent_is_in_the_file_before_the_act(start, world):
     assert seen[0]["handle"] is None
 
 
+def test_from_a_runs_end_to_its_dependants_launch_there_is_one_save(start, world, monkeypatch):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.add_skill("B", {}, ["A"])
+    scheduler.tick()
+    world.end("A")
+    told = []
+    save, op = StateFile.save, world.op
+    monkeypatch.setattr(StateFile, "save", lambda *args: told.append("save") or save(*args))
+    monkeypatch.setattr(world, "op", lambda verb: told.append(verb) or op(verb))
+    scheduler.tick()
+    acts = [verb for verb in told if verb in ("save", "merge", "prepare", "launch", "put away")]
+    assert acts == ["merge", "prepare", "save", "launch", "save", "put away"]
+
+
+def test_a_run_is_reopened_only_once_it_is_saved_how_it_ended(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A", exited(Why.STOPPED))
+    seen = []
+
+    class Spy(FakeWorkshop):
+        def resume(self, task):
+            seen.append(lines(scheduler)["A"]["status"])
+            return super().resume(task)
+
+    scheduler.set_callbacks(workshop=Spy(world))
+    scheduler.tick()
+    assert seen == ["preparing"]
+
+
 def test_what_is_ordered_together_is_done_after_one_save(start, world, monkeypatch):
     scheduler = start(max_parallel_skills=3)
     for skill in "ABC":
@@ -134,7 +166,7 @@ def test_what_is_ordered_together_is_done_after_one_save(start, world, monkeypat
     monkeypatch.setattr(world, "op", lambda verb: told.append(verb) or op(verb))
     scheduler.tick()
     acts = [verb for verb in told if verb in ("save", "prepare", "launch")]
-    together = ["save", *3 * ["prepare"], "save", *3 * ["launch"], "save"]
+    together = [*3 * ["prepare"], "save", *3 * ["launch"], "save"]
     assert acts == together
 
 

@@ -124,7 +124,7 @@ def test_a_state_that_cannot_be_saved_pauses_whatever_the_reason(
     monkeypatch.setattr(file, "save", broken)
     for _ in range(3):
         scheduler.tick()
-    assert not world.runs
+    assert not any(run.launches for run in world.runs.values())
     assert caplog.text.count(f"paused ({word})") == 1
     assert f"paused ({word})" in notices.read(scheduler.layout)["paused"]
     monkeypatch.setattr(file, "save", save)
