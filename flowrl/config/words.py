@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,9 +60,14 @@ def from_json(kind: type[Config], facts: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: a value is of another type, or makes no sense.
     """
-    hints = typing.get_type_hints(kind)
+    hints = _hints_of(kind)
     known = {item.name for item in dataclasses.fields(kind)} & facts.keys()
     return checked(kind(**{name: _typed(name, hints[name], facts[name]) for name in known}))
+
+
+@functools.cache
+def _hints_of(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _typed(name: str, hint: Any, value: Any) -> Any:

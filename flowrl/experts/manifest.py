@@ -8,7 +8,6 @@ Since format 2 manifests are sealed; those of format 1 are read as they are.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 from flowrl import durable, sealed
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts.merge import Contribution, ExpertVersion
+from flowrl.experts.remembered import Remembered
 from flowrl.layout import GraphLayout, display_name
 
 FORMAT = 2
@@ -28,7 +28,6 @@ KEPT_GENERATIONS = 20
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"v(?:[0-9]{6}|[1-9][0-9]{6,})-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HISTORY = re.compile(r"(?:0|[1-9][0-9]*)\.json")
-_named: dict[bytes, frozenset[tuple[int, str]]] = {}  # by digest of a manifest file
 T = TypeVar("T")
 
 
@@ -47,6 +46,10 @@ class Manifest:
             experts=MappingProxyType(dict(sorted({**self.experts, **taken}.items()))),
             merged=(*self.merged, run_id),
         )
+
+
+_present: Remembered[Manifest] = Remembered(4)
+_named: Remembered[frozenset[tuple[int, str]]] = Remembered(2 * KEPT_GENERATIONS)
 
 
 def version_name(generation: int, run_id: str) -> str:
@@ -106,7 +109,7 @@ def read(layout: GraphLayout) -> Manifest:
             )
         return Manifest()
     try:
-        return read_file(layout.manifest)
+        return _present.of(layout.manifest, read_file)
     except FormatVersionError:
         raise
     except FileRefusedError as error:
@@ -131,19 +134,12 @@ def read_file(path: Path) -> Manifest:
 
 
 def named(path: Path) -> frozenset[tuple[int, str]]:
-    """The experts that a manifest file names, by (index, version); raises as `read_file` does.
+    """The experts that a manifest file names, by (index, version); raises as `read_file` does."""
+    return _named.of(path, _names)
 
-    Remembered by the file's content, so that a history that every merge looks at is parsed once.
-    """
-    content = hashlib.sha256(durable.read_bytes(path)).digest()
-    if content in _named:
-        return _named[content]
-    names = frozenset((item.index, item.version) for item in read_file(path).experts.values())
-    if hashlib.sha256(durable.read_bytes(path)).digest() == content:
-        _named[content] = names
-        while len(_named) > 2 * KEPT_GENERATIONS:
-            del _named[next(iter(_named))]
-    return names
+
+def _names(path: Path) -> frozenset[tuple[int, str]]:
+    return frozenset((item.index, item.version) for item in read_file(path).experts.values())
 
 
 def history_file(layout: GraphLayout, generation: int) -> Path:
@@ -203,6 +199,7 @@ def succeed(
         durable.fault_point("commit.history")
         unless()
         files.put_in_place(layout.manifest)
+    _present.put(content, manifest)
 
 
 def write_pickle(layout: GraphLayout, manifest: Manifest) -> None:

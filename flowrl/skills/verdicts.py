@@ -93,13 +93,14 @@ def jax_version() -> str:
 
 
 def _normal(function: ast.FunctionDef, role: str) -> str:
-    function = copy.deepcopy(function)
-    function.name = role
-    function.args.defaults = []
-    function.args.args.sort(key=lambda argument: argument.arg)
+    normal = copy.copy(function)  # as deep as it is changed
+    normal.name = role
+    normal.args = copy.copy(function.args)
+    normal.args.defaults = []
+    normal.args.args = sorted(function.args.args, key=lambda argument: argument.arg)
     if ast.get_docstring(function, clean=False) is not None and len(function.body) > 1:
-        del function.body[0]
-    return ast.unparse(function)
+        normal.body = function.body[1:]
+    return ast.unparse(normal)
 
 
 def _read(facts: Mapping[str, Any], path: Path, digest: str) -> Verdict:
