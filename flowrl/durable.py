@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,7 @@ __all__ = [
     "copy_tree_without_links",
     "copy_trees",
     "cut",
+    "discard_tree",
     "everything",
     "fault_point",
     "flush",
@@ -53,12 +55,14 @@ __all__ = [
     "json_text",
     "make_dir",
     "make_file",
+    "make_pipe",
     "move_dir",
     "move_dirs",
     "plain_files",
     "read_bytes",
     "read_json",
     "remove_file",
+    "remove_pipe",
     "remove_tree",
     "replacing_in_order",
     "sweep",
@@ -89,6 +93,25 @@ def make_dir(path: Path, *, lasting: bool = True) -> Path:
 def make_file(path: Path) -> None:
     """Make an empty file, readable by its owner alone; one that is there stays as it is."""
     os.close(os.open(path, PLAIN_NEW, 0o600))
+
+
+def make_pipe(path: Path) -> None:
+    """Make a named pipe, for its owner alone, in the place of what is there."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+
+
+def remove_pipe(path: Path) -> None:
+    """Remove a named pipe and let go who waits for it to be read; what is none stays."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def fsync_tree(root: Path) -> None:
@@ -214,6 +237,11 @@ def copy_files(pairs: Mapping[Path, Path]) -> None:
     with replacing_all(list(pairs.values()), 0o600) as descriptors:
         for (source, target), descriptor in zip(pairs.items(), descriptors, strict=True):
             copy_content(source, descriptor, f"copy.{target.name}")
+
+
+def discard_tree(path: Path) -> None:
+    """Remove a folder that nobody reads; what a crash or an error leaves of it is swept later."""
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def commit_dir(prepared: Path, final: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -30,8 +30,9 @@ from flowrl.experts.merge import (
     Take,
     Verdict,
 )
+from flowrl.experts.publishing import Taken, publish, to_flush, withdraw
 from flowrl.experts.verdicts import Offer, decided, questions
-from flowrl.experts.wholeness import REMEDY, check_digest, refuse_other
+from flowrl.experts.wholeness import REMEDY, check_digest
 from flowrl.layout import GraphLayout
 from flowrl.runs import Ancestor
 
@@ -112,13 +113,13 @@ class ExpertStore:
                 return Commit(manifest=before, verdicts={}, already_merged=True)
             verdicts = decided(policy, run_id, before, offers=offers, evidence=evidence or {})
             taken = [
-                (self._version(run_id, before, offer.candidate, verdict), _arrays(offer, verdict))
+                self._taken(run_id, before, offer, verdict)
                 for offer in offers
                 if isinstance(verdict := verdicts[offer.candidate.expert], Take)
             ]
-            published = self._publish(run_id, taken)
-            after = before.after(run_id, {version.index: version for version, _ in taken})
-            self._swap(before, after, still_held, published)
+            publish(run_id, taken)
+            after = before.after(run_id, {one.version.index: one.version for one in taken})
+            self._swap(before, after, still_held, taken)
         return Commit(manifest=after, verdicts=verdicts, already_merged=False)
 
     def amend(self, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -153,6 +154,16 @@ class ExpertStore:
         """Hold the global lock; gives a check that nobody replaced the lock file meanwhile."""
         return locks.held(self.layout.global_lock, timeout_seconds=self._lock_seconds)
 
+    def _taken(self, run_id: str, before: Manifest, offer: Offer, verdict: Take) -> Taken:
+        version = self._version(run_id, before, offer.candidate, verdict)
+        blend = verdict.blend
+        return Taken(
+            version=version,
+            final=self.path_of(version),
+            source=blend.folder if blend else offer.copy or offer.folder,
+            is_copy=not blend and offer.copy is not None,
+        )
+
     def _version(
         self, run_id: str, before: Manifest, candidate: Candidate, verdict: Take
     ) -> ExpertVersion:
@@ -168,46 +179,22 @@ class ExpertStore:
             lineage=self._lineage(run_id, before, candidate, verdict),
         )
 
-    def _publish(
-        self, run_id: str, taken: Sequence[tuple[ExpertVersion, Path]]
-    ) -> tuple[Path, ...]:
-        """Give each new version its folder, with a copy of what is in the other; answers these.
-
-        They are not durable yet: a flush of them all, with what names them, takes as long as one.
-        """
-        finals = {self.path_of(version): version for version, _ in taken}
-        prepared = {final: final.with_name(f".tmp-{run_id}") for final in finals}
-        for left in (*prepared.values(), *finals):  # of a merge that was killed before its swap
-            durable.remove_tree(left)
-        for final in finals:
-            durable.make_dir(final.parent, lasting=False)
-        sources = {prepared[self.path_of(version)]: source for version, source in taken}
-        found = durable.copy_trees(sources, lasting=False)
-        for final, version in finals.items():
-            refuse_other(found[prepared[final]], prepared[final], version)
-        durable.fault_point("commit.copied")
-        durable.move_dirs(prepared, lasting=False)
-        durable.fault_point("commit.published")
-        return tuple(finals)
-
     def _swap(
         self,
         before: Manifest,
         after: Manifest,
         still_held: Callable[[], None],
-        published: Collection[Path] = (),
+        taken: Collection[Taken] = (),
     ) -> None:
-        """Let another manifest count, once the new versions in `published` are durable."""
+        """Let another manifest count, once what it has newly `taken` is durable."""
         if not self.layout.manifest.exists():  # so that "history without manifest" means damage
             manifests.swap(self.layout, before)
-        homes = {home for final in published for home in final.parents[:4]}  # up to the graph's
-        inside = chain.from_iterable(map(durable.everything, published))
         manifests.succeed(
             self.layout,
             after,
-            besides=(*inside, *homes),
+            besides=to_flush(taken),
             unless=still_held,
-            otherwise=partial(_remove, published),
+            otherwise=partial(withdraw, taken),
         )
         durable.fault_point("commit.swapped")
         manifests.write_pickle(self.layout, after)
@@ -286,15 +273,3 @@ class ExpertStore:
             for path in folder.iterdir():
                 if _INDEX.fullmatch(index) and manifests.is_version_name(path.name):
                     yield (int(index), path.name), path
-
-
-def _remove(folders: Collection[Path]) -> None:
-    """Give a full disk its room back; what cannot be removed is garbage."""
-    for folder in folders:
-        with suppress(OSError):
-            durable.remove_tree(folder)
-
-
-def _arrays(offer: Offer, verdict: Take) -> Path:
-    """The folder that holds what is taken."""
-    return verdict.blend.folder if verdict.blend else offer.folder

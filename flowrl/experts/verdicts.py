@@ -17,6 +17,7 @@ class Offer:
 
     candidate: Candidate
     folder: Path
+    copy: Path | None = None  # durable, of the candidate's digest, and the merge's to take
 
 
 def questions(

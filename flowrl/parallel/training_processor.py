@@ -21,6 +21,7 @@ from flowrl.errors import BusyError, ExpertError, FileRefusedError, ResultRefuse
 from flowrl.experts import rooms
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import FrameRule, Keep, MergePolicy, Take, Verdict
+from flowrl.experts.staging import Staging
 from flowrl.experts.store import Commit, ExpertStore, Offer
 from flowrl.launch.files import lock_held
 from flowrl.layout import GraphLayout, RunLayout
@@ -90,8 +91,13 @@ def merge_run(
     if not place.folder.is_dir():
         return _of_archive(_archive(layout, place, skill), store.manifest(), place)
     run = _read(place, skill)
-    offers = _offers(store, place, run, accounting)
-    return _summary(place, run, _commit(store, place, run, offers=offers, policy=policy))
+    # A policy that has questions puts the merge off, perhaps often: copies would be in vain.
+    with Staging(layout, run.run_id, wanted=isinstance(policy, FrameRule)) as staging:
+        offers: tuple[Offer, ...] = ()
+        if run.run_id not in store.manifest().merged:
+            _, offers = verified_offers(place, run, accounting, staging=staging)
+            durable.fault_point("merge.verified")
+        return _summary(place, run, _commit(store, place, run, offers=offers, policy=policy))
 
 
 def put_away_run(layout: GraphLayout, place: RunLayout, skill: str) -> None:
@@ -184,17 +190,6 @@ def _read(place: RunLayout, skill: str) -> TrainingRun:
             f"- expert {place.expert} ({skill})\n+ expert {run.expert} ({run.skill})"
         )
     return run
-
-
-def _offers(
-    store: ExpertStore, place: RunLayout, run: TrainingRun, accounting: FrameAccounting
-) -> tuple[Offer, ...]:
-    """The run's experts, verified; none once the ledger says that they are merged."""
-    if run.run_id in store.manifest().merged:
-        return ()
-    _, offers = verified_offers(place, run, accounting)
-    durable.fault_point("merge.verified")
-    return offers
 
 
 def _commit(

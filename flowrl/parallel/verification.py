@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from flowrl.config import FrameAccounting
 from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError, ResultRefusedError
 from flowrl.experts.merge import Candidate
 from flowrl.experts.remapping import Remapping
+from flowrl.experts.staging import Staging
 from flowrl.experts.store import Offer
 from flowrl.layout import RunLayout
 from flowrl.parallel.training_setup import expected_shapes
@@ -45,11 +45,16 @@ def tracker_folders(layout: RunLayout) -> tuple[Path, ...]:
 
 
 def verified_offers(
-    layout: RunLayout, run: TrainingRun, accounting: FrameAccounting = "acted"
+    layout: RunLayout,
+    run: TrainingRun,
+    accounting: FrameAccounting = "acted",
+    *,
+    staging: Staging | None = None,
 ) -> tuple[RunResult, tuple[Offer, ...]]:
     """The result of a run and its experts, as offers to the store.
 
-    What the trainer says of its arrays is believed only once they were read.
+    What the trainer says of its arrays is believed only once they were read. What it says to have
+    changed is copied into `staging`, if that is given, while a child reads it.
 
     Raises:
       ResultRefusedError: with a line `- wanted` and a line `+ found` for every difference.
@@ -67,13 +72,15 @@ def verified_offers(
         differences = list(_misplaced(layout, run, result.experts))
     if differences:
         raise _refused(layout, run, differences)
-    found = _measured(layout, run, result.experts, wanted)
+    found = _measured(layout, run, result.experts, wanted, staging=staging)
     for report, measured in zip(result.experts, found, strict=True):
         differences += _array_differences(report, measured)
     if differences:
         raise _refused(layout, run, differences)
     offers = (
-        _offer(layout, run, _candidate(run, result, report, measured), accounting)
+        _offer(
+            layout, run, _candidate(run, result, report, measured, accounting=accounting), staging
+        )
         for report, measured in zip(result.experts, found, strict=True)
     )
     return result, tuple(offers)
@@ -134,13 +141,22 @@ def _misplaced(
 
 
 def _check_digests(
-    layout: RunLayout, run: TrainingRun, places: Iterable[tuple[ExpertReport, Path]]
+    layout: RunLayout,
+    run: TrainingRun,
+    places: Collection[tuple[ExpertReport, Path]],
+    staging: Staging | None,
 ) -> None:
-    """Raise ResultRefusedError unless the files are those that the run reports."""
+    """Raise ResultRefusedError unless the files are those that the run reports.
+
+    Of what is copied the copies are looked at, which nobody changes any more.
+    """
     differences: list[str] = []
+    before = {ancestor.expert: ancestor.content for ancestor in run.ancestors}
+    changed = [place for report, place in places if report.content != before.get(report.expert)]
+    copied = staging.digests(changed) if staging else {}
     for report, place in places:
         try:
-            found = durable.tree_digest(place)
+            found = copied[place] if place in copied else durable.tree_digest(place)
         except FileRefusedError as error:
             differences.append(f"  {error}")
         else:
@@ -158,7 +174,12 @@ def _check_size(place: Path, shapes: Shapes) -> None:
 
 
 def _measured(
-    layout: RunLayout, run: TrainingRun, reports: Iterable[ExpertReport], wanted: Shapes
+    layout: RunLayout,
+    run: TrainingRun,
+    reports: Iterable[ExpertReport],
+    wanted: Shapes,
+    *,
+    staging: Staging | None,
 ) -> tuple[Arrays, ...]:
     """The arrays, read by the child while the files are held against their digests here."""
     local = Remapping(run.experts).global_to_local
@@ -167,7 +188,7 @@ def _measured(
         return arrays.measured(
             [(report.sha256, place) for report, place in places],
             wanted,
-            meanwhile=partial(_check_digests, layout, run, places),
+            meanwhile=partial(_check_digests, layout, run, places, staging),
         )
     except ExpertCorruptError as error:
         raise _refused(layout, run, [f"  {error}"]) from error
@@ -191,16 +212,20 @@ def _array_differences(report: ExpertReport, found: Arrays) -> Iterator[str]:
 
 
 def _offer(
-    layout: RunLayout, run: TrainingRun, candidate: Candidate, accounting: FrameAccounting
+    layout: RunLayout, run: TrainingRun, candidate: Candidate, staging: Staging | None
 ) -> Offer:
-    return Offer(
-        candidate=dataclasses.replace(candidate, accounting=accounting),
-        folder=layout.final(Remapping(run.experts).global_to_local[candidate.expert]),
-    )
+    folder = layout.final(Remapping(run.experts).global_to_local[candidate.expert])
+    copy = staging.copy_of(folder) if staging else None
+    return Offer(candidate=candidate, folder=folder, copy=copy)
 
 
 def _candidate(
-    run: TrainingRun, result: RunResult, report: ExpertReport, found: Arrays
+    run: TrainingRun,
+    result: RunResult,
+    report: ExpertReport,
+    found: Arrays,
+    *,
+    accounting: FrameAccounting,
 ) -> Candidate:
     ancestors: Mapping[int, Any] = {ancestor.expert: ancestor for ancestor in run.ancestors}
     ancestor = ancestors.get(report.expert)
@@ -215,4 +240,5 @@ def _candidate(
         shapes=found.shapes,
         dtypes=frozenset(found.dtypes.values()),
         not_finite=found.not_finite,
+        accounting=accounting,
     )
