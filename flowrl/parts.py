@@ -5,6 +5,7 @@ Only `flowrl.durable` uses this.
 
 from __future__ import annotations
 
+import _thread
 import fcntl
 import os
 import secrets
@@ -17,6 +18,7 @@ from flowrl.faults import die, fault_point, is_torn
 from flowrl.flushing import flush
 
 PART_SUFFIX = ".part"
+_LARGE_BYTES = 2**18
 PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -35,17 +37,42 @@ def replacing(path: Path, point: str, mode: int, *, lasting: bool = True) -> Ite
             if lasting:
                 os.fsync(descriptor)
             fault_point(point)
-            part.replace(path)
+            with _outliving(path):
+                part.replace(path)
+                if lasting:
+                    os.fsync(folder)
         except BaseException:
             with suppress(OSError):  # what it was is on its way up
                 part.unlink()
             raise
         finally:
             os.close(descriptor)
-        if lasting:
-            os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def _outliving(path: Path) -> Iterator[None]:
+    """Keep a large file that loses its name in the block: to free its blocks takes a millisecond.
+
+    That is done behind the block, beside whatever follows, where a thread can be had.
+    """
+    old = None
+    with suppress(OSError):  # there is none, or no descriptor for it
+        if path.stat(follow_symlinks=False).st_size > _LARGE_BYTES:
+            old = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        if old is not None:
+            _close_later(old)
+
+
+def _close_later(descriptor: int) -> None:
+    try:
+        _thread.start_new_thread(os.close, (descriptor,))
+    except RuntimeError:  # no further thread can be started
+        os.close(descriptor)
 
 
 @contextmanager
