@@ -129,6 +129,11 @@ class RunLayout:
         return self.folder / "secrets.json"
 
     @property
+    def log_pipe(self) -> Path:
+        """Through which a pane's output reaches the log's writer; gone once both have it open."""
+        return self.folder / ".log.pipe"
+
+    @property
     def start_json(self) -> Path:
         """The trainer's pid, start time and boot id."""
         return self.folder / "start.json"

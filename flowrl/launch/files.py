@@ -79,6 +79,7 @@ def withdraw(job: Job) -> None:
         paths = _paths(job.folder)
         for left in (paths.spec_json, paths.secrets_json):
             durable.remove_file(left)
+        spec.remove_log_pipe(paths)
 
 
 def lock_held(folder: Path) -> bool:

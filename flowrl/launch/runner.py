@@ -11,7 +11,7 @@ client waits for it, tells it when it is told to end itself, and breaks the conn
 killed. Where all stays quiet, only the session was killed. No option of the server is touched.
 """
 # pathlib alone would double the time to start:
-# ruff: noqa: PTH100, PTH105, PTH108, PTH110, PTH118, PTH119, PTH120, PTH123
+# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH119, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ import time
 
 if __name__ == "__main__":  # run by path in isolation, Python finds the standard library only
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from flowrl.launch import pane_log
 from flowrl.launch.lean_json import dumps, loads
 from flowrl.launch.trainer_process import limit_files, oom_kills, signal_in, tell
 
@@ -52,8 +53,6 @@ WATCHED = (*ASKS, _signal.SIGCHLD)
 RESET = (*WATCHED, _signal.SIGPIPE, _signal.SIGXFSZ)
 SERVER_ENDED = "server"  # in asked_by, after "hup"
 SERVER_SAYS_SECONDS = 0.5  # it says so at once; a busy machine may take longer
-LOG_SECONDS = 30.0
-LOG_PAUSE_SECONDS = 0.002
 WRITE_TRIES = 10
 WRITE_PAUSE_SECONDS = 0.5
 
@@ -68,6 +67,7 @@ def main(argv: list[str], begin: Callable[[dict], int] | None = None) -> int:
     os.umask(0o077)
     spec_path = os.path.abspath(argv[0])
     folder = os.path.dirname(spec_path)
+    pane_log.begin(folder)
     with open(spec_path, encoding="utf-8") as file:
         spec = loads(file.read())
     if not take_lock(os.path.join(folder, "run.lock")):
@@ -83,7 +83,7 @@ def run(spec: dict, folder: str, begin: Callable[[dict], int]) -> int:
     write_record(os.path.join(folder, "start.json"), start)
     kills_before = oom_kills()
     server = connect_to_server()
-    await_log(folder)
+    pane_log.await_log(folder)
     try:
         place_ourselves(spec)
         trainer = begin(spec)
@@ -113,16 +113,6 @@ def take_lock(path: str) -> bool:
         return False
     os.set_inheritable(descriptor, True)
     return True
-
-
-def await_log(folder: str) -> None:
-    """Let the log's writer read what it must not write before there is anything to write.
-
-    It takes the list away. Where there is no writer, there is no log either.
-    """
-    deadline = time.monotonic() + LOG_SECONDS
-    while os.path.exists(os.path.join(folder, "secrets.json")) and time.monotonic() < deadline:
-        time.sleep(LOG_PAUSE_SECONDS)
 
 
 def place_ourselves(spec: dict) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from flowrl import durable
@@ -45,6 +46,7 @@ def is_missing(folder: Path) -> bool:
 def forget_environment(place: RunLayout) -> None:
     """Leave no secret in the folder of a run that is over; its runner has done so if it could."""
     durable.remove_file(place.secrets_json)
+    remove_log_pipe(place)
     try:
         spec = durable.read_json(place.spec_json)
     except FileRefusedError:
@@ -55,6 +57,22 @@ def forget_environment(place: RunLayout) -> None:
         durable.write_json(place.spec_json, {**spec, "env": {}})
     except OSError:  # a full disk takes nothing, but gives
         durable.remove_file(place.spec_json)
+
+
+def make_log_pipe(folder: Path) -> Path | None:
+    """A pipe through which the runner's fork will be given the log; None where none can be."""
+    path = RunLayout(folder, expert=0).log_pipe
+    try:
+        durable.make_pipe(path)
+    except OSError:
+        return None
+    return path
+
+
+def remove_log_pipe(place: RunLayout) -> None:
+    """Let go whoever waits at the pipe of a run that never began, or is over."""
+    with suppress(OSError):  # no descriptor to be had, or something else lies there
+        durable.remove_pipe(place.log_pipe)
 
 
 def _begin_log(path: Path) -> None:

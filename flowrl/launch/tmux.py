@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Collection
@@ -234,12 +235,7 @@ def _new_session(job: Job, name: str) -> list[str]:
 
 def _settings(job: Job, target: str) -> list[str]:
     """The options of our pane, chained: kept when dead or detached, labelled, logged."""
-    log = shlex.join(
-        [
-            *(sys.executable, "-I", "-S", str(files.CAPPED_LOG)),
-            str(RunLayout(job.folder, expert=0).training_log.absolute()),
-        ]
-    )
+    log = _log_writer(job)
     return [
         *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
         *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, _graph_folder(job)),
@@ -248,6 +244,16 @@ def _settings(job: Job, target: str) -> list[str]:
         # It runs in the server's folder, and tmux expands times and formats before the shell.
         *(";", "pipe-pane", "-t", target, f"exec {log}".replace("%", "%%").replace("#", "##")),
     ]
+
+
+def _log_writer(job: Job) -> str:
+    """What the shell behind the pane's pipe becomes: `cat`, or else a Python of its own."""
+    cat, folder = shutil.which("cat"), job.folder.absolute()
+    pipe = spec.make_log_pipe(folder) if cat else None
+    if cat and pipe:
+        return f"{shlex.quote(cat)} >{shlex.quote(str(pipe))}"
+    log = RunLayout(folder, expert=0).training_log
+    return shlex.join([sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(log)])
 
 
 def _runner(job: Job) -> tuple[str, ...]:
