@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import multiprocessing
@@ -10,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -473,3 +475,35 @@ def test_files_that_were_not_put_in_place_leave_the_old_ones(tmp_path):
         replace_one()
     assert [path.read_text() for path in paths] == ["new", "old"]
     assert sorted(tmp_path.iterdir()) == paths
+
+
+@pytest.mark.parametrize("threads", [True, False], ids=["threads", "no thread to be had"])
+def test_a_large_file_that_was_replaced_is_given_up_behind_the_write(
+    tmp_path, monkeypatch, threads
+):
+    if not threads:
+        monkeypatch.setattr(parts._thread, "start_new_thread", no_thread)
+    path = tmp_path / "large"
+    durable.write_atomic(path, b"0" * 2**20)
+    held = path.open("rb")
+    with held:
+        for number in b"123":
+            durable.write_atomic(path, bytes([number]) * 2**20)
+        assert held.read(1) == b"0"
+    assert path.read_bytes() == b"3" * 2**20
+    until = time.monotonic() + 20
+    while any(name.startswith(str(path)) for name in open_files()):
+        assert time.monotonic() < until, "the replaced file is still open"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def open_files() -> list[str]:
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(path.readlink()))
+    return found
