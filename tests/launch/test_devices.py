@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import time
 
 import pytest
@@ -164,6 +167,19 @@ def test_a_share_of_memory_that_is_none_is_refused(text):
 def test_a_trainer_without_a_gpu_uses_the_cpu_unless_told_otherwise():
     assert child_env(environ={})["JAX_PLATFORMS"] == "cpu"
     assert child_env(environ={"JAX_PLATFORMS": "tpu"})["JAX_PLATFORMS"] == "tpu"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told so")
+def test_a_trainers_memory_grows_in_large_pieces_unless_told_otherwise():
+    told = {"MALLOC_TOP_PAD_": str(2**16)}
+    heaps = {}
+    for name, env in (("ours", child_env()), ("theirs", child_env(environ=told, passed=told))):
+        words = [sys.executable, "-I", "-S", "-c", "print(open('/proc/self/maps').read())"]
+        maps = subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout
+        (heap,) = (line.split()[0] for line in maps.splitlines() if line.endswith("[heap]"))
+        first, _, end = heap.partition("-")
+        heaps[name] = int(end, 16) - int(first, 16)
+    assert heaps["ours"] > 2**26 > heaps["theirs"]
 
 
 @pytest.mark.parametrize(
