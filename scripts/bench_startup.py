@@ -1,9 +1,10 @@
 """From the start of a process to its first update: `python scripts/bench_startup.py`.
 
 Real processes, each with a compile cache of its own: "cold" finds it empty, "warm" after a run of
-the same skill, "second skill" after a run of another library skill. The baseline is the process
-of `baseline_ppo.py` on the same plan, with JAX's compile cache on, too. The figures are seconds;
-`--cpu` takes the process's CPU time instead, which says more where others are at work.
+the same skill, "second skill" after a run of another library skill. Ours has the environment that
+schedulers give to trainers; it is started, not forked. The baseline is the process of
+`baseline_ppo.py` on the same plan, with JAX's compile cache on, too. The figures are
+seconds; `--cpu` takes the process's CPU time instead, which says more where others are at work.
 
 With --graph: a demo of eight small skills, two at a time, with an empty cache and again with a full
 one; the figures are the shares of the runs' time that went before their first update. There is no
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,7 +29,7 @@ from benchmarking import Pair, Row, arguments, report
 
 from flowrl import runs
 from flowrl.config import PPOConfig, TrainConfig, parse
-from flowrl.launch.environment import compile_cache
+from flowrl.launch.environment import child_env, compile_cache
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel import prepare_training_run
 from flowrl.skills.graph import SkillGraph
@@ -104,20 +105,24 @@ def ours(module: Path, cache: Path) -> tuple[float, float]:
     layout = RunLayout(module.parent, int(module.stem))
     layout.metrics.unlink(missing_ok=True)
     words = ["-m", "flowrl.ppo_flow", f"--module_path={module}", *trainer_flags(), "--no-resume"]
-    return timed(
-        words, cache, lambda: layout.metrics.exists() and layout.metrics.stat().st_size > 0
-    )
+    env = child_env(environ=environment(cache))
+    return timed(words, env, lambda: layout.metrics.exists() and layout.metrics.stat().st_size > 0)
 
 
 def baseline(module: Path, cache: Path) -> tuple[float, float]:
     """The same of the baseline's process."""
     sign = module.parent / "baseline.first"
     sign.unlink(missing_ok=True)
-    return timed([__file__, f"--baseline={module}"], cache, sign.exists)
+    return timed([__file__, f"--baseline={module}"], environment(cache), sign.exists)
 
 
-def timed(words: Sequence[str], cache: Path, reached: Callable[[], object]) -> tuple[float, float]:
-    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu"}
+def environment(cache: Path) -> dict[str, str]:
+    return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu"}
+
+
+def timed(
+    words: Sequence[str], env: Mapping[str, str], reached: Callable[[], object]
+) -> tuple[float, float]:
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, *words], env=env, stdout=subprocess.DEVNULL)
     try:
@@ -183,7 +188,7 @@ def graph_rows() -> list[Row]:
 
 
 def graph_share(graph: Path, cache: Path) -> tuple[float, float]:
-    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu"}
+    env = environment(cache)
     flags = f"--graph-path={graph} --max_nodes={GRAPH_SKILLS} --max_parallel_skills=2"
     small = "--total_timesteps=1e6 --success_state_rate=0.9 --launcher=local --sandbox=none"
     words = [sys.executable, "-m", "flowrl.bottomup_parallel", *flags.split(), *small.split()]
