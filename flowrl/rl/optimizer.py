@@ -38,9 +38,11 @@ def step(
       rows: int32 `[E]`, rows of each expert in this minibatch.
       lr: f32 scalar.
     """
-    moves, moved = jax.vmap(_adam(config).update)(grads, state)
-    stepped = jax.tree.map(lambda param, move: param - lr * move, params, moves)
-    return _where_rows(rows, stepped, params), _where_rows(rows, moved, state)
+    _, moved = jax.vmap(_adam(config).update)(grads, state)
+    moved = _where_rows(rows, moved, state)
+    # Parameters follow from the moments that are kept, not from the old ones and the gradient:
+    # else XLA:CPU copies all moments, to have the old ones when it has written the new.
+    return _where_rows(rows, _followed(params, moved, lr=lr), params), moved
 
 
 def steps_taken(state: Any) -> jax.Array:
@@ -84,6 +86,18 @@ def coasted(
 
     moved = jax.lax.fori_loop(0, most, move, param, unroll=_UNROLLED)
     return moved, (first * of_expert(_BETA_1**steps), second * of_expert(_BETA_2**steps))
+
+
+def _followed(params: Any, state: Any, *, lr: jax.Array) -> Any:
+    """Parameters moved by the moments; not finite where an expert has taken no step yet."""
+    adam = state[1]
+
+    def move(param: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+        step = adam.count.reshape(-1, *[1] * (param.ndim - 1))
+        mean, square = first / (1 - _BETA_1**step), second / (1 - _BETA_2**step)
+        return param - lr * mean / (jnp.sqrt(square) + _EPSILON)
+
+    return jax.tree.map(move, params, adam.mu, adam.nu)
 
 
 def _adam(config: PPOConfig) -> optax.GradientTransformation:

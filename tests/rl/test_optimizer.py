@@ -38,6 +38,13 @@ def test_an_expert_without_rows_stays_as_it_was_in_spite_of_its_momentum():
     assert (before["w"][2] != after["w"][2]).all()
 
 
+def test_an_expert_that_has_never_had_rows_stays_as_it_was():
+    after, state = stepped([[5, 0, 5], [1, 0, 2]], jnp.ones((3, 4)))
+    np.testing.assert_array_equal(after["w"][1], jnp.arange(4.0) + 4.0)
+    assert list(optimizer.steps_taken(state)) == [2, 0, 2]
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((after, state)))
+
+
 def test_each_expert_moves_as_under_an_adam_of_its_own():
     grads = jax.random.normal(jax.random.key(0), (3, 4)) * jnp.asarray([[1e-3], [1.0], [1e3]])
     found, _ = stepped([[1, 1, 1]] * 3, grads)
