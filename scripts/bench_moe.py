@@ -64,6 +64,7 @@ FORWARDS = [
 FLAT = Case("flat E=16/E=1 2048x64", 16, 2048, 64, rounds=25)
 SMALL = {"grad E=16 2048x64", "grad E=1 2048x64", "forward E=16 256x64"}
 CALLS = 16  # forward passes of one measurement
+PAUSE_SECONDS = 0.1  # the baseline gives up to 340 MB back after each gradient
 
 
 class Sides(NamedTuple):
@@ -92,7 +93,9 @@ def main() -> int:
 
 
 def _timed(case: Case, sides: Sides) -> Pair:
-    return paired(sides.ours, sides.baseline, rounds=case.rounds, warmups=2)
+    return paired(
+        sides.ours, sides.baseline, rounds=case.rounds, warmups=2, pause_seconds=PAUSE_SECONDS
+    )
 
 
 def _gradients(case: Case) -> Sides:

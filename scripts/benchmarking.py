@@ -70,11 +70,14 @@ def paired(
     rounds: int,
     warmups: int = 1,
     before: Callable[[], object] = lambda: None,
+    pause_seconds: float = 0.0,
 ) -> Pair:
     """Time both in turns, the order changing from round to round.
 
     Each must return only when its work is done: end jax work with `jax.block_until_ready`.
-    `before` prepares each round and is not timed.
+    `before` prepares each round and is not timed. `pause_seconds` go by before each side: XLA gives
+    memory back in threads of its own, after it has said that it is ready, and that should not be
+    counted as time of whoever comes next.
     """
     for _ in range(warmups):
         for act in (before, ours, baseline):
@@ -83,6 +86,7 @@ def paired(
     for number in range(rounds):
         before()
         for side in (ours, baseline) if number % 2 else (baseline, ours):
+            time.sleep(pause_seconds)
             seconds[side].append(seconds_of(side))
     return Pair(tuple(seconds[ours]), tuple(seconds[baseline]))
 
