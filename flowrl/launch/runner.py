@@ -11,7 +11,7 @@ client waits for it, tells it when it is told to end itself, and breaks the conn
 killed. Where all stays quiet, only the session was killed. No option of the server is touched.
 """
 # pathlib alone would double the time to start:
-# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH119, PTH120, PTH123
+# ruff: noqa: PTH100, PTH108, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ import time
 if __name__ == "__main__":  # run by path in isolation, Python finds the standard library only
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from flowrl.launch import pane_log
-from flowrl.launch.lean_json import dumps, loads
+from flowrl.launch.lean_json import loads
+from flowrl.launch.records import open_part, overwrite, write_record
 from flowrl.launch.trainer_process import limit_files, oom_kills, signal_in, tell
 
 TYPE_CHECKING = False  # typing takes long
@@ -93,6 +94,7 @@ def run(spec: dict, folder: str, begin: Callable[[dict], int]) -> int:
     start["trainer"] = identity(trainer)
     try:
         write_record(os.path.join(folder, "start.json"), start)
+        os.close(open_part(os.path.join(folder, "exit.json")))  # so that the end is told at once
     except OSError as error:  # a full disk: the trainer goes on, and would be found by its lock
         say(f"start.json does not name the trainer: {error}")
     status, asked_by = wait_for(trainer, spec, server)
@@ -257,25 +259,14 @@ def forget_environment(spec: dict, folder: str) -> None:
     """Keep no secrets beyond the trainer's life; a spec that cannot be rewritten is removed."""
     path = os.path.join(folder, "spec.json")
     try:
-        write_record(path, {**spec, "env": {}})
+        overwrite(path, {**spec, "env": {}})
+    except FileNotFoundError:
+        return
     except OSError:
         try:
             os.unlink(path)
         except OSError as error:
             say(f"{path} still holds the trainer's environment, remove it: {error}")
-
-
-def write_record(path: str, record: dict) -> None:
-    """Replace a JSON file at one stroke.
-
-    It is not flushed, so that nobody waits for the disk: after a crash of the machine, when it may
-    be missing or empty, the run has its result, or goes on from its last checkpoint.
-    """
-    part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(dumps(record) + "\n")
-    os.replace(part, path)
 
 
 def say(text: str) -> None:

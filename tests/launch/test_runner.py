@@ -76,7 +76,54 @@ def test_a_full_disk_is_waited_for(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "write_record", write_record)
     monkeypatch.setattr(runner, "WRITE_PAUSE_SECONDS", 0.0)
     assert runner.finish({"run_id": "r"}, str(tmp_path), code=4) == 4
-    assert tries == [str(tmp_path / "exit.json")] * 3 + [str(tmp_path / "spec.json")]
+    assert tries == [str(tmp_path / "exit.json")] * 3
+
+
+SPEC = {"run_id": "r", "argv": ["x"], "env": {"MY_TOKEN": "canary-canary"}}
+FORGOTTEN = {**SPEC, "env": {}}
+
+
+def test_the_environment_is_overwritten_where_it_is(tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(SPEC, indent=2))
+    before = path.stat()
+    runner.forget_environment(SPEC, str(tmp_path))
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+    assert json.loads(path.read_text()) == FORGOTTEN
+    assert lean_json.loads(path.read_text()) == FORGOTTEN
+
+
+@pytest.mark.parametrize("planted", ["hard link", "link", "pipe", "shorter", "folder"])
+def test_what_a_trainer_plants_as_the_spec_is_not_written_into(tmp_path, planted):
+    path, other = tmp_path / "spec.json", tmp_path / "other"
+    other.write_text(json.dumps({**SPEC, "of": "somebody"}, indent=2))
+    before = other.read_text()
+    match planted:
+        case "hard link":
+            os.link(other, path)
+        case "link":
+            path.symlink_to(other)
+        case "pipe":
+            os.mkfifo(path)
+        case "shorter":
+            path.write_text("{}")
+        case _:
+            path.mkdir()
+    runner.forget_environment(SPEC, str(tmp_path))
+    assert other.read_text() == before
+    if path.is_file():
+        assert json.loads(path.read_text()) == FORGOTTEN
+
+
+def test_the_file_of_the_end_is_made_ahead(local, make_job):
+    job = make_job(SLEEP)
+    handle = local.launch(job)
+    start_of(job)
+    part = job.folder / ".exit.json.part"
+    inode = until(part.exists) and part.stat().st_ino
+    local.cancel(handle, job.folder)
+    end_of(local, handle, job)
+    assert (job.folder / "exit.json").stat().st_ino == inode
 
 
 @pytest.mark.parametrize(
