@@ -16,7 +16,7 @@ from flowrl.launch.job import Job, Launcher
 from flowrl.layout import GraphLayout, session_name
 from flowrl.parallel.run_folders import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.signals import Task
+from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.skills.graph import SkillGraph
@@ -142,8 +142,8 @@ def sleepers(folder: Path, launcher: Launcher, *, sessions: int) -> Iterator[Ski
 
 
 def _add(scheduler: SkillScheduler, count: int) -> None:
-    for number in range(count):
-        scheduler.add_skill(f"Task {number}")
+    """All at once, as a graph's skills are."""
+    scheduler.add_skills([NewSkill(skill=f"Task {number}") for number in range(count)])
 
 
 def _job(place: Path, task: Task, run_id: str, argv: tuple[str, ...]) -> Job:
