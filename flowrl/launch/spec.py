@@ -44,9 +44,13 @@ def is_missing(folder: Path) -> bool:
 
 
 def forget_environment(place: RunLayout) -> None:
-    """Leave no secret in the folder of a run that is over; its runner has done so if it could."""
+    """Leave no secret in the folder of a run that is over; its runner has done so if it could.
+
+    Nor anything else that it has begun: a killed one leaves the file that exit.json was to become.
+    """
     durable.remove_file(place.secrets_json)
     remove_log_pipe(place)
+    durable.sweep_parts(place.folder)
     try:
         spec = durable.read_json(place.spec_json)
     except FileRefusedError:

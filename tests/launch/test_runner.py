@@ -126,6 +126,17 @@ def test_the_file_of_the_end_is_made_ahead(local, make_job):
     assert (job.folder / "exit.json").stat().st_ino == inode
 
 
+def test_a_killed_runner_leaves_nothing_half_written(local, make_job):
+    job = make_job(SLEEP)
+    handle = local.launch(job)
+    start = start_of(job)
+    until((job.folder / ".exit.json.part").exists)
+    for pid in (start.runner_pid, start.trainer_pid):
+        os.kill(pid, signal.SIGKILL)
+    end_of(local, handle, job)
+    assert not list(job.folder.glob(".*"))
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("low 0\nhigh 2\noom 1\noom_kill 3\n", 3), ("under_oom 0\noom_kill 1\n", 1)],
