@@ -10,7 +10,7 @@ import pytest
 
 from flowrl.models import dispatch
 from flowrl.models.actor_critic import ActorCriticMoE, take_expert
-from flowrl.models.tiles import tile_size, tiles_of
+from flowrl.models.tiles import computed_sizes, tile_size, tiles_of
 
 METHODS = ["tiles", "batched", "dense"]
 
@@ -55,8 +55,9 @@ CASES = pytest.mark.parametrize(
         (12, 130, [10, 1, 11]),
         (2, 512, [1]),
         (3, 500, [0, 0, 0, 0, 0, 0, 0, 2]),
+        (2, 1400, [0, 1]),
     ],
-    ids=["all", "some absent", "fewer than a tile", "twelve", "only the last", "skewed"],
+    ids=["all", "some absent", "fewer than a tile", "twelve", "only the last", "skewed", "split"],
 )
 
 
@@ -186,6 +187,24 @@ def test_tiles_cover_every_row_once_and_never_mix_experts(seed):
         assert set(expert[rows].tolist()) == {int(tiles.expert[number])}
         seen.extend(rows.tolist())
     assert sorted(seen) == list(range(300))
+
+
+@pytest.mark.parametrize("most_numbered", [2**31 - 1, 0], ids=["one number", "two"])
+def test_rows_of_one_expert_keep_their_order(most_numbered, monkeypatch):
+    monkeypatch.setattr("flowrl.models.tiles._MOST_NUMBERED", most_numbered)
+    expert = sample(300, range(7)).expert
+    order = tiles_of(expert, num_experts=7, size=48).order[:300]
+    np.testing.assert_array_equal(order, np.argsort(np.asarray(expert), kind="stable"))
+
+
+@pytest.mark.parametrize("num_experts", [2, 3, 16, 64])
+@pytest.mark.parametrize("num_rows", [1, 64, 512, 2048, 8192])
+def test_every_tile_fits_a_size_and_no_size_is_compiled_twice(num_rows, num_experts):
+    size = tile_size(num_rows, num_experts, 600)
+    sizes = computed_sizes(num_rows / num_experts, size)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == size
+    assert all(rows > 0 and rows % 8 == 0 for rows in sizes)
 
 
 def test_the_last_tile_is_not_in_use_however_ragged_the_others_are():
