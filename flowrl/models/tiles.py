@@ -20,6 +20,7 @@ from flowrl.models.packed import Packed, forward
 
 _LEAST, _MOST, _MULTIPLE = 16, 160, 8  # rows of a tile
 _MOST_LEARNT = 600  # in learning, where a tile's gradient is added to that of all experts
+_SHARES = (0.5, 0.875, 1.0)  # of a full tile: the sizes in which tiles are computed
 _MOST_NUMBERED = 2**31 - 1
 
 
@@ -137,7 +138,6 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
     """
     num_rows, num_experts = index.shape[0], packed.first.kernel.shape[0]
     size = tile_size(num_rows, num_experts, _MOST_LEARNT)
-    sizes = computed_sizes(num_rows / num_experts, size)
     tiles = tiles_of(rows.expert[index], num_experts=num_experts, size=size)
     tiles = _longest_first(tiles._replace(order=index[tiles.order]))
     length = tiles.stop - tiles.start
@@ -159,7 +159,7 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
 
     def add_pair(number: jax.Array, total: Any) -> Any:
         pair = 2 * number, 2 * number + 1
-        found = _of_pair(of_tile, pair, length=length, sizes=sizes)
+        found = _of_pair(of_tile, pair, length=length, size=size)
         for tile, (grads, answer) in zip(pair, found, strict=True):
             total = _with_tile(total, grads, answer, expert=tiles.expert[tile], at=place[tile])
         return total
@@ -178,25 +178,7 @@ def _longest_first(tiles: Tiles) -> Tiles:
     return tiles._replace(**parts)
 
 
-def computed_sizes(share: float, size: int) -> list[int]:
-    """In how many rows tiles are computed: half of a full one, about an expert's share, or all.
-
-    Each size is compiled by itself, so they are few. Where an expert's share takes several tiles,
-    seven eighths of one stand in for it.
-    """
-    likely = share + math.sqrt(share) / 2
-    middle = likely if likely < size else 0.875 * size
-    half = max(_MULTIPLE, size // 2 // _MULTIPLE * _MULTIPLE)
-    return sorted({half, min(_MULTIPLE * math.ceil(middle / _MULTIPLE), size), size})
-
-
-def _of_pair(
-    of_tile: Any,
-    pair: tuple[jax.Array, jax.Array],
-    *,
-    length: jax.Array,
-    sizes: list[int],
-):
+def _of_pair(of_tile: Any, pair: tuple[jax.Array, jax.Array], *, length: jax.Array, size: int):
     """What `of_tile` gives for two tiles, both computed in the least size that holds the first.
 
     XLA:CPU runs a tile's small products on one core; two tiles that do not depend on one another
@@ -205,6 +187,7 @@ def _of_pair(
     """
     first, second = pair
     partner = jnp.where(length[second] > 0, second, first)
+    sizes = sorted({max(1, int(share * size) // _MULTIPLE) * _MULTIPLE for share in _SHARES})
 
     def both(computed: int) -> Any:
         return (

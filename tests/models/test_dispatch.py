@@ -10,7 +10,7 @@ import pytest
 
 from flowrl.models import dispatch
 from flowrl.models.actor_critic import ActorCriticMoE, take_expert
-from flowrl.models.tiles import computed_sizes, tile_size, tiles_of
+from flowrl.models.tiles import tile_size, tiles_of
 
 METHODS = ["tiles", "batched", "dense"]
 
@@ -195,16 +195,6 @@ def test_rows_of_one_expert_keep_their_order(most_numbered, monkeypatch):
     expert = sample(300, range(7)).expert
     order = tiles_of(expert, num_experts=7, size=48).order[:300]
     np.testing.assert_array_equal(order, np.argsort(np.asarray(expert), kind="stable"))
-
-
-@pytest.mark.parametrize("num_experts", [2, 3, 16, 64])
-@pytest.mark.parametrize("num_rows", [1, 64, 512, 2048, 8192])
-def test_every_tile_fits_a_size_and_no_size_is_compiled_twice(num_rows, num_experts):
-    size = tile_size(num_rows, num_experts, 600)
-    sizes = computed_sizes(num_rows / num_experts, size)
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == size
-    assert all(rows > 0 and rows % 8 == 0 for rows in sizes)
 
 
 def test_the_last_tile_is_not_in_use_however_ragged_the_others_are():
