@@ -18,13 +18,12 @@ from flowrl.bottomup_parallel import train_graph
 from flowrl.config import SequentialConfig
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
 from flowrl.launch import files
-from flowrl.launch.job import Exited, Finished, Handle, Job, Lost, Outcome, Why
+from flowrl.launch.job import MODULE_WORDS, Exited, Finished, Handle, Job, Lost, Outcome, Why
 from flowrl.launch.waiting import EndWatcher
 from flowrl.layout import RunLayout
 
 PROGRAM = "python -m flowrl.bottomup"
 FAREWELL = "stopped; a run that was under way goes on from where it was saved."
-_TRAINER_WORDS = 3  # python -m flowrl.ppo_flow
 _CRASHED = 1  # as a trainer's process ends with a traceback
 _OF_THE_DEVICE = (
     "CUDA_DEVICE_ORDER",
@@ -137,7 +136,7 @@ def _trained(job: Job) -> int:
     """The exit code that a trainer in a process of its own would have."""
     logger.info("training %s, run %s, in this process", job.folder.name, job.run_id)
     try:
-        code = ppo_flow.main(job.argv[_TRAINER_WORDS:])
+        code = ppo_flow.main(job.argv[MODULE_WORDS:])
     except (RuntimeError, MemoryError):  # of JAX, for instance when a device's memory is used up
         logger.exception("run %s has crashed", job.run_id)
         return _CRASHED

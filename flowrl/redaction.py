@@ -26,14 +26,16 @@ _TEXTS = frozenset({"why", "detail", "lines", "text", "outcome", "said"})
 Value = TypeVar("Value")
 
 
-def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tuple[str, ...]:
-    """All spellings of the secrets in an environment, the longest first.
+def is_secret(name: str, passed: Collection[str] = ()) -> bool:
+    """Whether a variable's value is a secret; `passed` are so whatever their names say."""
+    return name in passed or SECRET_NAME.search(name) is not None
 
-    `passed` names the variables that are secret whatever their names say.
-    """
+
+def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tuple[str, ...]:
+    """All spellings of the secrets in an environment, the longest first."""
     found: set[str] = set()
     for name, value in environ.items():
-        if name in passed or SECRET_NAME.search(name):
+        if is_secret(name, passed):
             found |= _spellings(value)
     return tuple(sorted(found, key=lambda word: (-len(word), word)))
 

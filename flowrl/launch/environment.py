@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from flowrl.errors import ConfigError
-from flowrl.redaction import SECRET_NAME
+from flowrl.redaction import is_secret
 
 MEMORY_SHARE = 0.9  # of a GPU, for all its runs together: CUDA contexts need the rest
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -105,7 +105,7 @@ def _set_value(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _may_pass(name: str) -> bool:
-    if SECRET_NAME.search(name) and not _OWN_SECRETS.fullmatch(name):
+    if is_secret(name) and not _OWN_SECRETS.fullmatch(name):
         return False
     return _INHERITED.fullmatch(name) is not None
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import LaunchError
-from flowrl.launch.job import Job
-from flowrl.redaction import SECRET_NAME
+from flowrl.launch.job import MODULE_WORDS, Job
+from flowrl.redaction import is_secret
 
 HOST = Path(__file__).with_name("runner_host.py")
 TRAINER_HOST = "flowrl.launch.trainer_host"
 ANSWER_SECONDS = 10.0
 _ROOM_BYTES = 2**14  # for three paths of the greatest length that Linux knows
-_RUNS_BEFORE = 2  # with which a trainer's host is worth its start
+LOAD_SECONDS = 10.0  # that the first run waits for the trainers' host; it would load as much itself
 
 
 class RunnerHost:
@@ -98,8 +98,9 @@ class RunnerHost:
 class TrainerHost(RunnerHost):
     """A host that has loaded the trainers, too; it is for jobs that run them unconfined.
 
-    It loads them in the environment and the folder of the first such jobs, without their secrets;
-    jobs of others are not its own. Until it is ready, nobody waits for it.
+    It loads them in the environment and the folder of the first such job, without its secrets; jobs
+    of others are not its own. Only the first job waits for it, and not for longer than this takes
+    where a machine has time: the first runs of a graph load nothing side by side.
 
     Args:
       module: the jobs' is `python -m MODULE …`; see `flowrl.launch.trainer_host`.
@@ -109,15 +110,15 @@ class TrainerHost(RunnerHost):
         super().__init__()
         self._words = (sys.executable, "-m", module)
         self._place: tuple[Path, Mapping[str, str]] | None = None
-        self._seen = 0
+        self._patience_seconds = LOAD_SECONDS
 
     def suits(self, job: Job) -> bool:
         """Whether it is for this job, as far as it can be known before it is ready."""
-        if job.sandbox or job.argv[: len(self._words)] != self._words:
+        if job.sandbox or job.argv[:MODULE_WORDS] != self._words:
             return False
-        self._place = self._place or _place_of(job)
-        self._seen += 1
-        return self._seen >= _RUNS_BEFORE and self._place == _place_of(job)
+        place = _place_of(job)
+        self._place = self._place or place
+        return self._place == place
 
     def _opened(self) -> subprocess.Popen[bytes]:
         assert self._place is not None
@@ -127,7 +128,8 @@ class TrainerHost(RunnerHost):
     def _has_spoken(self) -> bool:
         assert self._process is not None
         assert self._process.stdout is not None
-        return _is_open(self._process.stdout.fileno(), select.POLLIN, 0.0)
+        patience, self._patience_seconds = self._patience_seconds, 0.0
+        return _is_open(self._process.stdout.fileno(), select.POLLIN, patience)
 
     def _ask(self, line: bytes) -> dict[str, Any]:
         try:
@@ -140,8 +142,8 @@ class TrainerHost(RunnerHost):
 
 def _place_of(job: Job) -> tuple[Path, Mapping[str, str]]:
     """The folder and what is not secret of the environment."""
-    secret = {name for name in job.env if name in job.passed or SECRET_NAME.search(name)}
-    return job.cwd, {name: value for name, value in job.env.items() if name not in secret}
+    open_ones = {n: value for n, value in job.env.items() if not is_secret(n, job.passed)}
+    return job.cwd, open_ones
 
 
 def _opened(words: Sequence[str], *, env: Mapping[str, str], cwd: str | Path):

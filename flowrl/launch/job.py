@@ -10,6 +10,8 @@ from typing import Protocol
 
 from flowrl.runs import RunResult
 
+MODULE_WORDS = 3  # of an argv `python -m MODULE …`
+
 
 class Why(StrEnum):
     """Why a run ended without a result."""

@@ -22,8 +22,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from flowrl.launch import runner, runner_host
-
-TRAINER_WORDS = 3  # python -m MODULE
+from flowrl.launch.job import MODULE_WORDS
 
 
 def main() -> int:
@@ -75,8 +74,9 @@ def _become(spec: Mapping[str, Any]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.environ.clear()
     os.environ.update(spec["env"])
-    sys.argv = ["-m", *spec["argv"][TRAINER_WORDS:]]
-    runner_host.entitle(spec["argv"])
+    sys.argv = ["-m", *spec["argv"][MODULE_WORDS:]]
+    with contextlib.suppress(OSError, ValueError):  # it is for whoever reads `ps`
+        runner_host.entitle(spec["argv"])
 
 
 def _exit_code(end: SystemExit) -> int:

@@ -92,12 +92,9 @@ def ended(launcher, job):
 
 
 def warmed(launcher, job_of, act="pass", **facts):
-    """Let the launcher's host of trainers be ready: two runs make it worth its start."""
-    for _ in range(2):
-        ended(launcher, job_of(act, **facts))
-    host = launcher._trainer_host
-    assert host._process is not None
-    until(host._is_up)
+    """Let the launcher's host of trainers be there."""
+    ended(launcher, job_of(act, **facts))
+    assert launcher._trainer_host._ready
 
 
 def facts_of(launcher, job, place):
@@ -108,8 +105,9 @@ def facts_of(launcher, job, place):
 
 
 def test_a_forked_trainer_is_like_one_that_python_was_started_for(launcher, job_of, place):
+    launcher._trainer_host.able = False
     started = facts_of(launcher, job_of(DESCRIBE, env={"SOME_TOKEN": "one"}), place)
-    warmed(launcher, job_of, DESCRIBE)
+    launcher._trainer_host.able = True
     forked = facts_of(launcher, job_of(DESCRIBE, env={"SOME_TOKEN": "one"}), place)
     assert forked.pop("forked")
     assert not started.pop("forked")
@@ -165,18 +163,27 @@ def test_a_forked_trainer_that_is_killed_ended_by_a_signal(launcher, job_of):
 
 
 @pytest.mark.parametrize(
-    "load", ["import no_such_module", "import threading, time; threading.Timer(0.5, int).start()"]
+    "load",
+    [
+        "if __name__ != '__main__': import no_such_module",
+        "import threading, time; threading.Timer(0.5, int).start()",
+    ],
 )
 def test_what_cannot_be_loaded_for_forks_is_started_anew(launcher, job_of, place, load):
-    for _ in range(2):
-        ended(launcher, job_of(load=load))
-    host = launcher._trainer_host
+    assert not facts_of(launcher, job_of(DESCRIBE, load=load), place)["forked"]
+    assert not launcher._trainer_host.able
+
+
+def test_who_loads_for_too_long_is_not_waited_for_again(launcher, job_of, place):
+    host, load = launcher._trainer_host, "import time; time.sleep(600 * (__name__ != '__main__'))"
+    host._patience_seconds = 0.2
+    assert not facts_of(launcher, job_of(DESCRIBE, load=load), place)["forked"]
     assert host._process is not None
-    host._process.wait()
-    outcome = ended(launcher, job_of(DESCRIBE))
-    assert isinstance(outcome, Exited)
-    assert not json.loads((place / "facts.json").read_text())["forked"]
-    assert not host.able
+    assert host._process.poll() is None
+    assert not host._ready
+    assert host._patience_seconds == 0.0
+    assert not facts_of(launcher, job_of(DESCRIBE, load=load), place)["forked"]
+    assert host.able
 
 
 @pytest.mark.parametrize(
