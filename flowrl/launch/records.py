@@ -16,7 +16,7 @@ from flowrl.launch.lean_json import dumps
 def overwrite(path: str, record: dict) -> None:
     """Write a shorter record over what is there, at one stroke and without waiting for the disk.
 
-    Somebody waits for our end, and to make a file takes a hundred times as long. What is not a file
+    Somebody waits for our end, and to make a file takes some ten times as long. What is not a file
     of ours alone is replaced: a trainer may have planted it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -92,11 +92,14 @@ def run(spec: dict, folder: str, begin: Callable[[dict], int]) -> int:
         say(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
     start["trainer"] = identity(trainer)
-    try:
+    try:  # a full disk: the trainer goes on, and would be found by its lock
         write_record(os.path.join(folder, "start.json"), start)
-        os.close(open_part(os.path.join(folder, "exit.json")))  # so that the end is told at once
-    except OSError as error:  # a full disk: the trainer goes on, and would be found by its lock
+    except OSError as error:
         say(f"start.json does not name the trainer: {error}")
+    try:
+        os.close(open_part(os.path.join(folder, "exit.json")))  # so that the end is told at once
+    except OSError as error:
+        say(f"exit.json cannot be made ahead: {error}")
     status, asked_by = wait_for(trainer, spec, server)
     number = signal_in(status, confined=bool(spec.get("sandbox")))
     if number is None:
