@@ -281,8 +281,8 @@ def test_a_second_daemon_ends_at_once_and_names_the_first(place):
 
 
 def test_status_can_be_read_at_any_moment(place, capsys):
-    """Many looks while eight skills move: each is a whole picture."""
-    daemon = place.start(*LOCAL, "--max_nodes=8", "--max_parallel_skills=2")
+    """Fifty looks while twenty skills move: each is a whole picture."""
+    daemon = place.start(*LOCAL, "--max_nodes=20", "--max_parallel_skills=2")
     until(place.layout.scheduler_state.exists, seconds=60)
     looks = completed = 0
     while True:
@@ -295,6 +295,6 @@ def test_status_can_be_read_at_any_moment(place, capsys):
         completed = fresh
         if not running:
             break
-    assert looks > 10
-    assert completed == 8
+    assert looks > 50
+    assert completed == 20
     assert ended(daemon)[0] == 0
