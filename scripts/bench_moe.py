@@ -10,6 +10,9 @@ and give PPO's loss and its gradient; the two are checked to be equal before the
 * `grad E=1 …`: against an actor and a critic without any experts.
 * `skewed …`: three quarters of the rows belong to one expert.
 * `flat …`: ours with one expert over ours with sixteen; 1 means that experts cost nothing.
+
+Four gradients are taken in a row, as in an epoch, or sixteen forward passes, after a pause in which
+the kernel takes back the memory of the side before.
 """
 
 from __future__ import annotations
