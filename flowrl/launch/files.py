@@ -23,7 +23,7 @@ from flowrl.layout import RunLayout
 from flowrl.runs import read_result
 
 FORMAT = 1
-RUNNER = Path(__file__).with_name("runner.py")
+RUNNER = Path(__file__).with_name("start_runner.py")
 CAPPED_LOG = Path(__file__).with_name("capped_log.py")
 _EXIT_INTERRUPTED = 130
 _CANNOT_LOOK = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)

@@ -1,8 +1,8 @@
 """The process inside the pane: it starts the trainer, waits, and writes down how it ended.
 
-Run by path, `python -I -S runner.py SPEC.json`, with the standard library alone, so that it costs
-20 ms and 5 MB and cannot be broken by what is installed. Three files in the spec's folder are its
-whole interface: `run.lock` (an flock that the trainer inherits: free means that nobody of this run
+Begun by `start_runner.py SPEC.json`, with the standard library alone, so that it costs 20 ms and
+5 MB and cannot be broken by what is installed. Three files in the spec's folder are its whole
+interface: `run.lock` (an flock that the trainer inherits: free means that nobody of this run
 lives), `start.json` (who they are) and `exit.json` (how the trainer ended).
 
 A hang-up does not say whether the session was killed or the whole tmux server ended, and after the
@@ -21,11 +21,8 @@ import _socket
 import fcntl
 import os
 import select
-import sys
 import time
 
-if __name__ == "__main__":  # run by path in isolation, Python finds the standard library only
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from flowrl.launch import pane_log
 from flowrl.launch.lean_json import loads
 from flowrl.launch.records import open_part, overwrite, write_record
@@ -278,7 +275,3 @@ def say(text: str) -> None:
         os.write(2, f"flowrl: {text}\n".encode())
     except OSError:
         return
-
-
-if __name__ == "__main__":
-    os._exit(main(sys.argv[1:]))

@@ -19,7 +19,7 @@ import sys
 
 if __name__ == "__main__":  # run by path in isolation, Python finds the standard library only
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-from flowrl.launch import capped_log, runner
+from flowrl.launch import capped_log, runner, start_runner
 from flowrl.launch.lean_json import dumps, loads
 
 TYPE_CHECKING = False  # typing takes long
@@ -58,7 +58,7 @@ def start(run: Callable[[list[str]], int], spec: str, log: str, env: dict[str, s
     reading, writing = os.pipe()
     try:
         fork(capped_log.main, capped_log.__file__, [log], env={}, stdin=reading)
-        return fork(run, runner.__file__, [spec], env=env, output=writing)
+        return fork(run, start_runner.__file__, [spec], env=env, output=writing)
     finally:
         os.close(reading)
         os.close(writing)
