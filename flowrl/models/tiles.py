@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flowrl.models.actor_critic import take_expert
 from flowrl.models.packed import Packed, forward
 
-_LEAST, _MOST, _MULTIPLE = 16, 160, 8  # rows of a tile
+_LEAST, _MOST, _MULTIPLE = 8, 160, 8  # rows of a tile
 _MOST_LEARNT = 600  # in learning, where a tile's gradient is added to that of all experts
 _SHARES = (0.5, 0.875, 1.0)  # of a full tile: the sizes in which tiles are computed
 _MOST_NUMBERED = 2**31 - 1
