@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import _signal  # pyright: ignore[reportMissingImports]
 import os
+import select
 import time
 from stat import S_ISFIFO  # os has it already
 
@@ -24,12 +25,12 @@ LOG_PAUSE_SECONDS = 0.002
 _MOST_FILES = 64  # that a runner has open when it begins
 
 
-def begin(folder: str) -> None:
-    """Fork the log's writer, if the launcher has left a pipe for it.
+def begin(folder: str, pipe: str = "") -> None:
+    """Fork the log's writer, if the launcher has left a pipe for it, here or in the folder.
 
     Where there can be none, the run goes on without a log.
     """
-    path = os.path.join(folder, PIPE)
+    path = pipe or os.path.join(folder, PIPE)
     if not os.path.exists(path):
         return
     try:
@@ -40,13 +41,13 @@ def begin(folder: str) -> None:
         return
     code = 1
     try:
-        code = write_log(path, os.path.join(folder, "training.log"))
+        code = write_log(path, folder)
     finally:
         os._exit(code)
 
 
-def write_log(path: str, log: str) -> int:
-    """Be the log's writer: copy what comes through the pipe."""
+def write_log(path: str, folder: str) -> int:
+    """Be the log's writer: copy what comes through the pipe, once the run is launched."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):  # the pane is not kept open
@@ -62,7 +63,19 @@ def write_log(path: str, log: str) -> int:
     os.close(pipe)
     from flowrl.launch import capped_log  # nobody but the fork needs it
 
-    return capped_log.main([log])
+    if not await_folder(folder):
+        return 1
+    return capped_log.main([os.path.join(folder, "training.log")])
+
+
+def await_folder(folder: str) -> bool:
+    """Wait until the run is launched, for which it may be early; False if its pane ends before."""
+    poll = select.poll()
+    poll.register(0, 0)  # says when nobody can write any more
+    while not os.path.exists(os.path.join(folder, "spec.json")):
+        if poll.poll(1000 * LOG_PAUSE_SECONDS):
+            return False
+    return True
 
 
 def await_log(folder: str) -> None:

@@ -58,14 +58,22 @@ WRITE_PAUSE_SECONDS = 0.5
 def main(argv: list[str], begin: Callable[[dict], int] | None = None) -> int:
     """Run the trainer that the spec describes; returns its exit code, or 128 + its signal.
 
-    `begin` starts its process, by default with its own program, and answers the pid.
+    The spec's path is the last word; before it may stand what a runner needs that has to wait for
+    it: who writes it, by pid and birth, and the log's pipe. `begin` starts the trainer's process,
+    by default with its own program, and answers the pid.
     """
     _signal.pthread_sigmask(_signal.SIG_BLOCK, WATCHED)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     os.umask(0o077)
-    spec_path = os.path.abspath(argv[0])
+    *waiting, last = argv
+    spec_path = os.path.abspath(last)
     folder = os.path.dirname(spec_path)
-    pane_log.begin(folder)
+    pane_log.begin(folder, *waiting[2:])
+    if waiting:
+        from flowrl.launch import early  # there is time now
+
+        if not early.await_spec(spec_path, (waiting[0], waiting[1])):
+            return early.leave()
     with open(spec_path, encoding="utf-8") as file:
         spec = loads(file.read())
     if not take_lock(os.path.join(folder, "run.lock")):

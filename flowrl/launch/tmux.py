@@ -11,35 +11,32 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
-import shutil
-import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from urllib.parse import quote
 
 from flowrl.errors import LaunchError
 from flowrl.launch import files, processes, spec
+from flowrl.launch.expecting import Expected
 from flowrl.launch.job import Finished, Handle, Job, Outcome
-from flowrl.launch.tmux_server import (
-    FOLDER_OPTION,
-    PANE_FORMAT,
-    RUN_OPTION,
-    Pane,
-    Reply,
-    TmuxServer,
+from flowrl.launch.tmux_ahead import SessionsAhead
+from flowrl.launch.tmux_server import PANE_FORMAT, RUN_OPTION, Pane, Reply, TmuxServer
+from flowrl.launch.tmux_words import (
+    graph_folder,
+    log_writer,
+    new_session,
+    plain,
+    runner_of,
+    settings,
 )
 from flowrl.launch.waiting import EndWatcher
-from flowrl.layout import RunLayout
 
 GRACE_SECONDS = 30.0
 KEEP_SECONDS = 30.0
 
 _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
-_COLUMNS, _LINES = "160", "48"
 _PAUSE_SECONDS = 0.05
 _OLD_RUN_SECONDS = 1.0
 
@@ -55,6 +52,7 @@ class TmuxLauncher:
         keep_seconds: float = KEEP_SECONDS,
     ) -> None:
         self._server = TmuxServer(socket)
+        self._ahead = SessionsAhead(self._server)
         self._grace_seconds = grace_seconds
         self._keep_seconds = keep_seconds
         self._watcher = EndWatcher()
@@ -68,6 +66,15 @@ class TmuxLauncher:
         """
         self._server.check()
 
+    def expect(self, run: Expected) -> None:
+        """Begin the session of a run whose folder is being made; it waits for its launch."""
+        if _are_safe(run):
+            self._ahead.begin(run)
+
+    def expect_nothing(self) -> None:
+        """End the sessions that have waited in vain."""
+        self._ahead.end()
+
     def launch(self, job: Job) -> Handle:
         """Start a run in a session of its own, or in the session its former attempt left.
 
@@ -77,11 +84,18 @@ class TmuxLauncher:
         known = files.found(job)
         if known is not None and files.outcome(known, job.folder) is None:
             return self._named(known)
-        _check_words(job)
-        fresh = spec.is_missing(job.folder)
+        if not _are_safe(job):
+            raise LaunchError(
+                f"{job.name!r} with {job.run_id!r} cannot name a tmux session; use letters, "
+                "digits, _ . -"
+            )
+        fresh, pane = spec.is_missing(job.folder), self._ahead.pane_of(job)
         files.prepare(job, grace_seconds=self._grace_seconds)
+        if pane is not None:
+            self._ahead.forget(job)
+            return _handle(job, pane)
         try:
-            return (self._begin(job, _plain(job.name)) if fresh else None) or self._start(job)
+            return (self._begin(job, plain(job.name)) if fresh else None) or self._start(job)
         except LaunchError:
             files.withdraw(job)
             raise
@@ -126,6 +140,7 @@ class TmuxLauncher:
     def close(self) -> None:
         """Reap what succeeded; runs go on."""
         self._watcher.close()
+        self._ahead.end()
         with contextlib.suppress(LaunchError):
             deadline = time.monotonic() + _OLD_RUN_SECONDS
             while self._reap_all() and time.monotonic() < deadline:
@@ -164,7 +179,7 @@ class TmuxLauncher:
 
     def _begin(self, job: Job, name: str) -> Handle | None:
         """Start a run in a new session; None when somebody has taken its name by now."""
-        reply = self._tmux(*_new_session(job, name))
+        reply = self._tmux(*new_session(job, name, runner=runner_of(job), log=log_writer(job)))
         if reply.returncode == 0:
             return _handle(job, Pane.parse(reply.stdout[0]))
         if any("duplicate session" in line for line in reply.stderr):
@@ -176,8 +191,8 @@ class TmuxLauncher:
     def _respawn(self, job: Job, pane: Pane) -> Handle:
         """Start a run in the dead pane of a former one: whoever is attached stays attached."""
         reply = self._tmux(
-            *("respawn-pane", "-k", "-t", pane.pane, "--", *_runner(job)),
-            *_settings(job, pane.pane),
+            *("respawn-pane", "-k", "-t", pane.pane, "--", *runner_of(job)),
+            *settings(job, pane.pane, log=log_writer(job)),
             *(";", "display-message", "-p", "-t", pane.pane, PANE_FORMAT),
         )
         if reply.returncode != 0:
@@ -202,64 +217,17 @@ class TmuxLauncher:
 
 def _is_own(pane: Pane, job: Job) -> bool:
     """Whether a pane is, or was, of the same skill of the same graph."""
-    if pane.folder != _graph_folder(job):
+    if pane.folder != graph_folder(job):
         return False
-    return re.fullmatch(rf"{re.escape(_plain(job.name))}(_\d+)?", pane.session) is not None
+    return re.fullmatch(rf"{re.escape(plain(job.name))}(_\d+)?", pane.session) is not None
 
 
 def _free_name(job: Job, panes: Collection[Pane]) -> str:
     """The job's name, with the first free number if somebody else uses it."""
-    name, taken = _plain(job.name), {pane.session for pane in panes}
+    name, taken = plain(job.name), {pane.session for pane in panes}
     if name not in taken:
         return name
     return next(other for n in count(2) if (other := f"{name}_{n}") not in taken)
-
-
-def _plain(name: str) -> str:
-    return name.replace(".", "_")  # as tmux does
-
-
-def _graph_folder(job: Job) -> str:
-    """Where the graph's runs are, in characters that mean nothing to tmux."""
-    return quote(str(job.folder.parent.absolute()))
-
-
-def _new_session(job: Job, name: str) -> list[str]:
-    """One tmux command: in a second one, the options would come too late for a fast exit."""
-    return [
-        *("new-session", "-d", "-P", "-F", PANE_FORMAT, "-s", name, "-n", name),
-        *("-x", _COLUMNS, "-y", _LINES, "--", *_runner(job)),
-        *_settings(job, f"={name}:"),
-    ]
-
-
-def _settings(job: Job, target: str) -> list[str]:
-    """The options of our pane, chained: kept when dead or detached, labelled, logged."""
-    log = _log_writer(job)
-    return [
-        *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
-        *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, _graph_folder(job)),
-        *(";", "set-option", "-p", "-t", target, "remain-on-exit", "on"),
-        *(";", "set-option", "-t", target, "destroy-unattached", "off"),
-        # It runs in the server's folder, and tmux expands times and formats before the shell.
-        *(";", "pipe-pane", "-t", target, f"exec {log}".replace("%", "%%").replace("#", "##")),
-    ]
-
-
-def _log_writer(job: Job) -> str:
-    """What the shell behind the pane's pipe becomes: `cat`, or else a Python of its own."""
-    cat, folder = shutil.which("cat"), job.folder.absolute()
-    pipe = spec.make_log_pipe(folder) if cat else None
-    if cat and pipe:
-        return f"{shlex.quote(cat)} >{shlex.quote(str(pipe))}"
-    log = RunLayout(folder, expert=0).training_log
-    return shlex.join([sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(log)])
-
-
-def _runner(job: Job) -> tuple[str, ...]:
-    """Several words, so no shell; neither environment nor argv of the trainer is among them."""
-    spec = RunLayout(job.folder, expert=0).spec_json.absolute()
-    return (sys.executable, "-I", "-S", str(files.RUNNER), str(spec))
 
 
 def _handle(job: Job, pane: Pane) -> Handle:
@@ -273,8 +241,6 @@ def _handle(job: Job, pane: Pane) -> Handle:
     )
 
 
-def _check_words(job: Job) -> None:
+def _are_safe(run: Job | Expected) -> bool:
     """Names go into tmux targets and formats, where other characters have a meaning."""
-    for word in (job.name, job.run_id):
-        if not _SAFE.fullmatch(word):
-            raise LaunchError(f"{word!r} cannot name a tmux session; use letters, digits, _ . -")
+    return all(_SAFE.fullmatch(word) for word in (run.name, run.run_id))

@@ -202,7 +202,8 @@ class SkillScheduler:
         book.saved()  # what there was no room for before
         self._room.look()
         requests, before = self._inbox.take(), book.state.answers
-        self._book_tell([*requests, *self._heard()], now)
+        heard = [event for entry, _ in self.state.launched() for event in self._acts.heard(entry)]
+        self._book_tell([*requests, *heard], now)
         log_answers(before, book.state.answers)
         if requests and book.saved():
             self._inbox.done()
@@ -263,11 +264,6 @@ class SkillScheduler:
         book.tell([event], self._clock(), launching=False)
         book.saved()
 
-    def _heard(self) -> list[Event]:
-        """What became of the runs since the last beat."""
-        entries = [entry for entry, _ in self.state.launched()]
-        return [event for entry in entries for event in self._acts.heard(entry)]
-
     def _book_tell(self, events: Collection[Event], now: datetime) -> None:
         launching = not self._stopping and self._room.free
         self.load().tell(events, now, launching=launching)
@@ -279,6 +275,8 @@ class SkillScheduler:
             self._story.tell([(move.before, move.entry) for move in moves], now)
             self._tell_ends(move.entry for move in moves)
             return ()
+        if not self._stopping:
+            self._acts.expect(book.foreseen(command, now))
         return self._acts.carry_out(command, self.state.entries[command.task.skill].status)
 
     def _tell_ends(self, entries: Iterable[Entry]) -> None:

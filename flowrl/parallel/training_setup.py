@@ -76,6 +76,8 @@ class RunOrder(TypedDict):
     """What the run is trained with."""
     store: NotRequired[ExpertStore]
     """The experts (default: those of `layout`)."""
+    run_id: NotRequired[str | None]
+    """What `new_run_id` has said before, if somebody was told (default: another one)."""
 
 
 def build_remapping(
@@ -121,6 +123,11 @@ def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
         return _prepared(order, store, verified=False)
     except (ExpertCorruptError, ExpertMissingError):
         return _prepared(order, store, verified=True)
+
+
+def new_run_id(expert: int, attempt: int) -> str:
+    """A name for one more run, which no other has."""
+    return f"e{expert}.a{attempt}.{secrets.token_hex(4)}"
 
 
 def _prepared(order: RunOrder, store: ExpertStore, *, verified: bool) -> PreparedRun:
@@ -178,7 +185,7 @@ def _plan(
     if verified:
         seeds = _whole(store, seeds, expected_shapes(config))
     run = TrainingRun(
-        run_id=f"e{expert}.a{order['attempt']}.{secrets.token_hex(4)}",
+        run_id=order.get("run_id") or new_run_id(expert, order["attempt"]),
         skill=skill,
         expert=expert,
         attempt=order["attempt"],

@@ -155,7 +155,7 @@ def test_a_tmux_that_is_too_old_is_known_before_anything_is_launched(tmux, monke
 
 
 def test_a_session_without_its_options_is_no_launch(tmux, make_job, monkeypatch):
-    monkeypatch.setattr("flowrl.launch.tmux.RUN_OPTION", "no_such_option")
+    monkeypatch.setattr("flowrl.launch.tmux_words.RUN_OPTION", "no_such_option")
     with pytest.raises(LaunchError, match="no_such_option"):
         tmux.launch(make_job(SLEEP))
     assert sessions(tmux) == []
