@@ -36,10 +36,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load() -> None:
-    """Import all that a trainer needs, for which --help need not wait; starts no thread.
+    """Import and read all that is the same for every trainer; starts no thread.
 
     A process that becomes trainers by forking calls it once for all of them.
     """
+    _load()
+    import scipy.linalg  # noqa: F401 — JAX takes LAPACK from it when it lowers a kept program
+
+    from flowrl.envs.catalogue import library_judges
+    from flowrl.envs.module_frame import ENVS
+
+    parse(TrainConfig, ["--module_path", "0.py"], prog=PROGRAM)  # tyro loads while it parses
+    for game in ENVS:
+        library_judges(game)
+
+
+def _load() -> None:
+    """Import what --help need not wait for."""
     # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # of what is imported nothing becomes garbage, and to look for it takes long
@@ -56,7 +69,7 @@ def _train(config: TrainConfig, *, own_process: bool) -> int:
     stop = StopWish()
     with stop.listening():
         if own_process:
-            load()
+            _load()
         from flowrl.rl import program
 
         lived_seconds = _process_seconds() if own_process else 0.0
