@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -39,6 +39,8 @@ KEEP_SECONDS = 30.0
 _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 _PAUSE_SECONDS = 0.05
 _OLD_RUN_SECONDS = 1.0
+_REAP_SECONDS = 0.5  # at least, between two times that sessions are reaped
+_AT_ONCE = 20  # with one command: tmux takes some 16 KB
 
 
 class TmuxLauncher:
@@ -57,6 +59,7 @@ class TmuxLauncher:
         self._keep_seconds = keep_seconds
         self._watcher = EndWatcher()
         self._succeeded: dict[str, tuple[Handle, float]] = {}  # run id → when to reap its session
+        self._next_reaping = 0.0
 
     def check(self) -> None:
         """See that runs can be launched at all.
@@ -126,16 +129,7 @@ class TmuxLauncher:
 
     def reap(self, handle: Handle) -> bool:
         """End the session of an ended run unless somebody is attached; whether it is gone."""
-        ours = f"#{{==:#{{{RUN_OPTION}}},{handle.run_id}}}"
-        empty = "#{&&:#{pane_dead},#{==:#{session_attached},0}}"
-        reply = self._tmux(
-            *("if-shell", "-F", "-t", f"{handle.pane}", f"#{{&&:{ours},{empty}}}"),
-            f"display-message -p gone ; kill-pane -t {handle.pane}",
-        )
-        gone = reply.returncode != 0 or reply.stdout == ["gone"]
-        if gone:
-            self._succeeded.pop(handle.run_id, None)
-        return gone
+        return self._reap([handle])
 
     def close(self) -> None:
         """Reap what succeeded; runs go on."""
@@ -143,21 +137,32 @@ class TmuxLauncher:
         self._ahead.end()
         with contextlib.suppress(LaunchError):
             deadline = time.monotonic() + _OLD_RUN_SECONDS
-            while self._reap_all() and time.monotonic() < deadline:
+            left = [handle for handle, _ in self._succeeded.values()]
+            while not self._reap(left) and time.monotonic() < deadline:
                 time.sleep(_PAUSE_SECONDS)
+                left = [handle for handle, _ in self._succeeded.values()]
 
     def _reap_due(self) -> None:
         """Try once for each session whose time has come; the next try is a while later."""
         now = time.monotonic()
+        if now < self._next_reaping:
+            return
+        self._next_reaping = now + _REAP_SECONDS
         due = [handle for handle, when in self._succeeded.values() if when <= now]
         for handle in due:
             self._succeeded[handle.run_id] = (handle, now + self._keep_seconds)
-        for handle in due:
-            self.reap(handle)
+        self._reap(due)
 
-    def _reap_all(self) -> bool:
-        """Whether a session of a run that succeeded is left."""
-        return not all([self.reap(handle) for handle, _ in list(self._succeeded.values())])
+    def _reap(self, handles: Sequence[Handle]) -> bool:
+        """As `reap`, of many with few commands; whether all are gone."""
+        gone: list[Handle] = []
+        for first in range(0, len(handles), _AT_ONCE):
+            some = handles[first : first + _AT_ONCE]
+            reply = self._tmux(*[word for handle in some for word in (*_ending(handle), ";")][:-1])
+            gone += [one for one in some if reply.returncode != 0 or one.run_id in reply.stdout]
+        for handle in gone:
+            self._succeeded.pop(handle.run_id, None)
+        return len(gone) == len(handles)
 
     def _start(self, job: Job) -> Handle:
         """Adopt this run, replace an ended one of this graph, or begin a session."""
@@ -213,6 +218,14 @@ class TmuxLauncher:
 
     def _tmux(self, *words: str) -> Reply:
         return self._server.ask(*words)
+
+
+def _ending(handle: Handle) -> list[str]:
+    """The command that ends a run's pane, and tells that it has, if it is over and nobody looks."""
+    ours = f"#{{==:#{{{RUN_OPTION}}},{handle.run_id}}}"
+    over = "#{&&:#{pane_dead},#{==:#{session_attached},0}}"
+    end = f"display-message -p {handle.run_id} ; kill-pane -t {handle.pane}"
+    return ["if-shell", "-F", "-t", f"{handle.pane}", f"#{{&&:{ours},{over}}}", end]
 
 
 def _is_own(pane: Pane, job: Job) -> bool:

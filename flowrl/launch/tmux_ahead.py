@@ -16,17 +16,18 @@ from pathlib import Path
 
 from flowrl import durable
 from flowrl.errors import LaunchError
-from flowrl.launch import processes
+from flowrl.launch import processes, spec
 from flowrl.launch.expecting import Expected
 from flowrl.launch.job import Job
 from flowrl.launch.tmux_server import RUN_OPTION, Client, Pane, TmuxServer
 from flowrl.launch.tmux_words import cat_into, new_session, plain, runner_of
+from flowrl.layout import RunLayout
 
 
 @dataclass(slots=True)
 class _Begun:
     run: Expected
-    pipe: Path  # of the log; the folder, where it would lie, is not there
+    pipe: Path  # of the log
     client: Client
     pane: Pane | None = None  # unknown while the client is not heard
 
@@ -39,10 +40,12 @@ class SessionsAhead:
         self._begun: dict[Path, _Begun] = {}  # by the run's folder
 
     def begin(self, run: Expected) -> None:
-        """Begin a session, unless its name or its run's folder is taken, or tmux is missing."""
-        if run.folder in self._begun or os.path.lexists(run.folder) or not shutil.which("cat"):
+        """Begin a session, unless its name is taken, tmux is missing, or an old spec is there."""
+        if run.folder in self._begun or not spec.is_missing(run.folder) or not shutil.which("cat"):
             return
-        pipe = run.folder.with_name(f".tmp-{run.folder.name}.pipe")  # which a start sweeps away
+        pipe = RunLayout(run.folder, expert=0).log_pipe
+        if not run.folder.exists():
+            pipe = run.folder.with_name(f".tmp-{run.folder.name}.pipe")  # which a start sweeps away
         us = os.getpid()
         waiting = (str(us), processes.birth_of(us), str(pipe.absolute()))
         words = new_session(

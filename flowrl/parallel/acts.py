@@ -71,6 +71,7 @@ class Acts:
             job = self._made(task)
         except OF_ONE_SKILL as error:
             return (self._not_started(task, error, preparing=True),)
+        foresight.expect_job(self.launcher, job)
         durable.fault_point("scheduler.prepared")
         self._jobs[task.skill] = job
         return (signals.RunPrepared(task.skill, job.run_id),)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from flowrl.launch.expecting import Expected, ExpectsRuns
-from flowrl.launch.job import Launcher
+from flowrl.launch.job import Job, Launcher
 from flowrl.parallel.signals import Task
 from flowrl.parallel.workshop import Workshop
 
@@ -28,6 +28,12 @@ def expect(launcher: Launcher, workshop: Workshop, tasks: Iterable[Task]) -> Non
     if isinstance(launcher, ExpectsRuns) and isinstance(workshop, NamesRuns):
         for task in tasks:
             launcher.expect(workshop.expected(task))
+
+
+def expect_job(launcher: Launcher, job: Job) -> None:
+    """Tell of a run that is made and will be launched once it is saved that it will."""
+    if isinstance(launcher, ExpectsRuns):
+        launcher.expect(Expected(name=job.name, run_id=job.run_id, folder=job.folder))
 
 
 def expect_nothing(launcher: Launcher) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launch import processes
+from flowrl.launch import files, processes
 from flowrl.launch.expecting import Expected
 from flowrl.launch.job import Finished, Job
 from flowrl.launch.tmux import TmuxLauncher
@@ -32,9 +32,9 @@ time.sleep(600)
 """
 
 
-def expected(job: Job, run_id: str = "") -> Expected:
-    """The job before its folder is there."""
-    if job.folder.exists():
+def expected(job: Job, run_id: str = "", *, made: bool = False) -> Expected:
+    """The job before its folder is there, or while it has not been launched."""
+    if not made:
         job.folder.rmdir()
     return Expected(name=job.name, run_id=run_id or job.run_id, folder=job.folder)
 
@@ -68,15 +68,17 @@ def test_a_runner_waits_for_its_folder_and_runs_in_it_once_it_is_launched(tmux, 
     assert sessions(tmux) == [job.name]
 
 
-def test_a_launch_that_was_expected_asks_tmux_nothing_more(tmux, make_job, monkeypatch):
+@pytest.mark.parametrize("made", [False, True], ids=["before its folder", "in its folder"])
+def test_a_launch_that_was_expected_asks_tmux_nothing_more(tmux, make_job, monkeypatch, made):
     asked, begin = [], tmux._server.begin
     monkeypatch.setattr(
         tmux._server, "begin", lambda *words: asked.append(words[0]) or begin(*words)
     )
     job = make_job(SUCCEED % "e0.a1.x")
-    tmux.expect(expected(job))
-    tmux.expect(expected(job))
-    job.folder.mkdir()
+    run = expected(job, made=made)
+    tmux.expect(run)
+    tmux.expect(run)
+    job.folder.mkdir(exist_ok=True)
     assert isinstance(end_of(tmux, tmux.launch(job), job), Finished)
     assert asked == ["new-session"]
 
@@ -142,8 +144,9 @@ def test_a_name_that_is_taken_is_left_to_the_launch(tmux, make_job):
     assert not pipes_of(job)
 
 
-def test_nothing_is_begun_for_a_folder_that_is_there(tmux, make_job):
+def test_nothing_is_begun_for_a_folder_that_was_launched_before(tmux, make_job):
     job = make_job(SLEEP)
+    files.prepare(job, grace_seconds=1.0)
     tmux.expect(Expected(name=job.name, run_id=job.run_id, folder=job.folder))
     assert not tmux._ahead._begun
 

@@ -53,6 +53,7 @@ def told(world, monkeypatch):
 
 
 def acts(told: list[str]) -> list[str]:
+    """What is done of a launch and before it."""
     return [verb for verb in told if verb in ("merge", "prepare", "launch") or "expect" in verb]
 
 
@@ -66,7 +67,17 @@ def test_dependants_are_expected_before_their_need_is_merged(scheduler, world, t
 def test_a_run_that_follows_from_no_merge_is_expected_before_it_is_prepared(scheduler, told):
     scheduler.add_skill("D")
     scheduler.tick()
-    assert acts(told) == ["expect D", "prepare", "launch", "expect nothing"]
+    assert acts(told) == ["expect D", "prepare", "expect flowrl_e1_D", "launch", "expect nothing"]
+
+
+def test_runs_that_nobody_can_name_are_all_expected_before_the_first_launch(scheduler, world, told):
+    scheduler.set_callbacks(workshop=FakeWorkshop(world))
+    world.end("A")
+    scheduler.tick()
+    dependants = ["expect flowrl_e1_B", "expect flowrl_e2_C"]
+    assert [verb for verb in acts(told) if verb != "prepare"] == [
+        *("merge", *dependants, "launch", "launch", "expect nothing")
+    ]
 
 
 @pytest.mark.parametrize(
