@@ -1,15 +1,58 @@
-"""The order of the suite: files that step the real game come first, since they take longest."""
+"""How the suite is compiled and in which order it is run: it takes as long as XLA does.
+
+Programs are compiled lightly and once: by LLVM without optimizing, and kept in the user's cache,
+which workers and the trainers that tests start share. What a program computes is asked here and
+not how fast; `-m slow`, or XLA_FLAGS set to anything, compiles as users do.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
+
+from flowrl.launch.environment import compile_cache
+
+LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# The files that take longest, longest first: none of them is to be begun when all else has ended.
+LONGEST = (
+    "test_story.py",
+    "test_ppo_flow.py",
+    "rl/test_program.py",
+    "rl/test_learning.py",
+    "rl/test_columns.py",
+    "skills/test_library.py",
+    "parallel/test_chaos_processes.py",
+    "models/test_dispatch.py",
+    "parallel/test_integration.py",
+    "rl/test_baseline.py",
+    "rl/test_acting.py",
+    "faults/test_fault_loop.py",
+    "faults/test_killed_saves.py",
+)
+
+# JAX reads these as it is imported, which the tests do next.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compile_cache(None, os.environ)))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # How long an example takes is the machine's affair: no test asserts a time.
 settings.register_profile("flowrl", deadline=None)
 settings.load_profile("flowrl")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    quick = config.option.markexpr == "not slow"
+    if quick and not Path("/dev/nvidiactl").exists():  # to a GPU's compiler the level means more
+        os.environ.setdefault("XLA_FLAGS", LIGHT)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    long = {item.path for item in items if item.get_closest_marker("craftax")}
-    items.sort(key=lambda item: item.path not in long)
+    here = Path(__file__).parent
+    ranks = {here / name: rank for rank, name in enumerate(LONGEST)}
+    for item in items:
+        if item.get_closest_marker("craftax"):
+            ranks.setdefault(item.path, len(LONGEST))
+    items.sort(key=lambda item: ranks.get(item.path, len(LONGEST) + 1))
