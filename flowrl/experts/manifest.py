@@ -8,6 +8,7 @@ Since format 2 manifests are sealed; those of format 1 are read as they are.
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -161,13 +162,13 @@ def write_history(layout: GraphLayout, manifest: Manifest) -> None:
     durable.fsync_dir(layout.checkpoints)
     path = history_file(layout, manifest.generation)
     if not _says(path, manifest):  # its time tells people when that was
-        sealed.write(path, to_json(manifest))
+        durable.write_atomic(path, _content(manifest))
 
 
 def swap(layout: GraphLayout, manifest: Manifest) -> None:
     """Make `manifest` the one that counts: the commit of a merge."""
     durable.make_dir(layout.checkpoints)
-    sealed.write(layout.manifest, to_json(manifest))
+    durable.write_atomic(layout.manifest, _content(manifest))
 
 
 def succeed(
@@ -185,7 +186,7 @@ def succeed(
     in.
     """
     durable.make_dir(layout.history, lasting=False)
-    content = durable.json_text(sealed.sealed(to_json(manifest))).encode()
+    content = _content(manifest)
     history = history_file(layout, manifest.generation)
     with durable.replacing_in_order([history, layout.manifest], 0o600) as files:
         try:
@@ -218,6 +219,23 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
         "experts": [_plain(manifest.experts[index]) for index in sorted(manifest.experts)],
         "merged": list(manifest.merged),
     }
+
+
+def _content(manifest: Manifest) -> bytes:
+    """A manifest file: JSON with its seal, a line per expert.
+
+    What indents is Python, not C, and with fifty experts it took 3 ms of every hand-over.
+    """
+    facts = to_json(manifest)
+    experts = ",\n".join(map(json.dumps, facts["experts"]))
+    parts = [
+        f'"format": {facts["format"]}',
+        f'"generation": {facts["generation"]}',
+        f'"experts": [\n{experts}\n]',
+        f'"merged": {json.dumps(facts["merged"])}',
+        f'"{sealed.KEY}": "{sealed.seal_of(facts)}"',
+    ]
+    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
 
 
 def _says(path: Path, manifest: Manifest) -> bool:

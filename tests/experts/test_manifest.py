@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from flowrl import sealed
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
@@ -32,6 +34,18 @@ def test_a_manifest_of_format_1_is_read_and_goes_on_sealed(tmp_path):
     facts = json.loads(layout.manifest.read_text())
     assert (facts["format"], facts["generation"], "sha256" in facts) == (2, 3, True)
     assert store.manifest().experts == present.experts
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_manifest_has_a_line_per_expert_and_its_seal(tmp_path, count):
+    layout, present = GraphLayout(tmp_path), manifests.read_file(DATA / "manifest_v1.json")
+    kept = dict(list(present.experts.items())[:count])
+    manifests.swap(layout, manifest := replace(present, experts=kept))
+    text = layout.manifest.read_text()
+    assert json.loads(text) == sealed.sealed(manifests.to_json(manifest))
+    assert manifests.read_file(layout.manifest) == manifest
+    lines = [line for line in text.splitlines() if line.startswith('{"index"')]
+    assert len(lines) == count
 
 
 def test_a_manifest_of_format_2_must_have_its_seal(tmp_path):
