@@ -6,5 +6,5 @@ setup
 offer bwrap bubblewrap
 offer cc gcc
 cd "$FLOWRL_ROOT"
-exec "$PYTHON" -m pytest -n "${FLOWRL_TEST_WORKERS:-2}" --dist loadfile \
+exec "$PYTHON" -m pytest -n "${FLOWRL_TEST_WORKERS:-3}" --dist loadfile \
   --no-loadscope-reorder "$@"

@@ -48,9 +48,22 @@ class Countdown:
         return self.left <= 0
 
 
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory):
+    """Makes environments whose programs are kept, as a trainer's are: each is traced once."""
+    shelf = Shelf(tmp_path_factory.mktemp("programs"))
+
+    def make() -> Relay:
+        env = Relay()
+        env.shelf = shelf
+        return env
+
+    return make
+
+
 @pytest.fixture
-def layout(tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "open_env", lambda config, module: Relay())
+def layout(tmp_path, monkeypatch, relay):
+    monkeypatch.setattr(program, "open_env", lambda config, module: relay())
     return run_folder(tmp_path / "run")
 
 
@@ -147,10 +160,10 @@ def test_a_run_goes_on_with_another_number_of_threads(layout):
     assert runs.read_result(layout).frames == 5 * FRAMES
 
 
-def test_a_stop_keeps_parameters_moments_counters_and_key(layout):
+def test_a_stop_keeps_parameters_moments_counters_and_key(layout, relay):
     config = config_of(layout)
     program.run(config, Countdown(3))
-    env = Relay()
+    env = relay()
     assignment = read_assignment(config, program.open_module(config.module_path))
     one, other = (program.prepare(assignment, config, env) for _ in range(2))
     assert same(one.learner.params, other.learner.params)
@@ -303,7 +316,7 @@ def test_a_disk_that_refuses_metrics_does_not_stop_training(layout, caplog):
     assert "progress.json" in caplog.text
 
 
-def test_a_kill_before_the_result_leaves_none(layout, monkeypatch):
+def test_a_kill_before_the_result_leaves_none(layout, monkeypatch, relay):
     def die(layout, result):
         raise OSError(28, "No space left on device")
 
@@ -314,7 +327,7 @@ def test_a_kill_before_the_result_leaves_none(layout, monkeypatch):
     assert not layout.result_json.exists()
     assert checkpoints.has_resume(layout.resume)
     monkeypatch.undo()
-    monkeypatch.setattr(program, "open_env", lambda config, module: Relay())
+    monkeypatch.setattr(program, "open_env", lambda config, module: relay())
     assert program.run(config_of(layout), StopWish()) == 0
     assert not checkpoints.has_resume(layout.resume)
 
