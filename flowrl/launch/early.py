@@ -13,6 +13,7 @@ import time
 
 PAUSE_SECONDS = 0.001
 LOOK_SECONDS = 0.1  # between looks at who is to write the spec
+WAIT_SECONDS = 60.0  # then it is launched without us: tmux may have begun us far too late
 
 
 def await_spec(spec: str, launcher: tuple[str, str]) -> bool:
@@ -21,11 +22,12 @@ def await_spec(spec: str, launcher: tuple[str, str]) -> bool:
     `launcher` is the pid and the birth of the process that writes it.
     """
     look = time.monotonic() + LOOK_SECONDS
+    end = time.monotonic() + WAIT_SECONDS
     while not os.path.exists(spec):
         if _signal.sigpending() - {_signal.SIGCHLD}:
             return False
         if time.monotonic() > look:
-            if not lives(*launcher):
+            if time.monotonic() > end or not lives(*launcher):
                 return os.path.exists(spec)  # it may have been its last act
             look += LOOK_SECONDS
         time.sleep(PAUSE_SECONDS)

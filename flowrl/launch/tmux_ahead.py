@@ -19,7 +19,7 @@ from flowrl.errors import LaunchError
 from flowrl.launch import processes, spec
 from flowrl.launch.expecting import Expected
 from flowrl.launch.job import Job
-from flowrl.launch.tmux_server import RUN_OPTION, Client, Pane, TmuxServer
+from flowrl.launch.tmux_server import Client, Pane, TmuxServer
 from flowrl.launch.tmux_words import cat_into, new_session, plain, runner_of
 from flowrl.layout import RunLayout
 
@@ -29,7 +29,9 @@ class _Begun:
     run: Expected
     pipe: Path  # of the log
     client: Client
-    pane: Pane | None = None  # unknown while the client is not heard
+    heard: bool = False
+    pane: Pane | None = None  # None as long as the client is not heard
+    whole: bool = False  # it has all its options
 
 
 class SessionsAhead:
@@ -65,7 +67,8 @@ class SessionsAhead:
         if begun is None:
             return None
         pane = self._heard(begun)
-        if begun.run.run_id == job.run_id and pane and processes.birth_of(pane.pid):
+        fits = begun.whole and begun.run.run_id == job.run_id
+        if fits and pane and processes.birth_of(pane.pid):
             return pane
         self._end(self._begun.pop(job.folder))
         return None
@@ -85,7 +88,7 @@ class SessionsAhead:
         try:
             pane = self._heard(begun)
             if pane is not None:
-                ours = f"#{{==:#{{{RUN_OPTION}}},{begun.run.run_id}}}"
+                ours = f"#{{==:#{{pane_pid}},{pane.pid}}}"
                 end = f"kill-pane -t {pane.pane}"
                 self._server.ask("if-shell", "-F", "-t", pane.pane, ours, end)
         finally:
@@ -94,8 +97,9 @@ class SessionsAhead:
 
     def _heard(self, begun: _Begun) -> Pane | None:
         """The pane that tmux has made; None when it has refused."""
-        if begun.pane is None:
+        if not begun.heard:
+            begun.heard = True
             reply = self._server.answer(begun.client)
-            if reply.stdout:
-                begun.pane = Pane.parse(reply.stdout[0])
+            begun.whole = reply.returncode == 0
+            begun.pane = Pane.parse(reply.stdout[0]) if reply.stdout else None
         return begun.pane

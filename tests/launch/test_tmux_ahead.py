@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launch import files, processes
+from flowrl.launch import early, files, processes
 from flowrl.launch.expecting import Expected
 from flowrl.launch.job import Finished, Job
 from flowrl.launch.tmux import TmuxLauncher
@@ -161,6 +162,25 @@ def test_what_cannot_be_begun_ahead_is_no_error(tmux, make_job, monkeypatch, lac
     job.folder.mkdir()
     tmux.launch(job)
     start_of(job)
+
+
+def test_a_session_without_its_options_is_not_used(tmux, make_job, monkeypatch):
+    job = make_job(SLEEP)
+    with monkeypatch.context() as patch:
+        patch.setattr("flowrl.launch.tmux_words.RUN_OPTION", "no_such_option")
+        tmux.expect(expected(job))
+    job.folder.mkdir()
+    handle = tmux.launch(job)
+    assert handle.pid == start_of(job).runner_pid
+    assert [pane.run_id for pane in tmux._panes()] == [job.run_id]
+
+
+def test_nobody_waits_for_ever(monkeypatch, tmp_path):
+    monkeypatch.setattr(early, "WAIT_SECONDS", 0.2)
+    us = (str(os.getpid()), processes.birth_of(os.getpid()))
+    assert not early.await_spec(str(tmp_path / "spec.json"), us)
+    (tmp_path / "spec.json").touch()
+    assert early.await_spec(str(tmp_path / "spec.json"), us)
 
 
 def test_closing_ends_the_sessions_that_wait(tmux, make_job):
