@@ -45,9 +45,13 @@ def lives(pid: str, birth: str) -> bool:
 
 
 def leave() -> int:
-    """Take the pane along, which would stay to be read; answers the exit code where it stays."""
+    """Have our pane ended, which would stay to be read, and answer the exit code.
+
+    We end at once ourselves: as long as this process lives, a launch counts on it.
+    """
     try:
-        pane = os.environ["TMUX_PANE"]
-        os.execvp("tmux", ["tmux", "kill-pane", "-t", pane])  # noqa: S606, S607 — the user's own
+        words = ["tmux", "kill-pane", "-t", os.environ["TMUX_PANE"]]
+        os.posix_spawnp(words[0], words, os.environ, setsid=True, setsigmask=())
     except (OSError, KeyError):
-        return 0
+        return 1
+    return 0

@@ -96,7 +96,9 @@ class TmuxLauncher:
         files.prepare(job, grace_seconds=self._grace_seconds)
         if pane is not None:
             self._ahead.forget(job)
-            return _handle(job, pane)
+            handle = _handle(job, pane)
+            if handle.birth:  # else somebody has ended it just now
+                return handle
         try:
             return (self._begin(job, plain(job.name)) if fresh else None) or self._start(job)
         except LaunchError:
