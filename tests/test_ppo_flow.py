@@ -31,7 +31,8 @@ ENV_NAME = "Craftax-Classic-Symbolic-v1"
 EXPERTS = (0, 4)
 SHAPES = expert_shapes(1345, 17, 8)
 FRAMES = 8 * 16
-DEADLINE_SECONDS = 240.0
+DEADLINE_SECONDS = 540.0  # on a machine that is busy with other things, too
+pytestmark = pytest.mark.timeout(600)
 
 
 def command(layout: RunLayout, *flags: str) -> list[str]:
@@ -52,9 +53,12 @@ def command(layout: RunLayout, *flags: str) -> list[str]:
     return [sys.executable, "-m", "flowrl.ppo_flow", module, *words, *flags]
 
 
-def ended(layout: RunLayout, *flags: str) -> subprocess.CompletedProcess[str]:
+def ended(
+    layout: RunLayout, *flags: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(layout, *flags),
+        env=env,
         capture_output=True,
         text=True,
         timeout=DEADLINE_SECONDS,
@@ -78,7 +82,7 @@ def layout(tmp_path):
 
 @pytest.mark.craftax
 def test_a_run_ends_with_experts_digests_and_exact_frames(layout):
-    done = ended(layout)
+    done = ended(layout, env={**os.environ, "XLA_FLAGS": ""})  # compiled as a user's, not lightly
     assert done.returncode == 0, done.stderr
     result = runs.read_result(layout)
     assert result.frames == 12 * FRAMES
