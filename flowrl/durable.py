@@ -52,7 +52,6 @@ __all__ = [
     "flush",
     "fsync_dir",
     "fsync_tree",
-    "json_text",
     "make_dir",
     "make_file",
     "make_pipe",

@@ -15,7 +15,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 REDACTED = "[redacted]"
-SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential")
+_SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential")
 LEAST_LENGTH = 8
 # Escape sequences whole, else what is left of them would be read as text.
 _CONTROL = re.compile(
@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 def is_secret(name: str, passed: Collection[str] = ()) -> bool:
     """Whether a variable's value is a secret; `passed` are so whatever their names say."""
-    return name in passed or SECRET_NAME.search(name) is not None
+    return name in passed or _SECRET_NAME.search(name) is not None
 
 
 def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def await_spec(spec: str, launcher: tuple[str, str]) -> bool:
 
 
 def lives(pid: str, birth: str) -> bool:
-    """Whether this very process lives."""
+    """As `processes.alive`, which would load what takes longer than the wait."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             facts = file.read().rpartition(")")[2].split()
