@@ -230,6 +230,21 @@ def test_help_is_there_before_jax_is(tmp_path):
     assert "--module_path" in done.stdout
 
 
+def test_what_trainers_are_forked_from_has_loaded_what_they_load_in_passing():
+    looks = (
+        "import os, sys",
+        "from flowrl import ppo_flow",
+        "ppo_flow.load()",
+        "from flowrl.envs.catalogue import library_judges",
+        "found = library_judges.cache_info().currsize, 'scipy.linalg' in sys.modules",
+        "print(*found, len(os.listdir('/proc/self/task')))",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(looks)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["2", "True", "1"]
+
+
 @pytest.mark.craftax
 def test_a_trainer_forked_from_one_that_has_loaded_all_trains_the_same_experts(
     tmp_path, monkeypatch
