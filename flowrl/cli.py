@@ -10,7 +10,6 @@ import tyro
 from flowrl import console
 from flowrl.commands.control import Cancel, Pause, Priority, Resume, Retry, Stop
 from flowrl.commands.looking import Check, Evaluate, Logs, Status
-from flowrl.commands.migrating import Migrate
 from flowrl.commands.repair import Fsck, Recover, Rollback
 
 COMMANDS = {
@@ -18,7 +17,6 @@ COMMANDS = {
     "logs": Logs,
     "evaluate": Evaluate,
     "check": Check,
-    "migrate": Migrate,
     "retry": Retry,
     "pause": Pause,
     "resume": Resume,

@@ -36,7 +36,6 @@ FLOORS = [
         "evaluate",
         "trial",
         "comparing",
-        "migration",
         "report",
         "console",
         "commands",
