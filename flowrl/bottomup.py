@@ -17,9 +17,9 @@ from flowrl import console, durable, ppo_flow, runs
 from flowrl.bottomup_parallel import train_graph
 from flowrl.config import SequentialConfig
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
-from flowrl.launch import files
-from flowrl.launch.job import MODULE_WORDS, Exited, Finished, Handle, Job, Lost, Outcome, Why
-from flowrl.launch.waiting import EndWatcher
+from flowrl.launchers import files
+from flowrl.launchers.job import MODULE_WORDS, Exited, Finished, Handle, Job, Lost, Outcome, Why
+from flowrl.launchers.waiting import EndWatcher
 from flowrl.layout import RunLayout
 
 PROGRAM = "python -m flowrl.bottomup"

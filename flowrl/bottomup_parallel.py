@@ -16,11 +16,11 @@ from flowrl import console, notices, sealed
 from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.experts.policies import policy_named
-from flowrl.launch import sandbox
-from flowrl.launch.gpus import Device, slots, visible_devices
-from flowrl.launch.job import Launcher
-from flowrl.launch.local import LocalLauncher
-from flowrl.launch.tmux import TmuxLauncher
+from flowrl.launchers import sandbox
+from flowrl.launchers.gpus import Device, slots, visible_devices
+from flowrl.launchers.job import Launcher
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.layout import GraphLayout
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel import vouching

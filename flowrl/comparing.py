@@ -29,10 +29,10 @@ from flowrl.experts.inquiry import Desk, read_inquiry, write_answers
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore
-from flowrl.launch import processes
+from flowrl.launchers import processes
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.training_setup import expected_shapes
-from flowrl.rl.program import use_compile_cache
+from flowrl.ppo.program import use_compile_cache
 from flowrl.runs import read_run
 
 EPISODES = 256

@@ -28,11 +28,11 @@ from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts.intervals import wilson
 from flowrl.experts.store import ExpertStore
 from flowrl.layout import GraphLayout, RunLayout
-from flowrl.models import dispatch
-from flowrl.models.actor_critic import stack_experts
+from flowrl.networks import dispatch
+from flowrl.networks.actor_critic import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
-from flowrl.rl.drafts import Shapes, acting_experts
-from flowrl.rl.program import open_shelf, use_compile_cache
+from flowrl.ppo.drafts import Shapes, acting_experts
+from flowrl.ppo.program import open_shelf, use_compile_cache
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import psutil
 
 from flowrl import console
 from flowrl.config import TrainConfig, parse
-from flowrl.rl.stopping import StopWish
+from flowrl.ppo.stopping import StopWish
 
 PROGRAM = "python -m flowrl.ppo_flow"
 
@@ -58,7 +58,7 @@ def _load() -> None:
     gc.disable()  # of what is imported nothing becomes garbage, and to look for it takes long
     try:
         from flowrl.compiling.sources import digest_of_sources
-        from flowrl.rl import program  # noqa: F401
+        from flowrl.ppo import program  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()
@@ -70,7 +70,7 @@ def _train(config: TrainConfig, *, own_process: bool) -> int:
     with stop.listening():
         if own_process:
             _load()
-        from flowrl.rl import program
+        from flowrl.ppo import program
 
         lived_seconds = _process_seconds() if own_process else 0.0
         return program.run(config, stop, lived_seconds=lived_seconds)

@@ -15,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from flowrl.launch import files
-from flowrl.launch.job import Handle, Job, Launcher
-from flowrl.launch.local import LocalLauncher
-from flowrl.launch.tmux import TmuxLauncher
+from flowrl.launchers import files
+from flowrl.launchers.job import Handle, Job, Launcher
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
 
 SLEEP = "open('ready', 'w').close(); import time; time.sleep(600)"
 

@@ -15,9 +15,9 @@ from benchmarking import Row, arguments, report
 
 from flowrl.config import PPOConfig
 from flowrl.experts.remapping import Remapping
-from flowrl.models.actor_critic import ActorCriticMoE, stack_experts
-from flowrl.models.shapes import env_sizes
-from flowrl.rl import optimizer
+from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts
+from flowrl.networks.shapes import env_sizes
+from flowrl.ppo import optimizer
 
 NEEDED, NEW = (0, 5, 10), 50
 WIDTHS = (64, 512)

@@ -28,10 +28,10 @@ import numpy as np
 from benchmarking import Pair, Row, arguments, paired, report
 
 from flowrl.config import PPOConfig
-from flowrl.models import dispatch
-from flowrl.models.actor_critic import ActorCriticMoE, take_expert
-from flowrl.models.shapes import LAYERS
-from flowrl.rl.loss import Rows, ppo_loss
+from flowrl.networks import dispatch
+from flowrl.networks.actor_critic import ActorCriticMoE, take_expert
+from flowrl.networks.shapes import LAYERS
+from flowrl.ppo.loss import Rows, ppo_loss
 
 OBSERVATION, MAP, ACTIONS = 1345, 1323, 17  # Craftax-Classic: 63 cells of 21 bits, 22 numbers
 CONFIG = PPOConfig()

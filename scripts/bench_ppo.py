@@ -28,8 +28,8 @@ from learning_ppo import learning_rows
 from training_cases import Opened, opened, planned, spread, tour
 
 from flowrl.config import PPOConfig
-from flowrl.rl.rollout import Place
-from flowrl.rl.train import Counters, Turn, train
+from flowrl.ppo.rollout import Place
+from flowrl.ppo.train import Counters, Turn, train
 from flowrl.runs import PlannedStep
 
 SKILL = "Eat Cow"

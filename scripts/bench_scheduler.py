@@ -26,9 +26,9 @@ from benchmarking import Pair, Row, arguments, report, seconds_of
 from measure_scheduler import NOW, RULES, graph
 from scheduling_runs import Chain, no_ops, sleepers
 
-from flowrl.launch.job import Launcher
-from flowrl.launch.local import LocalLauncher
-from flowrl.launch.tmux import TmuxLauncher
+from flowrl.launchers.job import Launcher
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import signals
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.scheduler import SkillScheduler

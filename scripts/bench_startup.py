@@ -31,7 +31,7 @@ from benchmarking import Pair, Row, arguments, report
 
 from flowrl import runs
 from flowrl.config import PPOConfig, TrainConfig, parse
-from flowrl.launch.environment import child_env, compile_cache
+from flowrl.launchers.environment import child_env, compile_cache
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel import prepare_training_run
 from flowrl.skills.graph import SkillGraph

@@ -15,7 +15,7 @@ import numpy as np
 from training_cases import opened, planned
 
 from flowrl.config import PPOConfig, parse
-from flowrl.rl.train import frames_per_update, update
+from flowrl.ppo.train import frames_per_update, update
 
 UPDATES = 10
 

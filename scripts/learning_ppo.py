@@ -3,7 +3,7 @@
 Both sides learn the same plan with the same rewards, networks and PPO settings, from several
 seeds. The share is that of the newest updates in which 200 episodes ended. flowrl's own trainer
 asks for more before it stops, since episodes that end early are mostly the successful ones
-(`flowrl.rl.metrics`); where it stops is a line of its own.
+(`flowrl.ppo.metrics`); where it stops is a line of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from benchmarking import Row
 from training_cases import opened
 
 from flowrl.config import PPOConfig
-from flowrl.rl.metrics import EpisodeLog
-from flowrl.rl.train import learning_rate, update
+from flowrl.ppo.metrics import EpisodeLog
+from flowrl.ppo.train import learning_rate, update
 from flowrl.runs import PlannedStep
 
 ENOUGH = 0.8

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from flowrl import checkpoints, durable
-from flowrl.models.shapes import env_sizes, expert_shapes
+from flowrl.networks.shapes import env_sizes, expert_shapes
 
 
 def main(folder: Path, count: int, env_name: str, layer_size: int, seed: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config import BottomUpConfig
-from flowrl.launch.job import Job, Launcher
+from flowrl.launchers.job import Job, Launcher
 from flowrl.layout import GraphLayout, session_name
 from flowrl.parallel.run_folders import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler

@@ -15,11 +15,11 @@ from flowrl.envs.interface import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.layout import RunLayout
 from flowrl.parallel.training_setup import generate_module_with_remapping
-from flowrl.rl import program
-from flowrl.rl.acting import settled
-from flowrl.rl.assignment import read_assignment
-from flowrl.rl.drafts import Programs
-from flowrl.rl.update import Learner
+from flowrl.ppo import program
+from flowrl.ppo.acting import settled
+from flowrl.ppo.assignment import read_assignment
+from flowrl.ppo.drafts import Programs
+from flowrl.ppo.update import Learner
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library, parse_skill

@@ -13,22 +13,22 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from flowrl.launch.environment import compile_cache
+from flowrl.launchers.environment import compile_cache
 
 LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 # The files that take longest, longest first: none of them is to be begun when all else has ended.
 LONGEST = (
     "test_story.py",
     "test_ppo_flow.py",
-    "rl/test_program.py",
-    "rl/test_learning.py",
-    "rl/test_columns.py",
+    "ppo/test_program.py",
+    "ppo/test_learning.py",
+    "ppo/test_columns.py",
     "skills/test_library.py",
     "parallel/test_chaos_processes.py",
-    "models/test_dispatch.py",
+    "networks/test_dispatch.py",
     "parallel/test_integration.py",
-    "rl/test_baseline.py",
-    "rl/test_acting.py",
+    "ppo/test_baseline.py",
+    "ppo/test_acting.py",
     "faults/test_fault_loop.py",
     "faults/test_killed_saves.py",
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flowrl import bottomup_parallel
-from flowrl.launch.job import Job
+from flowrl.launchers.job import Job
 from flowrl.parallel.run_folders import PreparedRun
 from flowrl.parallel.signals import Task
 from tests.parallel import stand_in

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowrl import bottomup, ppo_flow
-from flowrl.rl.stopping import StopWish
+from flowrl.ppo.stopping import StopWish
 from tests.parallel import stand_in
 
 DEADLINE_SECONDS = 60.0

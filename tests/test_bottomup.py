@@ -19,7 +19,7 @@ from flowrl import bottomup, bottomup_parallel, cli, console, durable, ppo_flow
 from flowrl.bottomup import InProcessLauncher
 from flowrl.config import SequentialConfig
 from flowrl.errors import LaunchError
-from flowrl.launch.job import Finished, Handle, Job, Lost
+from flowrl.launchers.job import Finished, Handle, Job, Lost
 from flowrl.layout import RunLayout
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_workshop import TrainingWorkshop

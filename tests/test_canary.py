@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launch.tmux import TmuxLauncher
+from flowrl.launchers.tmux import TmuxLauncher
 from tests.leaking_story import FAILING
 from tests.parallel.making import WOOD
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ROOT, Place

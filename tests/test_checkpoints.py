@@ -7,7 +7,7 @@ import pytest
 
 from flowrl import checkpoints, durable
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
-from flowrl.models.shapes import expert_shapes
+from flowrl.networks.shapes import expert_shapes
 
 SHAPES = expert_shapes(9, 4, 6)
 # Orbax's own loop is closed when it meets damaged files, and complains when it is collected.

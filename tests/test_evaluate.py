@@ -19,8 +19,8 @@ from flowrl.envs.craftax import WalkState
 from flowrl.envs.interface import StepOutput
 from flowrl.envs.wrappers import BatchedEnv
 from flowrl.evaluate import ROWS, Evaluation, StepRate, Tally
-from flowrl.models import dispatch
-from flowrl.models.actor_critic import ActorCriticMoE
+from flowrl.networks import dispatch
+from flowrl.networks.actor_critic import ActorCriticMoE
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", ":skull:"])

@@ -14,9 +14,9 @@ from flowrl import bottomup_parallel, config, durable
 from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig
 from flowrl.errors import ConfigError, SkillError
 from flowrl.experts.policies import POLICIES
-from flowrl.launch import sandbox as sandboxes
-from flowrl.launch.local import LocalLauncher
-from flowrl.launch.tmux import TmuxLauncher
+from flowrl.launchers import sandbox as sandboxes
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.layout import GraphLayout
 from flowrl.llm.flow import Flow
 from flowrl.parallel import training_workshop

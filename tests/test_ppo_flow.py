@@ -16,16 +16,16 @@ import pytest
 
 from flowrl import checkpoints, durable, ppo_flow, runs
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
-from flowrl.launch.environment import child_env
-from flowrl.launch.job import Finished, Job
-from flowrl.launch.local import LocalLauncher
+from flowrl.launchers.environment import child_env
+from flowrl.launchers.job import Finished, Job
+from flowrl.launchers.local import LocalLauncher
 from flowrl.layout import RunLayout
-from flowrl.models.shapes import expert_shapes
+from flowrl.networks.shapes import expert_shapes
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
-from tests.rl.modules import WALK, run_folder
+from tests.ppo.modules import WALK, run_folder
 
 ENV_NAME = "Craftax-Classic-Symbolic-v1"
 EXPERTS = (0, 4)

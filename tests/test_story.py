@@ -10,7 +10,7 @@ import pytest
 
 from flowrl import bottomup, cli
 from flowrl.envs.skill_module import load_module
-from flowrl.launch.tmux import TmuxLauncher
+from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.layout import GraphLayout, RunLayout
 
 TINY = (

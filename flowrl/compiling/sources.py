@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-_OURS = ("compiling", "envs", "models", "rl", "skills", "evaluate.py")
+_OURS = ("compiling", "envs", "networks", "ppo", "skills", "evaluate.py")
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "craftax")
 _READ = "craftax"  # small, and people change it in place
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from flowrl import durable
 from flowrl.errors import BusyError, FileRefusedError, FlowrlError, LaunchError, ResultRefusedError
-from flowrl.launch.job import Finished, Handle, Job, Launcher, Lost, Outcome
+from flowrl.launchers.job import Finished, Handle, Job, Launcher, Lost, Outcome
 from flowrl.layout import RunLayout
 from flowrl.parallel import foresight, signals
 from flowrl.parallel.heartbeat import Watch

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from flowrl.launch.job import Handle
+from flowrl.launchers.job import Handle
 from flowrl.layout import slug
 from flowrl.parallel.asks import Answer, Wish
 from flowrl.parallel.pages import Pages

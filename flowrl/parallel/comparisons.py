@@ -28,8 +28,8 @@ from flowrl.experts.inquiry import (
     write_inquiry,
 )
 from flowrl.experts.merge import Evidence, Question, Unanswered
-from flowrl.launch import processes
-from flowrl.launch.environment import child_env
+from flowrl.launchers import processes
+from flowrl.launchers.environment import child_env
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.runs import TrainingRun
 

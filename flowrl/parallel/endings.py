@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from flowrl.launch.job import Exited, Finished, Lost, Why
+from flowrl.launchers.job import Exited, Finished, Lost, Why
 from flowrl.parallel.asks import PAUSED
 from flowrl.parallel.signals import FoundMerged, LastWords, Rules, RunEnded
 from flowrl.parallel.status import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from flowrl.launch.expecting import Expected, ExpectsRuns
-from flowrl.launch.job import Job, Launcher
+from flowrl.launchers.expecting import Expected, ExpectsRuns
+from flowrl.launchers.job import Job, Launcher
 from flowrl.parallel.signals import Task
 from flowrl.parallel.workshop import Workshop
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flowrl.launch.job import Handle
-from flowrl.launch.processes import boot_id
+from flowrl.launchers.job import Handle
+from flowrl.launchers.processes import boot_id
 
 Sign = tuple[int, int]  # modification time and size of progress.json
 

@@ -20,7 +20,7 @@ from flowrl.experts import quarantine
 from flowrl.experts.fsck import REPAIR, Finding, Severity, look
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
-from flowrl.launch.files import lock_held
+from flowrl.launchers.files import lock_held
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.claim import daemon_of
 from flowrl.parallel.obstacles import obstacles

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
-from flowrl.launch.job import Job
+from flowrl.launchers.job import Job
 from flowrl.parallel.signals import Task
 from flowrl.parallel.status import Completed, Entry, Failed
 from flowrl.parallel.trouble import OF_ONE_SKILL, passes, said

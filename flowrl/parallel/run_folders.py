@@ -11,8 +11,8 @@ from pathlib import Path
 
 from flowrl import durable
 from flowrl.errors import BusyError, FileRefusedError
-from flowrl.launch import spec
-from flowrl.launch.files import becomes_free, lock_held
+from flowrl.launchers import spec
+from flowrl.launchers.files import becomes_free, lock_held
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.runs import TrainingRun, read_run
 

@@ -16,8 +16,8 @@ from typing import Any, TypedDict, Unpack
 
 from flowrl.errors import ConfigError, GraphError
 from flowrl.experts import rooms
-from flowrl.launch.job import Launcher
-from flowrl.launch.local import LocalLauncher
+from flowrl.launchers.job import Launcher
+from flowrl.launchers.local import LocalLauncher
 from flowrl.layout import GraphLayout, display_name
 from flowrl.parallel import signals
 from flowrl.parallel.acts import Acts

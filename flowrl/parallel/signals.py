@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from flowrl.launch.job import Handle, Outcome
+from flowrl.launchers.job import Handle, Outcome
 from flowrl.parallel.asks import PAUSED, Request
 from flowrl.parallel.status import FRESH, Entry, Status
 

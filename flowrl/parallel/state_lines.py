@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from flowrl.launch.job import Handle
+from flowrl.launchers.job import Handle
 from flowrl.layout import session_name
 from flowrl.parallel.asks import Answer
 from flowrl.parallel.status import (

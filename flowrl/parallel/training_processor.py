@@ -23,7 +23,7 @@ from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import FrameRule, Keep, MergePolicy, Take, Verdict
 from flowrl.experts.staging import Staging
 from flowrl.experts.store import Commit, ExpertStore, Offer
-from flowrl.launch.files import lock_held
+from flowrl.launchers.files import lock_held
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folders import live_runs, pinned_versions, sweep_parts

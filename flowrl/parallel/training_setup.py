@@ -30,7 +30,7 @@ from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore
 from flowrl.experts.wholeness import refuse_other
 from flowrl.layout import GraphLayout, RunLayout
-from flowrl.models.shapes import env_sizes, expert_shapes
+from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.parallel.generated_module import generate_module_with_remapping
 from flowrl.parallel.run_folders import (
     PreparedRun,

@@ -16,11 +16,11 @@ from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import FileRefusedError
 from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
-from flowrl.launch import sandbox
-from flowrl.launch.environment import child_env
-from flowrl.launch.expecting import Expected
-from flowrl.launch.files import lock_held
-from flowrl.launch.job import Job
+from flowrl.launchers import sandbox
+from flowrl.launchers.environment import child_env
+from flowrl.launchers.expecting import Expected
+from flowrl.launchers.files import lock_held
+from flowrl.launchers.job import Job
 from flowrl.layout import GraphLayout, RunLayout, session_name
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folders import PreparedRun, fail_run, live_runs, resume_training_run

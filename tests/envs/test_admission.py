@@ -14,12 +14,12 @@ from flowrl.envs.admission import open_module
 from flowrl.envs.skill_module import load_module, read_module
 from flowrl.errors import GateError, SkillError
 from flowrl.layout import RunLayout
-from flowrl.rl import program
-from flowrl.rl.stopping import StopWish
+from flowrl.ppo import program
+from flowrl.ppo.stopping import StopWish
 from flowrl.runs import Verdict
 from flowrl.skills.verdicts import VerdictStore, code_digest
 from tests.envs.making import STONE, WOOD, module_text
-from tests.rl.modules import RELAY_PLAN, relay_run, run_folder, vouched
+from tests.ppo.modules import RELAY_PLAN, relay_run, run_folder, vouched
 
 TRUSTED = WOOD._replace(
     reward="(inventory):\n    return sum([float(k) for k in range(3)]) + inventory.wood"

@@ -16,10 +16,10 @@ from flowrl.envs.catalogue import library_judges, own_judges, shared
 from flowrl.envs.craftax import make_env
 from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.envs.wrappers import BatchedEnv, BatchedState, Store
-from flowrl.models import dispatch
-from flowrl.models.actor_critic import ActorCriticMoE, stack_experts
+from flowrl.networks import dispatch
+from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts
 from flowrl.parallel.generated_module import generate_module_with_remapping
-from flowrl.rl.rollout import Place, rollout
+from flowrl.ppo.rollout import Place, rollout
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library

@@ -14,7 +14,7 @@ from flowrl.arrays import FLOAT, Arrays
 from flowrl.experts.merge import Candidate, ExpertVersion
 from flowrl.experts.store import ExpertStore, Offer
 from flowrl.layout import GraphLayout
-from flowrl.models.shapes import env_sizes, expert_shapes
+from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.runs import Ancestor
 
 SHAPES = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1"), 64)

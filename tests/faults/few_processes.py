@@ -11,7 +11,7 @@ import resource
 import sys
 from pathlib import Path
 
-from flowrl.launch.local import LocalLauncher
+from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel.scheduler import SkillScheduler
 from tests.parallel.daemon_of_scripts import ScriptWorkshop
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from flowrl import cli, durable
 from flowrl.errors import NameRefusedError
-from flowrl.launch.job import Job
-from flowrl.launch.local import LocalLauncher
-from flowrl.launch.tmux import TmuxLauncher
+from flowrl.launchers.job import Job
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.layout import GraphLayout, RunLayout, display_name, session_name, slug
 from flowrl.parallel.adding import checked
 from flowrl.parallel.scheduler import SkillScheduler

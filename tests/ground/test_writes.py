@@ -14,24 +14,24 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "flowrl"
 DURABLE = {"durable.py", "parts.py", "copying.py", "flushing.py", "removing.py"}  # the layer itself
 EXCUSED = {
-    "launch/runner.py": (
+    "launchers/runner.py": (
         {"os.open", "os.unlink", "os.write"},
         "runs as `python -I -S` beside the trainer and cannot import flowrl",
     ),
-    "launch/records.py": (
+    "launchers/records.py": (
         {"os.open", "open", "os.pwrite", "os.replace"},
         "is a part of the runner, which cannot import flowrl.durable",
     ),
-    "launch/runner_host.py": (
+    "launchers/runner_host.py": (
         {"os.open", "os.write", "os.pwrite"},
         "answers down its pipe and writes its own command line in memory; it writes no file",
     ),
-    "launch/hosting.py": ({"os.write"}, "asks down a pipe; it writes no file"),
-    "launch/pane_log.py": (
+    "launchers/hosting.py": ({"os.write"}, "asks down a pipe; it writes no file"),
+    "launchers/pane_log.py": (
         {"os.unlink", "os.write"},
         "is a part of the runner; it takes the name from a pipe and says on stderr what is wrong",
     ),
-    "launch/capped_log.py": (
+    "launchers/capped_log.py": (
         {"os.open", "os.replace", "os.unlink", "os.write"},
         "runs as `python -I -S` in a tmux pipe and cannot import flowrl",
     ),
@@ -47,7 +47,7 @@ EXCUSED = {
         {"tensorstore.open", "KvStore.open"},
         "TensorStore opens for reading only",
     ),
-    "launch/sandbox.py": (
+    "launchers/sandbox.py": (
         {"tempfile.TemporaryDirectory"},
         "tries the sandbox out in a folder of its own, outside of any graph",
     ),
@@ -59,7 +59,7 @@ EXCUSED = {
         {"os.open"},
         "opens the lock and the log that the program which it starts inherits",
     ),
-    "rl/trackers.py": (
+    "ppo/trackers.py": (
         {"wandb.init"},
         "trackers write their own files; nothing decides by them",
     ),

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.experts.store import ExpertStore
-from flowrl.launch import files, processes
-from tests.launch.conftest import until
+from flowrl.launchers import files, processes
+from tests.launchers.conftest import until
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ROOT, Place
 

@@ -11,9 +11,9 @@ import sys
 import time
 
 from flowrl import bottomup_parallel
-from flowrl.launch.job import Launcher
-from flowrl.launch.local import LocalLauncher
-from flowrl.launch.tmux import TmuxLauncher
+from flowrl.launchers.job import Launcher
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.scheduler import SkillScheduler
 from tests.parallel.stand_in_story import StandInWorkshop
 

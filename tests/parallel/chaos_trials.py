@@ -21,9 +21,9 @@ import pytest
 
 from flowrl import cli, locks
 from flowrl.errors import EXIT_BUSY, BusyError
-from flowrl.launch import processes
+from flowrl.launchers import processes
 from flowrl.parallel.claim import Claim
-from tests.launch.conftest import until
+from tests.launchers.conftest import until
 from tests.parallel.chaos_place import TO_TABLE, ChaosPlace, Trial
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ended

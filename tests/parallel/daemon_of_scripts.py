@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import durable
-from flowrl.launch.job import Job
-from flowrl.launch.local import LocalLauncher
+from flowrl.launchers.job import Job
+from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import locks
-from flowrl.launch import files, processes
+from flowrl.launchers import files, processes
 from flowrl.layout import GraphLayout
 from flowrl.parallel.asks import Verb
 from flowrl.parallel.requests import ask

@@ -20,16 +20,16 @@ from typing import Any
 
 from flowrl import durable, locks
 from flowrl.errors import BusyError, FileRefusedError
-from flowrl.launch import files
-from flowrl.launch.job import Job
-from flowrl.launch.local import LocalLauncher
+from flowrl.launchers import files
+from flowrl.launchers.job import Job
+from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import run_folders
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import Failed, Held
-from tests.launch.conftest import SUCCEED
+from tests.launchers.conftest import SUCCEED
 
 NEVER = "Never"
 TRAINER = "import sys, time\ntime.sleep(float(sys.argv[1]))\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import FileRefusedError, ResultRefusedError
-from flowrl.launch.job import Exited, Finished, Handle, Job, Outcome, Why
+from flowrl.launchers.job import Exited, Finished, Handle, Job, Outcome, Why
 from flowrl.parallel.signals import Task
 from flowrl.runs import RunResult
 

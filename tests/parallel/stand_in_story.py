@@ -16,7 +16,7 @@ from typing import Any
 from flowrl import bottomup_parallel
 from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
-from flowrl.launch.job import Job
+from flowrl.launchers.job import Job
 from flowrl.layout import GraphLayout
 from flowrl.parallel.run_folders import PreparedRun
 from flowrl.parallel.signals import Task

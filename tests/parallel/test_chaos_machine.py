@@ -12,14 +12,14 @@ import pytest
 
 from flowrl import durable
 from flowrl.errors import EXIT_BUSY, ConfigError
-from flowrl.launch.job import Finished, Job, Why
+from flowrl.launchers.job import Finished, Job, Why
 from flowrl.layout import GraphLayout
 from flowrl.parallel import claim
 from flowrl.parallel.asks import Verb
 from flowrl.parallel.heartbeat import Heartbeats
 from flowrl.parallel.requests import Inbox, ask
 from flowrl.parallel.scheduler import SkillScheduler
-from tests.launch.conftest import (  # noqa: F401
+from tests.launchers.conftest import (  # noqa: F401
     SUCCEED,
     end_of,
     local,

@@ -20,8 +20,8 @@ from flowrl.experts.inquiry import Desk, read_answers, read_inquiry, write_answe
 from flowrl.experts.merge import Compared
 from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
-from flowrl.launch import processes
-from flowrl.launch.local import LocalLauncher
+from flowrl.launchers import processes
+from flowrl.launchers.local import LocalLauncher
 from flowrl.layout import GraphLayout
 from flowrl.parallel import comparisons
 from flowrl.parallel.scheduler import SkillScheduler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrl import durable
-from flowrl.launch.job import Lost, Why
+from flowrl.launchers.job import Lost, Why
 from flowrl.layout import RunLayout
 from flowrl.parallel.last_words import digest, last_words
 from tests.parallel.scheduling import exited, lines, status, words

@@ -16,7 +16,7 @@ from flowrl.errors import (
     FormatVersionError,
     LaunchError,
 )
-from flowrl.launch.job import Lost, Why
+from flowrl.launchers.job import Lost, Why
 from flowrl.parallel.asks import Verb
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.requests import ask

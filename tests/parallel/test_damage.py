@@ -6,7 +6,7 @@ import pytest
 
 from flowrl import cli, durable, notices
 from flowrl.experts.store import ExpertStore
-from tests.launch.conftest import nothing_survives, server_folder  # noqa: F401
+from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
 from tests.parallel.making import PICKAXE, TABLE, WOOD
 from tests.parallel.stand_in_story import Place
 

@@ -6,7 +6,7 @@ import pytest
 
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import LaunchError, ResultRefusedError
-from flowrl.launch.expecting import Expected
+from flowrl.launchers.expecting import Expected
 from flowrl.layout import GraphLayout
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task

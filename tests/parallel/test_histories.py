@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import BusyError
-from flowrl.launch.job import Exited, Finished, Handle, Lost, Why
+from flowrl.launchers.job import Exited, Finished, Handle, Lost, Why
 from flowrl.parallel import claim, signals
 from flowrl.parallel.asks import Request, Verb, Wish
 from flowrl.parallel.claim import Claim

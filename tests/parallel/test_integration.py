@@ -13,14 +13,14 @@ from flowrl import cli
 from flowrl.config import BottomUpConfig
 from flowrl.envs.skill_module import load_module
 from flowrl.errors import EXIT_BUSY
-from flowrl.launch.files import lock_held
-from flowrl.launch.local import LocalLauncher
-from flowrl.launch.tmux import TmuxLauncher
+from flowrl.launchers.files import lock_held
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.layout import RunLayout, session_name
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
-from tests.launch.conftest import nothing_survives, server_folder, until  # noqa: F401
+from tests.launchers.conftest import nothing_survives, server_folder, until  # noqa: F401
 from tests.parallel.making import GRAPH, LIBRARY, PICKAXE, SWORD, TABLE, WOOD, make_skill
 from tests.parallel.stand_in_story import Place, StandInWorkshop, ended
 

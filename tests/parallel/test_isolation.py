@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from flowrl.errors import FileRefusedError, GraphError, LaunchError
-from flowrl.launch.job import Why
+from flowrl.launchers.job import Why
 from tests.parallel.scheduling import exited, status, words
 
 BUGS = (AssertionError, AttributeError, NotImplementedError, MemoryError)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from flowrl import durable
-from flowrl.launch import files, processes
-from flowrl.launch.job import Handle, Job
-from flowrl.launch.local import LocalLauncher
+from flowrl.launchers import files, processes
+from flowrl.launchers.job import Handle, Job
+from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel.heartbeat import Ages, age_seconds
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
 from flowrl.parallel.status import Asked
-from tests.launch.conftest import until
+from tests.launchers.conftest import until
 from tests.parallel.scheduling import status, words
 
 SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"

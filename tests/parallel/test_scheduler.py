@@ -15,7 +15,7 @@ from flowrl.errors import (
     SkillError,
     UnknownNeedError,
 )
-from flowrl.launch.job import Lost
+from flowrl.launchers.job import Lost
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill
 from flowrl.parallel.status import Completed

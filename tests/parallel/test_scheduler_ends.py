@@ -13,7 +13,7 @@ from flowrl.errors import (
     LaunchError,
     ResultRefusedError,
 )
-from flowrl.launch.job import Lost, Why
+from flowrl.launchers.job import Lost, Why
 from flowrl.parallel import requests
 from flowrl.parallel.asks import Verb
 from flowrl.parallel.status import Held, Running

@@ -8,7 +8,7 @@ import pytest
 
 from flowrl import config
 from flowrl.config import BottomUpConfig, PPOConfig, SequentialConfig, TrainConfig, threads_for
-from flowrl.launch import sandbox
+from flowrl.launchers import sandbox
 from flowrl.layout import GraphLayout
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_workshop import TrainingWorkshop

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import FileRefusedError
-from flowrl.launch.job import Exited, Handle, Lost, Why
+from flowrl.launchers.job import Exited, Handle, Lost, Why
 from flowrl.parallel import signals
 from flowrl.parallel.asks import Answer, Wish
 from flowrl.parallel.board import Index

@@ -12,7 +12,7 @@ import pytest
 
 from flowrl import cli
 from flowrl.errors import EXIT_RESUMABLE
-from tests.launch.conftest import until
+from tests.launchers.conftest import until
 from tests.parallel.making import WOOD
 from tests.parallel.stand_in_story import Place, ended
 

@@ -9,7 +9,7 @@ import pytest
 from flowrl import bottomup_parallel, console, notices
 from flowrl.config import BottomUpConfig, PPOConfig, parse
 from flowrl.errors import SkillError
-from flowrl.launch.local import LocalLauncher
+from flowrl.launchers.local import LocalLauncher
 from flowrl.layout import GraphLayout
 from flowrl.parallel import vouching
 from flowrl.parallel.skill_book import SkillBook

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from flowrl import durable
-from flowrl.launch.job import Why
+from flowrl.launchers.job import Why
 from flowrl.parallel.asks import Verb, Wish
 from flowrl.parallel.claim import daemon_of
 from flowrl.parallel.requests import MOST_AT_ONCE, ask

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.launch.conftest import (  # noqa: F401
+from tests.launchers.conftest import (  # noqa: F401
     local,
     make_job,
     nothing_survives,

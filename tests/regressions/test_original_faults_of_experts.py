@@ -13,19 +13,19 @@ from flowrl import checkpoints, durable
 from flowrl.config import TrainConfig
 from flowrl.errors import ResultRefusedError
 from flowrl.experts.store import ExpertStore
-from flowrl.launch.job import Exited, Finished, Why
+from flowrl.launchers.job import Exited, Finished, Why
 from flowrl.layout import GraphLayout
 from flowrl.parallel.training_processor import process_completed_training
-from flowrl.rl import program
-from flowrl.rl.stopping import StopWish
+from flowrl.ppo import program
+from flowrl.ppo.stopping import StopWish
 from flowrl.runs import PlannedStep, read_result
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import content_of, contents
-from tests.launch.conftest import SUCCEED, end_of
+from tests.launchers.conftest import SUCCEED, end_of
 from tests.parallel.making import WOOD, finish, make_skill, merge, prepare
 from tests.parallel.scheduling import FakeWorkshop, lines, words
-from tests.rl.modules import run_folder
-from tests.rl.tiny_envs import TinyEnv
+from tests.ppo.modules import run_folder
+from tests.ppo.tiny_envs import TinyEnv
 
 ITEMS = [f"item_{number}" for number in range(12)]
 

@@ -12,15 +12,15 @@ import pytest
 
 from flowrl.config import BottomUpConfig, PPOConfig, SequentialConfig, TrainConfig, parse
 from flowrl.errors import NameRefusedError
-from flowrl.launch.environment import child_env
-from flowrl.launch.gpus import Device, visible_devices
+from flowrl.launchers.environment import child_env
+from flowrl.launchers.gpus import Device, visible_devices
 from flowrl.layout import GraphLayout, session_name
 from flowrl.parallel.generated_module import generate_module_with_remapping
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.skills.graph import SkillGraph
-from tests.launch.conftest import SLEEP, start_of, until
-from tests.launch.tmux_sessions import sessions
+from tests.launchers.conftest import SLEEP, start_of, until
+from tests.launchers.tmux_sessions import sessions
 from tests.parallel.making import GRAPH, WOOD, a_run, finish, make_skill, merge, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +140,7 @@ def test_fault_19_the_loop_never_asks_nvidia_smi():
     for path, tree in SOURCES.items():
         if path.parts[1] == "parallel":
             names = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-            assert "flowrl.launch.gpus" not in names, path
+            assert "flowrl.launchers.gpus" not in names, path
 
 
 @pytest.mark.tmux

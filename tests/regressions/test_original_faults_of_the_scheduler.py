@@ -10,7 +10,7 @@ import pytest
 from flowrl.config import BottomUpConfig, TrainConfig, parse
 from flowrl.errors import ConfigError, CycleError, FileRefusedError, UnknownNeedError
 from flowrl.experts.store import ExpertStore
-from flowrl.launch.job import Why
+from flowrl.launchers.job import Why
 from flowrl.layout import GraphLayout
 from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.training_processor import process_completed_training

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flowrl import durable, runs
-from flowrl.launch.job import Handle
+from flowrl.launchers.job import Handle
 from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.state import SchedulerState

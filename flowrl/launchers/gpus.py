@@ -1,0 +1,159 @@
+"""Which GPUs there are and which of them this graph may use.
+
+The ids are nvidia-smi's: PCI bus order, which children share by `CUDA_DEVICE_ORDER=PCI_BUS_ID`
+(`flowrl.launchers.environment`); CUDA's own default, fastest first, may number them otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flowrl.errors import ConfigError
+from flowrl.launchers.environment import memory_share
+
+TIMEOUT_SECONDS = 5.0
+_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU; `id` is what CUDA_VISIBLE_DEVICES takes: an index, or a MIG slice's name."""
+
+    id: str
+    memory_mb: int  # 0: unknown
+    uuid: str = ""
+
+
+def visible_devices(
+    gpu_ids: tuple[int, ...] = (),
+    *,
+    last_known: tuple[Device, ...] = (),
+    environ: Mapping[str, str] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> tuple[Device, ...]:
+    """The GPUs to use: those named, else those that CUDA_VISIBLE_DEVICES leaves; () is the CPU.
+
+    An nvidia-smi that is missing, hangs or fails answers `last_known`.
+
+    Raises:
+      ConfigError: a named GPU is not there.
+    """
+    environ = os.environ if environ is None else environ
+    present = _probe(timeout_seconds)
+    if present is None:
+        present = last_known
+    if gpu_ids:
+        return _named(gpu_ids, present)
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        return _left_visible(environ["CUDA_VISIBLE_DEVICES"], present)
+    return present
+
+
+def slots(
+    devices: Sequence[Device],
+    *,
+    most: int | None = None,
+    memory_mb: int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[int, ...]:
+    """How many runs each GPU takes at once.
+
+    Args:
+      devices: the GPUs.
+      most: at most so many on each; None stands for 1, or for any number that fits.
+      memory_mb: what one run takes, as the user declares it. What is free now is not asked: a
+        run takes its memory only when it has compiled.
+      environ: where XLA_PYTHON_CLIENT_MEM_FRACTION may say what part of a GPU is for runs.
+
+    Raises:
+      ConfigError: a GPU is too small for one run, or nobody knows how much memory it has.
+    """
+    if memory_mb is None:
+        return (most or 1,) * len(devices)
+    share = memory_share(os.environ if environ is None else environ)
+    fit = [_fit(device, memory_mb, share) for device in devices]
+    return tuple(number if most is None else min(most, number) for number in fit)
+
+
+def _fit(device: Device, memory_mb: int, share: float) -> int:
+    if not device.memory_mb:
+        raise ConfigError(
+            f"--gpu_memory_mb {memory_mb}: GPU {device.id} does not say how much memory it has; "
+            "use --skills_per_gpu instead"
+        )
+    usable = int(device.memory_mb * share)
+    if usable < memory_mb:
+        raise ConfigError(
+            f"--gpu_memory_mb {memory_mb}: GPU {device.id} has {device.memory_mb} MB, of which "
+            f"{usable} are for runs; declare less, or choose other GPUs by --gpu_ids"
+        )
+    return usable // memory_mb
+
+
+def _probe(timeout_seconds: float) -> tuple[Device, ...] | None:
+    """What nvidia-smi lists; None when it cannot be asked or talks nonsense."""
+    try:
+        return tuple(_parse(line) for line in _ask(timeout_seconds).splitlines() if line.strip())
+    except FileNotFoundError:
+        return None
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        logger.warning("nvidia-smi gives no answer", extra={"error": str(error)})
+        return None
+
+
+def _ask(timeout_seconds: float) -> str:
+    process = subprocess.Popen(
+        _QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+    )
+    try:
+        text, _ = process.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        # No wait: a driver that hangs may keep it from dying, and us with it.
+        process.kill()
+        raise
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, _QUERY)
+    return text
+
+
+def _parse(line: str) -> Device:
+    index, uuid, memory = (word.strip() for word in line.split(","))
+    if not uuid.startswith("GPU-"):
+        raise ValueError(f"{line!r} is not a line of nvidia-smi")
+    # Grace-Hopper and others share the machine's memory and say "[N/A]".
+    return Device(id=str(int(index)), memory_mb=int(memory) if memory.isdigit() else 0, uuid=uuid)
+
+
+def _named(gpu_ids: tuple[int, ...], present: tuple[Device, ...]) -> tuple[Device, ...]:
+    by_id = {device.id: device for device in present}
+    unknown = [str(number) for number in gpu_ids if str(number) not in by_id]
+    if unknown:
+        there = ", ".join(by_id) if by_id else "none (does nvidia-smi work?)"
+        raise ConfigError(f"--gpu_ids {' '.join(unknown)}: no such GPU; present: {there}")
+    return tuple(by_id[name] for name in dict.fromkeys(map(str, gpu_ids)))
+
+
+def _left_visible(words: str, present: tuple[Device, ...]) -> tuple[Device, ...]:
+    """As CUDA reads the variable: the list ends at the first word that names no device."""
+    devices: list[Device] = []
+    for word in words.split(","):
+        device = _by_word(word.strip(), present)
+        if device is None or device in devices:
+            break
+        devices.append(device)
+    return tuple(devices)
+
+
+def _by_word(word: str, present: tuple[Device, ...]) -> Device | None:
+    if word.startswith("MIG-"):
+        return Device(id=word, memory_mb=0)
+    for device in present:
+        if word == device.id or (word.startswith("GPU-") and device.uuid.startswith(word)):
+            return device
+    return None

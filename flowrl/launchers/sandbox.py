@@ -1,0 +1,231 @@
+"""Confining trainers by bubblewrap: no network, no other processes, no folder but their own run's.
+
+A confined trainer sees an empty machine into which only this is put: the system's programs and
+libraries, Python and what is installed for it, all of it read-only; an empty home and /tmp, kept in
+memory; its run folder, in which it may write, except for the records that say what the run is; a
+compile cache that only confined trainers share, since whoever may write programs there decides what
+others execute. The runner stays outside and gives the trainer a session without a terminal of its
+own, so nothing can be typed into the pane.
+
+The environment is handed over by the runner and is no part of the command line, which all can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl.config import Sandbox
+from flowrl.durable import make_dir
+from flowrl.errors import ConfigError
+from flowrl.launchers.environment import child_env, compile_cache
+from flowrl.layout import RunLayout
+
+NOTICE = "sandbox"
+CONFINED_SUFFIX = "-confined"
+TRIAL_SECONDS = 30.0
+_TRIAL = "import flowrl.layout, importlib.util as u; assert u.find_spec('jax')"
+_CONFINED = "trainers are confined by bubblewrap: no network, no folder but their own run's"
+_OFFLINE = "; Weights & Biases is kept on disk for wandb sync, or use --sandbox none"
+_MISSING = "bubblewrap is not installed (apt install bubblewrap)"
+_REMEDY = "use --sandbox none, or auto to do without where it is missing"
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
+_SETTINGS = (
+    "alternatives ca-certificates fonts glvnd group host.conf hosts ld.so.cache ld.so.conf "
+    "ld.so.conf.d localtime nsswitch.conf nvidia OpenCL passwd pki ssl timezone vulkan"
+)
+_DEVICE_FOLDER = Path("/dev")
+_DEVICES = ("nvidia*", "dri")
+_TMP_BYTES = 2**30
+_HOME_BYTES = 2**26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confinement:
+    """How trainers are confined: by the program named, or, without one, not at all."""
+
+    program: str | None = None
+    hidden: Path | None = None  # a folder of which nothing but a run's own is to be seen
+    said: str = "trainers are not confined (--sandbox none)"
+
+    def around(
+        self,
+        place: RunLayout,
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        cache: Path | None = None,
+    ) -> tuple[str, ...]:
+        """The words that go before a trainer's own; none when it is not confined.
+
+        Args:
+          place: the run, whose folder is there and is a real path.
+          cwd: where the trainer is started; it will be empty there.
+          env: the trainer's environment, for the places that it names.
+          cache: the compile cache as the trainer knows it.
+        """
+        if self.program is None:
+            return ()
+        words = [self.program, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        words += ["--size", str(_TMP_BYTES), "--tmpfs", "/tmp"]  # noqa: S108
+        words += _home(env)
+        words += _read_only(env)
+        words += _devices(env)
+        if self.hidden is not None:
+            words += ["--tmpfs", str(self.hidden)]
+        words += _shared(cache)
+        words += ["--dir", str(cwd), "--chdir", str(cwd)]
+        words += ["--bind", str(place.folder), str(place.folder)]
+        for record in (place.run_json, place.module):
+            words += ["--ro-bind-try", str(record), str(record)]
+        words += ["--bind-try", str(place.lock), str(place.lock)]  # so that it stays where it is
+        if self.hidden is not None:
+            words += ["--remount-ro", str(self.hidden)]
+        return (*words, "--remount-ro", "/", "--")
+
+
+def confinement(wanted: Sandbox, graph: Path, *, network_wanted: bool = False) -> Confinement:
+    """What `--sandbox` comes to on this machine, for the runs of the graph in this folder.
+
+    With `network_wanted` it says what becomes of that wish.
+
+    Raises:
+      ConfigError: bubblewrap is asked for, and is missing or does not work.
+    """
+    if wanted == "none":
+        return Confinement()
+    program = shutil.which("bwrap")
+    said = _CONFINED + (_OFFLINE if network_wanted else "")
+    found = Confinement(program=program, hidden=graph.resolve(), said=said)
+    trouble = _MISSING if program is None else _trouble(found)
+    if trouble is None:
+        return found
+    if wanted == "bwrap":
+        raise ConfigError(f"--sandbox bwrap: {trouble}; {_REMEDY}")
+    return Confinement(said=f"trainers are not confined: {trouble}")
+
+
+def _trouble(tried: Confinement) -> str | None:
+    """Why a trainer's Python cannot be started confined; None when it can."""
+    env = child_env()
+    with tempfile.TemporaryDirectory(prefix="flowrl-sandbox-") as folder:
+        place = RunLayout(Path(folder).resolve(), 0)
+        words = [*tried.around(place, cwd=place.folder, env=env), sys.executable, "-c", _TRIAL]
+        try:
+            done = subprocess.run(
+                words,
+                check=False,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TRIAL_SECONDS,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"bubblewrap does not work here: {error}"
+    if done.returncode == 0:
+        return None
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return f"bubblewrap does not work here: {last}"
+
+
+def confined_env(env: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:
+    """The environment of a confined trainer: without what only the network would need."""
+    kept = dict(env)
+    if "WANDB_API_KEY" not in passed:
+        kept.pop("WANDB_API_KEY", None)
+    if kept.get("WANDB_MODE") != "disabled":
+        kept["WANDB_MODE"] = "offline"
+    kept["TMPDIR"] = "/tmp"  # noqa: S108
+    return kept
+
+
+def cache_of(folder: Path | None, env: Mapping[str, str]) -> Path | None:
+    """The compile cache as a real path; None where a trainer would have no place for one."""
+    with contextlib.suppress(RuntimeError, OSError):  # no home
+        return compile_cache(folder, env).absolute()
+    return None
+
+
+def _shared(cache: Path | None) -> list[str]:
+    """The compile cache of confined trainers in the place of everybody's; none if it cannot be."""
+    if cache is None:
+        return []
+    with contextlib.suppress(OSError, ValueError):
+        own = make_dir(cache.with_name(cache.name + CONFINED_SUFFIX))
+        return ["--bind", str(own), str(cache)]
+    return []
+
+
+def _home(env: Mapping[str, str]) -> list[str]:
+    home = Path(env.get("HOME") or "/")
+    if not home.is_absolute() or len(home.parts) < 2:
+        return []
+    return ["--size", str(_HOME_BYTES), "--tmpfs", str(home)]
+
+
+def _read_only(env: Mapping[str, str]) -> list[str]:
+    """Outer folders first: what is put into place later may lie inside."""
+    words: list[str] = []
+    system = [Path(name) for name in _SYSTEM]
+    settings = [Path("/etc", name) for name in _SETTINGS.split()]
+    for path in (*system, *settings, *_outermost(_python(env), beyond=system)):
+        if path.is_symlink() and path in system:
+            words += ["--symlink", str(path.readlink()), str(path)]
+        elif path.exists():
+            words += ["--ro-bind", str(path), str(path)]
+    return [*words, "--ro-bind-try", "/sys/devices/system/cpu", "/sys/devices/system/cpu"]
+
+
+def _python(env: Mapping[str, str]) -> Iterator[Path]:
+    """Where the interpreter and its packages are, and the folders that the environment names."""
+    package = Path(__file__).resolve().parents[1]
+    ours = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
+    if site.ENABLE_USER_SITE:
+        ours.append(site.getusersitepackages())
+    named = [
+        folder
+        for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CONDA_PREFIX", "VIRTUAL_ENV")
+        for folder in env.get(name, "").split(":")
+    ]
+    interpreter = Path(sys.executable).resolve().parents[1]
+    for path in (package, interpreter, *map(Path, ours), *map(Path, named)):
+        if path.is_absolute() and path.is_dir() and not _holds_a_home(path, env):
+            yield path
+
+
+def _holds_a_home(path: Path, env: Mapping[str, str]) -> bool:
+    """Whether a folder is too much to show: a home, or what homes lie in."""
+    homes = {Path.home(), Path(env.get("HOME") or "/"), Path("/home/x"), Path("/tmp/x")}  # noqa: S108
+    real = path.resolve()
+    return any(home.is_relative_to(path) or home.resolve().is_relative_to(real) for home in homes)
+
+
+def _outermost(paths: Iterable[Path], *, beyond: Iterable[Path]) -> list[Path]:
+    """Each folder once, without those that lie in another one."""
+    chosen: list[Path] = []
+    for path in sorted(set(paths), key=lambda path: len(path.parts)):
+        if not any(path.is_relative_to(other) for other in (*beyond, *chosen)):
+            chosen.append(path)
+    return chosen
+
+
+def _devices(env: Mapping[str, str]) -> list[str]:
+    """The GPU that the environment names, and what its libraries read of the machine."""
+    if not env.get("CUDA_VISIBLE_DEVICES"):
+        return []
+    found = [path for name in _DEVICES for path in sorted(_DEVICE_FOLDER.glob(name))]
+    words = ["--ro-bind-try", "/sys", "/sys"]
+    for path in found:
+        words += ["--dev-bind-try", str(path), str(path)]
+    return words

@@ -1,0 +1,128 @@
+"""Rows to experts: every row is evaluated by the one expert that acts in it.
+
+Four ways, with the same values and gradients:
+
+* plain: a network, where there is one expert only;
+* tiles (CPU): rows are sorted by expert and a loop goes over tiles of one expert each;
+* batched: the same tiles all at once, meant for a GPU, where it has not been measured yet;
+* dense (elsewhere, and the oracle of the tests): every expert evaluates every row, then the
+  acting one is selected.
+
+The way is chosen when a program is traced, by platform and number of experts. All work on the
+packed form of the parameters (`flowrl.networks.packed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.networks import tiles
+from flowrl.networks.actor_critic import Params, take_expert
+from flowrl.networks.packed import Dense, Packed, forward, pack, unpack, widened
+
+__all__ = [
+    "Dense",
+    "Evaluation",
+    "Method",
+    "Packed",
+    "apply",
+    "apply_packed",
+    "evaluate_rows",
+    "forward",
+    "pack",
+    "unpack",
+    "widened",
+]
+
+Method = Literal["plain", "tiles", "batched", "dense"]
+
+
+class Evaluation(NamedTuple):
+    """Loss over a set of rows, and what it asks of each expert."""
+
+    loss: jax.Array  # mean over all rows
+    figures: dict[str, jax.Array]  # means over all rows
+    grads: Packed
+    rows: jax.Array  # int32[E], rows of each expert
+
+
+def apply(
+    stacked: Params, obs: jax.Array, expert: jax.Array, *, activation: str = "tanh"
+) -> tuple[jax.Array, jax.Array]:
+    """Logits `[B, actions]` and values `[B]` of observations `[B, …]`, by the acting experts."""
+    return apply_packed(pack(stacked), obs, expert, activation=activation)
+
+
+def apply_packed(
+    packed: Packed,
+    obs: jax.Array,
+    expert: jax.Array,
+    *,
+    activation: str,
+    method: Method | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """As `apply`; the method is chosen by platform when it is not given."""
+    match method or _best_method(packed):
+        case "plain":
+            return forward(take_expert(packed, 0), obs, activation=activation)
+        case "dense":
+            return _apply_dense(packed, obs, expert, activation=activation)
+        case "batched":
+            return tiles.apply_batched(packed, obs, expert, activation=activation)
+        case "tiles":
+            return tiles.apply(packed, obs, expert, activation=activation)
+
+
+def evaluate_rows(
+    packed: Packed,
+    rows: Any,
+    index: jax.Array,
+    *,
+    row_loss: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, dict[str, jax.Array]]],
+    activation: str,
+    method: Method | None = None,
+) -> Evaluation:
+    """Mean loss over some rows, and its gradient.
+
+    Args:
+      packed: parameters of E experts.
+      rows: a tree of leaves `[N, …]` with attributes `obs` and `expert`.
+      index: int32 `[M]`, the rows to take.
+      row_loss: from logits `[B, A]`, values `[B]` and B rows to losses `[B]` and named
+        figures `[B]`, each row by itself.
+      activation: of the hidden layers.
+      method: chosen by platform when it is not given.
+    """
+    counts = jnp.bincount(rows.expert[index], length=packed.first.kernel.shape[0])
+    method = method or _best_method(packed)
+    if method == "tiles":
+        loss, figures, grads = tiles.evaluate(
+            packed, rows, index, row_loss=row_loss, activation=activation
+        )
+        return Evaluation(loss, figures, grads, counts)
+    chosen = jax.tree.map(lambda leaf: leaf[index], rows)
+
+    def mean_loss(packed: Packed) -> tuple[jax.Array, dict[str, jax.Array]]:
+        logits, value = apply_packed(
+            packed, chosen.obs, chosen.expert, activation=activation, method=method
+        )
+        return jax.tree.map(jnp.mean, row_loss(logits, value, chosen))
+
+    (loss, figures), grads = jax.value_and_grad(mean_loss, has_aux=True)(packed)
+    return Evaluation(loss, figures, grads, counts)
+
+
+def _best_method(packed: Packed) -> Method:
+    if packed.first.kernel.shape[0] == 1:
+        return "plain"
+    return "tiles" if jax.default_backend() == "cpu" else "dense"
+
+
+def _apply_dense(packed: Packed, obs: jax.Array, expert: jax.Array, *, activation: str):
+    logits, values = jax.vmap(lambda one: forward(one, obs, activation=activation))(packed)
+    row = jnp.arange(obs.shape[0])
+    return logits[expert, row], values[expert, row]

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl.launchers import files, hosting, processes
+from flowrl.launchers.job import Handle, Job, Launcher, Outcome
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
+
+# A trainer in miniature: real process, standard library alone, so that it starts in 10 ms.
+SUCCEED = """
+import json
+json.dump({"format": 1, "run_id": %r, "frames": 3, "success_rate": 1.0, "step_success": [1.0],
+  "mean_episode_length": 2.0, "updates": 1, "wall_seconds": 0.1, "stopped_early": False,
+  "experts": [{"expert": 0, "acted": 3, "sha256": "00", "content": "00", "shapes": {"a": [1]}}]},
+  open("result.json", "w"))
+"""
+READY = "import pathlib; pathlib.Path('ready').write_text('x')\n"
+SLEEP = READY + "import time; time.sleep(600)\n"
+STUBBORN = (
+    "import signal\n"
+    "for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(n, signal.SIG_IGN)\n"
+) + SLEEP
+
+MakeJob = Callable[..., Job]
+
+
+def until(condition: Callable[[], Any], *, seconds: float = 20.0) -> Any:
+    """What the condition answers, once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+    return answer
+
+
+def end_of(launcher: Launcher, handle: Handle, job: Job, *, seconds: float = 20.0) -> Outcome:
+    """How a run ends, heard as the scheduler hears it."""
+    deadline = time.monotonic() + seconds
+    while (outcome := launcher.poll(handle, job.folder)) is None:
+        assert time.monotonic() < deadline, "the run does not end"
+        launcher.wait([handle], timeout_seconds=1.0)
+    return outcome
+
+
+def start_of(job: Job) -> files.Start:
+    """start.json, once the trainer of `SLEEP` or `STUBBORN` is ready and its pid is recorded."""
+    until((job.folder / "ready").exists)
+
+    def named() -> files.Start | None:
+        start = files.read_start(job.folder, job.run_id)
+        return start if start is not None and start.trainer_pid is not None else None
+
+    return until(named)
+
+
+def trainer_of(job: Job) -> int:
+    pid = start_of(job).trainer_pid
+    assert pid is not None
+    return pid
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> MakeJob:
+    """Makes jobs, each in a folder of its own, that run Python source."""
+
+    def make(source: str, *, name: str = "flowrl_e0_Wood", run_id: str = "e0.a1.x", **facts) -> Job:
+        folder = tmp_path / f"{name}.{run_id}.{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        facts = {"env": {"PATH": os.defpath, "LANG": "C.UTF-8"}, "cwd": folder, **facts}
+        argv = facts.pop("argv", ())
+        words = (sys.executable, "-I", "-S", "-c", source, *argv)
+        return Job(name=name, run_id=run_id, argv=words, folder=folder, **facts)
+
+    return make
+
+
+@pytest.fixture
+def server_folder(tmp_path_factory, monkeypatch) -> Iterator[Path]:
+    """Where tmux servers put their sockets: none of them is the user's; all end with the test."""
+    folder = tmp_path_factory.mktemp("tmux")
+    monkeypatch.setenv("TMUX_TMPDIR", str(folder))
+    monkeypatch.setenv("HOME", str(folder))  # no ~/.tmux.conf
+    monkeypatch.delenv("TMUX", raising=False)
+    yield folder
+    launcher = TmuxLauncher("test")
+    for pane in launcher._panes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pane.pid, signal.SIGKILL)
+    launcher._tmux("kill-server")
+
+
+@pytest.fixture
+def tmux(server_folder: Path) -> TmuxLauncher:
+    return TmuxLauncher("test", grace_seconds=10.0)
+
+
+@pytest.fixture
+def local() -> Iterator[LocalLauncher]:
+    launcher = LocalLauncher(grace_seconds=10.0)
+    yield launcher
+    for child in launcher._children:
+        child.kill()
+    launcher._reap()
+    launcher._host.close()
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """A machine on which forks cannot show their own command line."""
+    monkeypatch.setattr(hosting.RunnerHost, "start", lambda *_: None)
+
+
+@pytest.fixture(params=["local", pytest.param("tmux", marks=pytest.mark.tmux)])
+def launcher(request) -> Launcher:
+    """Either launcher: what is tested with it is their common contract."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(autouse=True)
+def nothing_survives(tmp_path: Path) -> Iterator[None]:
+    """Whatever a test leaves alive is killed, by the lock that every process of a run holds."""
+    yield
+    for lock in tmp_path.rglob("run.lock"):
+        for pid in processes.with_open_file(lock):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,156 @@
+"""Runs that were launched before: found, adopted, started anew, never mistaken for others."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import LaunchError
+from flowrl.launchers import files, processes
+from flowrl.launchers.job import Exited, Finished, Lost, Why
+from flowrl.launchers.local import LocalLauncher
+from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, trainer_of, until
+
+
+def test_launching_a_live_run_again_adopts_it(launcher, make_job):
+    job = make_job(SLEEP)
+    first = launcher.launch(job)
+    trainer = trainer_of(job)
+    second = launcher.launch(job)
+    assert second.pid == first.pid
+    assert trainer_of(job) == trainer
+
+
+def test_an_ended_run_is_started_anew_in_its_folder(launcher, make_job):
+    source = "import os, sys\nif not os.path.exists('old'): open('old', 'w'); sys.exit(85)\n"
+    job = make_job(source + SUCCEED % "e0.a1.x")
+    first = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(first, Exited)
+    assert first.why is Why.STOPPED
+    assert isinstance(end_of(launcher, launcher.launch(job), job), Finished)
+
+
+def test_another_daemon_finds_the_run_and_hears_its_end(launcher, make_job):
+    job = make_job(SLEEP)
+    assert launcher.find(job) is None
+    handle = launcher.launch(job)
+    start_of(job)
+    found = type(launcher)().find(job)
+    assert found is not None
+    assert (found.pid, found.birth, found.pane) == (handle.pid, handle.birth, handle.pane)
+    assert found.server_pid == handle.server_pid
+    other = LocalLauncher()
+    assert other.poll(found, job.folder) is None
+    os.kill(trainer_of(job), signal.SIGKILL)
+    assert isinstance(end_of(other, found, job), Exited)
+
+
+def test_a_run_that_ended_unwatched_is_found_with_its_outcome(launcher, make_job):
+    job = make_job(SUCCEED % "e0.a1.x")
+    end_of(launcher, launcher.launch(job), job)
+    found = launcher.find(job)
+    assert found is not None
+    assert isinstance(launcher.poll(found, job.folder), Finished)
+
+
+def test_a_former_launchs_result_does_not_count(launcher, make_job):
+    once = "import os, sys\nif os.path.exists('old'): sys.exit(0)\nopen('old', 'w')\n"
+    job = make_job(once + SUCCEED % "e0.a1.x" + "\nsys.exit(85)")
+    for why in (Why.STOPPED, Why.NO_RESULT):
+        outcome = end_of(launcher, launcher.launch(job), job)
+        assert isinstance(outcome, Exited)
+        assert outcome.why is why
+
+
+def test_a_folder_of_another_run_is_not_found(launcher, make_job):
+    job = make_job("pass")
+    end_of(launcher, launcher.launch(job), job)
+    assert launcher.find(replace(job, run_id="e0.a2")) is None
+
+
+def test_a_held_lock_of_unknown_origin_refuses_the_launch(launcher, make_job):
+    job = make_job("pass")
+    first = launcher.launch(make_job(STUBBORN, run_id="e0.a9.z"))
+    lock = until(lambda: list(job.folder.parent.rglob("run.lock")))[0]
+    until(lambda: files.lock_held(lock.parent))
+    (job.folder / "run.lock").hardlink_to(lock)
+    with pytest.raises(LaunchError, match=r"run\.lock is held"):
+        launcher.launch(job)
+    assert processes.alive(first.pid, first.birth)
+
+
+def test_a_reused_pid_is_not_our_run(launcher, make_job):
+    job = make_job(SLEEP)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    for pid in (start.runner_pid, start.trainer_pid):
+        os.kill(pid or 0, signal.SIGKILL)
+    end_of(launcher, handle, job)
+    facts = json.loads((job.folder / "start.json").read_text())
+    facts["runner"]["pid"] = facts["trainer"]["pid"] = os.getpid()
+    (job.folder / "start.json").write_text(json.dumps(facts))
+    forged = type(handle)(
+        **{n: getattr(handle, n) for n in handle.__slots__} | {"pid": os.getpid()}
+    )
+    launcher.cancel(forged, job.folder)  # would end this test
+    assert isinstance(launcher.poll(forged, job.folder), Lost)
+
+
+def test_a_daemon_out_of_descriptors_takes_no_run_for_dead(launcher, make_job):
+    job = make_job(STUBBORN)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    for spare in range(open_now + 3):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
+        try:
+            outcome = launcher.poll(handle, job.folder)
+        except OSError:
+            outcome = None
+        finally:
+            launcher.wait([handle], timeout_seconds=0)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert outcome is None
+    assert processes.alive(start.trainer_pid or 0, start.trainer_birth)
+
+
+def test_a_launch_without_descriptors_is_refused_and_may_be_tried_again(launcher, make_job):
+    """EMFILE at any of its steps: a LaunchError or an OSError, and nothing of the run lives."""
+    job = make_job(SLEEP)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    refused = 0
+    for spare in range(open_now):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
+        try:
+            launcher.launch(job)
+        except (LaunchError, OSError):
+            refused += 1
+        else:
+            break
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not files.lock_held(job.folder)
+    assert refused > 3
+    job = make_job(SLEEP, name="flowrl_e1_x")
+    handle = launcher.launch(job)
+    start_of(job)
+    assert launcher.poll(handle, job.folder) is None
+
+
+def test_a_run_from_before_a_reboot_went_down_with_the_machine(launcher, make_job):
+    job = make_job("pass")
+    handle = launcher.launch(job)
+    end_of(launcher, handle, job)
+    (job.folder / "exit.json").unlink()
+    (job.folder / "start.json").unlink()
+    outcome = launcher.poll(replace(handle, birth="0:1"), job.folder)
+    assert isinstance(outcome, Exited)
+    assert outcome.why is Why.SERVER_KILLED

@@ -1,0 +1,213 @@
+"""What holds for every launcher, with real processes and real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import LaunchError
+from flowrl.launchers import files, processes
+from flowrl.launchers.job import Exited, Finished, Lost, Why
+from tests.launchers.conftest import (
+    READY,
+    SLEEP,
+    STUBBORN,
+    SUCCEED,
+    end_of,
+    start_of,
+    trainer_of,
+    until,
+)
+
+
+def test_exit_code_0_with_a_result_is_success(launcher, make_job):
+    job = make_job(SUCCEED % "e0.a1.x")
+    outcome = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(outcome, Finished)
+    assert outcome.result.frames == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "why", "code", "number"),
+    [
+        pytest.param("pass", Why.NO_RESULT, 0, None, id="no result"),
+        pytest.param(SUCCEED % "e0.a0.y", Why.NO_RESULT, 0, None, id="result of another run"),
+        pytest.param("open('result.json', 'w').write('{')", Why.NO_RESULT, 0, None, id="torn"),
+        pytest.param(SUCCEED % "e0.a1.x" + "raise SystemExit(3)", Why.EXIT, 3, None, id="exit 3"),
+        pytest.param("raise SystemExit(85)", Why.STOPPED, 85, None, id="resumable"),
+        pytest.param("raise SystemExit(130)", Why.INTERRUPTED, 130, None, id="interrupted"),
+        pytest.param("import os; os.kill(os.getpid(), 9)", Why.SIGNAL, None, 9, id="killed"),
+        pytest.param("import os; os.abort()", Why.SIGNAL, None, 6, id="aborted"),
+        pytest.param("import os; os.kill(os.getpid(), 15)", Why.SIGNAL, None, 15, id="its TERM"),
+    ],
+)
+def test_other_ends_are_told_apart(launcher, make_job, source, why, code, number):
+    job = make_job(source)
+    outcome = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code, outcome.signal) == (why, code, number)
+    assert outcome.detail
+
+
+def test_a_program_that_cannot_be_started_says_so(launcher, make_job):
+    job = replace(make_job(""), argv=("/no",))
+    outcome = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code) == (Why.EXIT, 127)
+    assert "No such file" in outcome.detail
+
+
+def test_a_killed_trainer_is_a_signal(launcher, make_job):
+    job = make_job(SLEEP)
+    handle = launcher.launch(job)
+    os.kill(trainer_of(job), signal.SIGKILL)
+    outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.signal) == (Why.SIGNAL, 9)
+
+
+def test_cancel_lets_the_trainer_save(launcher, make_job):
+    saving = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
+    job = make_job(saving + SLEEP)
+    handle = launcher.launch(job)
+    start_of(job)
+    launcher.cancel(handle, job.folder)
+    outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code) == (Why.STOPPED, 85)
+
+
+def test_a_stubborn_trainer_is_killed_after_the_grace(launcher, make_job):
+    launcher._grace_seconds = 0.2
+    job = make_job(STUBBORN)
+    handle = launcher.launch(job)
+    start_of(job)
+    launcher.cancel(handle, job.folder)
+    outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.signal) == (Why.STOPPED, 9)
+
+
+def test_a_trainer_whose_runner_was_killed_is_ended(launcher, make_job):
+    job = make_job(STUBBORN)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    os.kill(start.runner_pid, signal.SIGKILL)
+    assert isinstance(end_of(launcher, handle, job), Lost)
+    assert not files.lock_held(job.folder)
+    # The kernel closes a process's files an instant before it is gone.
+    until(lambda: not processes.alive(start.trainer_pid or 0, start.trainer_birth))
+
+
+def test_an_orphan_that_holds_the_lock_under_another_name_is_ended(launcher, make_job):
+    child = "import os, sys\nif os.fork(): sys.exit(0)\nos.setsid()\n"
+    job = make_job(child + STUBBORN + READY)
+    handle = launcher.launch(job)
+    until((job.folder / "exit.json").exists)
+    until((job.folder / "ready").exists)
+    assert files.lock_held(job.folder)
+    (job.folder / "exit.json").unlink()  # as if the runner had been killed too
+    assert isinstance(end_of(launcher, handle, job), Lost)
+    assert not files.lock_held(job.folder)
+
+
+def test_runner_and_trainer_killed_leave_no_trace(launcher, make_job):
+    job = make_job(STUBBORN)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    for pid in (start.runner_pid, start.trainer_pid):
+        os.kill(pid or 0, signal.SIGKILL)
+    assert isinstance(end_of(launcher, handle, job), Lost)
+
+
+def test_a_frozen_runner_is_alive(launcher, make_job):
+    job = make_job(SLEEP)
+    handle = launcher.launch(job)
+    start = start_of(job)
+    os.kill(start.runner_pid, signal.SIGSTOP)
+    assert launcher.poll(handle, job.folder) is None
+    os.kill(start.runner_pid, signal.SIGCONT)
+    launcher.cancel(handle, job.folder)
+    assert isinstance(end_of(launcher, handle, job), Exited)
+
+
+def test_argv_and_environment_arrive_as_they_are(launcher, make_job):
+    words = ("$(id)", "`id`", "a b", "'\"", "new\nline", "end;", ";", "ünïcödé ☃", "#{pid} %d", "")
+    env = {"ODD": "$(id); '\"\n☃;", "EMPTY": ""}
+    source = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ), os.getcwd()]"
+    job = make_job(source + ", open('got', 'w'))", argv=words, env=env)
+    end_of(launcher, launcher.launch(job), job)
+    argv, environ, cwd = json.loads((job.folder / "got").read_text())
+    assert tuple(argv) == words
+    assert {name: environ[name] for name in environ if name != "LC_CTYPE"} == env  # Python's own
+    assert cwd == str(job.folder)
+
+
+def test_the_spec_is_for_its_owner_alone(launcher, make_job):
+    job = make_job("pass")
+    launcher.launch(job)
+    assert (job.folder / "spec.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_log_takes_everything(launcher, make_job):
+    job = make_job("for i in range(20000): print('line', i)\nprint('☃', flush=True)")
+    end_of(launcher, launcher.launch(job), job)
+    log = job.folder / "training.log"
+    until(lambda: log.exists() and "☃" in log.read_text())
+    assert log.read_text().splitlines() == [f"line {i}" for i in range(20000)] + ["☃"]
+
+
+def test_the_trainer_runs_on_the_cpus_of_its_job(launcher, make_job):
+    cpu = max(os.sched_getaffinity(0))
+    source = "import os; open('got', 'w').write(str(sorted(os.sched_getaffinity(0))))"
+    job = make_job(source, cpus=(cpu,))
+    end_of(launcher, launcher.launch(job), job)
+    assert (job.folder / "got").read_text() == str([cpu])
+
+
+def test_every_fast_exit_is_noticed(launcher, make_job):
+    jobs = [make_job(f"raise SystemExit({n})", name=f"flowrl_e{n}") for n in range(1, 26)]
+    handles = [(launcher.launch(job), job) for job in jobs]
+    ends = [end_of(launcher, handle, job) for handle, job in handles]
+    assert [end.code for end in ends if isinstance(end, Exited)] == list(range(1, 26))
+
+
+def test_waiting_ends_with_the_first_end(launcher, make_job):
+    slow, quick = make_job(SLEEP), make_job(SLEEP, name="flowrl_e1_x")
+    handles = [launcher.launch(slow), launcher.launch(quick)]
+    start_of(slow)
+    os.kill(trainer_of(quick), signal.SIGKILL)
+    began = time.monotonic()
+    while launcher.poll(handles[1], quick.folder) is None:
+        launcher.wait(handles, timeout_seconds=60.0)
+    assert time.monotonic() - began < 20.0
+    assert launcher.poll(handles[0], slow.folder) is None
+
+
+def test_a_runner_that_cannot_read_its_spec_is_lost(launcher, make_job, monkeypatch):
+    def write(job, **_):
+        (job.folder / "spec.json").write_text("no JSON")
+
+    monkeypatch.setattr(files.spec, "write", write)
+    job = make_job("pass")
+    assert isinstance(end_of(launcher, launcher.launch(job), job), Lost)
+
+
+def test_children_of_the_daemon_leave_no_zombies(local, make_job):
+    job = make_job("pass")
+    handle = local.launch(job)
+    end_of(local, handle, job)
+    until(lambda: local.poll(handle, job.folder) and not Path(f"/proc/{handle.pid}").exists())
+
+
+def test_no_python_is_a_launch_error(local, make_job, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(LaunchError, match="cannot be started"):
+        local.launch(make_job("pass"))

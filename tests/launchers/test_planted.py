@@ -1,0 +1,285 @@
+"""What a hostile trainer plants in its run folder is not followed, waited for, or believed.
+
+Every file that anybody reads below training_runs/ is replaced here by a link to a secret, a pipe,
+a folder and the like.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flowrl import cli, durable
+from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
+from flowrl.launchers import files, processes, trainer_process
+from flowrl.launchers.job import Exited, Handle, Job, Lost, Why
+from flowrl.layout import GraphLayout, RunLayout
+from flowrl.parallel import signals
+from flowrl.parallel.training_processor import recover_graph
+from flowrl.redaction import cleaned
+from flowrl.report import logs
+from flowrl.runs import read_progress, read_result
+from tests.launchers.conftest import SLEEP, STUBBORN, end_of, start_of, until
+from tests.parallel.making import WOOD, finish, prepare
+from tests.report.making import running, save, tell_progress
+
+SECRET = "not yours"
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.parents[1] / "secret")
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to(path.parents[1] / "planted")
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**31)
+
+
+PLANTS = [link, dangling, pipe, folder, huge]
+
+
+def plant(how, path: Path) -> None:
+    """Put something in the place of a file that was there, or would be."""
+    (path.parents[1] / "secret").write_text(json.dumps({"format": 1, "text": SECRET}))
+    if path.is_dir():
+        durable.remove_tree(path)
+    path.unlink(missing_ok=True)
+    how(path)
+
+
+@pytest.mark.parametrize("how", PLANTS)
+def test_records_of_the_runner_are_not_followed(make_job, how):
+    job = make_job("pass")
+    place = RunLayout(job.folder, 0)
+    for path in (place.start_json, place.exit_json, place.result_json):
+        plant(how, path)
+    assert files.read_start(job.folder, job.run_id) is None
+    assert files.read_exit(job.folder, job.run_id) is None
+    handle = Handle(run_id=job.run_id, session="s", pid=2**22 + 1, birth="no:1")
+    assert files.outcome(handle, job.folder) is not None
+    plant(how, place.result_json)
+    with pytest.raises(FileRefusedError):
+        read_result(place)
+
+
+@pytest.mark.parametrize("name", ["training.log", "spec.json", "secrets.json", "start.json"])
+@pytest.mark.parametrize("how", PLANTS)
+def test_a_launch_writes_nowhere_else(local, make_job, how, name):
+    """Of a stopped run that goes on in its folder."""
+    job = make_job("print('here')", env={"MY_TOKEN": "12345678"})
+    plant(how, job.folder / name)
+    before = sorted(path.name for path in job.folder.parent.iterdir())
+    try:
+        end_of(local, local.launch(job), job)
+    except LaunchError:
+        assert how is folder
+    assert sorted(path.name for path in job.folder.parent.iterdir()) == before
+    assert SECRET in (job.folder.parent / "secret").read_text()
+    assert "here" not in (job.folder.parent / "secret").read_text()
+
+
+@pytest.mark.parametrize("how", PLANTS)
+def test_status_shows_nothing_that_progress_points_to(tmp_path, capsys, how):
+    layout = save(tmp_path, ("A", running()))
+    tell_progress(layout.run(0, "A"))
+    plant(how, layout.run(0, "A").progress)
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["skills"][0]
+    assert (row["frames"], row["phase"]) == (None, None)
+
+
+@pytest.mark.parametrize("how", PLANTS)
+def test_no_log_is_followed_or_read_without_end(tmp_path, capsys, monkeypatch, how):
+    monkeypatch.setattr(logs, "LIMIT_BYTES", 1000)
+    layout = save(tmp_path, ("A", running()))
+    durable.make_dir(layout.run(0, "A").folder)
+    plant(how, layout.run(0, "A").training_log)
+    assert cli.main(["logs", "A", "--graph-path", str(tmp_path)]) == (0 if how is huge else 1)
+    assert SECRET not in capsys.readouterr().out
+
+
+def test_a_log_that_becomes_a_link_between_two_looks_is_refused(tmp_path, monkeypatch):
+    layout = save(tmp_path, ("A", running()))
+    path = layout.run(0, "A").training_log
+    durable.make_dir(path.parent)
+    plant(link, path)
+    monkeypatch.setattr(logs, "newest_log", lambda *_: path)
+    with pytest.raises(FileRefusedError):
+        logs.show(tmp_path, "A", follow=False)
+
+
+@pytest.mark.parametrize("what", ["module", "metrics", "training_log", "older_training_log"])
+@pytest.mark.parametrize("how", [link, dangling, pipe, folder])
+def test_records_that_are_none_are_not_archived(tmp_path, what, how):
+    layout = GraphLayout(tmp_path)
+    ready = prepare(layout, WOOD, 0, {})
+    finish(ready.layout, {0: 100})
+    plant(how, getattr(ready.layout, what))
+    found = recover_graph(layout)
+    assert list(found.refused) == [ready.run_folder]
+    assert "a plain file" in found.refused[ready.run_folder]
+    assert not layout.manifest.exists() or "e0" not in layout.manifest.read_text()
+
+
+@pytest.mark.parametrize("what", ["policies", "finals", "expert", "file", "run_json"])
+def test_experts_that_are_links_are_not_merged(tmp_path, what):
+    layout = GraphLayout(tmp_path)
+    ready = prepare(layout, WOOD, 0, {})
+    place = ready.layout
+    finish(place, {0: 100})
+    first = sorted(path for path in place.final(0).rglob("*") if path.is_file())[0]
+    at = {"policies": place.policies, "finals": place.finals, "expert": place.final(0)}
+    path = {**at, "file": first, "run_json": place.run_json}[what]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert list(recover_graph(layout).refused) == [place.folder]
+    assert not (layout.skill_folder(0, WOOD)).exists()
+
+
+def test_an_expert_of_impossible_size_is_refused_before_it_is_read(tmp_path):
+    layout = GraphLayout(tmp_path)
+    place = prepare(layout, WOOD, 0, {}).layout
+    finish(place, {0: 100})
+    with (place.final(0) / "more").open("wb") as file:
+        file.truncate(2**33)
+    assert "bytes, over" in recover_graph(layout).refused[place.folder]
+
+
+@pytest.mark.parametrize("how", [link, dangling, pipe])
+@pytest.mark.parametrize("what", ["tensorboard", "wandb"])
+def test_what_other_programs_left_is_archived_without_links(tmp_path, what, how):
+    layout = GraphLayout(tmp_path)
+    place = prepare(layout, WOOD, 0, {}).layout
+    finish(place, {0: 100})
+    folder = getattr(place, what)
+    folder.mkdir()
+    (folder / "events").write_text("mine")
+    plant(how, folder / "planted")
+    assert len(recover_graph(layout).merged) == 1
+    assert [path.name for path in (layout.skill_folder(0, WOOD) / what).iterdir()] == ["events"]
+
+
+def forged_start(job: Job, victim: subprocess.Popen) -> str:
+    """start.json as a trainer would like it to be."""
+    identity = {"pid": victim.pid, "birth": processes.birth_of(victim.pid)}
+    facts = {"format": 1, "run_id": job.run_id, "runner": identity, "trainer": identity}
+    return json.dumps({**facts, "pane": None, "server_pid": None})
+
+
+@pytest.fixture
+def victim():
+    """A process that is none of the trainer's."""
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
+    until(lambda: processes.birth_of(process.pid))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_forged_start_has_nobody_else_asked_to_end(local, make_job, victim):
+    job = make_job(SLEEP)
+    handle = local.launch(job)
+    own = start_of(job)
+    (job.folder / "start.json").write_text(forged_start(job, victim))
+    (job.folder / "run.lock").unlink()
+    local.cancel(handle, job.folder)
+    until(lambda: not processes.alive(own.runner_pid, own.runner_birth))
+    assert isinstance(end_of(local, handle, job), Exited)
+    assert victim.poll() is None
+
+
+def test_a_forged_start_has_nobody_else_killed(local, make_job, victim):
+    job = make_job(STUBBORN)
+    handle = local.launch(job)
+    own = start_of(job)
+    (job.folder / "start.json").write_text(forged_start(job, victim))
+    os.kill(own.runner_pid, signal.SIGKILL)
+    until(lambda: not processes.birth_of(own.runner_pid))
+    os.kill(own.trainer_pid or 0, signal.SIGKILL)
+    assert isinstance(end_of(local, handle, job), Lost)
+    assert victim.poll() is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from([10**400, -1, 1e300, "e0.a1.x", 2**64, "\x1b[2J"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)  # fmt: skip
+WORDS = """
+run_id code signal oom asked_by detail runner trainer pane server_pid frames updates experts
+success_rate step_success mean_episode_length wall_seconds stopped_early total_frames phase
+steps_per_second eta_seconds updated_at
+"""
+KEYS = WORDS.split()
+
+
+def refusal(read, place: RunLayout) -> str:
+    """Why a record is refused; "" when it is not. No other error comes through."""
+    try:
+        read(place)
+    except FlowrlError as error:
+        return str(error)
+    return ""
+
+
+@given(facts=st.dictionaries(st.sampled_from(KEYS), JSON), own=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_whatever_stands_in_a_record_nobody_stumbles(tmp_path, facts, own):
+    place = RunLayout(tmp_path, 0)
+    text = json.dumps({**facts, "format": 1} | ({"run_id": "e0.a1.x"} if own else {}))
+    for path in (place.start_json, place.exit_json, place.result_json, place.progress):
+        path.write_text(text)
+    handle = Handle(run_id="e0.a1.x", session="s", pid=2**22 + 1, birth="no:1")
+    assert files.outcome(handle, tmp_path) is not None
+    for read in (read_progress, read_result):
+        assert len(refusal(read, place)) < 2000
+
+
+def test_a_signal_that_there_is_none_of_is_no_end(tmp_path):
+    facts = {"format": 1, "run_id": "r", "code": None, "signal": 999, "oom": False}
+    (tmp_path / "exit.json").write_text(json.dumps({**facts, "asked_by": [], "detail": ""}))
+    assert files.read_exit(tmp_path, "r") is None
+
+
+def test_what_a_trainer_says_tells_no_terminal_what_to_do():
+    said = "\x1b[2Jgone \x1b]52;c;aGk=\x07 \u202eback \x9b31m line\nnext\tcell"
+    ended = Exited(why=Why.EXIT, code=1, detail=said)
+    event = cleaned(signals.RunEnded("a", "r", ended), ())
+    assert isinstance(event.outcome, Exited)
+    assert event.outcome.detail == "gone ]52;c;aGk= back 31m line\nnext\tcell"
+    assert logs.as_shown(said) == "gone ]52;c;aGk= \u202eback 31m line\nnext\tcell"
+
+
+def test_no_file_of_a_trainer_grows_without_end(local, make_job, monkeypatch):
+    source = "open('big', 'w').truncate(2**40)"
+    job = make_job(source)
+    outcome = end_of(local, local.launch(job), job)
+    assert isinstance(outcome, Exited)
+    assert (job.folder / "big").stat().st_size <= trainer_process.FILE_BYTES
+
+
+def test_a_pipe_in_the_place_of_a_log_stops_no_writer(tmp_path):
+    os.mkfifo(tmp_path / "training.log")
+    words = [sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(tmp_path / "training.log")]
+    subprocess.run(words, input=b"x" * 10**6, check=True, timeout=30)

@@ -1,0 +1,224 @@
+"""Secrets do not reach what is written down, however they are cut, quoted or nested."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl.errors import ConfigError
+from flowrl.launchers import capped_log, files
+from flowrl.launchers.environment import child_env
+from flowrl.launchers.job import Exited, Lost, Why
+from flowrl.parallel import signals
+from flowrl.redaction import cleaned, redacted, secrets_of
+from tests.launchers.conftest import SLEEP, end_of, start_of, until
+
+SECRET = "hunter2-hunter2"
+NAMES = "API_KEY api_key MY_TOKEN AWS_SECRET_ACCESS_KEY PGPASSWORD PASSWD GOOGLE_CREDENTIALS"
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_a_value_is_a_secret_by_its_name(name):
+    assert secrets_of({name: SECRET}) == (SECRET,)
+
+
+def test_what_a_user_passes_on_is_a_secret_whatever_its_name():
+    environ = {"PLAIN": SECRET, "OTHER": "other-other"}
+    assert secrets_of(environ) == ()
+    assert secrets_of(environ, ["PLAIN"]) == (SECRET,)
+
+
+def test_short_values_are_no_secrets():
+    assert secrets_of({"MY_KEY": "seven77", "B_KEY": ""}) == ()
+
+
+def test_the_longest_secret_is_taken_out_first():
+    secrets = secrets_of({"A_KEY": "abcdefgh", "B_KEY": "abcdefghijkl"})
+    assert redacted("x abcdefghijkl abcdefgh y", secrets) == "x [redacted] [redacted] y"
+
+
+@pytest.mark.parametrize("quoted", [json.dumps, repr, str], ids=["JSON", "repr", "plain"])
+def test_a_quoted_secret_is_found(quoted):
+    secret = "a\"b\\c\td'e-ünïcödé"
+    text = f"KeyError: {quoted(secret)} in line 3"
+    clean = redacted(text, secrets_of({"MY_KEY": secret}))
+    assert "[redacted]" in clean
+    assert "ünïcödé" not in clean
+
+
+def test_a_secret_of_many_lines_is_found_line_by_line():
+    pem = "-----BEGIN KEY-----\nfirst-line-of-it\nsecond-line-of-it\n-----END KEY-----\n"
+    secrets = secrets_of({"MY_KEY": pem})
+    for text in (pem, pem.replace("\n", "\r\n"), "second-line-of-it", repr(pem)):
+        assert "line-of-it" not in redacted(text, secrets)
+
+
+def test_the_texts_of_a_record_are_cleaned_and_nothing_else():
+    ended = signals.RunEnded(
+        SECRET,
+        SECRET,
+        Exited(why=Why.EXIT, code=1, detail=f"exit: {SECRET}"),
+        3,
+        signals.LastWords((f"a {SECRET}", "b"), error="digest"),
+    )
+    found = cleaned(ended, secrets_of({"MY_KEY": SECRET}))
+    assert (found.skill, found.run_id, found.frames) == (SECRET, SECRET, 3)
+    assert found.outcome == Exited(why=Why.EXIT, code=1, detail="exit: [redacted]")
+    assert found.said.lines == ("a [redacted]", "b")
+
+
+def test_a_record_without_secrets_is_the_same_one():
+    event = signals.RunEnded("a", "b", Lost("nothing"))
+    assert cleaned(event, (SECRET,)) is event
+    assert cleaned(event, ()) is event
+
+
+@dataclass(frozen=True)
+class Foreign:
+    why: int
+    lines: tuple[int, ...]
+
+
+def test_texts_that_are_none_stay_as_they_are():
+    assert cleaned(Foreign(3, (4,)), (SECRET,)) == Foreign(3, (4,))
+
+
+def cut(text: bytes, places) -> list[bytes]:
+    at = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[start:end] for start, end in itertools.pairwise(at)]
+
+
+LETTERS = st.text("ab", min_size=8, max_size=12)
+
+
+@given(
+    secrets=st.lists(LETTERS, min_size=1, max_size=3),
+    words=st.lists(st.text("abc\n", max_size=9), max_size=6),
+    places=st.lists(st.integers(0, 500), max_size=12),
+)
+def test_a_stream_is_screened_like_a_whole_text_wherever_it_is_cut(secrets, words, places):
+    known = secrets_of({f"{n}_KEY": secret for n, secret in enumerate(secrets)})
+    text = "".join(word + secret for word, secret in zip(words, secrets * 6, strict=False))
+    screen = capped_log.Screen([word.encode() for word in known])
+    out = b"".join(screen.passed(piece) for piece in cut(text.encode(), places)) + screen.rest()
+    assert out == redacted(text, known).encode()
+    assert not any(secret.encode() in out for secret in known)
+
+
+def test_only_what_may_become_a_secret_is_held_back():
+    screen = capped_log.Screen([SECRET.encode()])
+    assert screen.passed(b"50 %\rhunt") == b"50 %\r"
+    assert screen.passed(b"ing\n") == b"hunting\n"
+    assert screen.passed(b"60 %\r") == b"60 %\r"
+    assert screen.rest() == b""
+
+
+def test_without_secrets_nothing_is_held_back():
+    screen = capped_log.Screen([])
+    assert screen.passed(b"a") + screen.rest() == b"a"
+
+
+def test_the_log_of_a_run_holds_no_secret(launcher, make_job):
+    source = (
+        "import os, sys, time\n"
+        "value = os.environ['MY_TOKEN']\n"
+        "print('whole', value, flush=True)\n"
+        "for char in 'cut ' + value + ' end ': sys.stdout.write(char); sys.stdout.flush()\n"
+        "print(os.environ['PLAIN'], flush=True)\n"
+        "raise ValueError(value)\n"
+    )
+    env = {"MY_TOKEN": SECRET, "PLAIN": "plain-but-passed"}
+    job = make_job(source, env=env, passed=("PLAIN",))
+    end_of(launcher, launcher.launch(job), job)
+    log = job.folder / "training.log"
+    until(lambda: "ValueError" in log.read_text())
+    until(lambda: not (job.folder / "secrets.json").exists())
+    text = log.read_text()
+    assert "whole [redacted]" in text
+    assert "cut [redacted] end [redacted]" in text
+    for path in job.folder.rglob("*"):
+        assert SECRET not in path.read_text()
+        assert "plain-but-passed" not in path.read_text()
+
+
+def test_secrets_are_for_the_owner_alone_while_a_run_lives_and_gone_after_it(launcher, make_job):
+    job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
+    handle = launcher.launch(job)
+    start_of(job)
+    spec = job.folder / "spec.json"
+    assert SECRET in spec.read_text()
+    assert spec.stat().st_mode & 0o777 == 0o600
+    launcher.cancel(handle, job.folder)
+    until(lambda: json.loads(spec.read_text())["env"] == {})  # though nobody has heard of the end
+    facts = json.loads(spec.read_text())
+    assert facts["argv"] == list(job.argv)
+    assert spec.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_killed_runners_environment_is_forgotten_by_whoever_hears_of_it(launcher, make_job):
+    job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
+    handle = launcher.launch(job)
+    start = start_of(job)
+    for pid in (start.runner_pid, start.trainer_pid):
+        subprocess.run(["kill", "-9", str(pid)], check=True)
+    assert isinstance(end_of(launcher, handle, job), Lost)
+    assert SECRET not in (job.folder / "spec.json").read_text()
+
+
+def test_a_launch_that_is_given_up_leaves_no_secret(make_job):
+    job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
+    files.prepare(job, grace_seconds=1.0)
+    assert SECRET in (job.folder / "secrets.json").read_text()
+    files.withdraw(job)
+    assert [path for path in job.folder.iterdir() if SECRET in path.read_text()] == []
+
+
+def test_the_logs_writer_follows_no_link_to_secrets(tmp_path):
+    (tmp_path / "elsewhere").write_text(json.dumps({"secrets": ["something"]}))
+    (tmp_path / "secrets.json").symlink_to(tmp_path / "elsewhere")
+    words = [sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(tmp_path / "training.log")]
+    subprocess.run(words, input=b"something\n", check=True, timeout=30)
+    assert (tmp_path / "training.log").read_bytes() == b"something\n"
+    assert (tmp_path / "elsewhere").exists()
+
+
+def test_passed_variables_reach_the_trainer_and_only_they():
+    environ = {"MY_TOKEN": SECRET, "OTHER_TOKEN": SECRET}
+    assert child_env(environ=environ, passed=["MY_TOKEN"])["MY_TOKEN"] == SECRET
+    assert "OTHER_TOKEN" not in child_env(environ=environ, passed=["MY_TOKEN"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NOT_SET", "--pass_env NOT_SET: it is not set here; export it"),
+        ("MY_TOKEN=x", "'MY_TOKEN=x' is no name"),
+        ("", "'' is no name"),
+        ("a b", "'a b' is no name"),
+        ("--flag", "'--flag' is no name"),
+    ],
+)
+def test_a_variable_that_cannot_be_passed_on_is_refused_by_name(name, said):
+    with pytest.raises(ConfigError, match=said):
+        child_env(environ={"MY_TOKEN": SECRET}, passed=[name])
+
+
+def test_a_trainer_starts_only_when_its_log_knows_the_secrets(make_job):
+    job = make_job("print('said')", env={"MY_TOKEN": SECRET})
+    files.prepare(job, grace_seconds=1.0)
+    words = [sys.executable, "-I", "-S", str(files.RUNNER), str(job.folder / "spec.json")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as runner:
+        until((job.folder / "start.json").exists)
+        with pytest.raises(subprocess.TimeoutExpired):
+            runner.wait(timeout=0.3)
+        assert files.read_exit(job.folder, job.run_id) is None
+        log = [sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(job.folder / "training.log")]
+        subprocess.run(log, stdin=subprocess.DEVNULL, check=True, timeout=30)
+        assert runner.communicate(timeout=30)[0] == b"said\n"

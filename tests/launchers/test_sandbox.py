@@ -1,0 +1,335 @@
+"""Confined trainers: what they cannot do, and that they end like all others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import ConfigError
+from flowrl.launchers import files, processes, sandbox, trainer_process
+from flowrl.launchers.environment import child_env
+from flowrl.launchers.job import Exited, Finished, Lost, Why
+from flowrl.layout import RunLayout
+from tests.launchers.confining import ATTEMPTS, HOSTILE, TYPING, confined, prey
+from tests.launchers.conftest import (
+    SLEEP,
+    STUBBORN,
+    SUCCEED,
+    end_of,
+    start_of,
+    until,
+)
+from tests.launchers.test_runner import small_cgroup
+
+HERE = sandbox.confinement("auto", Path("/nowhere"))
+needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.said)
+MINE = '{"skill": "mine"}\n'
+SAVING = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
+
+
+def hostile(make_job, target):
+    """A run as it is prepared, with the hostile trainer."""
+    job = make_job(HOSTILE, env={"PATH": os.defpath, "HOME": str(target.home)})
+    (job.folder / "run.json").write_text(MINE)
+    return job
+
+
+def bubblewrap_of(job) -> int:
+    pid = start_of(job).trainer_pid
+    assert pid is not None
+    return pid
+
+
+def inside(job) -> list[int]:
+    """Bubblewrap's own process inside, and the trainer."""
+    first = trainer_process.children_of([bubblewrap_of(job)])
+    return first + trainer_process.children_of(first)
+
+
+def run_hostile(launcher, job, target, attempts):
+    """What of the attempts the trainer thinks to have achieved."""
+    job = replace(job, argv=(*job.argv, target.goals(attempts)))
+    outcome = end_of(launcher, launcher.launch(job), job)
+    said = (job.folder / "training.log").read_text()
+    assert (job.folder / "attempts.json").exists(), f"{outcome} {said}"
+    return json.loads((job.folder / "attempts.json").read_text())
+
+
+def attempts_of(launcher) -> tuple[str, ...]:
+    """All of them; a terminal can be typed into only where there is one."""
+    has_terminal = hasattr(launcher, "reap")
+    return tuple(name for name in ATTEMPTS if name != TYPING or has_terminal)
+
+
+@needs_bubblewrap
+def test_no_escape_succeeds(launcher, make_job, tmp_path):
+    with prey(tmp_path / "prey") as target:
+        before = target.contents()
+        job = confined(hostile(make_job, target))
+        achieved = run_hostile(launcher, job, target, attempts_of(launcher))
+        # A child may be forked; it is gone with its trainer.
+        assert [name for name, done in achieved.items() if done] == ["leave_somebody_behind"]
+        until(lambda: not target.left_behind())
+        assert target.victim.poll() is None
+        assert target.contents() == before
+    assert (job.folder / "run.json").read_text() == MINE
+    assert files.becomes_free(job.folder)
+
+
+def test_every_escape_succeeds_where_nobody_is_confined(launcher, make_job, tmp_path):
+    """Or else the test above would show nothing."""
+    with prey(tmp_path / "prey") as target:
+        before = target.contents()
+        job = hostile(make_job, target)
+        achieved = run_hostile(launcher, job, target, attempts_of(launcher))
+        assert [name for name, done in achieved.items() if not done] == []
+        assert target.left_behind()
+        assert target.victim.wait(timeout=20) == -signal.SIGKILL
+        changed = {path for path, text in target.contents().items() if text != before.get(path)}
+        assert len(changed) == 4
+    assert (job.folder / "run.json").read_text() != MINE
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("source", "why", "code", "number"),
+    [
+        pytest.param("pass", Why.NO_RESULT, 0, None, id="no result"),
+        pytest.param("raise SystemExit(3)", Why.EXIT, 3, None, id="exit 3"),
+        pytest.param("raise SystemExit(85)", Why.STOPPED, 85, None, id="resumable"),
+        pytest.param("raise SystemExit(130)", Why.INTERRUPTED, 130, None, id="interrupted"),
+        pytest.param("import os; os.kill(os.getpid(), 9)", Why.SIGNAL, None, 9, id="killed"),
+        pytest.param("import os; os.abort()", Why.SIGNAL, None, 6, id="aborted"),
+        pytest.param("import ctypes; ctypes.string_at(0)", Why.SIGNAL, None, 11, id="segfault"),
+        pytest.param("import os; os.kill(os.getpid(), 15)", Why.SIGNAL, None, 15, id="its TERM"),
+    ],
+)
+def test_ends_are_told_apart_as_ever(launcher, make_job, source, why, code, number):
+    job = confined(make_job(source))
+    outcome = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code, outcome.signal) == (why, code, number)
+
+
+@needs_bubblewrap
+def test_a_confined_trainer_succeeds_in_its_own_folder(launcher, make_job):
+    job = confined(make_job(SUCCEED % "e0.a1.x"))
+    assert isinstance(end_of(launcher, launcher.launch(job), job), Finished)
+
+
+@needs_bubblewrap
+def test_a_program_that_is_not_there_says_so(local, make_job):
+    job = replace(confined(make_job("")), argv=("/no",))
+    outcome = end_of(local, local.launch(job), job)
+    assert isinstance(outcome, Exited)
+    assert outcome.why is Why.EXIT
+    until(lambda: "bwrap: execvp /no" in (job.folder / "training.log").read_text())
+
+
+@needs_bubblewrap
+def test_cancel_lets_a_confined_trainer_save(launcher, make_job):
+    job = confined(make_job(SAVING + SLEEP))
+    handle = launcher.launch(job)
+    start_of(job)
+    launcher.cancel(handle, job.folder)
+    outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code) == (Why.STOPPED, 85)
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("frozen", [False, True], ids=["deaf", "stopped"])
+def test_a_stubborn_confined_trainer_is_killed_with_all_its_own(launcher, make_job, frozen):
+    launcher._grace_seconds = 0.3
+    children = "import os\nfor _ in range(3): os.fork()\n"
+    deaf = STUBBORN.removesuffix(SLEEP)  # all of them, before any says that it is ready
+    job = confined(make_job(deaf + children + SLEEP))
+    handle = launcher.launch(job)
+    start_of(job)
+    everybody = {pid: processes.birth_of(pid) for pid in inside(job)}
+    if frozen:
+        os.kill(inside(job)[-1], signal.SIGSTOP)
+    launcher.cancel(handle, job.folder)
+    outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.signal) == (Why.STOPPED, 9)
+    until(lambda: not any(processes.alive(pid, birth) for pid, birth in everybody.items()))
+    until(lambda: not files.lock_held(job.folder))
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("who", ["runner", "bubblewrap", "trainer"])
+def test_nothing_outlives_a_process_that_is_killed(launcher, make_job, who):
+    job = confined(make_job(STUBBORN))
+    handle = launcher.launch(job)
+    start = start_of(job)
+    within = inside(job)
+    everybody = {pid: processes.birth_of(pid) for pid in (bubblewrap_of(job), *within)}
+    pids = {"runner": start.runner_pid, "bubblewrap": start.trainer_pid, "trainer": within[-1]}
+    os.kill(pids[who] or 0, signal.SIGKILL)
+    outcome = end_of(launcher, handle, job)
+    if who == "runner":
+        assert isinstance(outcome, Lost)
+    else:
+        assert isinstance(outcome, Exited)
+        assert (outcome.why, outcome.signal) == (Why.SIGNAL, 9)
+    until(lambda: not any(processes.alive(pid, birth) for pid, birth in everybody.items()))
+    until(lambda: not files.lock_held(job.folder))
+
+
+@needs_bubblewrap
+def test_a_confined_trainer_holds_the_lock_of_its_run(local, make_job):
+    job = confined(make_job(SLEEP))
+    local.launch(job)
+    start_of(job)
+    assert inside(job)[-1] in processes.with_open_file(job.folder / "run.lock")
+
+
+@needs_bubblewrap
+@pytest.mark.tmux
+@pytest.mark.parametrize("key", ["C-c", "C-\\"], ids=["Ctrl-C", "Ctrl-backslash"])
+def test_typing_in_the_pane_interrupts_a_confined_trainer(tmux, make_job, key):
+    saving = (
+        "import signal, sys\n"
+        "def save(*_): open('saved', 'w').close(); sys.exit(130)\n"
+        "for number in (signal.SIGINT, signal.SIGQUIT): signal.signal(number, save)\n"
+    )
+    job = confined(make_job(saving + SLEEP))
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux._tmux("send-keys", "-t", f"={job.name}:", key)
+    outcome = end_of(tmux, handle, job)
+    assert isinstance(outcome, Exited)
+    assert outcome.why is Why.INTERRUPTED
+    assert (job.folder / "saved").exists()
+
+
+@needs_bubblewrap
+@pytest.mark.tmux
+def test_a_killed_session_lets_a_confined_trainer_save(tmux, make_job):
+    job = confined(make_job(SAVING + SLEEP))
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux._tmux("kill-session", "-t", f"={job.name}")
+    outcome = end_of(tmux, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.why, outcome.code) == (Why.SESSION_KILLED, 85)
+
+
+@needs_bubblewrap
+def test_a_confined_trainer_that_runs_out_of_memory_is_told_apart(local, make_job):
+    greedy = (
+        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+        "b'x' * 400_000_000\ntime.sleep(600)\n"
+    )
+    job = confined(make_job("open('ready', 'w').close()\n" + greedy))
+    with small_cgroup(50) as group:
+        handle = local.launch(job)
+        start = start_of(job)
+        for pid in (start.runner_pid, start.trainer_pid, *inside(job)):
+            (group / "cgroup.procs").write_text(str(pid))
+        (job.folder / "go").touch()
+        outcome = end_of(local, handle, job)
+    assert isinstance(outcome, Exited)
+    assert outcome.why is Why.OOM
+
+
+@needs_bubblewrap
+def test_the_environment_arrives_and_is_on_no_command_line(local, make_job):
+    source = "import json, os; json.dump(dict(os.environ), open('got', 'w'))\n"
+    job = confined(make_job(source + SLEEP, env={"MY_TOKEN": "canary-canary", "PATH": "/bin"}))
+    local.launch(job)
+    start_of(job)
+    for pid in (bubblewrap_of(job), *inside(job)):
+        assert b"canary" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert json.loads((job.folder / "got").read_text())["MY_TOKEN"] == "canary-canary"
+
+
+@needs_bubblewrap
+def test_the_cache_of_confined_trainers_is_their_own(local, make_job, tmp_path):
+    cache = tmp_path / "cache" / "jax"
+    cache.mkdir(parents=True)
+    (cache / "program").write_text("trusted")
+    source = f"from pathlib import Path\nPath('{cache}/program').write_text('poison')"
+    job = make_job(source)
+    how = sandbox.confinement("bwrap", tmp_path / "graph")
+    words = how.around(RunLayout(job.folder, 0), cwd=job.cwd, env=job.env, cache=cache)
+    outcome = end_of(local, local.launch(replace(job, sandbox=words)), job)
+    assert isinstance(outcome, Exited)
+    assert outcome.code == 0
+    assert (cache / "program").read_text() == "trusted"
+    assert (tmp_path / "cache" / "jax-confined" / "program").read_text() == "poison"
+
+
+def fake_bubblewrap(folder: Path, monkeypatch, script: str) -> None:
+    program = folder / "bwrap"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "No permissions to"),
+        ("exit 7", "exit code 7"),
+        ("sleep 60", "timed out"),
+    ],
+    ids=["forbidden", "silent", "hangs"],
+)
+def test_a_bubblewrap_that_does_not_work_is_not_used(tmp_path, monkeypatch, script, said):
+    fake_bubblewrap(tmp_path, monkeypatch, script)
+    monkeypatch.setattr(sandbox, "TRIAL_SECONDS", 0.5)
+    found = sandbox.confinement("auto", tmp_path)
+    assert found.program is None
+    assert "not confined: bubblewrap does not work here" in found.said
+    assert said in found.said
+    with pytest.raises(ConfigError, match=f"--sandbox bwrap: .*{said}.*use --sandbox none"):
+        sandbox.confinement("bwrap", tmp_path)
+
+
+def test_without_bubblewrap_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "apt install bubblewrap" in sandbox.confinement("auto", tmp_path).said
+    with pytest.raises(ConfigError, match=r"not installed .*; use --sandbox none"):
+        sandbox.confinement("bwrap", tmp_path)
+
+
+def test_nobody_is_confined_unless_it_is_wanted(tmp_path):
+    found = sandbox.confinement("none", tmp_path)
+    assert found.around(RunLayout(tmp_path, 0), cwd=tmp_path, env={}) == ()
+    assert found.said == "trainers are not confined (--sandbox none)"
+
+
+def test_homes_are_not_shown_whatever_the_environment_names(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    (home / "mine").mkdir(parents=True)
+    env = {"HOME": str(home), "PYTHONPATH": f"{tmp_path}:{home}:/:{home}/mine:relative"}
+    words = sandbox.Confinement(program="bwrap").around(RunLayout(home, 0), cwd=home, env=env)
+    shown = {words[at + 1] for at, word in enumerate(words) if word == "--ro-bind"}
+    assert shown & {str(tmp_path), str(home), "/", "relative"} == set()
+    assert str(home / "mine") in shown
+
+
+def test_a_gpu_is_shown_to_those_who_train_on_it_alone(monkeypatch, tmp_path):
+    made = tmp_path / "dev"
+    made.mkdir()
+    (made / "nvidia0").touch()
+    monkeypatch.setattr(sandbox, "_DEVICE_FOLDER", made)
+    how, place = sandbox.Confinement(program="bwrap"), RunLayout(tmp_path, 0)
+    assert str(made / "nvidia0") in how.around(place, cwd=tmp_path, env=child_env("0", environ={}))
+    assert str(made / "nvidia0") not in how.around(place, cwd=tmp_path, env=child_env(environ={}))
+
+
+def test_confined_trainers_are_given_no_key_that_only_the_network_needs():
+    env = {"WANDB_API_KEY": "x", "WANDB_MODE": "online", "A": "b"}
+    confined_env = sandbox.confined_env(env)
+    assert "WANDB_API_KEY" not in confined_env
+    assert (confined_env["WANDB_MODE"], confined_env["A"]) == ("offline", "b")
+    assert sandbox.confined_env(env, ["WANDB_API_KEY"])["WANDB_API_KEY"] == "x"
+    assert sandbox.confined_env({"WANDB_MODE": "disabled"})["WANDB_MODE"] == "disabled"

@@ -1,0 +1,80 @@
+"""A tmux server that does not answer: nobody waits for it, and nothing comes of it later."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from flowrl.errors import LaunchError
+from flowrl.launchers import files
+from flowrl.launchers.job import Finished, Handle
+from flowrl.launchers.tmux import TmuxLauncher
+from tests.launchers.conftest import SLEEP, SUCCEED, end_of, start_of, until
+from tests.launchers.tmux_sessions import sessions
+
+pytestmark = pytest.mark.tmux
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("flowrl.launchers.tmux_server.ANSWER_SECONDS", 0.5)
+
+
+@contextmanager
+def frozen(handle: Handle) -> Iterator[None]:
+    os.kill(handle.server_pid or 0, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(handle.server_pid or 0, signal.SIGCONT)
+
+
+def test_a_frozen_server_is_a_launch_error_with_the_remedy(tmux, make_job):
+    other = tmux.launch(make_job(SLEEP, name="flowrl_e1_x"))
+    job = make_job(SLEEP)
+    with frozen(other), pytest.raises(LaunchError, match=r"does not answer.*kill -CONT"):
+        tmux.launch(job)
+    handle = tmux.launch(job)
+    start_of(job)
+    assert tmux.poll(handle, job.folder) is None
+
+
+def test_a_launch_that_was_given_up_starts_nothing_later(tmux, make_job, monkeypatch):
+    other = tmux.launch(make_job(SLEEP, name="flowrl_e1_x"))
+    job = make_job(SLEEP)
+    with monkeypatch.context() as patch:
+        patch.setattr(tmux, "_panes", lambda: [])  # it freezes after the look
+        with frozen(other), pytest.raises(LaunchError, match="does not answer"):
+            tmux.launch(job)
+    until(lambda: job.name in sessions(tmux))  # the server carries it out now
+    late = "#{pane_dead}"
+    until(lambda: tmux._tmux("list-panes", "-t", f"={job.name}:", "-F", late).stdout == ["1"])
+    assert not files.lock_held(job.folder)
+    assert not (job.folder / "ready").exists()
+    tmux.launch(job)
+    start_of(job)
+    assert sorted(sessions(tmux)) == [job.name, "flowrl_e1_x"]
+
+
+def test_ends_are_heard_while_the_server_is_frozen(server_folder, make_job):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    keeper = make_job(SLEEP, name="flowrl_e9_x")
+    other = tmux.launch(keeper)
+    ids = [f"e{n}.a1.x" for n in range(3)]
+    jobs = [make_job(SUCCEED % name, name=f"flowrl_{name[:2]}_x", run_id=name) for name in ids]
+    runs = [(tmux.launch(job), job) for job in jobs]
+    for job in jobs:
+        until((job.folder / "exit.json").exists)
+    with frozen(other):
+        for handle, job in runs:
+            assert isinstance(end_of(tmux, handle, job), Finished)
+        began = time.monotonic()
+        tmux.wait([other], timeout_seconds=0.0)
+        tmux.close()
+        assert time.monotonic() - began < 3.0, "it waited for more than two answers"
+    until(lambda: tmux.wait([], timeout_seconds=0) or sessions(tmux) == [keeper.name])

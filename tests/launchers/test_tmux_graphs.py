@@ -1,0 +1,84 @@
+"""Several graphs on one tmux server: none touches a session of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.launchers.job import Job
+from flowrl.launchers.tmux import TmuxLauncher
+from tests.launchers.conftest import SLEEP, MakeJob, end_of, start_of
+from tests.launchers.tmux_sessions import sessions
+
+pytestmark = pytest.mark.tmux
+
+WOOD = "flowrl_e0_Wood"
+OTHER_RUN = "e0.a1.other"
+
+
+@pytest.fixture
+def of_graph(make_job: MakeJob, tmp_path: Path) -> Callable[..., Job]:
+    """Makes a job of a graph: its run folder lies in the graph's."""
+
+    def make(graph: str, source: str, run_id: str) -> Job:
+        folder = tmp_path / graph / run_id
+        folder.mkdir(parents=True)
+        return replace(make_job(source, run_id=run_id), folder=folder, cwd=folder)
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["first", "odd;", "a\tb\n#{pid} c%d"], ids=["plain", ";", "odd"])
+def test_two_graphs_run_the_same_skill_side_by_side(tmux, of_graph, name):
+    first, second = of_graph(name, SLEEP, "e0.a1.x"), of_graph("second", SLEEP, OTHER_RUN)
+    handles = [tmux.launch(first), tmux.launch(second)]
+    assert [handle.session for handle in handles] == [WOOD, f"{WOOD}_2"]
+    for handle, job in zip(handles, (first, second), strict=True):
+        start_of(job)
+        assert tmux.poll(handle, job.folder) is None
+        assert TmuxLauncher("test").find(job) == handle
+
+
+def test_the_session_that_another_graph_keeps_for_reading_stays(tmux, of_graph):
+    failed = of_graph("first", "print('what went wrong'); raise SystemExit(1)", "e0.a1.x")
+    end_of(tmux, tmux.launch(failed), failed)
+    handle = tmux.launch(of_graph("second", SLEEP, OTHER_RUN))
+    assert handle.session == f"{WOOD}_2"
+    text = tmux._tmux("capture-pane", "-p", "-S", "-", "-t", f"={WOOD}:").stdout
+    assert "what went wrong" in text
+
+
+def test_a_retry_goes_into_its_own_graphs_session(tmux, of_graph):
+    tmux.launch(of_graph("first", SLEEP, "e0.a1.x"))
+    failed = of_graph("second", "raise SystemExit(1)", OTHER_RUN)
+    before = tmux.launch(failed)
+    end_of(tmux, before, failed)
+    after = tmux.launch(of_graph("second", SLEEP, "e0.a2.other"))
+    assert (after.session, after.pane) == (f"{WOOD}_2", before.pane)
+    assert sessions(tmux) == [WOOD, f"{WOOD}_2"]
+
+
+def test_a_name_that_is_taken_at_the_last_moment_is_no_failure(tmux, of_graph, monkeypatch):
+    tmux.launch(of_graph("first", SLEEP, "e0.a1.x"))
+    panes, looks = tmux._panes, []
+
+    def blind_at_first():
+        looks.append(1)
+        return panes() if len(looks) > 1 else []
+
+    monkeypatch.setattr(tmux, "_panes", blind_at_first)
+    assert tmux.launch(of_graph("second", SLEEP, OTHER_RUN)).session == f"{WOOD}_2"
+
+
+def test_a_renamed_session_is_found_under_its_new_name(tmux, of_graph):
+    job = of_graph("first", SLEEP, "e0.a1.x")
+    tmux.launch(job)
+    start_of(job)
+    tmux._tmux("rename-session", "-t", f"={WOOD}", "mine")
+    found = tmux.find(job)
+    assert found is not None
+    assert found.session == "mine"
+    assert tmux.launch(job) == found

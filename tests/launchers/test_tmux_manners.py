@@ -1,0 +1,263 @@
+"""How flowrl behaves as a guest on the user's tmux server, and when the server misbehaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from libtmux._compat import LooseVersion
+
+from flowrl.bottomup_parallel import open_launcher
+from flowrl.config import BottomUpConfig
+from flowrl.errors import ConfigError, LaunchError
+from flowrl.launchers import files, processes
+from flowrl.launchers.job import Finished, Why
+from flowrl.launchers.tmux import TmuxLauncher
+from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, until
+from tests.launchers.tmux_sessions import sessions, somebody_attached, why
+
+pytestmark = pytest.mark.tmux
+
+
+def test_a_succeeded_session_is_reaped_when_nobody_watches(server_folder, make_job):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    keeper = make_job(SLEEP, name="flowrl_e1_x")
+    watched, other = make_job(SUCCEED % "e0.a1.x"), tmux.launch(keeper)
+    handle = tmux.launch(watched)
+    with somebody_attached(tmux, watched.name):
+        assert isinstance(end_of(tmux, handle, watched), Finished)
+        assert not tmux.reap(handle)
+        assert watched.name in sessions(tmux)
+    until(lambda: tmux.wait([other], timeout_seconds=0) or sessions(tmux) == [keeper.name])
+
+
+def test_a_failed_session_stays_to_be_read(server_folder, make_job):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    job = make_job("print('what went wrong'); raise SystemExit(1)")
+    end_of(tmux, tmux.launch(job), job)
+    tmux.wait([], timeout_seconds=0)
+    tmux.close()
+    text = "\n".join(tmux._tmux("capture-pane", "-p", "-S", "-", "-t", f"={job.name}:").stdout)
+    assert "what went wrong" in text
+
+
+def test_reaping_never_ends_a_pane_of_another_run(tmux, make_job):
+    job = make_job("pass")
+    handle = tmux.launch(job)
+    end_of(tmux, handle, job)
+    until(lambda: tmux._tmux("list-panes", "-a", "-F", "#{pane_dead}").stdout == ["1"])
+    assert not tmux.reap(replace(handle, run_id="e0.a2.y"))
+    assert tmux.reap(handle)
+
+
+def test_closing_lets_an_empty_server_end(tmux, make_job):
+    job = make_job(SUCCEED % "e0.a1.x")
+    handle = tmux.launch(job)
+    end_of(tmux, handle, job)
+    tmux.close()
+    until(lambda: not processes.birth_of(handle.server_pid or 0))
+
+
+def test_closing_leaves_runs_and_their_server_alone(tmux, make_job):
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    tmux.close()
+    assert tmux.poll(handle, job.folder) is None
+
+
+@pytest.mark.parametrize("gone", [None, 1], ids=["all there", "one is gone"])
+def test_sessions_whose_time_has_come_are_ended_together(
+    server_folder, make_job, monkeypatch, gone
+):
+    tmux, asked = TmuxLauncher("test", keep_seconds=0.0), []
+    tmux.launch(keeper := make_job(SLEEP, name="flowrl_e9_x"))
+    ids = ["e0.a1.x", "e1.a1.x", "e2.a1.x"]
+    jobs = [make_job(SUCCEED % name, name=f"flowrl_{name[:2]}_x", run_id=name) for name in ids]
+    runs = [(tmux.launch(job), job) for job in jobs]
+    for handle, job in runs:
+        until(lambda handle=handle, job=job: tmux.poll(handle, job.folder))
+    until(lambda: tmux._tmux("list-panes", "-a", "-F", "#{pane_dead}").stdout.count("1") == 3)
+    if gone is not None:
+        tmux._tmux("kill-session", "-t", f"={jobs[gone].name}")
+    ask = tmux._server.ask
+    monkeypatch.setattr(tmux._server, "ask", lambda *words: asked.append(words) or ask(*words))
+    tmux._next_reaping = 0.0
+    tmux.wait([], timeout_seconds=0)
+    tmux.wait([], timeout_seconds=0)
+    assert [words[0] for words in asked] == ["if-shell"]
+    assert sessions(tmux) == [keeper.name]
+
+
+@pytest.mark.parametrize("command", ["kill-session", "kill-server"])
+def test_a_server_ends_with_its_last_session_though_the_daemon_is_gone(tmux, make_job, command):
+    job = make_job(STUBBORN)
+    server = tmux.launch(job).server_pid or 0
+    start_of(job)
+    del tmux  # nobody closes it
+    TmuxLauncher("test")._tmux(command)
+    until(lambda: not processes.birth_of(server))
+    assert files.lock_held(job.folder)  # it did not wait for the trainer either
+
+
+def test_no_option_of_the_server_or_its_other_sessions_changes(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine")
+    scopes = (
+        ("-s",),
+        ("-g",),
+        ("-gw",),
+        ("-t", "mine"),
+        ("-w", "-t", "mine"),
+        ("-p", "-t", "mine"),
+    )
+    before = [tmux._tmux("show-options", *scope).stdout for scope in scopes]
+    job = make_job("pass")
+    end_of(tmux, tmux.launch(job), job)
+    assert [tmux._tmux("show-options", *scope).stdout for scope in scopes] == before
+
+
+def test_a_users_destroy_unattached_does_not_end_runs(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set", "-g", "destroy-unattached", "on")
+    job = make_job(SLEEP)
+    handle = tmux.launch(job)
+    start_of(job)
+    with somebody_attached(tmux, job.name):
+        pass
+    assert job.name in sessions(tmux)
+    assert tmux.poll(handle, job.folder) is None
+
+
+@pytest.mark.parametrize("name", ["a:b", "a;b", "#{pid}", "", "a\nb", "=a"])
+def test_odd_session_names_are_refused(tmux, make_job, name):
+    with pytest.raises(LaunchError, match="cannot name a tmux session"):
+        tmux.launch(replace(make_job("pass"), name=name))
+
+
+def test_a_tmux_that_went_missing_does_not_disturb_waiting(server_folder, make_job, monkeypatch):
+    tmux = TmuxLauncher("test", keep_seconds=0.0)
+    job = make_job(SUCCEED % "e0.a1.x")
+    end_of(tmux, tmux.launch(job), job)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        tmux.wait([], timeout_seconds=0)
+        tmux.close()
+    until(lambda: tmux.wait([], timeout_seconds=0) or sessions(tmux) == [])
+
+
+def test_a_missing_tmux_is_a_launch_error_with_the_remedy(tmux, make_job, monkeypatch):
+    job = make_job("pass")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(LaunchError, match=r"apt install tmux.* or use --launcher local"):
+            tmux.launch(job)
+
+
+def test_a_missing_tmux_is_known_before_anything_is_launched(tmux, monkeypatch):
+    tmux.check()
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(ConfigError, match=r"apt install tmux.* or use --launcher local"):
+            tmux.check()
+
+
+def test_the_program_asks_for_tmux_before_it_schedules_anything(server_folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(ConfigError, match="tmux is not installed"):
+            open_launcher(BottomUpConfig())
+        open_launcher(BottomUpConfig(launcher="local"))
+
+
+def test_a_tmux_that_is_too_old_is_known_before_anything_is_launched(tmux, monkeypatch):
+    monkeypatch.setattr("libtmux.common.get_version", lambda tmux_bin=None: LooseVersion("2.9"))
+    with pytest.raises(ConfigError, match=r"use --launcher local: .*2\.9"):
+        tmux.check()
+
+
+def test_a_session_without_its_options_is_no_launch(tmux, make_job, monkeypatch):
+    monkeypatch.setattr("flowrl.launchers.tmux_words.RUN_OPTION", "no_such_option")
+    with pytest.raises(LaunchError, match="no_such_option"):
+        tmux.launch(make_job(SLEEP))
+    assert sessions(tmux) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        pytest.param("echo 'server exited unexpectedly' >&2; exit 1", None, id="once"),
+        pytest.param("echo 'no space' >&2; exit 1", "no space", id="refused"),
+    ],
+)
+def test_a_tmux_that_fails_is_tried_again_only_when_that_may_help(
+    tmux, make_job, monkeypatch, tmp_path, words, match
+):
+    fake = tmp_path / "bin" / "tmux"
+    fake.parent.mkdir()
+    fake.write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/failed 2>/dev/null; then {words}; fi\n"
+        'exec /usr/bin/env PATH="${PATH#*:}" tmux "$@"\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    job = make_job("pass")
+    if match is not None:
+        with pytest.raises(LaunchError, match=match):
+            tmux.launch(job)
+        assert sessions(tmux) == []
+    assert why(end_of(tmux, tmux.launch(job), job)) is Why.NO_RESULT
+
+
+def test_a_server_without_a_session_takes_the_first(tmux, make_job):
+    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set-option", "-s", "exit-empty", "off")
+    tmux._tmux("kill-session", "-t", "=mine")
+    job = make_job(SLEEP)
+    tmux.launch(job)
+    assert sessions(tmux) == [job.name]
+
+
+def test_a_socket_may_be_a_path(server_folder: Path, make_job):
+    tmux = TmuxLauncher(str(server_folder / "socket"))
+    job = make_job(SUCCEED % "e0.a1.x")
+    handle = tmux.launch(job)
+    assert isinstance(end_of(tmux, handle, job), Finished)
+    tmux.close()
+    until(lambda: not processes.birth_of(handle.server_pid or 0))
+
+
+def test_a_run_does_not_mind_its_users(tmux, make_job):
+    """They rename its session, attach to it, type into it and look at older lines."""
+    job = make_job("print(*range(999))\n" + SLEEP)
+    handle = tmux.launch(job)
+    start = start_of(job)
+    tmux._tmux("rename-session", "-t", f"={job.name}", "mine")
+    with somebody_attached(tmux, "mine"):
+        for keys in (["exit", "Enter"], ["-l", "; kill-server"], ["C-z"], ["C-s"], ["C-q"]):
+            tmux._tmux("send-keys", "-t", "=mine:", *keys)
+        tmux._tmux("copy-mode", "-t", "=mine:")
+        tmux._tmux("resize-window", "-t", "=mine:", "-x", "20", "-y", "5")
+        assert tmux.poll(handle, job.folder) is None
+    assert processes.alive(start.trainer_pid or 0, start.trainer_birth)
+    found = tmux.find(job)
+    assert found is not None
+    assert (found.session, found.pid) == ("mine", handle.pid)
+    for pid in (start.runner_pid, start.trainer_pid):
+        os.kill(pid or 0, signal.SIGCONT)
+    tmux.cancel(found, job.folder)
+    assert why(end_of(tmux, found, job)) is Why.STOPPED
+
+
+def test_only_a_folder_that_was_launched_before_is_looked_for_among_the_panes(
+    server_folder, make_job, monkeypatch
+):
+    tmux, asked = TmuxLauncher("test"), []
+    ask = tmux._server.ask
+    monkeypatch.setattr(tmux._server, "ask", lambda *words: asked.append(words[0]) or ask(*words))
+    job = make_job(SUCCEED % "e0.a1.x")
+    assert isinstance(end_of(tmux, tmux.launch(job), job), Finished)
+    assert asked == ["new-session"]
+    again = replace(job, run_id="e0.a2.x")
+    tmux.launch(again)
+    assert asked[1:] == ["list-panes", "respawn-pane"]

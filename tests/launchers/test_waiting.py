@@ -1,0 +1,114 @@
+"""Waiting without polling, and without spinning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowrl.launchers import processes, waiting
+from flowrl.launchers.job import Handle
+from flowrl.launchers.waiting import EndWatcher
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def handle_of(process: subprocess.Popen) -> Handle:
+    birth = processes.birth_of(process.pid)
+    return Handle(run_id="r", session="s", pid=process.pid, birth=birth)
+
+
+def seconds_waited(watcher: EndWatcher, handles: list[Handle], timeout_seconds: float) -> float:
+    began = time.monotonic()
+    watcher.wait(handles, timeout_seconds=timeout_seconds)
+    return time.monotonic() - began
+
+
+def test_waiting_ends_at_the_timeout(sleeper):
+    assert seconds_waited(EndWatcher(), [handle_of(sleeper)], 0.1) >= 0.09
+    assert seconds_waited(EndWatcher(), [], 0.1) >= 0.09
+
+
+def test_an_end_before_the_wait_is_told_at_once_but_only_once(sleeper):
+    handle, watcher = handle_of(sleeper), EndWatcher()
+    sleeper.kill()
+    sleeper.wait()
+    assert seconds_waited(watcher, [handle], 60.0) < 10.0
+    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 10.0
+
+
+def test_an_end_during_the_wait_is_heard(sleeper):
+    handle = handle_of(sleeper)
+    killer = subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -9 {sleeper.pid}"])
+    assert seconds_waited(EndWatcher(), [handle], 60.0) < 10.0
+    killer.wait()
+
+
+def test_a_system_without_pidfds_is_looked_at_often(sleeper, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    handle, watcher = handle_of(sleeper), EndWatcher()
+    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 10.0
+    sleeper.kill()
+    sleeper.wait()
+    watcher.wait([handle], timeout_seconds=60.0)
+
+
+def test_no_descriptor_left_is_no_loss(sleeper, monkeypatch):
+    def refuse(pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert 0.04 <= seconds_waited(EndWatcher(), [handle_of(sleeper)], 60.0) < 10.0
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_waiting_holds_a_descriptor_for_each_run_and_no_other(sleeper):
+    before, watcher = descriptors(), EndWatcher()
+    for _ in range(50):
+        watcher.wait([handle_of(sleeper)] * 3, timeout_seconds=0)
+        assert descriptors() == before + 1
+    watcher.wait([], timeout_seconds=0)
+    assert descriptors() == before
+    watcher.wait([handle_of(sleeper)], timeout_seconds=0)
+    watcher.close()
+    assert descriptors() == before
+
+
+def test_an_end_gives_its_descriptor_back(sleeper):
+    before, watcher = descriptors(), EndWatcher()
+    handle = handle_of(sleeper)
+    watcher.wait([handle], timeout_seconds=0)
+    sleeper.kill()
+    assert seconds_waited(watcher, [handle], 60.0) < 10.0
+    assert descriptors() == before
+    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 10.0
+
+
+def test_more_runs_than_there_are_descriptors_for_are_looked_at_often(sleeper, monkeypatch):
+    monkeypatch.setattr(waiting, "_most_watched", lambda: 0)
+    before, watcher = descriptors(), EndWatcher()
+    assert 0.04 <= seconds_waited(watcher, [handle_of(sleeper)], 60.0) < 10.0
+    assert descriptors() == before
+
+
+def test_a_runner_is_seen_alive_from_the_first_wait_to_its_end(sleeper):
+    handle, watcher = handle_of(sleeper), EndWatcher()
+    assert not watcher.sees_alive(handle), "nobody has asked the kernel yet"
+    watcher.wait([handle], timeout_seconds=0)
+    assert watcher.sees_alive(handle)
+    sleeper.kill()
+    sleeper.wait()
+    assert not watcher.sees_alive(handle)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from flowrl import checkpoints
+from flowrl.errors import ConfigError
+from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts, take_expert
+from flowrl.networks.shapes import env_sizes, expert_shapes
+
+BODY = ActorCriticMoE(num_experts=3, observation_size=40, num_actions=5, layer_size=16)
+
+
+def test_an_expert_has_the_shapes_that_are_known_without_jax():
+    assert checkpoints.shapes_of(BODY.init_expert(jax.random.key(0))) == expert_shapes(40, 5, 16)
+
+
+def test_actor_and_critic_have_three_hidden_layers_and_an_output_each():
+    shapes = expert_shapes(1345, 17, 64)
+    assert shapes["actor/dense_3/kernel"] == (64, 17)
+    assert shapes["critic/dense_3/kernel"] == (64, 1)
+    assert len(shapes) == 16
+
+
+@pytest.mark.parametrize(
+    ("path", "gain"),
+    [("actor/dense_0", 2**0.5), ("critic/dense_2", 2**0.5), ("actor/dense_3", 0.01)],
+)
+def test_weights_are_orthogonal_with_their_gain(path, gain):
+    net, layer = path.split("/")
+    kernel = BODY.init_expert(jax.random.key(1))[net][layer]["kernel"]
+    assert np.allclose(kernel.T @ kernel, gain**2 * np.eye(kernel.shape[1]), atol=1e-5)
+
+
+def test_a_wide_layer_has_orthonormal_rows():
+    body = ActorCriticMoE(num_experts=1, observation_size=4, num_actions=5, layer_size=16)
+    kernel = body.init_expert(jax.random.key(1))["actor"]["dense_0"]["kernel"]
+    assert np.allclose(kernel @ kernel.T, 2 * np.eye(4), atol=1e-5)
+
+
+def test_the_same_key_gives_the_same_expert_and_another_key_another():
+    one, same, other = (BODY.init_expert(jax.random.key(seed)) for seed in (3, 3, 4))
+    kernels = [expert["actor"]["dense_0"]["kernel"] for expert in (one, same, other)]
+    assert (kernels[0] == kernels[1]).all()
+    assert not np.allclose(kernels[0], kernels[2])
+
+
+def test_experts_of_one_body_differ():
+    kernel = BODY.init(jax.random.key(0))["actor"]["dense_0"]["kernel"]
+    assert kernel.shape == (3, 40, 16)
+    assert not np.allclose(kernel[0], kernel[1])
+
+
+def test_stacking_and_taking_are_inverse_bit_for_bit():
+    experts = [BODY.init_expert(jax.random.key(seed)) for seed in range(12)]
+    stacked = stack_experts(experts)
+    for local, expert in enumerate(experts):
+        pairs = zip(
+            jax.tree.leaves(take_expert(stacked, local)), jax.tree.leaves(expert), strict=True
+        )
+        assert all((np.asarray(found) == leaf).all() for found, leaf in pairs)
+
+
+def test_an_unknown_environment_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match="Craftax-Classic-Symbolic-v1"):
+        env_sizes("CartPole-v1")

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flowrl.networks import dispatch
+from flowrl.networks.actor_critic import ActorCriticMoE, take_expert
+from flowrl.networks.tiles import tile_size, tiles_of
+
+METHODS = ["tiles", "batched", "dense"]
+# Compiled once per form for all tests: most of them ask for the same shapes.
+answers = jax.jit(dispatch.apply_packed, static_argnames=("activation", "method"))
+evaluated = jax.jit(dispatch.evaluate_rows, static_argnames=("row_loss", "activation", "method"))
+
+
+class Rows(NamedTuple):
+    obs: np.ndarray
+    expert: np.ndarray
+    target: np.ndarray
+
+
+def row_loss(logits, value, rows):
+    chosen = jax.nn.log_softmax(logits)[jnp.arange(len(value)), 1]
+    error = (value - rows.target) ** 2
+    return error - chosen, {"error": error}
+
+
+def body(num_experts: int, activation: str = "tanh") -> ActorCriticMoE:
+    return ActorCriticMoE(
+        num_experts=num_experts,
+        observation_size=30,
+        num_actions=4,
+        layer_size=8,
+        activation=activation,
+    )
+
+
+@cache
+def packed_of(num_experts: int) -> dispatch.Packed:
+    return dispatch.pack(body(num_experts).init(jax.random.key(1)))
+
+
+def sample(num_rows: int, experts, seed: int = 0) -> Rows:
+    rng = np.random.default_rng(seed)
+    return Rows(
+        obs=rng.standard_normal((num_rows, 30), np.float32),
+        expert=rng.choice(np.asarray(experts, np.int32), num_rows),
+        target=rng.standard_normal(num_rows, np.float32),
+    )
+
+
+def evaluate(packed, rows, index, method):
+    return evaluated(packed, rows, index, row_loss=row_loss, activation="tanh", method=method)
+
+
+def assert_same(found, wanted):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+CASES = pytest.mark.parametrize(
+    ("num_experts", "num_rows", "acting"),
+    [
+        (3, 500, [0, 1, 2]),
+        (5, 200, [1, 4]),
+        (4, 7, [0, 3]),
+        (12, 130, [10, 1, 11]),
+        (2, 1400, [1]),
+        (3, 500, [0, 0, 0, 0, 0, 0, 0, 2]),
+        (2, 1400, [0, 1]),
+    ],
+    ids=["all", "some absent", "fewer than a tile", "twelve", "only the last", "skewed", "split"],
+)
+
+
+@pytest.mark.parametrize("method", ["tiles", "batched"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "gelu"])
+@pytest.mark.parametrize("acting", [[1, 4, 2], [3]], ids=["several", "one of five"])
+def test_rows_are_answered_as_when_every_expert_is_evaluated(acting, activation, method):
+    num_experts, num_rows = 5, 200
+    rows = sample(num_rows, acting)
+    wanted, found = (
+        answers(packed_of(num_experts), rows.obs, rows.expert, activation=activation, method=method)
+        for method in ("dense", method)
+    )
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5, atol=1e-6)
+
+
+def test_every_row_is_answered_by_its_own_expert():
+    stacked = body(12).init(jax.random.key(0))
+    rows = sample(40, range(12))
+    logits, value = jax.jit(dispatch.apply)(stacked, rows.obs, rows.expert)
+    packed = jax.device_get(dispatch.pack(stacked))
+    forward = jax.jit(partial(dispatch.forward, activation="tanh"))
+    for row in range(0, 40, 5):
+        alone = take_expert(packed, int(rows.expert[row]))
+        one = forward(alone, rows.obs[row : row + 1])
+        np.testing.assert_allclose(logits[row], one[0][0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(value[row], one[1][0], rtol=1e-5, atol=1e-6)
+
+
+@CASES
+def test_loss_and_gradients_equal_the_oracle_s(num_experts, num_rows, acting):
+    rows = sample(num_rows * 2, acting)
+    index = np.random.default_rng(5).permutation(num_rows * 2)[:num_rows].astype(np.int32)
+    wanted, found = (
+        evaluate(packed_of(num_experts), rows, index, method) for method in ("dense", "tiles")
+    )
+    assert_same(found, wanted)
+    assert int(found.rows.sum()) == num_rows
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_expert_without_rows_gets_no_gradient(method):
+    rows = sample(400, [0, 3])
+    found = evaluate(packed_of(5), rows, np.arange(200, dtype=np.int32), method)
+    for leaf in jax.tree.leaves(found.grads):
+        assert (np.asarray(leaf)[[1, 2, 4]] == 0).all()
+    assert np.asarray(found.rows)[[1, 2, 4]].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("method", ["tiles", "batched"])
+def test_a_row_that_overflows_for_a_neighbour_s_expert_does_no_harm(method):
+    def explode_for_others(logits, value, rows):
+        return jnp.exp(1e3 * jnp.abs(value - rows.target)), {}
+
+    packed = packed_of(3)
+    rows = sample(40, [0, 1, 2])
+    _, value = answers(packed, rows.obs, rows.expert, activation="tanh")
+    found = evaluated(
+        packed,
+        rows._replace(target=np.asarray(value)),
+        np.arange(40, dtype=np.int32),
+        row_loss=explode_for_others,
+        activation="tanh",
+        method=method,
+    )
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+
+
+def test_one_expert_needs_no_dispatch():
+    rows = sample(50, [0])
+    plain, dense, tiles = (
+        answers(packed_of(1), rows.obs, rows.expert, activation="tanh", method=method)
+        for method in ("plain", "dense", "tiles")
+    )
+    np.testing.assert_allclose(plain[0], dense[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(plain[0], tiles[0], rtol=1e-5, atol=1e-6)
+
+
+def test_packing_and_unpacking_are_inverse_bit_for_bit():
+    stacked = body(3).init(jax.random.key(2))
+    back = dispatch.unpack(dispatch.pack(stacked))
+    assert jax.tree.structure(back) == jax.tree.structure(stacked)
+    pairs = zip(jax.tree.leaves(back), jax.tree.leaves(stacked), strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs)
+
+
+def test_any_routing_gives_the_oracle_s_gradients():
+    num_experts, num_rows, rng = 5, 200, np.random.default_rng(0)
+    packed, index = packed_of(num_experts), np.arange(num_rows, dtype=np.int32)
+    for seed in range(20):
+        share = rng.dirichlet(np.full(num_experts, 0.3))
+        expert = rng.choice(num_experts, 2 * num_rows, p=share).astype(np.int32)
+        rows = sample(2 * num_rows, range(num_experts), seed)._replace(expert=expert)
+        wanted, *others = (evaluate(packed, rows, index, way) for way in ("dense", *METHODS[:2]))
+        for found in others:
+            assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tiles_cover_every_row_once_and_never_mix_experts(seed):
+    expert = sample(300, range(7), seed).expert
+    size = tile_size(300, 7)
+    sort = jax.jit(tiles_of, static_argnames=("num_experts", "size"))
+    tiles = jax.device_get(sort(expert, num_experts=7, size=size))
+    seen: list[int] = []
+    for number in range(int(tiles.count)):
+        rows = tiles.order[int(tiles.start[number]) : int(tiles.stop[number])]
+        assert 0 < len(rows) <= size
+        assert set(expert[rows].tolist()) == {int(tiles.expert[number])}
+        seen.extend(rows.tolist())
+    assert sorted(seen) == list(range(300))
+
+
+@pytest.mark.parametrize("most_numbered", [2**31 - 1, 0], ids=["one number", "two"])
+def test_rows_of_one_expert_keep_their_order(most_numbered, monkeypatch):
+    monkeypatch.setattr("flowrl.networks.tiles._MOST_NUMBERED", most_numbered)
+    expert = sample(300, range(7)).expert
+    tiles = jax.jit(lambda expert: tiles_of(expert, num_experts=7, size=48))(expert)
+    order = np.asarray(tiles.order)[:300]
+    np.testing.assert_array_equal(order, np.argsort(expert, kind="stable"))
+
+
+def test_the_last_tile_is_not_in_use_however_ragged_the_others_are():
+    expert = np.repeat(np.arange(4, dtype=np.int32), 17)  # a full tile and one of one row each
+    tiles = jax.device_get(jax.jit(partial(tiles_of, num_experts=4, size=16))(expert))
+    assert int(tiles.count) == 8 == len(tiles.start) - 1
+    assert int(tiles.stop[-1]) == int(tiles.start[-1])
+
+
+def test_tiles_with_and_without_a_partner_count_once():
+    for rows_each in (
+        [80, 0, 0, 0],
+        [0, 32, 48, 0],
+        [8, 40, 0, 32],
+        [20, 20, 20, 20],
+        [1, 1, 77, 1],
+    ):
+        expert = np.repeat(np.arange(4, dtype=np.int32), rows_each)
+        rows = sample(80, range(4))._replace(expert=expert)
+        index = np.arange(80, dtype=np.int32)
+        wanted, found = (evaluate(packed_of(4), rows, index, way) for way in ("dense", "tiles"))
+        assert_same(found, wanted)

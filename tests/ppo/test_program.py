@@ -1,0 +1,458 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from flowrl import checkpoints, durable, runs
+from flowrl.compiling import Shelf
+from flowrl.config import TrainConfig
+from flowrl.errors import (
+    EXIT_RESUMABLE,
+    ConfigError,
+    ExpertCorruptError,
+    ExpertMissingError,
+    ExpertShapeError,
+    FileRefusedError,
+    TrainingError,
+)
+from flowrl.networks.actor_critic import init_expert
+from flowrl.networks.shapes import expert_shapes
+from flowrl.ppo import program, resuming
+from flowrl.ppo.assignment import read_assignment
+from flowrl.ppo.drafts import begin_programs
+from flowrl.ppo.stopping import EXIT_INTERRUPTED, StopWish
+from flowrl.runs import Ancestor
+from tests.ppo.modules import relay_run, run_folder
+from tests.ppo.tiny_envs import Broken, Relay
+
+FRAMES = 4 * 8  # of one update
+SHAPES = expert_shapes(2, 2, 4)
+
+
+class Countdown:
+    """Wishes to stop after some updates."""
+
+    def __init__(self, updates: int, exit_code: int = EXIT_RESUMABLE) -> None:
+        self.left = updates
+        self.exit_code = exit_code
+
+    @property
+    def heard(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory):
+    """Makes environments whose programs are kept, as a trainer's are: each is traced once."""
+    shelf = Shelf(tmp_path_factory.mktemp("programs"))
+
+    def make() -> Relay:
+        env = Relay()
+        env.shelf = shelf
+        return env
+
+    return make
+
+
+@pytest.fixture
+def layout(tmp_path, monkeypatch, relay):
+    monkeypatch.setattr(program, "open_env", lambda config, module: relay())
+    return run_folder(tmp_path / "run")
+
+
+def config_of(layout, **changes) -> TrainConfig:
+    facts = {
+        "module_path": layout.module,
+        "total_timesteps": 5 * FRAMES,
+        "num_envs": 4,
+        "num_steps": 8,
+        "num_minibatches": 2,
+        "update_epochs": 1,
+        "layer_size": 4,
+        "log_seconds": 0.0,
+    }
+    return TrainConfig(**{**facts, **changes})
+
+
+def finals(layout) -> list:
+    return [checkpoints.load_expert(layout.final(n), checkpoints.like_of(SHAPES)) for n in range(3)]
+
+
+def fresh(seed: int):
+    return init_expert(jax.random.key(seed), observation_size=2, num_actions=2, layer_size=4)
+
+
+def same(one, other) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all((np.asarray(left) == np.asarray(right)).all() for left, right in pairs)
+
+
+def test_a_whole_run_leaves_experts_and_a_result_that_vouches_for_them(layout):
+    relay_run(layout)
+    assert program.run(config_of(layout), StopWish()) == 0
+    result = runs.read_result(layout)
+    assert result.run_id == "e9.a1.0badcafe"
+    assert (result.frames, result.updates, result.stopped_early) == (5 * FRAMES, 5, False)
+    assert [report.expert for report in result.experts] == [3, 5, 9]
+    assert [report.acted for report in result.experts] == [80, 0, 80]
+    for local, report in enumerate(result.experts):
+        assert report.sha256 == durable.tree_digest(layout.final(local))
+        assert report.shapes == SHAPES
+    assert not layout.resume.exists()
+    assert [entry.name for entry in layout.policies.iterdir()] == ["final"]
+
+
+def test_progress_and_metrics_tell_of_every_update(layout):
+    program.run(config_of(layout), StopWish())
+    lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
+    assert [line["frames"] for line in lines] == [FRAMES * n for n in range(1, 6)]
+    assert {"loss", "success_rate", "success/0_Go_First", "acted/expert_9", "lr"} <= set(lines[0])
+    progress = runs.read_progress(layout)
+    assert progress is not None
+    assert (progress.run_id, progress.phase) == ("standalone", "saving")
+    assert progress.frames == progress.total_frames == 5 * FRAMES
+
+
+def test_seeds_are_trained_on_and_an_idle_one_comes_back_bit_for_bit(layout):
+    for local in range(3):
+        checkpoints.save_expert(layout.seed(local), fresh(50 + local))
+    program.run(config_of(layout), StopWish())
+    assert same(finals(layout)[1], fresh(51))
+    contents = [report.content for report in runs.read_result(layout).experts]
+    unchanged = [checkpoints.array_digest(fresh(50 + local)) for local in range(3)]
+    assert [one == other for one, other in zip(contents, unchanged, strict=True)] == [
+        False,
+        True,
+        False,
+    ]
+    assert not same(finals(layout)[0], fresh(50))
+    np.testing.assert_allclose(
+        finals(layout)[0]["actor"]["dense_1"]["kernel"],
+        fresh(50)["actor"]["dense_1"]["kernel"],
+        atol=0.05,
+    )
+
+
+@pytest.mark.parametrize("code", [EXIT_RESUMABLE, EXIT_INTERRUPTED], ids=["SIGTERM", "Ctrl-C"])
+def test_a_stopped_run_goes_on_where_it_was(layout, code):
+    assert program.run(config_of(layout), Countdown(2, code)) == code
+    assert not layout.result_json.exists()
+    assert not layout.finals.exists()
+    assert program.run(config_of(layout), Countdown(2, code)) == code
+    assert program.run(config_of(layout), StopWish()) == 0
+    result = runs.read_result(layout)
+    assert (result.updates, result.frames) == (5, 5 * FRAMES)
+    assert sum(report.acted for report in result.experts) == result.frames
+    assert not layout.resume.exists()
+
+
+def test_a_run_goes_on_with_another_number_of_threads(layout):
+    assert program.run(config_of(layout, acting_threads=2), Countdown(2)) == EXIT_RESUMABLE
+    assert program.run(config_of(layout, acting_threads=4), Countdown(2)) == EXIT_RESUMABLE
+    assert program.run(config_of(layout), StopWish()) == 0
+    assert runs.read_result(layout).frames == 5 * FRAMES
+
+
+def test_a_stop_keeps_parameters_moments_counters_and_key(layout, relay):
+    config = config_of(layout)
+    program.run(config, Countdown(3))
+    env = relay()
+    assignment = read_assignment(config, program.open_module(config.module_path))
+    one, other = (program.prepare(assignment, config, env) for _ in range(2))
+    assert same(one.learner.params, other.learner.params)
+    assert (one.counters.updates, one.counters.frames) == (3, 3 * FRAMES)
+    assert one.counters.acted == (48, 0, 48)
+    counts = [leaf for leaf in jax.tree.leaves(one.learner.opt_state) if leaf.shape == (3,)]
+    assert [list(count) for count in counts] == [[6, 0, 6]]
+    resuming.save(layout, one.learner, one.counters)
+    again = program.prepare(assignment, config, env)
+    assert same(again.learner.opt_state, one.learner.opt_state)
+    assert again.counters == one.counters
+
+
+class Killed(BaseException):
+    """The trainer gets no time for anything."""
+
+
+class Kill:
+    """Dies after some updates instead of wishing to stop."""
+
+    exit_code = -9
+
+    def __init__(self, updates: int) -> None:
+        self.left = updates
+
+    @property
+    def heard(self) -> bool:
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+        return False
+
+
+def logged_frames(layout) -> list[int]:
+    return [json.loads(line)["frames"] for line in layout.metrics.read_text().splitlines()]
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(layout):
+    config = config_of(layout, checkpoint_seconds=1e-9)
+    with pytest.raises(Killed):
+        program.run(config, Kill(4))  # three checkpoints, and four lines of metrics
+    assert logged_frames(layout) == [FRAMES * n for n in (1, 2, 3, 4)]
+    first_lines = layout.metrics.read_text().splitlines()[:3]
+    assert program.run(config, StopWish()) == 0
+    result = runs.read_result(layout)
+    assert (result.updates, result.frames) == (5, 5 * FRAMES)
+    assert sum(report.acted for report in result.experts) == result.frames
+    assert logged_frames(layout) == [FRAMES * n for n in range(1, 6)]
+    assert layout.metrics.read_text().splitlines()[:3] == first_lines
+    assert not layout.resume.exists()
+
+
+def test_without_checkpoints_a_killed_run_starts_over(layout):
+    config = config_of(layout, checkpoint_seconds=0.0)
+    with pytest.raises(Killed):
+        program.run(config, Kill(4))
+    assert not layout.resume.exists()
+    assert program.run(config, StopWish()) == 0
+    assert runs.read_result(layout).updates == 5
+    assert logged_frames(layout) == [FRAMES * n for n in range(1, 6)]
+
+
+def test_a_checkpoint_is_kept_until_the_next_one_is_whole(layout, monkeypatch):
+    config = config_of(layout, checkpoint_seconds=1e-9)
+    commit_dir = durable.commit_dir
+    saved = []
+
+    def die_at_the_third(prepared, final):
+        saved.append(final)
+        if len(saved) == 3:
+            raise Killed
+        commit_dir(prepared, final)
+
+    monkeypatch.setattr(durable, "commit_dir", die_at_the_third)
+    with pytest.raises(Killed):
+        program.run(config, StopWish())
+    monkeypatch.setattr(durable, "commit_dir", commit_dir)
+    seen = []
+    monkeypatch.setattr(program, "train", lambda *_, counters, **__: seen.append(counters) or ())
+    program.run(config, StopWish())
+    assert seen[0].updates == 2
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), ValueError("RESOURCE_EXHAUSTED")])
+def test_a_checkpoint_that_cannot_be_saved_does_not_stop_training(
+    layout, monkeypatch, caplog, error
+):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(checkpoints, "save_resume", fail)
+    assert program.run(config_of(layout, checkpoint_seconds=1e-9), StopWish()) == 0
+    assert "no new checkpoint" in caplog.text
+
+
+def test_checkpoints_come_as_often_as_was_said(layout, monkeypatch):
+    saved = []
+    monkeypatch.setattr(resuming, "save", lambda layout, learner, counters: saved.append(counters))
+    now = 0.0
+    keeper = resuming.Keeper(layout, seconds=300.0, clock=lambda: now)
+    for now in (1.0, 299.0, 300.0, 400.0, 599.0, 600.0):
+        keeper.turn(SimpleNamespace(learner=None, counters=now))
+    assert saved == [300.0, 600.0]
+
+
+def test_the_time_of_a_run_covers_all_its_starts_from_their_beginning_on(layout):
+    program.run(config_of(layout), Countdown(2), lived_seconds=1000.0)
+    program.run(config_of(layout), StopWish(), lived_seconds=100.0)
+    assert 1100.0 < runs.read_result(layout).wall_seconds < 1100.0 + 100.0
+
+
+def test_no_resume_starts_over(layout):
+    program.run(config_of(layout), Countdown(3))
+    program.run(config_of(layout, resume=False), StopWish())
+    assert runs.read_result(layout).updates == 5
+    assert not layout.resume.exists()
+
+
+def test_a_run_whose_stop_comes_with_its_last_update_is_whole(layout):
+    assert program.run(config_of(layout), Countdown(5)) == 0
+    assert runs.read_result(layout).updates == 5
+
+
+def test_a_later_attempt_begins_elsewhere(layout):
+    relay_run(layout)
+    program.run(config_of(layout, total_timesteps=FRAMES), StopWish())
+    first = finals(layout)
+    relay_run(layout, attempt=2)
+    program.run(config_of(layout, total_timesteps=FRAMES), StopWish())
+    assert not same(first, finals(layout))
+    relay_run(layout, attempt=1)
+    program.run(config_of(layout, total_timesteps=FRAMES), StopWish())
+    assert same(first, finals(layout))
+
+
+def test_a_broken_reward_leaves_nothing_half_written(layout, monkeypatch):
+    broken = type("Broken", (Broken, Relay), {"earned": Broken.earned})
+    monkeypatch.setattr(program, "open_env", lambda config, module: broken())
+    with pytest.raises(TrainingError, match="update 1 of 5"):
+        program.run(config_of(layout), StopWish())
+    assert not layout.result_json.exists()
+    assert not layout.policies.exists()
+
+
+def test_a_disk_that_refuses_metrics_does_not_stop_training(layout, caplog):
+    layout.metrics.mkdir()
+    layout.progress.mkdir()
+    assert program.run(config_of(layout), StopWish()) == 0
+    assert "metrics.jsonl" in caplog.text
+    assert "progress.json" in caplog.text
+
+
+def test_a_kill_before_the_result_leaves_none(layout, monkeypatch, relay):
+    def die(layout, result):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runs, "write_result", die)
+    with pytest.raises(OSError, match="No space"):
+        program.run(config_of(layout, checkpoint_seconds=1e-9), StopWish())
+    assert layout.finals.is_dir()
+    assert not layout.result_json.exists()
+    assert checkpoints.has_resume(layout.resume)
+    monkeypatch.undo()
+    monkeypatch.setattr(program, "open_env", lambda config, module: relay())
+    assert program.run(config_of(layout), StopWish()) == 0
+    assert not checkpoints.has_resume(layout.resume)
+
+
+def ancestor(local_expert: int, sha256: str) -> Ancestor:
+    return Ancestor(
+        expert=local_expert,
+        skill="Go First",
+        version="g1",
+        frames=10,
+        sha256=sha256,
+        content="0" * 64,
+    )
+
+
+def test_a_missing_seed_is_refused(layout):
+    relay_run(layout, ancestors=(ancestor(3, "0" * 64),))
+    with pytest.raises(ExpertMissingError, match="expert 3"):
+        program.run(config_of(layout), StopWish())
+
+
+def test_a_seed_that_is_not_the_named_version_is_refused(layout):
+    checkpoints.save_expert(layout.seed(0), fresh(0))
+    relay_run(layout, ancestors=(ancestor(3, "0" * 64),))
+    with pytest.raises(ExpertCorruptError, match="not the version"):
+        program.run(config_of(layout), StopWish())
+    relay_run(layout, ancestors=(ancestor(3, durable.tree_digest(layout.seed(0))),))
+    assert program.run(config_of(layout), StopWish()) == 0
+
+
+def test_a_seed_of_another_width_is_refused(layout):
+    checkpoints.save_expert(layout.seed(0), fresh(0))
+    with pytest.raises(ExpertShapeError, match="--layer_size"):
+        program.run(config_of(layout, layer_size=8), StopWish())
+
+
+def test_a_run_json_of_another_plan_is_refused(layout):
+    relay_run(layout, experts=(3, 6, 9))
+    with pytest.raises(FileRefusedError, match="different experts or plans"):
+        program.run(config_of(layout), StopWish())
+
+
+@pytest.mark.parametrize("name", ["none/2.py", "run/two.py"])
+def test_a_module_path_that_names_no_expert_is_refused(layout, name):
+    layout.module.with_name("two.py").write_text(layout.module.read_text())
+    config = replace(config_of(layout), module_path=layout.folder.parent / name)
+    module = program.open_module(layout.module)
+    with pytest.raises(ConfigError, match="--module_path"):
+        read_assignment(config, module)
+
+
+class Watched(Relay):
+    """Remembers whether anybody traced it."""
+
+    def __init__(self, folder) -> None:
+        self.shelf = Shelf(folder)
+        self.traced = False
+
+    def step(self, key, state, actions):
+        self.traced = True
+        return super().step(key, state, actions)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    before = jax.config.values["jax_compilation_cache_dir"]
+    yield tmp_path / "cache"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(layout, monkeypatch, cache):
+    found = []
+    for folder in (None, cache / "programs", cache / "programs"):
+        env = Watched(folder)
+        monkeypatch.setattr(program, "open_env", lambda config, module, env=env: env)
+        program.run(config_of(layout, compile_cache=cache), StopWish())
+        found.append((finals(layout), env.traced))
+    assert [traced for _, traced in found] == [True, True, False]
+    assert same(found[0][0], found[1][0])
+    assert same(found[0][0], found[2][0])
+
+
+def test_a_run_by_kept_programs_is_stopped_and_goes_on(layout, monkeypatch, cache):
+    for stop, code in ((Countdown(2), EXIT_RESUMABLE), (StopWish(), 0)):
+        env = Watched(cache / "programs")
+        monkeypatch.setattr(program, "open_env", lambda config, module, env=env: env)
+        assert program.run(config_of(layout, compile_cache=cache), stop) == code
+    assert not env.traced
+    assert runs.read_result(layout).updates == 5
+
+
+class Listing(Shelf):
+    """Says under which names programs would be looked for."""
+
+    def begin(self, draft):
+        return self._path(Path("programs"), draft).name
+
+
+@pytest.mark.parametrize(
+    ("change", "others"),
+    [
+        ({"lr": 0.5, "seed": 3, "total_timesteps": 7 * FRAMES, "success_state_rate": 0.5}, False),
+        ({"max_task_steps": 7, "log_seconds": 9.0, "anneal_lr": False}, False),
+        ({"num_envs": 8}, True),
+        ({"acting_threads": 2}, True),
+        ({"num_steps": 4}, True),
+        ({"gamma": 0.5}, True),
+        ({"layer_size": 8}, True),
+        ({"activation": "relu"}, True),
+    ],
+    ids=lambda change: ",".join(change) if isinstance(change, dict) else "",
+)
+def test_a_program_serves_another_run_only_if_nothing_compiled_in_differs(layout, change, others):
+    env = Relay()
+    env.shelf = Listing()
+    one = begin_programs(env, config_of(layout))
+    other = begin_programs(env, config_of(layout, **change))
+    assert (one.act != other.act, one.learn != other.learn) == (others, others)
+
+
+def test_acting_serves_any_number_of_experts_up_to_eight_and_learning_only_its_own(layout):
+    names = []
+    for num_experts in (2, 3, 9):
+        env = Relay()
+        env.num_experts, env.shelf = num_experts, Listing()
+        names.append(begin_programs(env, config_of(layout)))
+    assert names[0].act == names[1].act != names[2].act
+    assert len({name.learn for name in names}) == 3
