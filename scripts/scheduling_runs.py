@@ -35,6 +35,7 @@ class Chain:
     def __init__(self, folder: Path, *, pairs: int) -> None:
         self._layout = GraphLayout(folder / "graph")
         self._pairs = pairs
+        self.ended: list[float] = []  # when the first run of each pair ended, once all have run
         self._config = dataclasses.replace(
             BottomUpConfig(), layer_size=LAYER_SIZE, sandbox="none", total_timesteps=100
         )
@@ -72,10 +73,8 @@ class Chain:
             if not scheduler.run().complete:
                 raise SystemExit("a run failed; see the log")
         moments = workshop.moments
-        return [
-            moments[f"B {number}"]["began"] - moments[f"A {number}"]["ended"]
-            for number in range(self._pairs)
-        ]
+        self.ended = [moments[f"A {number}"]["ended"] for number in range(self._pairs)]
+        return [moments[f"B {number}"]["began"] - ended for number, ended in enumerate(self.ended)]
 
 
 class _Workshop(TrainingWorkshop):
