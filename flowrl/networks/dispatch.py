@@ -1,10 +1,9 @@
 """Rows to experts: every row is evaluated by the one expert that acts in it.
 
-Four ways, with the same values and gradients:
+Three methods give the same values and gradients:
 
 * plain: a network, where there is one expert only;
 * tiles (CPU): rows are sorted by expert and a loop goes over tiles of one expert each;
-* batched: the same tiles all at once, meant for a GPU, where it has not been measured yet;
 * dense (elsewhere, and the oracle of the tests): every expert evaluates every row, then the
   acting one is selected.
 
@@ -38,7 +37,7 @@ __all__ = [
     "widened",
 ]
 
-Method = Literal["plain", "tiles", "batched", "dense"]
+Method = Literal["plain", "tiles", "dense"]
 
 
 class Evaluation(NamedTuple):
@@ -71,8 +70,6 @@ def apply_packed(
             return forward(take_expert(packed, 0), obs, activation=activation)
         case "dense":
             return _apply_dense(packed, obs, expert, activation=activation)
-        case "batched":
-            return tiles.apply_batched(packed, obs, expert, activation=activation)
         case "tiles":
             return tiles.apply(packed, obs, expert, activation=activation)
 

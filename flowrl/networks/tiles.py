@@ -1,9 +1,7 @@
 """Rows sorted by expert and cut into tiles of one expert each.
 
 The cost is that of the rows, not of rows × experts. `apply` and `evaluate` loop over the tiles in
-use, which suits a CPU, `evaluate` two at a time. `apply_batched` evaluates all tiles at once, each
-with its own copy of its expert's weights; it is meant for devices on which a loop is bound by the
-launching of its steps.
+use, `evaluate` over two at a time.
 """
 
 from __future__ import annotations
@@ -107,27 +105,6 @@ def _apply_each(packed: Packed, obs: jax.Array, expert: jax.Array, *, activation
     rows = jnp.arange(num_rows, dtype=jnp.int32)
     place = jnp.zeros_like(rows).at[tiles.order[:num_rows]].set(rows, unique_indices=True)
     return logits[place], value[place]
-
-
-def apply_batched(packed: Packed, obs: jax.Array, expert: jax.Array, *, activation: str):
-    """As `apply`, all tiles at once; can be differentiated."""
-    num_rows, num_experts = obs.shape[0], packed.first.kernel.shape[0]
-    size = tile_size(num_rows, num_experts)
-    tiles = tiles_of(expert, num_experts=num_experts, size=size)
-    used = jnp.arange(tiles.start.shape[0]) < tiles.count
-    start = jnp.where(used, tiles.start, 0)
-    place = start[:, None] + jnp.arange(size)
-    inside = used[:, None] & (place < tiles.stop[:, None])
-    # Filled up with rows of its own: what another expert's row gives may overflow.
-    row = tiles.order[jnp.where(inside, place, start[:, None])]
-    owner = jnp.where(used, tiles.expert, expert[tiles.order[0]])
-    logits, value = jax.vmap(lambda one, seen: forward(one, seen, activation=activation))(
-        take_expert(packed, owner), obs[row]
-    )
-    slots = jnp.arange(row.size, dtype=jnp.int32)
-    slot = jnp.zeros(num_rows, jnp.int32)
-    slot = slot.at[jnp.where(inside, row, num_rows).ravel()].set(slots, mode="drop")
-    return logits.reshape(row.size, -1)[slot], value.reshape(row.size)[slot]
 
 
 def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activation: str):
