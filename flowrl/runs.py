@@ -17,7 +17,6 @@ from flowrl.errors import FileRefusedError
 from flowrl.layout import RunLayout, display_name
 
 FORMAT = 1
-RUN_FORMAT = 2  # sealed; records of format 1 are read as they are
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 Shapes = Mapping[str, tuple[int, ...]]  # leaf path, "actor/dense_0/kernel" → shape
 
@@ -84,7 +83,7 @@ class TrainingRun:
     experts: tuple[int, ...]
     ancestors: tuple[Ancestor, ...]
     config: Mapping[str, Any]
-    module_sha256: str | None = None  # of the generated module; unknown before format 2
+    module_sha256: str = ""  # of the generated module; empty until it is generated
     verdicts: tuple[Verdict, ...] = ()  # on the functions of its plan's steps
 
 
@@ -131,13 +130,12 @@ class Progress:
 
 def write_run(layout: RunLayout, run: TrainingRun, *, lasting: bool = True) -> None:
     """Write run.json."""
-    sealed.write(layout.run_json, {"format": RUN_FORMAT, **asdict(run)}, lasting=lasting)
+    sealed.write(layout.run_json, {"format": FORMAT, **asdict(run)}, lasting=lasting)
 
 
 def read_run(layout: RunLayout) -> TrainingRun:
     """Read run.json."""
-    facts = sealed.read(layout.run_json, formats=(1, RUN_FORMAT), sealed_from=RUN_FORMAT)
-    module = facts.get("module_sha256")
+    facts = sealed.read(layout.run_json, formats=(FORMAT,), sealed_from=FORMAT)
     try:
         return TrainingRun(
             run_id=values.word(facts["run_id"]),
@@ -148,8 +146,8 @@ def read_run(layout: RunLayout) -> TrainingRun:
             experts=tuple(values.natural(item) for item in facts["experts"]),
             ancestors=tuple(_ancestor(item) for item in facts["ancestors"]),
             config=dict(facts["config"]),
-            module_sha256=None if module is None else values.word(module),
-            verdicts=tuple(Verdict.from_json(item) for item in facts.get("verdicts", ())),
+            module_sha256=values.word(facts["module_sha256"]),
+            verdicts=tuple(Verdict.from_json(item) for item in facts["verdicts"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(layout.run_json, error) from error
@@ -162,7 +160,7 @@ def check_module(layout: RunLayout, run: TrainingRun) -> None:
       FileRefusedError: it is another, or cannot be read.
     """
     found = hashlib.sha256(durable.read_bytes(layout.module)).hexdigest()
-    if run.module_sha256 not in (None, found):
+    if run.module_sha256 != found:
         raise FileRefusedError(
             f"{layout.module} is not the module that {layout.run_json} names: it is damaged or was "
             "edited; restore it from a copy, or train the skill again"

@@ -208,7 +208,6 @@ def test_a_library_skill_is_learnt_within_its_budget(tmp_path, skill, frames):
     )
     layout = RunLayout(tmp_path, experts[skill])
     layout.module.write_text(generate_module_with_remapping(run, library))
-    runs.write_run(layout, run)
     words = [f"--module_path={layout.module}", f"--total_timesteps={frames}", "--no-anneal_lr"]
     assert ppo_flow.main(words) == 0
     result = runs.read_result(layout)

@@ -1,7 +1,7 @@
 """Which generated modules a trainer or an evaluation may run: those whose code has verdicts.
 
-A run's verdicts are in its run.json, which was written with the module. A module without a run, or
-with one of before there were verdicts, is judged here and now, in a process of its own.
+A run's verdicts are in its run.json, which was written with the module. A module without run.json
+is judged here and now, in a process of its own.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ def open_module(path: Path, limits: Limits | None = None) -> TaskModule:
 
 
 def recorded_verdicts(path: Path) -> Collection[Verdict] | None:
-    """What the run.json beside a module says; None when there is none, or one without verdicts."""
+    """What the run.json beside a module says; None when there is none."""
     if not (path.stem.isascii() and path.stem.isdecimal()):
         return None
     layout = RunLayout(path.parent, int(path.stem))
     if not layout.run_json.exists():
         return None
-    run = read_run(layout)
-    return None if run.module_sha256 is None and not run.verdicts else run.verdicts
+    return read_run(layout).verdicts
 
 
 def _judged(path: Path, limits: Limits | None) -> list[Verdict]:

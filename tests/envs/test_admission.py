@@ -50,7 +50,7 @@ def test_the_trainer_refuses_a_run_whose_code_has_no_verdict(layout):
 
 
 def test_a_run_of_today_without_any_verdict_is_refused_and_not_judged(layout, monkeypatch):
-    relay_run(layout, verdicts=(), module_sha256="0" * 64)
+    relay_run(layout, verdicts=())
     monkeypatch.setattr(admission, "verdicts_on", unjudged)
     with pytest.raises(SkillError, match="has no verdict"):
         open_module(layout.module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from flowrl import runs
@@ -74,6 +75,7 @@ def relay_run(layout: RunLayout, **changes) -> TrainingRun:
         "experts": RELAY_EXPERTS,
         "ancestors": (),
         "config": {},
+        "module_sha256": hashlib.sha256(layout.module.read_bytes()).hexdigest(),
         "verdicts": vouched(layout),
     }
     run = TrainingRun(**{**facts, **changes})
