@@ -182,7 +182,7 @@ def usable_config(layout: GraphLayout) -> BottomUpConfig:
       FileRefusedError: it is missing or damaged.
       ConfigError: it says something that makes no sense, or names no environment we know.
     """
-    facts = sealed.read(layout.config_json, formats=(1,), sealed_from=2)
+    facts = sealed.read(layout.config_json, formats=(1,), sealed_from=1)
     try:
         config = configs.from_json(BottomUpConfig, facts)
     except ConfigError as error:
