@@ -20,7 +20,7 @@ from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
 from flowrl.launchers import files
 from flowrl.launchers.job import MODULE_WORDS, Exited, Finished, Handle, Job, Lost, Outcome, Why
 from flowrl.launchers.waiting import EndWatcher
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 
 PROGRAM = "python -m flowrl.bottomup"
 FAREWELL = "stopped; a run that was under way goes on from where it was saved."
@@ -57,7 +57,7 @@ class InProcessLauncher:
             return known
         files.prepare(job, grace_seconds=0.0)
         _settle(job)
-        with _logged(RunLayout(job.folder, 0).training_log):
+        with _logged(RunPaths(job.folder, 0).training_log):
             code = _trained(job)
         if code in (console.EXIT_INTERRUPTED, EXIT_RESUMABLE):
             raise KeyboardInterrupt
@@ -165,7 +165,7 @@ def _is_ours(handle: Handle) -> bool:
 
 def _result(run_id: str, folder: Path) -> runs.RunResult | None:
     try:
-        result = runs.read_result(RunLayout(folder, 0))
+        result = runs.read_result(RunPaths(folder, 0))
     except FileRefusedError:
         return None
     return result if result.run_id == run_id else None

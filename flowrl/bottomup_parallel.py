@@ -21,7 +21,6 @@ from flowrl.launchers.gpus import Device, slots, visible_devices
 from flowrl.launchers.job import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.layout import GraphLayout
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel import vouching
 from flowrl.parallel.known import known_skills
@@ -30,6 +29,7 @@ from flowrl.parallel.skill_book import SkillBook
 from flowrl.parallel.status import Blocked, Completed, Failed, Held, Waiting
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.paths import GraphPaths
 from flowrl.report.training_screen import training_screen
 from flowrl.skills.graph import CAPACITIES, SkillGraph
 from flowrl.skills.skill import Skill, load_library
@@ -43,7 +43,7 @@ def train_graph(
     config: BottomUpConfig, launcher: Launcher | None = None, *, live: bool = True
 ) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
-    layout = GraphLayout(config.graph_path)
+    layout = GraphPaths(config.graph_path)
     book = SkillBook(layout)
     graph = open_graph(config, book)
     skills_towards(graph, target=config.target_skill, max_nodes=config.max_nodes)
@@ -154,7 +154,7 @@ class Feeder:
 
 
 def open_scheduler(
-    layout: GraphLayout, config: BottomUpConfig, launcher: Launcher
+    layout: GraphPaths, config: BottomUpConfig, launcher: Launcher
 ) -> SkillScheduler:
     """The scheduler of this graph, on the devices that were asked for."""
     devices = usable_devices(config)

@@ -30,8 +30,8 @@ from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswer
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import processes
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.training_setup import expected_shapes
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.program import use_compile_cache
 from flowrl.runs import read_run
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Answer one inquiry; returns the exit code."""
     graph, run_id = sys.argv[1:] if argv is None else argv
     console.start_logging()
-    return console.guarded(lambda: _work(GraphLayout(Path(graph)), run_id))
+    return console.guarded(lambda: _work(GraphPaths(Path(graph)), run_id))
 
 
 def blended(current: Any, candidate: Any, gains: tuple[int, int]) -> Any:
@@ -60,7 +60,7 @@ def blended(current: Any, candidate: Any, gains: tuple[int, int]) -> Any:
     return jax.tree.map(mix, current, candidate)
 
 
-def _work(layout: GraphLayout, run_id: str) -> int:
+def _work(layout: GraphPaths, run_id: str) -> int:
     desk = Desk(layout.comparisons / run_id)
     inquiry = read_inquiry(desk)
     if inquiry is None:
@@ -69,14 +69,14 @@ def _work(layout: GraphLayout, run_id: str) -> int:
     pid = os.getpid()
     durable.write_json(desk.worker, {"format": 1, "pid": pid, "birth": processes.birth_of(pid)})
     durable.fault_point("comparing.begun")
-    place = RunLayout(layout.training_runs / inquiry.run_folder, inquiry.expert)
+    place = RunPaths(layout.training_runs / inquiry.run_folder, inquiry.expert)
     answers = [_answer(layout, desk, place, question) for question in inquiry.questions]
     durable.fault_point("comparing.found")
     write_answers(desk, answers)
     return 0
 
 
-def _answer(layout: GraphLayout, desk: Desk, place: RunLayout, question: Question) -> Evidence:
+def _answer(layout: GraphPaths, desk: Desk, place: RunPaths, question: Question) -> Evidence:
     try:
         if question.kind == "blend":
             return _blend(layout, desk, place, question)
@@ -85,7 +85,7 @@ def _answer(layout: GraphLayout, desk: Desk, place: RunLayout, question: Questio
         return Unanswered(question=question, why=str(error).partition("\n")[0])
 
 
-def _blend(layout: GraphLayout, desk: Desk, place: RunLayout, question: Question) -> Blended:
+def _blend(layout: GraphPaths, desk: Desk, place: RunPaths, question: Question) -> Blended:
     like = checkpoints.like_of(expected_shapes(read_run(place).config))
     current, candidate = _copies(layout, place, question, like)
     mean = blended(current, candidate, question.gains)
@@ -100,7 +100,7 @@ def _blend(layout: GraphLayout, desk: Desk, place: RunLayout, question: Question
     )
 
 
-def _compare(layout: GraphLayout, place: RunLayout, question: Question) -> Compared:
+def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compared:
     """Let both copies walk the plan of the expert's own skill, with the same luck."""
     archive = _archive(layout, place, question.expert)
     run, module = read_run(archive), open_module(archive.module)
@@ -124,17 +124,15 @@ def _seed(question: Question) -> int:
     return int(hashlib.sha256(repr(question).encode()).hexdigest()[:7], 16)
 
 
-def _archive(layout: GraphLayout, place: RunLayout, expert: int) -> RunLayout:
+def _archive(layout: GraphPaths, place: RunPaths, expert: int) -> RunPaths:
     """The run that knows the plan and the module of an expert's skill."""
     if expert == place.expert:
         return place
     version = ExpertStore(layout).manifest().experts[expert]
-    return RunLayout(layout.skill_folder(expert, version.skill), expert)
+    return RunPaths(layout.skill_folder(expert, version.skill), expert)
 
 
-def _copies(
-    layout: GraphLayout, place: RunLayout, question: Question, like: Any
-) -> tuple[Any, Any]:
+def _copies(layout: GraphPaths, place: RunPaths, question: Question, like: Any) -> tuple[Any, Any]:
     """The arrays that count and those that the run brings, just as they were asked about."""
     store, run = ExpertStore(layout), read_run(place)
     version = store.manifest().experts[question.expert]

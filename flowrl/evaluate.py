@@ -27,10 +27,10 @@ from flowrl.envs.wrappers import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts.intervals import wilson
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.drafts import Shapes, acting_experts
 from flowrl.ppo.program import open_shelf, use_compile_cache
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
@@ -89,7 +89,7 @@ known(Tally)
 def show(command: Evaluate) -> int:
     """Evaluate and print."""
     found = evaluate(
-        GraphLayout(command.graph_path),
+        GraphPaths(command.graph_path),
         command.skill,
         episodes=command.episodes,
         seed=command.seed,
@@ -101,7 +101,7 @@ def show(command: Evaluate) -> int:
     return 0 if found.success_rate >= command.at_least else 1
 
 
-def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Evaluation:
+def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Evaluation:
     """Play `episodes` episodes, each in a fresh world of its own.
 
     Raises:
@@ -135,7 +135,7 @@ def evaluate(layout: GraphLayout, skill: str, *, episodes: int, seed: int) -> Ev
     )
 
 
-def trained(store: ExpertStore, skill: str) -> RunLayout:
+def trained(store: ExpertStore, skill: str) -> RunPaths:
     """The archive of the run that trained a skill: its plan and its module.
 
     Raises:
@@ -144,7 +144,7 @@ def trained(store: ExpertStore, skill: str) -> RunLayout:
     merged = store.manifest().experts
     for index, version in merged.items():
         if skill.strip().casefold() in (version.skill.casefold(), str(index)):
-            return RunLayout(store.layout.skill_folder(index, version.skill), index)
+            return RunPaths(store.layout.skill_folder(index, version.skill), index)
     names = ", ".join(version.skill for version in merged.values()) or "none yet"
     raise ExpertMissingError(
         f"{store.layout.root} has no merged expert of {skill!r}; merged are: {names}"

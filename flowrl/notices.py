@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from flowrl import durable
 from flowrl.errors import FileRefusedError
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from flowrl.redaction import redacted, secrets_of
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _LIMIT_BYTES = 10_000
 _NO_PLACE = (NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
 
 
-def tell(layout: GraphLayout, key: str, text: str) -> None:
+def tell(layout: GraphPaths, key: str, text: str) -> None:
     """Show `text` until it is withdrawn; `key` is a word of lower case letters, digits and `_`.
 
     Secrets of this process's environment are left out. If something else is in its place it
@@ -39,7 +39,7 @@ def tell(layout: GraphLayout, key: str, text: str) -> None:
         logger.warning("a notice cannot be shown (%s): %s", error, said)
 
 
-def withdraw(layout: GraphLayout, key: str) -> None:
+def withdraw(layout: GraphPaths, key: str) -> None:
     """Show this notice no more; one that is not there is not missed."""
     try:
         durable.remove_file(layout.notice(key))
@@ -47,7 +47,7 @@ def withdraw(layout: GraphLayout, key: str) -> None:
         logger.warning("a notice cannot be withdrawn: %s", error)
 
 
-def read(layout: GraphLayout) -> Mapping[str, str]:
+def read(layout: GraphPaths) -> Mapping[str, str]:
     """Every notice by its key, sorted; one that cannot be read says so instead."""
     if not layout.notices.is_dir():
         return {}
@@ -55,7 +55,7 @@ def read(layout: GraphLayout) -> Mapping[str, str]:
     return {key: _read(layout, key) for key in sorted(keys) if _KEY.fullmatch(key)}
 
 
-def _read(layout: GraphLayout, key: str) -> str:
+def _read(layout: GraphPaths, key: str) -> str:
     try:
         return str(durable.read_json(layout.notice(key), limit_bytes=_LIMIT_BYTES).get("text", ""))
     except FileRefusedError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from flowrl import durable, sealed, values
 from flowrl.errors import FileRefusedError
-from flowrl.layout import RunLayout, display_name
+from flowrl.paths import RunPaths, display_name
 
 FORMAT = 1
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
@@ -128,12 +128,12 @@ class Progress:
     updated_at: float  # unix time, for eyes
 
 
-def write_run(layout: RunLayout, run: TrainingRun, *, lasting: bool = True) -> None:
+def write_run(layout: RunPaths, run: TrainingRun, *, lasting: bool = True) -> None:
     """Write run.json."""
     sealed.write(layout.run_json, {"format": FORMAT, **asdict(run)}, lasting=lasting)
 
 
-def read_run(layout: RunLayout) -> TrainingRun:
+def read_run(layout: RunPaths) -> TrainingRun:
     """Read run.json."""
     facts = sealed.read(layout.run_json, formats=(FORMAT,), sealed_from=FORMAT)
     try:
@@ -153,7 +153,7 @@ def read_run(layout: RunLayout) -> TrainingRun:
         raise _malformed(layout.run_json, error) from error
 
 
-def check_module(layout: RunLayout, run: TrainingRun) -> None:
+def check_module(layout: RunPaths, run: TrainingRun) -> None:
     """Make sure that a run's module is the one that was generated for it.
 
     Raises:
@@ -167,12 +167,12 @@ def check_module(layout: RunLayout, run: TrainingRun) -> None:
         )
 
 
-def write_result(layout: RunLayout, result: RunResult) -> None:
+def write_result(layout: RunPaths, result: RunResult) -> None:
     """Write result.json; call it last."""
     sealed.write(layout.result_json, {"format": FORMAT, **asdict(result)})
 
 
-def read_result(layout: RunLayout) -> RunResult:
+def read_result(layout: RunPaths) -> RunResult:
     """Read result.json; a trainer of your own may leave its seal out."""
     facts = sealed.read(layout.result_json, formats=(FORMAT,), sealed_from=FORMAT + 1)
     try:
@@ -192,12 +192,12 @@ def read_result(layout: RunLayout) -> RunResult:
         raise _malformed(layout.result_json, error) from error
 
 
-def write_progress(layout: RunLayout, progress: Progress) -> None:
+def write_progress(layout: RunPaths, progress: Progress) -> None:
     """Write progress.json."""
     durable.write_json(layout.progress, {"format": FORMAT, **asdict(progress)})
 
 
-def read_progress(layout: RunLayout) -> Progress | None:
+def read_progress(layout: RunPaths) -> Progress | None:
     """Read progress.json; None until the trainer has written it."""
     if not layout.progress.exists():
         return None

@@ -34,10 +34,10 @@ from flowrl.config import PPOConfig
 from flowrl.experts.merge import Candidate, FrameRule
 from flowrl.experts.store import ExpertStore
 from flowrl.experts.verdicts import Offer
-from flowrl.layout import GraphLayout
 from flowrl.parallel.run_folders import PreparedRun
 from flowrl.parallel.training_processor import merge_run, put_away_run
 from flowrl.parallel.training_setup import expected_shapes, prepare_training_run
+from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertReport, RunResult, Shapes, write_result
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, skill_from_data
@@ -76,7 +76,7 @@ class Bench:
     def __init__(self, place: Path, size: Size, rounds: int) -> None:
         self._size = size
         self._place = place
-        self._layout = GraphLayout(place / "graph")
+        self._layout = GraphPaths(place / "graph")
         self._graph = SkillGraph([_skill(number) for number in range(EXPERTS)])
         self._made = self._save(rounds + 1)
         self._commit_first()

@@ -32,8 +32,8 @@ from benchmarking import Pair, Row, arguments, report
 from flowrl import runs
 from flowrl.config import PPOConfig, TrainConfig, parse
 from flowrl.launchers.environment import child_env, compile_cache
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel import prepare_training_run
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 
@@ -104,7 +104,7 @@ def beside(cache: Path) -> Path:
 
 def ours(module: Path, cache: Path) -> tuple[float, float]:
     """Seconds, and CPU seconds, until the trainer has written down its first update."""
-    layout = RunLayout(module.parent, int(module.stem))
+    layout = RunPaths(module.parent, int(module.stem))
     layout.metrics.unlink(missing_ok=True)
     words = ["-m", "flowrl.ppo_flow", f"--module_path={module}", *trainer_flags(), "--no-resume"]
     env = child_env(environ=environment(cache))
@@ -160,7 +160,7 @@ def be_the_baseline(module: Path) -> None:
 def module_of(folder: Path, skill: str) -> Path:
     """The generated module of the run of a library skill that needs no other."""
     config = PPOConfig()
-    layout = GraphLayout(folder)
+    layout = GraphPaths(folder)
     prepare_training_run(
         layout=layout,
         graph=SkillGraph(load_library(config.env_name, None).values()),
@@ -200,7 +200,7 @@ def graph_share(graph: Path, cache: Path) -> tuple[float, float]:
     started, lasted, first_start = 0.0, 0.0, math.inf
     ends = ends_of(graph)
     for folder in sorted((graph / "skills").iterdir()):
-        layout = RunLayout(folder, int(folder.name.partition("_")[0]))
+        layout = RunPaths(folder, int(folder.name.partition("_")[0]))
         lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
         update = lines[1]["seconds"] - lines[0]["seconds"] if len(lines) > 1 else 0.0
         started += lines[0]["seconds"] - update
@@ -213,7 +213,7 @@ def graph_share(graph: Path, cache: Path) -> tuple[float, float]:
 
 def ends_of(graph: Path) -> dict[str, float]:
     """When each run's end was heard of, in seconds since 1970."""
-    moves = map(json.loads, GraphLayout(graph).events.read_text().splitlines())
+    moves = map(json.loads, GraphPaths(graph).events.read_text().splitlines())
     return {
         move["run_id"]: datetime.fromisoformat(move["at"]).timestamp()
         for move in moves

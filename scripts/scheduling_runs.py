@@ -13,12 +13,12 @@ from typing import Any
 
 from flowrl.config import BottomUpConfig
 from flowrl.launchers.job import Job, Launcher
-from flowrl.layout import GraphLayout, session_name
 from flowrl.parallel.run_folders import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.paths import GraphPaths, session_name
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import skill_from_data
 
@@ -33,7 +33,7 @@ class Chain:
     """Pairs of skills, the second of which needs the first; one run at a time."""
 
     def __init__(self, folder: Path, *, pairs: int) -> None:
-        self._layout = GraphLayout(folder / "graph")
+        self._layout = GraphPaths(folder / "graph")
         self._pairs = pairs
         self.ended: list[float] = []  # when the first run of each pair ended, once all have run
         self._config = dataclasses.replace(

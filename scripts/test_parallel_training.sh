@@ -48,10 +48,10 @@ import sys
 from pathlib import Path
 
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from flowrl.report.status import facts
 
-layout = GraphLayout(Path(sys.argv[1]))
+layout = GraphPaths(Path(sys.argv[1]))
 status = facts(layout)
 store = ExpertStore(layout)
 experts = store.manifest().experts

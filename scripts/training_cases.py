@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flowrl.config import PPOConfig, TrainConfig
 from flowrl.envs.interface import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, load_module
-from flowrl.layout import RunLayout
 from flowrl.parallel.training_setup import generate_module_with_remapping
+from flowrl.paths import RunPaths
 from flowrl.ppo import program
 from flowrl.ppo.acting import settled
 from flowrl.ppo.assignment import read_assignment
@@ -93,7 +93,7 @@ def spread(task: jax.Array, plan: Sequence[PlannedStep]) -> jax.Array:
     return (jnp.arange(task.shape[0]) % len(plan)).astype(task.dtype)
 
 
-def _run_folder(folder: Path, plan: Sequence[PlannedStep], config: PPOConfig) -> RunLayout:
+def _run_folder(folder: Path, plan: Sequence[PlannedStep], config: PPOConfig) -> RunPaths:
     last = plan[-1]
     run = TrainingRun(
         run_id="bench",
@@ -105,7 +105,7 @@ def _run_folder(folder: Path, plan: Sequence[PlannedStep], config: PPOConfig) ->
         ancestors=(),
         config={"env_name": config.env_name},
     )
-    layout = RunLayout(folder, run.expert)
+    layout = RunPaths(folder, run.expert)
     layout.module.write_text(generate_module_with_remapping(run, _skills(config)))
     return layout
 

@@ -20,9 +20,9 @@ from flowrl.bottomup import InProcessLauncher
 from flowrl.config import SequentialConfig
 from flowrl.errors import LaunchError
 from flowrl.launchers.job import Finished, Handle, Job, Lost
-from flowrl.layout import RunLayout
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.paths import RunPaths
 from flowrl.report import training_screen
 from tests.parallel import stand_in
 from tests.parallel.making import GRAPH, TABLE, WOOD
@@ -52,7 +52,7 @@ class Bench:
         return workshop.prepare(Task(skill=WOOD, expert=0, attempt=1))
 
     def archived_log(self) -> str:
-        return RunLayout(self.layout.skill_folder(0, WOOD), 0).training_log.read_text()
+        return RunPaths(self.layout.skill_folder(0, WOOD), 0).training_log.read_text()
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_run_that_lives_in_a_session_is_adopted(bench):
 def test_a_run_whose_lock_is_held_is_not_trained_beside_its_process(bench):
     job = bench.job()
     bench.train_by(never)
-    holder = os.open(RunLayout(job.folder, 0).lock, os.O_RDWR | os.O_CREAT)
+    holder = os.open(RunPaths(job.folder, 0).lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(holder, fcntl.LOCK_EX)
     with pytest.raises(LaunchError, match=r"run\.lock"):
         InProcessLauncher().launch(job)
@@ -129,7 +129,7 @@ def test_a_run_that_a_session_has_begun_is_found(bench):
     assert InProcessLauncher().find(job) is None
     runner = {"pid": 2**22 - 1, "birth": "boot:1"}
     start = {"run_id": job.run_id, "runner": runner, "trainer": None, "pane": None}
-    path = RunLayout(job.folder, 0).start_json
+    path = RunPaths(job.folder, 0).start_json
     durable.write_json(path, {"format": 1, **start, "server_pid": None})
     found = InProcessLauncher().find(job)
     assert found is not None
@@ -142,7 +142,7 @@ def test_a_later_process_knows_what_became_of_a_run_trained_by_an_earlier_one(be
     later = InProcessLauncher()
     assert later.find(job) == handle
     assert isinstance(later.poll(handle, job.folder), Finished)
-    RunLayout(job.folder, 0).result_json.unlink()
+    RunPaths(job.folder, 0).result_json.unlink()
     assert later.find(job) is None
     assert isinstance(later.poll(handle, job.folder), Lost)
 
@@ -248,7 +248,7 @@ def test_a_log_on_a_full_disk_does_not_end_the_run(bench):
     job = bench.job()
 
     def trainer(argv):
-        log = RunLayout(job.folder, 0).training_log
+        log = RunPaths(job.folder, 0).training_log
         log.unlink()
         log.symlink_to("/dev/full")
         return stand_in.main(list(argv))

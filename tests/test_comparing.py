@@ -16,9 +16,9 @@ from flowrl.config import PPOConfig
 from flowrl.errors import ComparingError
 from flowrl.experts.inquiry import Desk
 from flowrl.experts.policies import policy_named
-from flowrl.layout import GraphLayout
 from flowrl.parallel import comparisons
 from flowrl.parallel.training_setup import PreparedRun, prepare_training_run
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, write_result
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import content_digest, make_expert, tell_arrays
@@ -35,7 +35,7 @@ GRAPH = SkillGraph(
 )
 
 
-def run_of(layout: GraphLayout, skill: str, expert: int) -> PreparedRun:
+def run_of(layout: GraphPaths, skill: str, expert: int) -> PreparedRun:
     return prepare_training_run(
         layout=layout,
         graph=GRAPH,
@@ -64,7 +64,7 @@ def finished(ready: PreparedRun, *, action: int, acted: int) -> PreparedRun:
     return ready
 
 
-def merged_at_last(layout: GraphLayout, ready: PreparedRun) -> dict:
+def merged_at_last(layout: GraphPaths, ready: PreparedRun) -> dict:
     desk = Desk(layout.comparisons / ready.run.run_id)
     while True:
         try:
@@ -83,7 +83,7 @@ def _is_free(desk: Desk) -> bool:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("worse_too", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_of_two_copies_the_one_that_does_better_in_the_same_worlds_counts(tmp_path, worse_too):
-    layout = GraphLayout(tmp_path / "graph")
+    layout = GraphPaths(tmp_path / "graph")
     merge(layout, finished(run_of(layout, SAPLING, 0), action=NOTHING, acted=50))
     runs = [run_of(layout, f"Skill {name}", expert) for expert, name in enumerate("abc", 1)]
     idle = finished(runs[0], action=NOTHING, acted=40)

@@ -27,11 +27,11 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts.fsck import look
 from flowrl.experts.repair import usable
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.inspection import inspect
 from flowrl.parallel.recovering import recover_state
 from flowrl.parallel.skill_book import SkillBook
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.report import status
 from flowrl.runs import check_module, read_result, read_run, write_result
 from tests.experts.making import SHAPES
@@ -51,9 +51,9 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def graph(place) -> GraphLayout:
+def graph(place) -> GraphPaths:
     """Experts 0 and 1 have an earlier version, expert 2 has none."""
-    layout = GraphLayout(place / "graph")
+    layout = GraphPaths(place / "graph")
     train(layout, WOOD, {0: 50})
     train(layout, TABLE, {0: 10, 1: 20})
     train(layout, PICKAXE, {1: 5, 2: 30})
@@ -68,7 +68,7 @@ def graph(place) -> GraphLayout:
     return layout
 
 
-def train(layout: GraphLayout, skill: str, acted: Mapping[int, int]) -> None:
+def train(layout: GraphPaths, skill: str, acted: Mapping[int, int]) -> None:
     """Prepare, finish and merge a run whose experts are Orbax checkpoints."""
     ready = prepare(layout, skill, COMPLETED[skill], COMPLETED)
     result = finish(ready.layout, acted)
@@ -98,14 +98,14 @@ def an_expert(seed: int) -> dict[str, Any]:
     return tree
 
 
-def committed(layout: GraphLayout) -> list[str]:
+def committed(layout: GraphPaths) -> list[str]:
     """Every file that is kept, below the graph's folder."""
     files = (path for path in sorted(layout.root.rglob("*")) if path.is_file())
     return [str(path.relative_to(layout.root)) for path in files if path.suffix != ".lock"]
 
 
 @contextmanager
-def flipped(layout: GraphLayout, name: str, chance: random.Random) -> Iterator[str]:
+def flipped(layout: GraphPaths, name: str, chance: random.Random) -> Iterator[str]:
     """One bit of a file is another for the length of the block, whatever becomes of the graph."""
     path = layout.root / name
     whole, checkpoints_before = path.read_bytes(), of_checkpoints(layout)
@@ -127,11 +127,11 @@ def flipped(layout: GraphLayout, name: str, chance: random.Random) -> Iterator[s
             file.write_bytes(before)
 
 
-def of_checkpoints(layout: GraphLayout) -> dict[Path, bytes]:
+def of_checkpoints(layout: GraphPaths) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in layout.checkpoints.rglob("*.*") if path.is_file()}
 
 
-def read(layout: GraphLayout, changed: str = "") -> dict[str, Any]:
+def read(layout: GraphPaths, changed: str = "") -> dict[str, Any]:
     """Everything that flowrl reads again of a graph, or the error with which it refuses to.
 
     Skill files and experts take long to read; they are left out when another file has changed.
@@ -156,7 +156,7 @@ def read(layout: GraphLayout, changed: str = "") -> dict[str, Any]:
     present = take("manifest", store.manifest)
     experts = not changed or "_policy/" in changed or changed.startswith("checkpoints")
     for skill, expert in COMPLETED.items():
-        archive = RunLayout(layout.skill_folder(expert, skill), expert)
+        archive = RunPaths(layout.skill_folder(expert, skill), expert)
         take(f"run {expert}", lambda archive=archive: read_run(archive))
         take(f"result {expert}", lambda archive=archive: read_result(archive))
         take(f"module {expert}", lambda archive=archive: module_of(archive))
@@ -165,7 +165,7 @@ def read(layout: GraphLayout, changed: str = "") -> dict[str, Any]:
     return found
 
 
-def module_of(archive: RunLayout) -> bytes:
+def module_of(archive: RunPaths) -> bytes:
     check_module(archive, read_run(archive))
     return archive.module.read_bytes()
 
@@ -175,7 +175,7 @@ def used(store: ExpertStore, version: Any) -> str:
     return durable.tree_digest(store.path_of(usable(store, version)))
 
 
-def allowed(layout: GraphLayout) -> dict[str, set[str]]:
+def allowed(layout: GraphPaths) -> dict[str, set[str]]:
     """The digests of the whole versions of each expert, the one that counts first of all."""
     found: dict[str, set[str]] = collections.defaultdict(set)
     for generation in manifests.generations(layout):
@@ -202,7 +202,7 @@ def test_every_flipped_bit_is_found_or_harmless(graph, flips):
 
 
 def judged(
-    layout: GraphLayout,
+    layout: GraphPaths,
     name: str,
     what: str,
     pristine: Mapping[str, Any],
@@ -229,7 +229,7 @@ def judged(
     return "never read" if name.endswith(UNREAD) else "read as it was written"
 
 
-def assert_said(layout: GraphLayout, name: str, what: str) -> None:
+def assert_said(layout: GraphPaths, name: str, what: str) -> None:
     """fsck names the file or its folder; status says so, or refuses what it reads itself."""
     path = layout.root / name
     findings = look(ExpertStore(layout), ()) if "_policy/" in name else inspect(layout)
@@ -268,7 +268,7 @@ def test_a_run_starts_from_whole_experts_or_not_at_all(graph, number):
 def test_an_evaluation_refuses_damage_with_the_remedy_and_changes_nothing(graph):
     chance = random.Random(5)
     store = ExpertStore(graph)
-    run = read_run(RunLayout(graph.skill_folder(1, TABLE), 1))
+    run = read_run(RunPaths(graph.skill_folder(1, TABLE), 1))
     file = store.path_of(store.manifest().experts[0]) / "_METADATA"
     with flipped(graph, str(file.relative_to(graph.root)), chance):
         before = of_checkpoints(graph)

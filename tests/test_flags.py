@@ -17,13 +17,13 @@ from flowrl.experts.policies import POLICIES
 from flowrl.launchers import sandbox as sandboxes
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.layout import GraphLayout
 from flowrl.llm.flow import Flow
 from flowrl.parallel import training_workshop
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.ground.test_config import other_value
@@ -48,7 +48,7 @@ class Bench:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.monkeypatch = monkeypatch
-        self.layout = GraphLayout(folder / "graph")
+        self.layout = GraphPaths(folder / "graph")
 
     def parsed(self, *words: str) -> BottomUpConfig:
         return config.parse(BottomUpConfig, [f"--graph_path={self.layout.root}", *words])

@@ -25,7 +25,7 @@ FLOORS = [
         "durable",
         "sealed",
         "locks",
-        "layout",
+        "paths",
         "config",
     },
     {"runs", "skills", "launchers", "checkpoints", "compiling", "arrays", "notices"},

@@ -19,9 +19,9 @@ from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.launchers.environment import child_env
 from flowrl.launchers.job import Finished, Job
 from flowrl.launchers.local import LocalLauncher
-from flowrl.layout import RunLayout
 from flowrl.networks.shapes import expert_shapes
 from flowrl.parallel.training_setup import generate_module_with_remapping
+from flowrl.paths import RunPaths
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
@@ -35,7 +35,7 @@ DEADLINE_SECONDS = 540.0  # on a machine that is busy with other things, too
 pytestmark = pytest.mark.timeout(600)
 
 
-def command(layout: RunLayout, *flags: str) -> list[str]:
+def command(layout: RunPaths, *flags: str) -> list[str]:
     small = {
         "total_timesteps": 12 * FRAMES,
         "num_envs": 8,
@@ -54,7 +54,7 @@ def command(layout: RunLayout, *flags: str) -> list[str]:
 
 
 def ended(
-    layout: RunLayout, *flags: str, env: dict[str, str] | None = None
+    layout: RunPaths, *flags: str, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(layout, *flags),
@@ -206,7 +206,7 @@ def test_a_library_skill_is_learnt_within_its_budget(tmp_path, skill, frames):
         ancestors=(),
         config={"env_name": ENV_NAME},
     )
-    layout = RunLayout(tmp_path, experts[skill])
+    layout = RunPaths(tmp_path, experts[skill])
     layout.module.write_text(generate_module_with_remapping(run, library))
     words = [f"--module_path={layout.module}", f"--total_timesteps={frames}", "--no-anneal_lr"]
     assert ppo_flow.main(words) == 0
@@ -253,7 +253,7 @@ def test_a_trainer_forked_from_one_that_has_loaded_all_trains_the_same_experts(
     launcher = LocalLauncher()
     host = launcher._trainer_host
 
-    def finished(layout: RunLayout) -> Finished:
+    def finished(layout: RunPaths) -> Finished:
         job = Job(
             name=layout.folder.name,
             run_id="standalone",

@@ -11,7 +11,7 @@ import pytest
 from flowrl import bottomup, cli
 from flowrl.envs.skill_module import load_module
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.layout import GraphLayout, RunLayout
+from flowrl.paths import GraphPaths, RunPaths
 
 TINY = (
     "--num_envs=16",
@@ -50,12 +50,12 @@ def graph(tmp_path_factory, socket):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return GraphLayout(root)
+    return GraphPaths(root)
 
 
 def archives(layout):
     for skill, expert in SKILLS.items():
-        yield skill, RunLayout(layout.skill_folder(expert, skill), expert)
+        yield skill, RunPaths(layout.skill_folder(expert, skill), expert)
 
 
 @pytest.mark.craftax
@@ -106,6 +106,6 @@ def test_one_after_another_in_this_process(tmp_path, capsys):
     assert cli.main(["status", str(root), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["skills"]
     assert (row["skill"], row["status"], row["expert"]) == ("Collect Wood", "completed", 0)
-    before = GraphLayout(root).manifest.read_bytes()
+    before = GraphPaths(root).manifest.read_bytes()
     assert bottomup.main(words) == 0
-    assert GraphLayout(root).manifest.read_bytes() == before, "it was trained already"
+    assert GraphPaths(root).manifest.read_bytes() == before, "it was trained already"

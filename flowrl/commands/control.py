@@ -10,8 +10,8 @@ from pathlib import Path
 
 import tyro
 
-from flowrl.layout import DEFAULT_GRAPH
 from flowrl.parallel.asks import Verb
+from flowrl.paths import DEFAULT_GRAPH
 from flowrl.report import control
 
 

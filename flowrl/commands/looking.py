@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from flowrl.config import Count
-from flowrl.layout import DEFAULT_GRAPH
+from flowrl.paths import DEFAULT_GRAPH
 from flowrl.report import check, logs, status
 
 

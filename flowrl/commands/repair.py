@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from flowrl.config import Count
-from flowrl.layout import DEFAULT_GRAPH
+from flowrl.paths import DEFAULT_GRAPH
 from flowrl.report import repair
 
 

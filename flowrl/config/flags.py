@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from flowrl.layout import DEFAULT_GRAPH
+from flowrl.paths import DEFAULT_GRAPH
 
 
 def count(text: str) -> int:

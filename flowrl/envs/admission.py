@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flowrl.envs.skill_module import ReadModule, TaskModule, load_module, read_module
 from flowrl.errors import SkillError
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from flowrl.runs import Verdict, read_run
 from flowrl.skills.judging import Limits, Refusal, Subject, verdicts_on
 from flowrl.skills.skill import Origin
@@ -37,7 +37,7 @@ def recorded_verdicts(path: Path) -> Collection[Verdict] | None:
     """What the run.json beside a module says; None when there is none."""
     if not (path.stem.isascii() and path.stem.isdecimal()):
         return None
-    layout = RunLayout(path.parent, int(path.stem))
+    layout = RunPaths(path.parent, int(path.stem))
     if not layout.run_json.exists():
         return None
     return read_run(layout).verdicts

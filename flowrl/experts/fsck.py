@@ -18,7 +18,7 @@ from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.store import ExpertStore, Pins
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 
 Severity = Literal["error", "warning", "note"]
 REPAIR = "stop the scheduler and run flowrl fsck GRAPH_PATH --repair"
@@ -53,7 +53,7 @@ def look(store: ExpertStore, pinned: Pins) -> Iterator[Finding]:
     yield from _orphans(store, present, past, pinned)
 
 
-def manifest_damage(layout: GraphLayout) -> str:
+def manifest_damage(layout: GraphPaths) -> str:
     """Why the manifest cannot be used, in a sentence with the remedy; nothing while it is whole."""
     try:
         ExpertStore(layout).manifest()

@@ -21,7 +21,7 @@ from flowrl import durable, sealed
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts.merge import Contribution, ExpertVersion
 from flowrl.experts.remembered import Remembered
-from flowrl.layout import GraphLayout, display_name
+from flowrl.paths import GraphPaths, display_name
 
 FORMAT = 2
 _READ = (1, FORMAT)
@@ -92,7 +92,7 @@ def checked_run_id(text: str) -> str:
     return text
 
 
-def read(layout: GraphLayout) -> Manifest:
+def read(layout: GraphPaths) -> Manifest:
     """The manifest on disk; an empty one for a graph that has merged nothing yet.
 
     Raises:
@@ -143,12 +143,12 @@ def _names(path: Path) -> frozenset[tuple[int, str]]:
     return frozenset((item.index, item.version) for item in read_file(path).experts.values())
 
 
-def history_file(layout: GraphLayout, generation: int) -> Path:
+def history_file(layout: GraphPaths, generation: int) -> Path:
     """Where a generation's manifest is kept."""
     return layout.history / f"{generation}.json"
 
 
-def generations(layout: GraphLayout) -> tuple[int, ...]:
+def generations(layout: GraphPaths) -> tuple[int, ...]:
     """The generations that the history holds, oldest first."""
     if not layout.history.is_dir():
         return ()
@@ -156,7 +156,7 @@ def generations(layout: GraphLayout) -> tuple[int, ...]:
     return tuple(sorted(int(name.removesuffix(".json")) for name in names))
 
 
-def write_history(layout: GraphLayout, manifest: Manifest) -> None:
+def write_history(layout: GraphPaths, manifest: Manifest) -> None:
     """Keep a manifest for rollback; called before the manifest itself is swapped in."""
     durable.make_dir(layout.history)
     durable.fsync_dir(layout.checkpoints)
@@ -165,14 +165,14 @@ def write_history(layout: GraphLayout, manifest: Manifest) -> None:
         durable.write_atomic(path, _content(manifest))
 
 
-def swap(layout: GraphLayout, manifest: Manifest) -> None:
+def swap(layout: GraphPaths, manifest: Manifest) -> None:
     """Make `manifest` the one that counts: the commit of a merge."""
     durable.make_dir(layout.checkpoints)
     durable.write_atomic(layout.manifest, _content(manifest))
 
 
 def succeed(
-    layout: GraphLayout,
+    layout: GraphPaths,
     manifest: Manifest,
     *,
     besides: Iterable[Path],
@@ -203,7 +203,7 @@ def succeed(
     _present.put(content, manifest)
 
 
-def write_pickle(layout: GraphLayout, manifest: Manifest) -> None:
+def write_pickle(layout: GraphPaths, manifest: Manifest) -> None:
     """Write the same facts under the documented name, for other tools; flowrl never reads it."""
     facts = to_json(manifest)
     facts["experts"] = {item["index"]: item for item in facts["experts"]}
@@ -252,7 +252,7 @@ def _plain(version: ExpertVersion) -> dict[str, Any]:
     }
 
 
-def _remedy(layout: GraphLayout) -> str:
+def _remedy(layout: GraphPaths) -> str:
     for generation in reversed(generations(layout)):
         path = history_file(layout, generation)
         try:

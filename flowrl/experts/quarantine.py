@@ -12,12 +12,12 @@ from pathlib import Path
 
 from flowrl import durable
 from flowrl.errors import FileRefusedError
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 
 _REASON = ".why.txt"
 
 
-def make_ready(layout: GraphLayout, path: Path) -> Path:
+def make_ready(layout: GraphPaths, path: Path) -> Path:
     """The place that `path` would be moved to, once it is sure that nothing is in the way.
 
     Raises:
@@ -31,7 +31,7 @@ def make_ready(layout: GraphLayout, path: Path) -> Path:
     return place
 
 
-def _check_folder(layout: GraphLayout, folder: Path) -> None:
+def _check_folder(layout: GraphPaths, folder: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():
         what = "is no folder of its own"
     elif folder.stat().st_dev != layout.root.stat().st_dev:
@@ -44,7 +44,7 @@ def _check_folder(layout: GraphLayout, folder: Path) -> None:
     )
 
 
-def put(layout: GraphLayout, path: Path, why: str) -> Path:
+def put(layout: GraphPaths, path: Path, why: str) -> Path:
     """Move a damaged file or folder of the graph aside; of a lost one, keep the reason alone.
 
     Raises:
@@ -61,12 +61,12 @@ def put(layout: GraphLayout, path: Path, why: str) -> Path:
     return place
 
 
-def holds(layout: GraphLayout, path: Path) -> bool:
+def holds(layout: GraphPaths, path: Path) -> bool:
     """Whether what was at `path` is known to be damaged or lost."""
     return _reason(_place(layout, path)).exists()
 
 
-def _place(layout: GraphLayout, path: Path) -> Path:
+def _place(layout: GraphPaths, path: Path) -> Path:
     return layout.quarantine / path.relative_to(layout.root)
 
 

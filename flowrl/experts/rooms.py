@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flowrl.errors import FileRefusedError
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 
 
-def refuse_moved(layout: GraphLayout) -> None:
+def refuse_moved(layout: GraphPaths) -> None:
     """Make sure that what a graph cannot do without is where it belongs.
 
     Raises:
@@ -23,7 +23,7 @@ def refuse_moved(layout: GraphLayout) -> None:
         raise error
 
 
-def misplaced(layout: GraphLayout) -> Iterator[tuple[Path, FileRefusedError]]:
+def misplaced(layout: GraphPaths) -> Iterator[tuple[Path, FileRefusedError]]:
     """The folders that a repair needs and that are not where they belong, with a refusal each."""
     yield from moved((*_needed(layout), layout.quarantine, layout.notices))
 
@@ -47,7 +47,7 @@ def moved(folders: Iterable[Path]) -> Iterator[tuple[Path, FileRefusedError]]:
         yield path, FileRefusedError(text)
 
 
-def _needed(layout: GraphLayout) -> tuple[Path, ...]:
+def _needed(layout: GraphPaths) -> tuple[Path, ...]:
     return (
         layout.skills,
         layout.checkpoints,

@@ -17,7 +17,7 @@ from types import TracebackType
 from flowrl import durable
 from flowrl.errors import FileRefusedError
 from flowrl.experts import manifest as manifests
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Staging:
     Where they are not `wanted`, nothing is copied.
     """
 
-    def __init__(self, layout: GraphLayout, run_id: str, *, wanted: bool = True) -> None:
+    def __init__(self, layout: GraphPaths, run_id: str, *, wanted: bool = True) -> None:
         self._layout = layout
         self._wanted = wanted
         name = f".tmp-{manifests.checked_run_id(run_id)}.{secrets.token_hex(4)}"

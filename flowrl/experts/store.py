@@ -33,7 +33,7 @@ from flowrl.experts.merge import (
 from flowrl.experts.publishing import Taken, publish, to_flush, withdraw
 from flowrl.experts.verdicts import Offer, decided, questions
 from flowrl.experts.wholeness import REMEDY, check_digest
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from flowrl.runs import Ancestor
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Commit:
 class ExpertStore:
     """All versions of a graph's experts; any number of processes may merge and read at once."""
 
-    def __init__(self, layout: GraphLayout, *, lock_seconds: float = 60.0) -> None:
+    def __init__(self, layout: GraphPaths, *, lock_seconds: float = 60.0) -> None:
         self.layout = layout
         self._lock_seconds = lock_seconds
 

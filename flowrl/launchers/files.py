@@ -19,7 +19,7 @@ from flowrl import durable
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, LaunchError
 from flowrl.launchers import processes, spec
 from flowrl.launchers.job import Exited, Finished, Handle, Job, Lost, Outcome, Why
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from flowrl.runs import read_result
 
 FORMAT = 1
@@ -295,5 +295,5 @@ def _facts(path: Path, run_id: str) -> dict[str, Any]:
     return facts if facts.get("format") == FORMAT and facts.get("run_id") == run_id else {}
 
 
-def _paths(folder: Path) -> RunLayout:
-    return RunLayout(folder, expert=0)  # none of the paths used here depends on the expert
+def _paths(folder: Path) -> RunPaths:
+    return RunPaths(folder, expert=0)  # none of the paths used here depends on the expert

@@ -17,7 +17,7 @@ from flowrl.launchers import files, processes
 from flowrl.launchers.hosting import RunnerHost, TrainerHost
 from flowrl.launchers.job import Handle, Job, Outcome
 from flowrl.launchers.waiting import EndWatcher
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 
 GRACE_SECONDS = 30.0
 TRAINER = "flowrl.ppo_flow"
@@ -74,7 +74,7 @@ class LocalLauncher:
 
     def _spawn(self, job: Job) -> int:
         """Start the runner with its output in a capped log; answers the runner's pid."""
-        place = RunLayout(job.folder.absolute(), expert=0)
+        place = RunPaths(job.folder.absolute(), expert=0)
         hosts = (self._trainer_host, self._host) if self._trainer_host.suits(job) else (self._host,)
         for host in hosts:
             pid = host.start(place.spec_json, place.training_log, job.env)
@@ -82,7 +82,7 @@ class LocalLauncher:
                 return pid
         return self._spawn_anew(job, place)
 
-    def _spawn_anew(self, job: Job, place: RunLayout) -> int:
+    def _spawn_anew(self, job: Job, place: RunPaths) -> int:
         """The same by two Pythons of their own."""
         log = self._python(job, files.CAPPED_LOG, place.training_log, stdin=subprocess.PIPE)
         try:

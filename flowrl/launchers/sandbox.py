@@ -27,12 +27,12 @@ from flowrl.config import Sandbox
 from flowrl.durable import make_dir
 from flowrl.errors import ConfigError
 from flowrl.launchers.environment import child_env, compile_cache
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 
 NOTICE = "sandbox"
 CONFINED_SUFFIX = "-confined"
 TRIAL_SECONDS = 30.0
-_TRIAL = "import flowrl.layout, importlib.util as u; assert u.find_spec('jax')"
+_TRIAL = "import flowrl.paths, importlib.util as u; assert u.find_spec('jax')"
 _CONFINED = "trainers are confined by bubblewrap: no network, no folder but their own run's"
 _OFFLINE = "; Weights & Biases is kept on disk for wandb sync, or use --sandbox none"
 _MISSING = "bubblewrap is not installed (apt install bubblewrap)"
@@ -58,7 +58,7 @@ class Confinement:
 
     def around(
         self,
-        place: RunLayout,
+        place: RunPaths,
         *,
         cwd: Path,
         env: Mapping[str, str],
@@ -118,7 +118,7 @@ def _trouble(tried: Confinement) -> str | None:
     """Why a trainer's Python cannot be started confined; None when it can."""
     env = child_env()
     with tempfile.TemporaryDirectory(prefix="flowrl-sandbox-") as folder:
-        place = RunLayout(Path(folder).resolve(), 0)
+        place = RunPaths(Path(folder).resolve(), 0)
         words = [*tried.around(place, cwd=place.folder, env=env), sys.executable, "-c", _TRIAL]
         try:
             done = subprocess.run(

@@ -9,7 +9,7 @@ from pathlib import Path
 from flowrl import durable
 from flowrl.errors import FileRefusedError
 from flowrl.launchers.job import Job
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from flowrl.redaction import secrets_of
 
 FORMAT = 1
@@ -17,7 +17,7 @@ FORMAT = 1
 
 def write(job: Job, *, grace_seconds: float) -> None:
     """Say what to run, and, for the log's writer alone, what must not be logged; begin the log."""
-    place = RunLayout(job.folder, expert=0)
+    place = RunPaths(job.folder, expert=0)
     secrets = secrets_of(job.env, job.passed)
     if secrets:
         durable.write_json(place.secrets_json, {"format": FORMAT, "secrets": secrets})
@@ -40,10 +40,10 @@ def write(job: Job, *, grace_seconds: float) -> None:
 
 def is_missing(folder: Path) -> bool:
     """Whether nobody has begun to launch this folder, so that nothing of it lives anywhere."""
-    return not os.path.lexists(RunLayout(folder, expert=0).spec_json)
+    return not os.path.lexists(RunPaths(folder, expert=0).spec_json)
 
 
-def forget_environment(place: RunLayout) -> None:
+def forget_environment(place: RunPaths) -> None:
     """Leave no secret in the folder of a run that is over; its runner has done so if it could.
 
     Nor anything else that it has begun: a killed one leaves the file that exit.json was to become.
@@ -65,7 +65,7 @@ def forget_environment(place: RunLayout) -> None:
 
 def make_log_pipe(folder: Path) -> Path | None:
     """A pipe through which the runner's fork will be given the log; None where none can be."""
-    path = RunLayout(folder, expert=0).log_pipe
+    path = RunPaths(folder, expert=0).log_pipe
     try:
         durable.make_pipe(path)
     except OSError:
@@ -73,7 +73,7 @@ def make_log_pipe(folder: Path) -> Path | None:
     return path
 
 
-def remove_log_pipe(place: RunLayout) -> None:
+def remove_log_pipe(place: RunPaths) -> None:
     """Let go whoever waits at the pipe of a run that never began, or is over."""
     with suppress(OSError):  # no descriptor to be had, or something else lies there
         durable.remove_pipe(place.log_pipe)

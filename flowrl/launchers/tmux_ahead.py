@@ -21,7 +21,7 @@ from flowrl.launchers.expecting import Expected
 from flowrl.launchers.job import Job
 from flowrl.launchers.tmux_server import Client, Pane, TmuxServer
 from flowrl.launchers.tmux_words import cat_into, new_session, plain, runner_of
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class SessionsAhead:
         """Begin a session, unless its name is taken, tmux is missing, or an old spec is there."""
         if run.folder in self._begun or not spec.is_missing(run.folder) or not shutil.which("cat"):
             return
-        pipe = RunLayout(run.folder, expert=0).log_pipe
+        pipe = RunPaths(run.folder, expert=0).log_pipe
         if not run.folder.exists():
             pipe = run.folder.with_name(f".tmp-{run.folder.name}.pipe")  # which a start sweeps away
         us = os.getpid()

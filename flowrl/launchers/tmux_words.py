@@ -12,7 +12,7 @@ from flowrl.launchers import files, spec
 from flowrl.launchers.expecting import Expected
 from flowrl.launchers.job import Job
 from flowrl.launchers.tmux_server import FOLDER_OPTION, PANE_FORMAT, RUN_OPTION
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 
 _COLUMNS, _LINES = "160", "48"
 
@@ -54,7 +54,7 @@ def log_writer(job: Job) -> str:
     pipe = spec.make_log_pipe(folder) if shutil.which("cat") else None
     if pipe:
         return cat_into(pipe)
-    log = RunLayout(folder, expert=0).training_log
+    log = RunPaths(folder, expert=0).training_log
     return "exec " + shlex.join([sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(log)])
 
 
@@ -66,5 +66,5 @@ def cat_into(pipe: Path) -> str:
 
 def runner_of(run: Job | Expected, *before: str) -> tuple[str, ...]:
     """Several words, so no shell; neither environment nor argv of the trainer is among them."""
-    spec_json = RunLayout(run.folder, expert=0).spec_json.absolute()
+    spec_json = RunPaths(run.folder, expert=0).spec_json.absolute()
     return (sys.executable, "-I", "-S", str(files.RUNNER), *before, str(spec_json))

@@ -13,7 +13,6 @@ from typing import Any
 from flowrl import durable
 from flowrl.errors import BusyError, FileRefusedError, FlowrlError, LaunchError, ResultRefusedError
 from flowrl.launchers.job import Finished, Handle, Job, Launcher, Lost, Outcome
-from flowrl.layout import RunLayout
 from flowrl.parallel import foresight, signals
 from flowrl.parallel.heartbeat import Watch
 from flowrl.parallel.last_words import last_words
@@ -22,6 +21,7 @@ from flowrl.parallel.signals import Command, Event, LastWords, Task
 from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status
 from flowrl.parallel.trouble import OF_ONE_SKILL, passes, said, trouble
 from flowrl.parallel.workshop import Workshop
+from flowrl.paths import RunPaths
 from flowrl.runs import read_progress
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class Acts:
             return ()
         if status.handle is not None and self._watch.left_seconds(status.handle) < 0:
             return (signals.RunOverdue(entry.skill, job.run_id),)
-        progress = RunLayout(job.folder, entry.expert or 0).progress
+        progress = RunPaths(job.folder, entry.expert or 0).progress
         if self._watch.silent(job.run_id, progress):
             if self._room.free:
                 return (signals.RunHung(entry.skill, job.run_id),)
@@ -283,13 +283,13 @@ def _launched(task: Task, handle: Handle) -> signals.RunLaunched:
 
 
 def _words(job: Job, task: Task) -> LastWords:
-    return last_words(RunLayout(job.folder, task.expert).training_log)
+    return last_words(RunPaths(job.folder, task.expert).training_log)
 
 
 def _frames(job: Job, task: Task) -> int:
     """How far a run without a result got, by its own account."""
     try:
-        progress = read_progress(RunLayout(job.folder, task.expert))
+        progress = read_progress(RunPaths(job.folder, task.expert))
     except FileRefusedError:
         return 0
     return progress.frames if progress is not None and progress.run_id == job.run_id else 0

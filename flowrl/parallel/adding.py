@@ -8,9 +8,9 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from flowrl.errors import CycleError, GraphError, NameRefusedError, SkillError, UnknownNeedError
-from flowrl.layout import display_name, slug
 from flowrl.parallel.signals import NewSkill
 from flowrl.parallel.status import Entry
+from flowrl.paths import display_name, slug
 from flowrl.skills.skill import Skill, skill_from_data
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from flowrl.launchers.job import Handle
-from flowrl.layout import slug
 from flowrl.parallel.asks import Answer, Wish
 from flowrl.parallel.pages import Pages
 from flowrl.parallel.status import Active, Completed, Entry, Merging, Running, Waiting
+from flowrl.paths import slug
 
 Rank = tuple[int, int, str]  # -priority, order, skill
 Due = tuple[datetime, str]

@@ -30,7 +30,7 @@ from flowrl.experts.inquiry import (
 from flowrl.experts.merge import Evidence, Question, Unanswered
 from flowrl.launchers import processes
 from flowrl.launchers.environment import child_env
-from flowrl.layout import GraphLayout, RunLayout
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 def evidence(
-    layout: GraphLayout, place: RunLayout, run: TrainingRun, questions: Sequence[Question]
+    layout: GraphPaths, place: RunPaths, run: TrainingRun, questions: Sequence[Question]
 ) -> Mapping[int, Evidence]:
     """The answers to what a policy has to know, by expert.
 
@@ -63,12 +63,12 @@ def evidence(
     return _pursued(layout, desk, inquiry) if found is None else found
 
 
-def clear(layout: GraphLayout, run_id: str) -> None:
+def clear(layout: GraphPaths, run_id: str) -> None:
     """Remove what was found out for a run, and end the program that is still at it."""
     _discard(Desk(layout.comparisons / run_id))
 
 
-def sweep(layout: GraphLayout, live: Collection[str]) -> None:
+def sweep(layout: GraphPaths, live: Collection[str]) -> None:
     """Remove what belongs to no live run any more; `live` are the run ids that stay."""
     if not layout.comparisons.is_dir():
         return
@@ -96,7 +96,7 @@ def _known(desk: Desk, inquiry: Inquiry) -> Mapping[int, Evidence] | None:
     return None
 
 
-def _pursued(layout: GraphLayout, desk: Desk, inquiry: Inquiry) -> Mapping[int, Evidence]:
+def _pursued(layout: GraphPaths, desk: Desk, inquiry: Inquiry) -> Mapping[int, Evidence]:
     """Answers that came just now, or none after too many tries; else the program is started."""
     with _lock_of(desk) as descriptor:
         if descriptor is not None:
@@ -131,7 +131,7 @@ def _lock_of(desk: Desk) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _start(layout: GraphLayout, desk: Desk, descriptor: int) -> None:
+def _start(layout: GraphPaths, desk: Desk, descriptor: int) -> None:
     """Start the program; it inherits the lock, so that a free lock means that it is gone."""
     durable.write_json(desk.tries, {"format": 1, "tries": _tries(desk) + 1})
     if not desk.log.exists():

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from flowrl.layout import slug
 from flowrl.parallel.adding import checked
 from flowrl.parallel.asks import Answer, Wish
 from flowrl.parallel.board import Due, Index, Rank, SchedulerState, due_of, is_ready, rank
 from flowrl.parallel.pages import EditedPages
 from flowrl.parallel.signals import NewSkill
 from flowrl.parallel.status import Active, Blocked, Completed, Entry, Failed, Held, Status, Waiting
+from flowrl.paths import slug
 
 MOST_ANSWERS = 100  # to requests; more than are ever taken at once
 Key = TypeVar("Key", Rank, Due)

@@ -21,7 +21,6 @@ from flowrl.experts.fsck import REPAIR, Finding, Severity, look
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.files import lock_held
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.claim import daemon_of
 from flowrl.parallel.obstacles import obstacles
 from flowrl.parallel.recovering import (
@@ -34,6 +33,7 @@ from flowrl.parallel.run_folders import is_run_folder, live_runs, pinned_version
 from flowrl.parallel.skill_book import read_skill_file
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import Completed
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import check_module, read_result, read_run
 
 _LEFTOVER = re.compile(r"\.tmp-.*|\..*\.part|.*\.trash|.*\.orbax-checkpoint-tmp.*")
@@ -41,7 +41,7 @@ _SKILL_FOLDER = re.compile(r"(0|[1-9][0-9]*)_[A-Za-z0-9_]+")
 _OTHERS = 0o077  # the bits of those who do not own a file
 
 
-def inspect(layout: GraphLayout, *, claimed: bool = False) -> tuple[Finding, ...]:
+def inspect(layout: GraphPaths, *, claimed: bool = False) -> tuple[Finding, ...]:
     """What is wrong with a graph's folder, and what is worth knowing.
 
     `claimed` says that it is the caller who holds the folder. What keeps the graph from being
@@ -72,7 +72,7 @@ def _obstacle(place: Path, error: FileRefusedError) -> Finding:
     )
 
 
-def _addressed(finding: Finding, layout: GraphLayout) -> Finding:
+def _addressed(finding: Finding, layout: GraphPaths) -> Finding:
     """With the graph's own folder where a command line names any."""
     thing, remedy = (
         text.replace("GRAPH_PATH", str(layout.root)) for text in (finding.thing, finding.remedy)
@@ -80,15 +80,15 @@ def _addressed(finding: Finding, layout: GraphLayout) -> Finding:
     return replace(finding, thing=thing, remedy=remedy)
 
 
-def at_work(layout: GraphLayout) -> bool:
+def at_work(layout: GraphPaths) -> bool:
     """Whether a scheduler, or a repair, holds the folder now."""
     return daemon_of(layout.daemon_lock) is not None
 
 
-def broken_records(layout: GraphLayout, present: Manifest) -> Iterator[tuple[Path, str]]:
+def broken_records(layout: GraphPaths, present: Manifest) -> Iterator[tuple[Path, str]]:
     """Archived records of merged skills that cannot be used, and why."""
     for index, version in present.experts.items():
-        archive = RunLayout(layout.skill_folder(index, version.skill), index)
+        archive = RunPaths(layout.skill_folder(index, version.skill), index)
         checks: tuple[tuple[Path, Callable[[], object]], ...] = (
             (archive.run_json, lambda archive=archive: _check_run(archive, present)),
             (archive.result_json, lambda archive=archive: read_result(archive)),
@@ -103,19 +103,19 @@ def broken_records(layout: GraphLayout, present: Manifest) -> Iterator[tuple[Pat
                     break  # the module cannot be judged without it
 
 
-def leftovers(layout: GraphLayout) -> Iterator[Path]:
+def leftovers(layout: GraphPaths) -> Iterator[Path]:
     """What a killed process left half-written or half-removed, outside of run folders."""
     for path in _paths(layout):
         if _LEFTOVER.fullmatch(path.name):
             yield path
 
 
-def links(layout: GraphLayout) -> Iterator[Path]:
+def links(layout: GraphPaths) -> Iterator[Path]:
     """Symbolic links outside of run folders: flowrl makes none."""
     return (path for path in _paths(layout) if path.is_symlink())
 
 
-def too_open(layout: GraphLayout) -> Iterator[tuple[Path, int]]:
+def too_open(layout: GraphPaths) -> Iterator[tuple[Path, int]]:
     """Files and folders that others than their owner may use, with the mode they should have."""
     for path in chain((layout.root,), _paths(layout)):
         mode = path.lstat().st_mode
@@ -124,7 +124,7 @@ def too_open(layout: GraphLayout) -> Iterator[tuple[Path, int]]:
         yield path, 0o700 if stat.S_ISDIR(mode) else 0o600
 
 
-def _paths(layout: GraphLayout) -> Iterator[Path]:
+def _paths(layout: GraphPaths) -> Iterator[Path]:
     """Everything below the graph's folder, but for what is inside run folders and quarantine/."""
     for folder, folders, files in os.walk(layout.root):
         here = Path(folder)
@@ -135,7 +135,7 @@ def _paths(layout: GraphLayout) -> Iterator[Path]:
             folders.remove(layout.quarantine.name)
 
 
-def _check_run(archive: RunLayout, present: Manifest) -> None:
+def _check_run(archive: RunPaths, present: Manifest) -> None:
     run = read_run(archive)
     skill = present.experts[archive.expert].skill
     if (run.expert, run.skill) != (archive.expert, skill) or run.run_id not in present.merged:
@@ -145,7 +145,7 @@ def _check_run(archive: RunLayout, present: Manifest) -> None:
         )
 
 
-def _records(layout: GraphLayout) -> Iterator[Finding]:
+def _records(layout: GraphPaths) -> Iterator[Finding]:
     try:
         present = ExpertStore(layout).manifest()
     except FileRefusedError:
@@ -162,14 +162,14 @@ def _records(layout: GraphLayout) -> Iterator[Finding]:
         yield Finding(severity=kind, thing=why, place=path, remedy=remedy)
 
 
-def _in_ledger(place: RunLayout, present: Manifest) -> bool:
+def _in_ledger(place: RunPaths, present: Manifest) -> bool:
     try:
         return read_run(place).run_id in present.merged
     except FileRefusedError:
         return False
 
 
-def _skill_files(layout: GraphLayout) -> Iterator[Finding]:
+def _skill_files(layout: GraphPaths) -> Iterator[Finding]:
     for path in sorted(layout.skill_files.glob("*.json")):
         try:
             read_skill_file(path)
@@ -185,7 +185,7 @@ def _skill_files(layout: GraphLayout) -> Iterator[Finding]:
             yield Finding(severity="warning", thing=str(error), place=place, remedy=remedy)
 
 
-def _run_folders(layout: GraphLayout) -> Iterator[Finding]:
+def _run_folders(layout: GraphPaths) -> Iterator[Finding]:
     for place in live_runs(layout):
         try:
             run = read_run(place)
@@ -201,7 +201,7 @@ def _run_folders(layout: GraphLayout) -> Iterator[Finding]:
             )
 
 
-def _state(layout: GraphLayout) -> Iterator[Finding]:
+def _state(layout: GraphPaths) -> Iterator[Finding]:
     place = layout.scheduler_state
     recover = f"flowrl recover {layout.root}"
     try:
@@ -218,7 +218,7 @@ def _state(layout: GraphLayout) -> Iterator[Finding]:
         yield Finding(severity="error", thing=thing, place=place, remedy=recover)
 
 
-def _agreement(layout: GraphLayout, state: SchedulerState, present: Manifest) -> Iterator[Finding]:
+def _agreement(layout: GraphPaths, state: SchedulerState, present: Manifest) -> Iterator[Finding]:
     place = layout.scheduler_state
     for skill in lost_skills(layout, state):
         thing = f"{skill} is completed, but no expert of it is in the manifest"
@@ -238,7 +238,7 @@ def _left(path: Path) -> Finding:
     return Finding(severity="warning", thing=thing, place=path, remedy=REPAIR)
 
 
-def _access(layout: GraphLayout) -> Iterator[Finding]:
+def _access(layout: GraphPaths) -> Iterator[Finding]:
     for path in links(layout):
         thing = f"{path.name} is a link to {path.readlink()}; flowrl follows none"
         yield Finding(severity="warning", thing=thing, place=path, remedy=REPAIR)
@@ -248,7 +248,7 @@ def _access(layout: GraphLayout) -> Iterator[Finding]:
         yield Finding(severity="warning", thing=thing, place=path, remedy=remedy)
 
 
-def _told(layout: GraphLayout) -> Iterator[Finding]:
+def _told(layout: GraphPaths) -> Iterator[Finding]:
     for key, text in notices.read(layout).items():
         remedy = "flowrl status shows it; flowrl fsck --repair withdraws what it has put right"
         yield Finding(severity="note", thing=text, place=layout.notice(key), remedy=remedy)
@@ -258,7 +258,7 @@ def _told(layout: GraphLayout) -> Iterator[Finding]:
         yield Finding(severity="note", thing=thing, place=path, remedy=remedy)
 
 
-def _strangers(layout: GraphLayout) -> Iterator[Path]:
+def _strangers(layout: GraphPaths) -> Iterator[Path]:
     for folder in (layout.skills, layout.training_runs):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             ours = _SKILL_FOLDER.fullmatch(path.name) or is_run_folder(path.name)

@@ -18,11 +18,11 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.board import SchedulerState
 from flowrl.parallel.run_folders import live_runs
 from flowrl.parallel.signals import NewSkill
 from flowrl.parallel.status import Completed, Running
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 
@@ -32,7 +32,7 @@ _RUN = re.compile(r"e([0-9]+)\.a([0-9]+)\.[A-Za-z0-9_]+")
 
 
 def known_skills(
-    layout: GraphLayout, graph: SkillGraph, state: SchedulerState
+    layout: GraphPaths, graph: SkillGraph, state: SchedulerState
 ) -> tuple[NewSkill, ...]:
     """The skills that are, were or will be trained by what is on disk, and missing in `state`.
 
@@ -62,7 +62,7 @@ def record_notice_key(expert: int) -> str:
     return f"record_expert_{expert}"
 
 
-def highest_number(layout: GraphLayout) -> int:
+def highest_number(layout: GraphPaths) -> int:
     """The highest expert number of which there is any trace; -1 without one."""
     folders = (layout.skills, layout.training_runs, layout.failed_runs)
     names = (path.name for folder in folders if folder.is_dir() for path in folder.iterdir())
@@ -72,7 +72,7 @@ def highest_number(layout: GraphLayout) -> int:
     return max([*found, *present.experts, *_numbers(layout, present).values()], default=-1)
 
 
-def _merged(layout: GraphLayout, graph: SkillGraph, present: Manifest) -> Iterator[NewSkill]:
+def _merged(layout: GraphPaths, graph: SkillGraph, present: Manifest) -> Iterator[NewSkill]:
     for index, version in present.experts.items():
         yield NewSkill(
             skill=version.skill,
@@ -87,9 +87,9 @@ def _needs(graph: SkillGraph, skill: str) -> tuple[str, ...]:
     return graph.needs(skill) if skill in graph.skills else ()
 
 
-def _completed(layout: GraphLayout, version: ExpertVersion, present: Manifest) -> Completed:
+def _completed(layout: GraphPaths, version: ExpertVersion, present: Manifest) -> Completed:
     """By the run's archived record, or by its folder when a merge was killed before archiving."""
-    archive = RunLayout(layout.skill_folder(version.index, version.skill), version.index)
+    archive = RunPaths(layout.skill_folder(version.index, version.skill), version.index)
     why = ""
     for place in (archive, layout.run(version.index, version.skill)):
         try:
@@ -111,7 +111,7 @@ def _completed(layout: GraphLayout, version: ExpertVersion, present: Manifest) -
     return _without_record(layout, version, why)
 
 
-def _without_record(layout: GraphLayout, version: ExpertVersion, why: str) -> Completed:
+def _without_record(layout: GraphPaths, version: ExpertVersion, why: str) -> Completed:
     text = (
         f"expert {version.index} ({version.skill}) is whole, but the record of its training is "
         f"not ({why}): success rate and time are shown as 0, and flowrl evaluate cannot play it "
@@ -132,7 +132,7 @@ def _without_record(layout: GraphLayout, version: ExpertVersion, why: str) -> Co
     )
 
 
-def _running(layout: GraphLayout, graph: SkillGraph) -> Iterator[NewSkill]:
+def _running(layout: GraphPaths, graph: SkillGraph) -> Iterator[NewSkill]:
     for place in live_runs(layout):
         run = read_run(place)
         status = Running(
@@ -147,7 +147,7 @@ def _running(layout: GraphLayout, graph: SkillGraph) -> Iterator[NewSkill]:
         )
 
 
-def _numbers(layout: GraphLayout, present: Manifest) -> Mapping[str, int]:
+def _numbers(layout: GraphPaths, present: Manifest) -> Mapping[str, int]:
     """The expert numbers of skills that were trained once, merged or not."""
     found = {run.skill: run.expert for run in _failed(layout)}
     for generation in manifests.generations(layout):
@@ -159,16 +159,16 @@ def _numbers(layout: GraphLayout, present: Manifest) -> Mapping[str, int]:
     return found | {version.skill: index for index, version in present.experts.items()}
 
 
-def _failed(layout: GraphLayout) -> Iterator[TrainingRun]:
+def _failed(layout: GraphPaths) -> Iterator[TrainingRun]:
     """The runs whose records are kept in other places than a live run's folder."""
     for path in (*sorted(layout.failed_runs.glob("skill_*")), *sorted(layout.skills.glob("*_*"))):
         found = _NUMBERED.fullmatch(path.name)
-        place = RunLayout(path, int(found[1]) if found else 0)
+        place = RunPaths(path, int(found[1]) if found else 0)
         try:
             yield read_run(place)
         except FileRefusedError:
             continue
 
 
-def _changed(place: RunLayout) -> datetime:
+def _changed(place: RunPaths) -> datetime:
     return datetime.fromtimestamp(place.run_json.stat().st_mtime, UTC)

@@ -15,7 +15,6 @@ from flowrl.errors import BusyError, ExpertCorruptError, FileRefusedError, Flowr
 from flowrl.experts import fsck, quarantine, repair
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
 from flowrl.parallel.inspection import broken_records, leftovers, links, too_open
 from flowrl.parallel.known import record_notice_key
 from flowrl.parallel.obstacles import refuse_obstacles
@@ -29,6 +28,7 @@ from flowrl.parallel.recovering import (
 from flowrl.parallel.restoring import restore_manifest
 from flowrl.parallel.run_folders import fail_run, live_runs, pinned_versions
 from flowrl.parallel.skill_book import read_skill_file
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_library
 
@@ -36,14 +36,14 @@ _NUMBERED = re.compile(r"[a-z_]+_(0|[1-9][0-9]*)")  # the keys of notices of an 
 logger = logging.getLogger(__name__)
 
 
-def mend(layout: GraphLayout) -> Iterator[str]:
+def mend(layout: GraphPaths) -> Iterator[str]:
     """Put right what can be, and say in one sentence each what was done or could not be.
 
     Raises:
       FileRefusedError: something is in the way of any repair, see `obstacles`; nothing has changed.
     """
     refuse_obstacles(layout)
-    steps: tuple[Callable[[GraphLayout], Iterator[str]], ...] = (
+    steps: tuple[Callable[[GraphPaths], Iterator[str]], ...] = (
         _manifest,
         _experts,
         _spares,
@@ -64,12 +64,12 @@ def mend(layout: GraphLayout) -> Iterator[str]:
                 return  # all else hangs on it
 
 
-def _manifest(layout: GraphLayout) -> Iterator[str]:
+def _manifest(layout: GraphPaths) -> Iterator[str]:
     if said := restore_manifest(layout):
         yield said
 
 
-def _experts(layout: GraphLayout) -> Iterator[str]:
+def _experts(layout: GraphPaths) -> Iterator[str]:
     store = ExpertStore(layout)
     for version, why in list(fsck.damaged(store, store.manifest())):
         name = f"expert {version.index} ({version.skill})"
@@ -82,7 +82,7 @@ def _experts(layout: GraphLayout) -> Iterator[str]:
             yield f"{name} is {found.version} again, of {found.frames:,} frames"
 
 
-def _spares(layout: GraphLayout) -> Iterator[str]:
+def _spares(layout: GraphPaths) -> Iterator[str]:
     store = ExpertStore(layout)
     for path in fsck.unreadable(store):
         yield f"set aside: {quarantine.put(layout, path, 'it could not be read')}"
@@ -96,14 +96,14 @@ def _spares(layout: GraphLayout) -> Iterator[str]:
             yield f"set aside: {quarantine.put(layout, path, str(error))}"
 
 
-def _records(layout: GraphLayout) -> Iterator[str]:
+def _records(layout: GraphPaths) -> Iterator[str]:
     present = ExpertStore(layout).manifest()
     for path, why in list(broken_records(layout, present)):
         if path.exists() or not quarantine.holds(layout, path):
             yield f"set aside: {quarantine.put(layout, path, why)}"
 
 
-def _skill_files(layout: GraphLayout) -> Iterator[str]:
+def _skill_files(layout: GraphPaths) -> Iterator[str]:
     for path in sorted(layout.skill_files.glob("*.json")):
         try:
             read_skill_file(path)
@@ -117,7 +117,7 @@ def _skill_files(layout: GraphLayout) -> Iterator[str]:
             yield f"{path.name} is set aside: the skill is that of the library now"
 
 
-def _run_folders(layout: GraphLayout) -> Iterator[str]:
+def _run_folders(layout: GraphPaths) -> Iterator[str]:
     for place in list(live_runs(layout)):
         try:
             read_run(place)
@@ -129,7 +129,7 @@ def _run_folders(layout: GraphLayout) -> Iterator[str]:
                 yield f"not mended: {error}; its run still lives: wait for its end"
 
 
-def _leftovers(layout: GraphLayout) -> Iterator[str]:
+def _leftovers(layout: GraphPaths) -> Iterator[str]:
     for path in list(leftovers(layout)):
         if path.is_dir() and not path.is_symlink():
             durable.remove_tree(path)
@@ -148,7 +148,7 @@ def _leftovers(layout: GraphLayout) -> Iterator[str]:
         yield f"removed, since no manifest names it: {path}"
 
 
-def _state(layout: GraphLayout) -> Iterator[str]:
+def _state(layout: GraphPaths) -> Iterator[str]:
     anew = _state_is_wrong(layout)
     if anew and (found := recover_state(layout, anew=True)):
         yield f"scheduler_state.json is made anew, with {len(found.skills)} skills"
@@ -156,7 +156,7 @@ def _state(layout: GraphLayout) -> Iterator[str]:
         yield f"{skill} will be trained again when the scheduler starts"
 
 
-def _state_is_wrong(layout: GraphLayout) -> bool:
+def _state_is_wrong(layout: GraphPaths) -> bool:
     present = ExpertStore(layout).manifest()
     try:
         state = read_state(layout)
@@ -167,7 +167,7 @@ def _state_is_wrong(layout: GraphLayout) -> bool:
     return any(state_disagrees(state, present))
 
 
-def _access(layout: GraphLayout) -> Iterator[str]:
+def _access(layout: GraphPaths) -> Iterator[str]:
     for path in list(links(layout)):
         target = path.readlink()
         durable.remove_file(path)
@@ -177,7 +177,7 @@ def _access(layout: GraphLayout) -> Iterator[str]:
         yield f"chmod {mode:o} {path}"
 
 
-def _notices(layout: GraphLayout) -> Iterator[str]:
+def _notices(layout: GraphPaths) -> Iterator[str]:
     """Withdraw the notices of damage that is no more, and those that cannot be read."""
     present = ExpertStore(layout).manifest()
     broken = {version.index for version, _ in fsck.damaged(ExpertStore(layout), present)}

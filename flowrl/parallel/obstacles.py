@@ -18,16 +18,16 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts import rooms
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.run_folders import is_run_folder, live_runs
 from flowrl.parallel.skill_book import read_skill_file
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, read_run
 
 Obstacle = tuple[Path, FileRefusedError]
 
 
-def refuse_obstacles(layout: GraphLayout) -> None:
+def refuse_obstacles(layout: GraphPaths) -> None:
     """Make sure that a graph can be repaired.
 
     Raises:
@@ -38,7 +38,7 @@ def refuse_obstacles(layout: GraphLayout) -> None:
         raise error
 
 
-def obstacles(layout: GraphLayout) -> Iterator[Obstacle]:
+def obstacles(layout: GraphPaths) -> Iterator[Obstacle]:
     """Everything that keeps a graph from being repaired: where it is, and a refusal."""
     misplaced = list(chain(rooms.misplaced(layout), _odd_locks(layout)))
     if not misplaced:  # else reading could lead out of the graph
@@ -46,7 +46,7 @@ def obstacles(layout: GraphLayout) -> Iterator[Obstacle]:
     yield from misplaced or _newer(layout)
 
 
-def _odd_locks(layout: GraphLayout) -> Iterator[Obstacle]:
+def _odd_locks(layout: GraphPaths) -> Iterator[Obstacle]:
     for path in (layout.daemon_lock, layout.global_lock):
         try:
             locks.check_plain(path)
@@ -54,27 +54,27 @@ def _odd_locks(layout: GraphLayout) -> Iterator[Obstacle]:
             yield path, error
 
 
-def _linked_experts(layout: GraphLayout) -> Iterator[Path]:
+def _linked_experts(layout: GraphPaths) -> Iterator[Path]:
     """The links in the places of experts that the manifest or its history names."""
     places = {place for known in _manifests(layout) for place in _places(layout, known)}
     return (place for place in sorted(places) if place.is_symlink())
 
 
-def _places(layout: GraphLayout, known: Manifest) -> Iterator[Path]:
+def _places(layout: GraphPaths, known: Manifest) -> Iterator[Path]:
     for version in known.experts.values():
         yield layout.skill_folder(version.index, version.skill)
         yield layout.expert_folder(version.index, version.skill)
         yield ExpertStore(layout).path_of(version)
 
 
-def _linked_runs(layout: GraphLayout) -> Iterator[Path]:
+def _linked_runs(layout: GraphPaths) -> Iterator[Path]:
     if layout.training_runs.is_dir():
         for path in sorted(layout.training_runs.iterdir()):
             if is_run_folder(path.name) and path.is_symlink():
                 yield path
 
 
-def _manifests(layout: GraphLayout) -> Iterator[Manifest]:
+def _manifests(layout: GraphPaths) -> Iterator[Manifest]:
     for path in _manifest_files(layout):
         try:
             yield manifests.read_file(path)
@@ -82,13 +82,13 @@ def _manifests(layout: GraphLayout) -> Iterator[Manifest]:
             continue
 
 
-def _manifest_files(layout: GraphLayout) -> Iterator[Path]:
+def _manifest_files(layout: GraphPaths) -> Iterator[Path]:
     yield layout.manifest
     for generation in manifests.generations(layout):
         yield manifests.history_file(layout, generation)
 
 
-def _newer(layout: GraphLayout) -> Iterator[Obstacle]:
+def _newer(layout: GraphPaths) -> Iterator[Obstacle]:
     """A refusal for every file of another format; what is damaged is not told of here."""
     for path, read in _readers(layout):
         if os.path.lexists(path):
@@ -100,7 +100,7 @@ def _newer(layout: GraphLayout) -> Iterator[Obstacle]:
                 continue
 
 
-def _readers(layout: GraphLayout) -> Iterator[tuple[Path, Callable[[], object]]]:
+def _readers(layout: GraphPaths) -> Iterator[tuple[Path, Callable[[], object]]]:
     for path in _manifest_files(layout):
         yield path, partial(manifests.read_file, path)
     yield layout.scheduler_state, StateFile(layout.scheduler_state).load
@@ -110,7 +110,7 @@ def _readers(layout: GraphLayout) -> Iterator[tuple[Path, Callable[[], object]]]
     )
     for path in sorted(layout.skill_files.glob("*.json")):
         yield path, partial(read_skill_file, path)
-    archives = (RunLayout(path, 0) for path in sorted(layout.skills.glob("*_*")))
+    archives = (RunPaths(path, 0) for path in sorted(layout.skills.glob("*_*")))
     for place in (*archives, *live_runs(layout)):
         yield place.run_json, partial(read_run, place)
         yield place.result_json, partial(read_result, place)

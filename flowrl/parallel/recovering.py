@@ -19,7 +19,6 @@ from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.claim import Claim
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.known import highest_number, known_skills
@@ -29,6 +28,7 @@ from flowrl.parallel.signals import NewSkill, Rules, SkillsAdded
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.parallel.state import SchedulerState, step
 from flowrl.parallel.status import Completed, Entry, Waiting
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import CAPACITIES, SkillGraph
 from flowrl.skills.skill import load_library
@@ -46,7 +46,7 @@ class Recovered:
 
 
 @contextmanager
-def claimed(layout: GraphLayout) -> Iterator[None]:
+def claimed(layout: GraphPaths) -> Iterator[None]:
     """Hold the graph's folder, so that no scheduler starts meanwhile.
 
     Raises:
@@ -66,7 +66,7 @@ def claimed(layout: GraphLayout) -> Iterator[None]:
         claim.release()
 
 
-def read_state(layout: GraphLayout) -> SchedulerState | None:
+def read_state(layout: GraphPaths) -> SchedulerState | None:
     """The saved state; None when there is none.
 
     Raises:
@@ -75,7 +75,7 @@ def read_state(layout: GraphLayout) -> SchedulerState | None:
     return StateFile(layout.scheduler_state).load()
 
 
-def recover_state(layout: GraphLayout, *, anew: bool = False) -> Recovered | None:
+def recover_state(layout: GraphPaths, *, anew: bool = False) -> Recovered | None:
     """Make scheduler_state.json from the manifest and the run folders; None if it is whole.
 
     `anew` makes it although it can be read. The old one is kept as
@@ -100,7 +100,7 @@ def recover_state(layout: GraphLayout, *, anew: bool = False) -> Recovered | Non
     return Recovered(skills=skills, next_expert=number, kept=kept)
 
 
-def train_lost_again(layout: GraphLayout) -> tuple[str, ...]:
+def train_lost_again(layout: GraphPaths) -> tuple[str, ...]:
     """Let completed skills wait whose expert no longer counts; says which.
 
     `completed` means that an expert of the skill counts. One that was rolled back or lost is
@@ -121,7 +121,7 @@ def train_lost_again(layout: GraphLayout) -> tuple[str, ...]:
     return lost
 
 
-def lost_skills(layout: GraphLayout, state: SchedulerState) -> tuple[str, ...]:
+def lost_skills(layout: GraphPaths, state: SchedulerState) -> tuple[str, ...]:
     """The skills that are completed although the manifest names no expert of theirs."""
     experts = ExpertStore(layout).manifest().experts
     counted = {(index, version.skill) for index, version in experts.items()}
@@ -143,7 +143,7 @@ def state_disagrees(state: SchedulerState, present: Manifest) -> Iterator[str]:
             yield f"{version.skill} is expert {index}; the state says {entry.expert}"
 
 
-def recorded_graph(layout: GraphLayout) -> SkillGraph:
+def recorded_graph(layout: GraphPaths) -> SkillGraph:
     """The skills that this graph trains, as config.json and skill_files/ name them.
 
     Raises:
@@ -154,7 +154,7 @@ def recorded_graph(layout: GraphLayout) -> SkillGraph:
     return SkillGraph(skills.values(), capacity=CAPACITIES[config.env_name])
 
 
-def recorded_config(layout: GraphLayout) -> BottomUpConfig:
+def recorded_config(layout: GraphPaths) -> BottomUpConfig:
     """The configuration of the last start; without it, what the records of runs say.
 
     Raises:
@@ -166,7 +166,7 @@ def recorded_config(layout: GraphLayout) -> BottomUpConfig:
         for place in live_runs(layout):
             return configs.from_json(BottomUpConfig, read_run(place).config)
         for index, version in ExpertStore(layout).manifest().experts.items():
-            archive = RunLayout(layout.skill_folder(index, version.skill), index)
+            archive = RunPaths(layout.skill_folder(index, version.skill), index)
             if archive.run_json.exists():
                 return configs.from_json(BottomUpConfig, read_run(archive).config)
         raise FileRefusedError(
@@ -175,7 +175,7 @@ def recorded_config(layout: GraphLayout) -> BottomUpConfig:
         ) from error
 
 
-def usable_config(layout: GraphLayout) -> BottomUpConfig:
+def usable_config(layout: GraphPaths) -> BottomUpConfig:
     """What config.json says.
 
     Raises:

@@ -17,9 +17,9 @@ from typing import Any
 
 from flowrl import durable
 from flowrl.errors import FileRefusedError, FlowrlError
-from flowrl.layout import GraphLayout, display_name
 from flowrl.parallel.asks import MOST_PRIORITY, Answer, Request, Verb
 from flowrl.parallel.trouble import passes, said
+from flowrl.paths import GraphPaths, display_name
 
 logger = logging.getLogger(__name__)
 FORMAT = 2
@@ -29,7 +29,7 @@ _ID = re.compile(r"[0-9]{1,20}-[0-9a-f]{8}")
 _OLD_WORDS = {"hold": Verb.PAUSE}  # of format 1
 
 
-def ask(layout: GraphLayout, verb: Verb, skill: str | None = None, *, number: int = 0) -> str:
+def ask(layout: GraphPaths, verb: Verb, skill: str | None = None, *, number: int = 0) -> str:
     """Ask the scheduler of this graph, which hears it now or when it starts; answers the id."""
     durable.make_dir(layout.requests)
     name = f"{time.time_ns()}-{secrets.token_hex(4)}"
@@ -41,7 +41,7 @@ def ask(layout: GraphLayout, verb: Verb, skill: str | None = None, *, number: in
 class Inbox:
     """The requests of one graph, oldest first."""
 
-    def __init__(self, layout: GraphLayout) -> None:
+    def __init__(self, layout: GraphPaths) -> None:
         self._folder = layout.requests
         self._taken: list[Path] = []
         self._ignored: set[str] = set()  # names of what is no request, or cannot be removed

@@ -8,16 +8,16 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.recovering import read_state
 from flowrl.parallel.run_folders import live_runs
 from flowrl.parallel.status import Completed
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
 
 _LOCK_SECONDS = 60.0
 
 
-def restore_manifest(layout: GraphLayout) -> str:
+def restore_manifest(layout: GraphPaths) -> str:
     """Put the newest readable generation in the place of a damaged manifest; says so, or nothing.
 
     A generation is written to the history before it comes to count, so the newest one is what the
@@ -54,7 +54,7 @@ def restore_manifest(layout: GraphLayout) -> str:
     return f"the manifest is generation {found.generation} of its history again{also}"
 
 
-def _newest_readable(layout: GraphLayout) -> tuple[Manifest, tuple[int, ...]]:
+def _newest_readable(layout: GraphPaths) -> tuple[Manifest, tuple[int, ...]]:
     unreadable: list[int] = []
     for generation in reversed(manifests.generations(layout)):
         try:
@@ -73,21 +73,21 @@ def _newest_readable(layout: GraphLayout) -> tuple[Manifest, tuple[int, ...]]:
     )
 
 
-def _later_merges(layout: GraphLayout, found: Manifest) -> list[str]:
+def _later_merges(layout: GraphPaths, found: Manifest) -> list[str]:
     """The ids of runs that were merged after `found`, by what else is on disk."""
     said = {
         name.partition("-")[2]
         for (_, name), path in ExpertStore(layout).versions()
         if manifests.born_as(name) > found.generation and not path.name.endswith(".trash")
     }
-    archives = (RunLayout(path.parent, 0) for path in layout.skills.glob("*/run.json"))
+    archives = (RunPaths(path.parent, 0) for path in layout.skills.glob("*/run.json"))
     said |= {run_id for archive in archives if (run_id := _run_id(archive))}
     said |= _completed(layout)
     can_be_repeated = {_run_id(place) for place in live_runs(layout)}
     return sorted(said - can_be_repeated - set(found.merged))
 
 
-def _completed(layout: GraphLayout) -> set[str]:
+def _completed(layout: GraphPaths) -> set[str]:
     try:
         state = read_state(layout)
     except FileRefusedError:
@@ -96,7 +96,7 @@ def _completed(layout: GraphLayout) -> set[str]:
     return {status.run_id for status in statuses if isinstance(status, Completed)}
 
 
-def _run_id(place: RunLayout) -> str | None:
+def _run_id(place: RunPaths) -> str | None:
     try:
         return read_run(place).run_id
     except FileRefusedError:

@@ -10,8 +10,8 @@ import logging
 import os
 
 from flowrl import durable, notices
-from flowrl.layout import GraphLayout
 from flowrl.parallel.trouble import said, trouble
+from flowrl.paths import GraphPaths
 
 logger = logging.getLogger(__name__)
 LEAST_BYTES = 2**18
@@ -23,7 +23,7 @@ _NOTICE = "paused"
 class Room:
     """Remembers what is wrong with the folder; `free` while nothing is known to be."""
 
-    def __init__(self, layout: GraphLayout) -> None:
+    def __init__(self, layout: GraphPaths) -> None:
         self._layout = layout
         self._suspect = False  # somebody could not write
         self._unsaved = False  # the state itself cannot be saved
@@ -98,7 +98,7 @@ class Room:
             logger.warning("a notice stays: %s", said(error))
 
 
-def shortage(layout: GraphLayout) -> tuple[str, str] | None:
+def shortage(layout: GraphPaths) -> tuple[str, str] | None:
     """What the folder's file system says against it: a word and the reason, or nothing."""
     try:
         facts = os.statvfs(layout.root)

@@ -13,7 +13,7 @@ from flowrl import durable
 from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers import spec
 from flowrl.launchers.files import becomes_free, lock_held
-from flowrl.layout import GraphLayout, RunLayout
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_run
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _ATTEMPT = re.compile(r"\.attempt([0-9]+)(?:\.([0-9]+))?")
 class PreparedRun:
     """A run that can be launched; unpacks as `(run_folder, module_path, policies_folder)`."""
 
-    layout: RunLayout
+    layout: RunPaths
     run: TrainingRun
 
     @property
@@ -58,17 +58,17 @@ def is_run_folder(name: str) -> bool:
     return _RUN_FOLDER.fullmatch(name) is not None
 
 
-def live_runs(layout: GraphLayout) -> Iterator[RunLayout]:
+def live_runs(layout: GraphPaths) -> Iterator[RunPaths]:
     """Every run folder that was neither merged nor failed, by name."""
     if not layout.training_runs.is_dir():
         return
     for path in sorted(layout.training_runs.iterdir()):
         found = _RUN_FOLDER.fullmatch(path.name)
         if found is not None and path.is_dir() and not path.is_symlink():
-            yield RunLayout(path, int(found[1]))
+            yield RunPaths(path, int(found[1]))
 
 
-def pinned_versions(layout: GraphLayout) -> frozenset[tuple[int, str]] | None:
+def pinned_versions(layout: GraphPaths) -> frozenset[tuple[int, str]] | None:
     """The (index, version) of everything that a live run started from: it is not garbage.
 
     None says that a run's record is damaged: nobody knows what it pins, so nothing is garbage.
@@ -84,7 +84,7 @@ def pinned_versions(layout: GraphLayout) -> frozenset[tuple[int, str]] | None:
     return frozenset(pinned)
 
 
-def sweep_parts(layout: GraphLayout) -> None:
+def sweep_parts(layout: GraphPaths) -> None:
     """Remove the half-written files that dead writers left anywhere in the graph."""
     rooms = sorted(path for path in layout.root.iterdir() if not path.is_symlink())
     dead = (place.folder for place in live_runs(layout) if not lock_held(place.folder))
@@ -92,7 +92,7 @@ def sweep_parts(layout: GraphLayout) -> None:
         durable.sweep_parts(folder)
 
 
-def resume_training_run(layout: GraphLayout, expert: int, skill: str) -> PreparedRun:
+def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:
     """Make the same attempt ready to be launched again; its checkpoints and log stay.
 
     Raises:
@@ -112,14 +112,14 @@ def resume_training_run(layout: GraphLayout, expert: int, skill: str) -> Prepare
     return PreparedRun(layout=place, run=run)
 
 
-def refuse_living(place: RunLayout) -> None:
+def refuse_living(place: RunPaths) -> None:
     """Raise BusyError when a process of the run in this folder still lives."""
     if lock_held(place.folder):
         raise BusyError(f"{place.lock} is held: a process of this run lives; wait or cancel it")
 
 
 def fail_run(
-    layout: GraphLayout, expert: int, skill: str, attempt: int | None = None
+    layout: GraphPaths, expert: int, skill: str, attempt: int | None = None
 ) -> Path | None:
     """Move a run folder to `training_runs/failed/`; returns its new place, None without one.
 
@@ -149,7 +149,7 @@ def fail_run(
     return target
 
 
-def remove_strays(layout: GraphLayout, expert: int, skill: str) -> None:
+def remove_strays(layout: GraphPaths, expert: int, skill: str) -> None:
     """Remove this skill's folders of other numbers, which nobody has ever launched.
 
     A daemon made them that was killed before it had saved the number it gave the skill.
@@ -162,14 +162,14 @@ def remove_strays(layout: GraphLayout, expert: int, skill: str) -> None:
             durable.remove_tree(place.folder)
 
 
-def _attempt(place: RunLayout) -> int:
+def _attempt(place: RunPaths) -> int:
     try:
         return read_run(place).attempt
     except FileRefusedError:
         return 0
 
 
-def _failures(layout: GraphLayout, stem: str) -> dict[tuple[int, int], Path]:
+def _failures(layout: GraphPaths, stem: str) -> dict[tuple[int, int], Path]:
     """A skill's failed attempts by (series, attempt), which is the order they failed in."""
     found: dict[tuple[int, int], Path] = {}
     for path in layout.failed_runs.glob(f"{stem}.attempt*"):

@@ -18,7 +18,6 @@ from flowrl.errors import ConfigError, GraphError
 from flowrl.experts import rooms
 from flowrl.launchers.job import Launcher
 from flowrl.launchers.local import LocalLauncher
-from flowrl.layout import GraphLayout, display_name
 from flowrl.parallel import signals
 from flowrl.parallel.acts import Acts
 from flowrl.parallel.adding import told_skill
@@ -36,6 +35,7 @@ from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.status import Entry, Status
 from flowrl.parallel.story import Story
 from flowrl.parallel.workshop import CallbackWorkshop
+from flowrl.paths import GraphPaths, display_name
 from flowrl.skills.skill import Skill
 
 _LOOK_SECONDS = 1.0  # between looks at requests/ while nothing happens
@@ -61,7 +61,7 @@ class SkillScheduler:
         **settings: Unpack[SettingsDict],
     ) -> None:
         """Schedule in the graph's folder `base_dir`; the settings are those of `Settings`."""
-        self.layout = GraphLayout(Path(base_dir))
+        self.layout = GraphPaths(Path(base_dir))
         self.settings = Settings(**settings)
         self.skills: dict[str, Skill] = {}  # what add_skill was told they are; not saved
         self._launcher = launcher or LocalLauncher()

@@ -9,8 +9,8 @@ from pathlib import Path
 from flowrl import durable, sealed
 from flowrl.errors import FileRefusedError, SkillError
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
 from flowrl.parallel.run_folders import live_runs
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.skill import Skill
 
@@ -25,7 +25,7 @@ class SkillBook:
     While a skill has neither a merged expert nor a live run its file may still be mended.
     """
 
-    def __init__(self, layout: GraphLayout) -> None:
+    def __init__(self, layout: GraphPaths) -> None:
         self._layout = layout
 
     def record(self, skill: Skill) -> None:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flowrl.launchers.job import Handle
-from flowrl.layout import session_name
 from flowrl.parallel.asks import Answer
 from flowrl.parallel.status import (
     Asked,
@@ -24,6 +23,7 @@ from flowrl.parallel.status import (
     Status,
     Waiting,
 )
+from flowrl.paths import session_name
 
 _KINDS: dict[str, type] = {
     kind.word: kind

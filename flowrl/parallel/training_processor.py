@@ -24,10 +24,10 @@ from flowrl.experts.merge import FrameRule, Keep, MergePolicy, Take, Verdict
 from flowrl.experts.staging import Staging
 from flowrl.experts.store import Commit, ExpertStore, Offer
 from flowrl.launchers.files import lock_held
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folders import live_runs, pinned_versions, sweep_parts
 from flowrl.parallel.verification import records, tracker_folders, verified_offers
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_result, read_run
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ def process_completed_training(
       ComparingError: a program finds out what the policy has to know; try again.
       BusyError: another process merges for longer than a minute; try again.
     """
-    layout = GraphLayout(Path(base_dir))
-    place = RunLayout(Path(run_folder), global_expert_idx)
+    layout = GraphPaths(Path(base_dir))
+    place = RunPaths(Path(run_folder), global_expert_idx)
     policy = merge_policy or FrameRule()
     merged = merge_run(layout, place, skill_name, accounting=frame_accounting, policy=policy)
     put_away_run(layout, place, skill_name)
@@ -79,8 +79,8 @@ def process_completed_training(
 
 
 def merge_run(
-    layout: GraphLayout,
-    place: RunLayout,
+    layout: GraphPaths,
+    place: RunPaths,
     skill: str,
     *,
     accounting: FrameAccounting,
@@ -100,7 +100,7 @@ def merge_run(
         return _summary(place, run, _commit(store, place, run, offers=offers, policy=policy))
 
 
-def put_away_run(layout: GraphLayout, place: RunLayout, skill: str) -> None:
+def put_away_run(layout: GraphPaths, place: RunPaths, skill: str) -> None:
     """The second half: archive a merged run's records, remove its folder, collect garbage.
 
     Nothing waits for it, and what it leaves undone `recover_graph` does at the next start.
@@ -116,7 +116,7 @@ def put_away_run(layout: GraphLayout, place: RunLayout, skill: str) -> None:
 
 
 def recover_graph(
-    layout: GraphLayout, policy: MergePolicy | None = None, *, min_success_rate: float = 0.0
+    layout: GraphPaths, policy: MergePolicy | None = None, *, min_success_rate: float = 0.0
 ) -> Recovery:
     """Roll every finished run forward, and remove what a kill or a power cut left behind.
 
@@ -149,7 +149,7 @@ def recover_graph(
     return Recovery(merged=tuple(merged), refused=refused)
 
 
-def _run_ids(layout: GraphLayout) -> set[str]:
+def _run_ids(layout: GraphPaths) -> set[str]:
     """The ids of all live runs whose records can be read."""
     found: set[str] = set()
     for place in live_runs(layout):
@@ -158,14 +158,14 @@ def _run_ids(layout: GraphLayout) -> set[str]:
     return found
 
 
-def _is_due(layout: GraphLayout, place: RunLayout, min_success_rate: float) -> bool:
+def _is_due(layout: GraphPaths, place: RunPaths, min_success_rate: float) -> bool:
     if read_run(place).run_id in ExpertStore(layout).manifest().merged:
         return True
     return read_result(place).success_rate >= min_success_rate
 
 
 def _roll_forward(
-    layout: GraphLayout, place: RunLayout, policy: MergePolicy | None
+    layout: GraphPaths, place: RunPaths, policy: MergePolicy | None
 ) -> dict[str, Any]:
     run = read_run(place)
     return process_completed_training(
@@ -178,11 +178,11 @@ def _roll_forward(
     )
 
 
-def _archive(layout: GraphLayout, place: RunLayout, skill: str) -> RunLayout:
-    return RunLayout(layout.skill_folder(place.expert, skill), place.expert)
+def _archive(layout: GraphPaths, place: RunPaths, skill: str) -> RunPaths:
+    return RunPaths(layout.skill_folder(place.expert, skill), place.expert)
 
 
-def _read(place: RunLayout, skill: str) -> TrainingRun:
+def _read(place: RunPaths, skill: str) -> TrainingRun:
     run = read_run(place)
     if (run.expert, run.skill) != (place.expert, skill):
         raise ResultRefusedError(
@@ -194,7 +194,7 @@ def _read(place: RunLayout, skill: str) -> TrainingRun:
 
 def _commit(
     store: ExpertStore,
-    place: RunLayout,
+    place: RunPaths,
     run: TrainingRun,
     *,
     offers: Sequence[Offer],
@@ -209,7 +209,7 @@ def _commit(
     return commit
 
 
-def _put_away(place: RunLayout, archive: RunLayout) -> None:
+def _put_away(place: RunPaths, archive: RunPaths) -> None:
     """Archive a merged run, then remove its folder."""
     durable.fault_point("merge.committed")
     durable.make_dir(archive.folder)
@@ -245,7 +245,7 @@ def _archive_folder(source: Path, target: Path) -> None:
         logger.warning("left out of %s: %s; only plain files are archived", target, names)
 
 
-def _of_archive(archive: RunLayout, manifest: Manifest, place: RunLayout) -> dict[str, Any]:
+def _of_archive(archive: RunPaths, manifest: Manifest, place: RunPaths) -> dict[str, Any]:
     """The answer for a run whose folder is gone because it was merged."""
     if archive.run_json.exists():
         run = read_run(archive)
@@ -257,7 +257,7 @@ def _of_archive(archive: RunLayout, manifest: Manifest, place: RunLayout) -> dic
     )
 
 
-def _summary(place: RunLayout, run: TrainingRun, commit: Commit) -> dict[str, Any]:
+def _summary(place: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any]:
     result = read_result(place)
     return {
         "run_id": run.run_id,

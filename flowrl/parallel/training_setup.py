@@ -29,7 +29,6 @@ from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore
 from flowrl.experts.wholeness import refuse_other
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.parallel.generated_module import generate_module_with_remapping
 from flowrl.parallel.run_folders import (
@@ -40,6 +39,7 @@ from flowrl.parallel.run_folders import (
     resume_training_run,
 )
 from flowrl.parallel.vouching import kept_verdicts
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import Ancestor, PlannedStep, Shapes, TrainingRun, write_run
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ __all__ = [
 class RunOrder(TypedDict):
     """What `prepare_training_run` is told, by keyword."""
 
-    layout: GraphLayout
+    layout: GraphPaths
     """The graph's folder."""
     graph: SkillGraph
     """The skills; the run's plan is `graph.plan(skill)`."""
@@ -142,7 +142,7 @@ def _prepared(order: RunOrder, store: ExpertStore, *, verified: bool) -> Prepare
     )
     place = layout.run(run.expert, run.skill)
     refuse_living(place)
-    building = RunLayout(place.folder.with_name(f".tmp-{place.folder.name}"), run.expert)
+    building = RunPaths(place.folder.with_name(f".tmp-{place.folder.name}"), run.expert)
     try:
         durable.remove_tree(building.folder)
         _build(building, run, module, {store.path_of(seed): seed for seed in seeds})
@@ -257,7 +257,7 @@ def _ancestor(seed: ExpertVersion) -> Ancestor:
 
 
 def _build(
-    building: RunLayout, run: TrainingRun, module: str, seeds: Mapping[Path, ExpertVersion]
+    building: RunPaths, run: TrainingRun, module: str, seeds: Mapping[Path, ExpertVersion]
 ) -> None:
     """Fill the folder, whose content becomes durable when it is committed."""
     local = Remapping(run.experts).global_to_local

@@ -21,12 +21,12 @@ from flowrl.launchers.environment import child_env
 from flowrl.launchers.expecting import Expected
 from flowrl.launchers.files import lock_held
 from flowrl.launchers.job import Job
-from flowrl.layout import GraphLayout, RunLayout, session_name
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folders import PreparedRun, fail_run, live_runs, resume_training_run
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_processor import merge_run, put_away_run
 from flowrl.parallel.training_setup import new_run_id, prepare_training_run
+from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 
@@ -40,7 +40,7 @@ class TrainingWorkshop:
 
     def __init__(
         self,
-        layout: GraphLayout,
+        layout: GraphPaths,
         config: BottomUpConfig,
         graph: Callable[[], SkillGraph],
         *,
@@ -115,7 +115,7 @@ class TrainingWorkshop:
             comparisons.clear(self._layout, task.run_id)
         return fail_run(self._layout, task.expert, task.skill)
 
-    def _own(self, find: Callable[[GraphLayout, int, str], PreparedRun], task: Task) -> PreparedRun:
+    def _own(self, find: Callable[[GraphPaths, int, str], PreparedRun], task: Task) -> PreparedRun:
         """The run's folder, provided that it is this run's and not another attempt's."""
         run = read_run(self._layout.run(task.expert, task.skill))
         if run.run_id != task.run_id:
@@ -136,7 +136,7 @@ class TrainingWorkshop:
             folder=prepared.run_folder.resolve(),
             cpus=self._cpus(prepared.run_folder) if task.device is None else (),
             sandbox=self.confinement.around(
-                RunLayout(prepared.run_folder.resolve(), task.expert),
+                RunPaths(prepared.run_folder.resolve(), task.expert),
                 cwd=Path.cwd(),
                 env=env,
                 cache=sandbox.cache_of(config.compile_cache, env),
@@ -188,7 +188,7 @@ class TrainingWorkshop:
         return self._pinned[folder]
 
 
-def _cpus_in_use(place: RunLayout) -> tuple[int, ...]:
+def _cpus_in_use(place: RunPaths) -> tuple[int, ...]:
     """The CPUs of a run that an earlier scheduler has launched."""
     if not lock_held(place.folder):
         return ()
@@ -199,6 +199,6 @@ def _cpus_in_use(place: RunLayout) -> tuple[int, ...]:
     return tuple(cpu for cpu in cpus if isinstance(cpu, int)) if isinstance(cpus, list) else ()
 
 
-def _as_it_is(layout: GraphLayout, expert: int, skill: str) -> PreparedRun:
+def _as_it_is(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:
     place = layout.run(expert, skill)
     return PreparedRun(layout=place, run=read_run(place))

@@ -17,8 +17,8 @@ from flowrl.experts.merge import Candidate
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.staging import Staging
 from flowrl.experts.store import Offer
-from flowrl.layout import RunLayout
 from flowrl.parallel.training_setup import expected_shapes
+from flowrl.paths import RunPaths
 from flowrl.reading import plain_files
 from flowrl.runs import ExpertReport, RunResult, Shapes, TrainingRun, read_result
 
@@ -27,7 +27,7 @@ _SPARE_BYTES = 2**24  # for what else an expert's files hold
 REMEDY = "keep the folder for reading and train the skill again"
 
 
-def records(layout: RunLayout) -> tuple[Path, ...]:
+def records(layout: RunPaths) -> tuple[Path, ...]:
     """The files of a run that are kept for good, run.json last; some may not exist."""
     return (
         layout.module,
@@ -39,13 +39,13 @@ def records(layout: RunLayout) -> tuple[Path, ...]:
     )
 
 
-def tracker_folders(layout: RunLayout) -> tuple[Path, ...]:
+def tracker_folders(layout: RunPaths) -> tuple[Path, ...]:
     """The folders of other programs that are kept for good as far as they can be."""
     return (layout.tensorboard, layout.wandb)
 
 
 def verified_offers(
-    layout: RunLayout,
+    layout: RunPaths,
     run: TrainingRun,
     accounting: FrameAccounting = "acted",
     *,
@@ -86,7 +86,7 @@ def verified_offers(
     return result, tuple(offers)
 
 
-def _refused(layout: RunLayout, run: TrainingRun, lines: Iterable[str]) -> ResultRefusedError:
+def _refused(layout: RunPaths, run: TrainingRun, lines: Iterable[str]) -> ResultRefusedError:
     return ResultRefusedError(
         "\n".join([f"run {run.run_id} of {run.skill!r} in {layout.folder}: {REMEDY}", *lines])
     )
@@ -110,7 +110,7 @@ def _differ(what: str, wanted: Any, found: Any) -> Iterator[str]:
         yield f"+ {what} {found}"
 
 
-def _bad_files(layout: RunLayout) -> Iterator[str]:
+def _bad_files(layout: RunPaths) -> Iterator[str]:
     for path in records(layout):
         if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
             yield from _differ(path.name, "a plain file", "a link or a special file")
@@ -123,7 +123,7 @@ def _shape_differences(report: ExpertReport, wanted: Shapes) -> Iterator[str]:
 
 
 def _misplaced(
-    layout: RunLayout, run: TrainingRun, reports: Iterable[ExpertReport]
+    layout: RunPaths, run: TrainingRun, reports: Iterable[ExpertReport]
 ) -> Iterator[str]:
     """What keeps the experts' files from being read at all."""
     for folder in (layout.policies, layout.finals):
@@ -141,7 +141,7 @@ def _misplaced(
 
 
 def _check_digests(
-    layout: RunLayout,
+    layout: RunPaths,
     run: TrainingRun,
     places: Collection[tuple[ExpertReport, Path]],
     staging: Staging | None,
@@ -174,7 +174,7 @@ def _check_size(place: Path, shapes: Shapes) -> None:
 
 
 def _measured(
-    layout: RunLayout,
+    layout: RunPaths,
     run: TrainingRun,
     reports: Iterable[ExpertReport],
     wanted: Shapes,
@@ -212,7 +212,7 @@ def _array_differences(report: ExpertReport, found: Arrays) -> Iterator[str]:
 
 
 def _offer(
-    layout: RunLayout, run: TrainingRun, candidate: Candidate, staging: Staging | None
+    layout: RunPaths, run: TrainingRun, candidate: Candidate, staging: Staging | None
 ) -> Offer:
     folder = layout.final(Remapping(run.experts).global_to_local[candidate.expert])
     copy = staging.copy_of(folder) if staging else None

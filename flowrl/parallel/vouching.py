@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from flowrl import notices
 from flowrl.errors import SkillError
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from flowrl.runs import TrainingRun, Verdict
 from flowrl.skills.judging import Limits, Refusal, Subject, verdicts_on
 from flowrl.skills.skill import Skill
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def judged(
-    layout: GraphLayout,
+    layout: GraphPaths,
     skills: Collection[Skill],
     env_name: str,
     *,
@@ -46,7 +46,7 @@ def judged(
     return {skill.name: answer for skill, answer in pairs if isinstance(answer, Verdict)}
 
 
-def keep(layout: GraphLayout, verdicts: Mapping[str, Verdict]) -> None:
+def keep(layout: GraphPaths, verdicts: Mapping[str, Verdict]) -> None:
     """Keep what was judged with the graph, and say which skills are there by trust alone."""
     store = VerdictStore(layout.verdicts)
     for name, verdict in verdicts.items():
@@ -62,7 +62,7 @@ def keep(layout: GraphLayout, verdicts: Mapping[str, Verdict]) -> None:
 
 
 def kept_verdicts(
-    layout: GraphLayout, run: TrainingRun, skills: Mapping[str, Skill]
+    layout: GraphPaths, run: TrainingRun, skills: Mapping[str, Skill]
 ) -> tuple[Verdict, ...]:
     """The verdicts that the skills of a run's plan have; what has none the trainer refuses."""
     store = VerdictStore(layout.verdicts)

@@ -18,8 +18,8 @@ from flowrl.errors import (
     FileRefusedError,
     TrainingError,
 )
-from flowrl.layout import RunLayout
 from flowrl.networks.actor_critic import ActorCriticMoE
+from flowrl.paths import RunPaths
 from flowrl.runs import STANDALONE, Ancestor, ExpertReport, PlannedStep
 
 
@@ -27,7 +27,7 @@ from flowrl.runs import STANDALONE, Ancestor, ExpertReport, PlannedStep
 class Assignment:
     """One run, as its folder and its module say it; `experts[local]` is a global index."""
 
-    layout: RunLayout
+    layout: RunPaths
     run_id: str
     experts: tuple[int, ...]
     plan: tuple[PlannedStep, ...]
@@ -35,7 +35,7 @@ class Assignment:
     seed: int
 
 
-def layout_of(config: TrainConfig) -> RunLayout:
+def layout_of(config: TrainConfig) -> RunPaths:
     """The run folder that `--module_path` lies in.
 
     Raises:
@@ -48,7 +48,7 @@ def layout_of(config: TrainConfig) -> RunLayout:
         raise ConfigError(
             f"--module_path {config.module_path} must be named after its expert's index, as in 2.py"
         )
-    return RunLayout(path.parent, int(path.stem))
+    return RunPaths(path.parent, int(path.stem))
 
 
 def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:

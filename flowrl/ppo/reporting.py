@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from flowrl import runs
 from flowrl.config import PPOConfig
-from flowrl.layout import slug
+from flowrl.paths import slug
 from flowrl.ppo.assignment import Assignment
 from flowrl.ppo.display import Display, open_display
 from flowrl.ppo.trackers import Tracker, open_trackers

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl import checkpoints
-from flowrl.layout import RunLayout
 from flowrl.networks.dispatch import Packed
+from flowrl.paths import RunPaths
 from flowrl.ppo.train import Counters, Turn
 from flowrl.ppo.update import Learner
 
@@ -33,7 +33,7 @@ class Keeper:
     """Saves a run every so often, since a trainer that is killed has no time to."""
 
     def __init__(
-        self, layout: RunLayout, *, seconds: float, clock: Callable[[], float] = time.monotonic
+        self, layout: RunPaths, *, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._layout = layout
         self._seconds = seconds
@@ -52,14 +52,14 @@ class Keeper:
         self._saved_at = self._clock()
 
 
-def save(layout: RunLayout, learner: Learner, counters: Counters) -> None:
+def save(layout: RunPaths, learner: Learner, counters: Counters) -> None:
     """Keep parameters, optimizer state, random key and counters; not the environments."""
     key = learner.places[0].key
     tree = _tree(learner.params, learner.opt_state, key=key, counters=counters)
     checkpoints.save_resume(layout.resume, tree)
 
 
-def load(layout: RunLayout, *, params: Packed, opt_state: Any) -> Kept:
+def load(layout: RunPaths, *, params: Packed, opt_state: Any) -> Kept:
     """What the last trainer left; `params` and `opt_state` give the shapes.
 
     Raises:

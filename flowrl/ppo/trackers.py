@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from flowrl import durable
 from flowrl.config import PPOConfig, to_json
 from flowrl.errors import ConfigError
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from flowrl.runs import STANDALONE
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Tracker(Protocol):
 class JsonLines:
     """metrics.jsonl: one object per line; a figure that is no number is null."""
 
-    def __init__(self, layout: RunLayout) -> None:
+    def __init__(self, layout: RunPaths) -> None:
         self._path = layout.metrics
 
     def rewind(self, frames: int) -> None:
@@ -64,7 +64,7 @@ class JsonLines:
 class TensorBoard:
     """Event files in the run folder."""
 
-    def __init__(self, layout: RunLayout) -> None:
+    def __init__(self, layout: RunPaths) -> None:
         from tensorboardX import SummaryWriter
 
         self._open = partial(SummaryWriter, str(layout.tensorboard))
@@ -91,7 +91,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run at Weights & Biases; kept on disk for `wandb sync` when there is no key."""
 
-    def __init__(self, layout: RunLayout, config: PPOConfig, *, run_id: str) -> None:
+    def __init__(self, layout: RunPaths, config: PPOConfig, *, run_id: str) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
@@ -157,7 +157,7 @@ class Guarded:
                 logger.warning("%s is left out from here on: %s", name, error)
 
 
-def open_trackers(layout: RunLayout, config: PPOConfig, *, run_id: str) -> Guarded:
+def open_trackers(layout: RunPaths, config: PPOConfig, *, run_id: str) -> Guarded:
     """The trackers that the configuration asks for.
 
     Raises:

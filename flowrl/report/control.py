@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
-from flowrl.layout import GraphLayout
 from flowrl.parallel import requests
 from flowrl.parallel.asks import FITS, MOST_PRIORITY, Answer, Verb, unfit
 from flowrl.parallel.claim import daemon_of
+from flowrl.paths import GraphPaths
 from flowrl.report.snapshot import SkillRow, find_row, read_answers, read_rows
 
 _LOOK_SECONDS = 0.1
@@ -54,7 +54,7 @@ def steer(graph_path: Path, asked: Asked, *, wait_seconds: float, as_json: bool)
     Raises:
       GraphError: there is no such skill, or its status does not admit it.
     """
-    layout = GraphLayout(graph_path)
+    layout = GraphPaths(graph_path)
     rows = read_rows(layout)
     skill = None
     if asked.skill is not None:
@@ -87,7 +87,7 @@ def _check(asked: Asked, row: SkillRow) -> None:
         raise GraphError(f"{row.skill} cannot be asked to {asked.verb.value}: {why_not}")
 
 
-def _answer(layout: GraphLayout, name: str, wait_seconds: float) -> Answer | None:
+def _answer(layout: GraphPaths, name: str, wait_seconds: float) -> Answer | None:
     until = time.monotonic() + wait_seconds
     while wait_seconds:
         for answer in read_answers(layout):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from flowrl.errors import FileRefusedError
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from flowrl.reading import open_plain
 from flowrl.report.snapshot import SkillRow, find_row, read_rows
 
@@ -29,7 +29,7 @@ _UP = re.compile(r"\x1b\[(\d{0,6})A")
 
 def show(graph_path: Path, skill: str, *, follow: bool) -> int:
     """Print the log as a terminal would show it in the end, and then what is added to it."""
-    layout = GraphLayout(graph_path)
+    layout = GraphPaths(graph_path)
     row = find_row(read_rows(layout), skill, graph_path)
     with _opened(newest_log(layout, row)) as file:
         sys.stdout.write(as_shown(file.read()))
@@ -41,7 +41,7 @@ def show(graph_path: Path, skill: str, *, follow: bool) -> int:
     return 0
 
 
-def newest_log(layout: GraphLayout, row: SkillRow) -> Path:
+def newest_log(layout: GraphPaths, row: SkillRow) -> Path:
     """The live run's log, else the archived one, else the last failed attempt's.
 
     Raises:
@@ -95,7 +95,7 @@ def _opened(path: Path) -> TextIO:
     return io.TextIOWrapper(log, encoding="utf-8", errors="replace", newline="\n")
 
 
-def _candidates(layout: GraphLayout, row: SkillRow) -> Iterator[Path]:
+def _candidates(layout: GraphPaths, row: SkillRow) -> Iterator[Path]:
     if row.expert is None:
         return
     yield layout.run(row.expert, row.skill).training_log
@@ -105,7 +105,7 @@ def _candidates(layout: GraphLayout, row: SkillRow) -> Iterator[Path]:
     yield from sorted(failed, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def _still_running(layout: GraphLayout, row: SkillRow) -> bool:
+def _still_running(layout: GraphPaths, row: SkillRow) -> bool:
     rows = {other.skill: other for other in read_rows(layout)}
     return rows[row.skill].status == "running"
 

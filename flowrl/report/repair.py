@@ -21,13 +21,13 @@ from flowrl.experts import repair
 from flowrl.experts.fsck import Finding
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
 from flowrl.parallel.inspection import inspect
 from flowrl.parallel.mending import mend
 from flowrl.parallel.obstacles import refuse_obstacles
 from flowrl.parallel.recovering import claimed, read_state, recover_state, train_lost_again
 from flowrl.parallel.run_folders import live_runs
 from flowrl.parallel.status import Completed, Running
+from flowrl.paths import GraphPaths
 
 _WIDTH = 140  # into a file or a pipe
 
@@ -148,7 +148,7 @@ class Generation:
     readable: bool = True
 
 
-def generations(layout: GraphLayout) -> list[Generation]:
+def generations(layout: GraphPaths) -> list[Generation]:
     """The generations that one can go back to, oldest first."""
     listed: list[Generation] = []
     before: Manifest | None = None
@@ -182,8 +182,8 @@ def _merged(before: Manifest | None, known: Manifest) -> tuple[str, ...]:
     return tuple(f"{run_id} ({name})" if name else run_id for run_id, name in pairs)
 
 
-def _graph(graph_path: Path) -> GraphLayout:
-    layout = GraphLayout(graph_path)
+def _graph(graph_path: Path) -> GraphPaths:
+    layout = GraphPaths(graph_path)
     if not (layout.checkpoints.is_dir() or layout.scheduler_state.is_file()):
         raise FileRefusedError(
             f"{layout.root} is no graph: it has neither checkpoints/ nor scheduler_state.json; "
@@ -201,7 +201,7 @@ def _facts(finding: Finding) -> dict[str, str]:
     }
 
 
-def _print_findings(layout: GraphLayout, findings: Sequence[Finding]) -> None:
+def _print_findings(layout: GraphPaths, findings: Sequence[Finding]) -> None:
     for finding in findings:
         line = f"{finding.severity}: {finding.thing} [{finding.place}]: {finding.remedy}"
         sys.stdout.write(_line(line) + "\n")
@@ -211,7 +211,7 @@ def _print_findings(layout: GraphLayout, findings: Sequence[Finding]) -> None:
     sys.stdout.write(_line(f"{layout.root}: {tally or 'clean'}") + "\n")
 
 
-def _print_generations(layout: GraphLayout, *, as_json: bool) -> None:
+def _print_generations(layout: GraphPaths, *, as_json: bool) -> None:
     present = ExpertStore(layout).manifest()
     listed = generations(layout)
     if as_json:

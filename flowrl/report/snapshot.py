@@ -10,10 +10,10 @@ from typing import Any
 
 from flowrl import durable, runs
 from flowrl.errors import FileRefusedError, GraphError
-from flowrl.layout import GraphLayout, slug
 from flowrl.parallel.asks import Answer, Wish
 from flowrl.parallel.codec import read_document
 from flowrl.parallel.state_lines import answer_of
+from flowrl.paths import GraphPaths, slug
 
 _WISHES = {
     Wish.NOTHING: "",
@@ -54,7 +54,7 @@ class SkillRow:
     log: tuple[str, ...]  # the last lines of a failed skill's training log
 
 
-def read_rows(layout: GraphLayout) -> list[SkillRow]:
+def read_rows(layout: GraphPaths) -> list[SkillRow]:
     """Every skill of the graph, in the order in which they were added.
 
     Raises:
@@ -75,7 +75,7 @@ def read_rows(layout: GraphLayout) -> list[SkillRow]:
         ) from error
 
 
-def read_answers(layout: GraphLayout) -> tuple[Answer, ...]:
+def read_answers(layout: GraphPaths) -> tuple[Answer, ...]:
     """The scheduler's answers to the last requests, oldest first.
 
     Raises:
@@ -87,7 +87,7 @@ def read_answers(layout: GraphLayout) -> tuple[Answer, ...]:
         raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
 
 
-def read_wish(layout: GraphLayout) -> str:
+def read_wish(layout: GraphPaths) -> str:
     """What a user wants of the scheduler itself, in words; nothing when that is nothing."""
     try:
         return _WISHES[Wish(_document(layout).get("wish", ""))]
@@ -117,12 +117,12 @@ def all_ended(rows: Sequence[SkillRow]) -> bool:
     return all(row.status in ENDED for row in rows)
 
 
-def _document(layout: GraphLayout) -> dict[str, Any]:
+def _document(layout: GraphPaths) -> dict[str, Any]:
     content = durable.read_bytes(layout.scheduler_state)
     return read_document(content, str(layout.scheduler_state))
 
 
-def _row(layout: GraphLayout, facts: Mapping[str, Any]) -> SkillRow:
+def _row(layout: GraphPaths, facts: Mapping[str, Any]) -> SkillRow:
     progress = _progress(layout, facts) if facts["status"] == "running" else None
     steps = progress.step_success if progress else ()
     success = steps[-1] if steps else facts.get("success_rate")
@@ -159,7 +159,7 @@ def _waits(facts: Mapping[str, Any]) -> str:
     return "a free slot" if facts["status"] == "waiting" else ""
 
 
-def _progress(layout: GraphLayout, facts: Mapping[str, Any]) -> runs.Progress | None:
+def _progress(layout: GraphPaths, facts: Mapping[str, Any]) -> runs.Progress | None:
     """The trainer's newest figures, unless they are another run's or unreadable just now."""
     try:
         progress = runs.read_progress(layout.run(facts["expert"], facts["skill"]))

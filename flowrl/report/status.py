@@ -15,8 +15,8 @@ from rich.text import Text
 
 from flowrl import notices
 from flowrl.experts.fsck import manifest_damage
-from flowrl.layout import GraphLayout
 from flowrl.parallel.room import shortage
+from flowrl.paths import GraphPaths
 from flowrl.report.snapshot import SkillRow, all_ended, read_rows, read_wish
 from flowrl.report.summary import last_words
 from flowrl.report.table import skill_table, tally
@@ -27,7 +27,7 @@ _WIDTH = 140  # into a file or a pipe
 
 def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
     """Print the status once, or again and again until nothing moves."""
-    layout = GraphLayout(graph_path)
+    layout = GraphPaths(graph_path)
     if as_json:
         _print_json(layout)
         while watch and not all_ended(read_rows(layout)):
@@ -47,7 +47,7 @@ def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
     return 0
 
 
-def screen(layout: GraphLayout, rows: list[SkillRow]) -> Group:
+def screen(layout: GraphPaths, rows: list[SkillRow]) -> Group:
     """The table under its heading."""
     said = [Text(text, style="yellow") for text in _notices(layout).values()]
     wish = [Text(text, style="yellow") for text in [read_wish(layout)] if text]
@@ -55,7 +55,7 @@ def screen(layout: GraphLayout, rows: list[SkillRow]) -> Group:
     return Group(Text(f"{layout.root}: {tally(rows)}"), *wish, *said, "", skill_table(rows), *logs)
 
 
-def _notices(layout: GraphLayout) -> dict[str, str]:
+def _notices(layout: GraphPaths) -> dict[str, str]:
     """What was noted, a full disk, on which nothing can be noted, and a damaged manifest."""
     said = dict(notices.read(layout))
     if "paused" not in said and (found := shortage(layout)):
@@ -77,7 +77,7 @@ def _last(rows: list[SkillRow]) -> list[str]:
     return ["", *last_words(rows)[1:]] if all_ended(rows) else []
 
 
-def facts(layout: GraphLayout) -> dict[str, Any]:
+def facts(layout: GraphPaths) -> dict[str, Any]:
     """The status as JSON values, for scripts."""
     rows = read_rows(layout)
     return {
@@ -89,6 +89,6 @@ def facts(layout: GraphLayout) -> dict[str, Any]:
     }
 
 
-def _print_json(layout: GraphLayout) -> None:
+def _print_json(layout: GraphPaths) -> None:
     sys.stdout.write(json.dumps(facts(layout), indent=2) + "\n")
     sys.stdout.flush()

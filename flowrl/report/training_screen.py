@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from flowrl.errors import FileRefusedError
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from flowrl.report.snapshot import read_rows
 from flowrl.report.status import screen
 from flowrl.report.summary import summary
@@ -17,7 +17,7 @@ from flowrl.report.summary import summary
 
 @contextmanager
 def training_screen(
-    layout: GraphLayout, console: Console, *, goal: float, live: bool = True
+    layout: GraphPaths, console: Console, *, goal: float, live: bool = True
 ) -> Iterator[None]:
     """Keep a live table below the log on a terminal; print the table of results at the end."""
     if live and console.is_terminal:
@@ -28,7 +28,7 @@ def training_screen(
     console.print(summary(read_rows(layout), goal=goal))
 
 
-def _now(layout: GraphLayout) -> Group:
+def _now(layout: GraphPaths) -> Group:
     try:
         return screen(layout, read_rows(layout))
     except FileRefusedError:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowrl.errors import NameRefusedError, SkillError
-from flowrl.layout import display_name
+from flowrl.paths import display_name
 from flowrl.skills.amount import Amount
 
 MOST_STEPS = 100_000

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import networkx as nx
 
 from flowrl.errors import GraphError
-from flowrl.layout import slug
+from flowrl.paths import slug
 from flowrl.skills.games import GAMES
 from flowrl.skills.learnable import learnable, why_impossible
 from flowrl.skills.planning import Planner

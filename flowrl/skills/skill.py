@@ -14,7 +14,7 @@ from typing import Any
 
 from flowrl import durable
 from flowrl.errors import FileRefusedError, GateError, SkillError
-from flowrl.layout import slug
+from flowrl.paths import slug
 from flowrl.skills.amount import Amount
 from flowrl.skills.constants import MOST_STEPS, plain_literal, read_constants, text_of
 from flowrl.skills.games import GAMES

@@ -13,7 +13,7 @@ from flowrl.envs import admission
 from flowrl.envs.admission import open_module
 from flowrl.envs.skill_module import load_module, read_module
 from flowrl.errors import GateError, SkillError
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from flowrl.ppo import program
 from flowrl.ppo.stopping import StopWish
 from flowrl.runs import Verdict
@@ -168,4 +168,4 @@ def test_verdicts_are_found_again_by_their_digest_alone(tmp_path):
 def test_a_module_that_no_run_lies_beside_has_no_recorded_verdicts(tmp_path):
     (tmp_path / "mine.py").write_text(module_text([WOOD]))
     assert admission.recorded_verdicts(tmp_path / "mine.py") is None
-    assert admission.recorded_verdicts(RunLayout(tmp_path, 3).module) is None
+    assert admission.recorded_verdicts(RunPaths(tmp_path, 3).module) is None

@@ -13,8 +13,8 @@ from flowrl import arrays, durable
 from flowrl.arrays import FLOAT, Arrays
 from flowrl.experts.merge import Candidate, ExpertVersion
 from flowrl.experts.store import ExpertStore, Offer
-from flowrl.layout import GraphLayout
 from flowrl.networks.shapes import env_sizes, expert_shapes
+from flowrl.paths import GraphPaths
 from flowrl.runs import Ancestor
 
 SHAPES = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1"), 64)
@@ -148,7 +148,7 @@ def offer(
     )
 
 
-def contents(layout: GraphLayout) -> dict[int, tuple[int, str]]:
+def contents(layout: GraphPaths) -> dict[int, tuple[int, str]]:
     """What a reader finds: frames and content of every expert, each verified."""
     store = ExpertStore(layout)
     return {

@@ -13,13 +13,13 @@ from flowrl import sealed
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 
 DATA = Path(__file__).parents[1] / "data"
 
 
 def test_a_manifest_of_format_1_is_read_and_goes_on_sealed(tmp_path):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     layout.history.mkdir(parents=True)
     shutil.copy(DATA / "manifest_v1.json", layout.manifest)
     store = ExpertStore(layout)
@@ -38,7 +38,7 @@ def test_a_manifest_of_format_1_is_read_and_goes_on_sealed(tmp_path):
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_manifest_has_a_line_per_expert_and_its_seal(tmp_path, count):
-    layout, present = GraphLayout(tmp_path), manifests.read_file(DATA / "manifest_v1.json")
+    layout, present = GraphPaths(tmp_path), manifests.read_file(DATA / "manifest_v1.json")
     kept = dict(list(present.experts.items())[:count])
     manifests.swap(layout, manifest := replace(present, experts=kept))
     text = layout.manifest.read_text()

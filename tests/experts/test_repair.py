@@ -9,7 +9,7 @@ from flowrl.experts.fsck import look
 from flowrl.experts.merge import FrameRule
 from flowrl.experts.repair import drop, fall_back, rollback, usable
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from tests.experts.making import content_of, contents, make_expert, offer
 from tests.sealing import rewrite
 
@@ -17,7 +17,7 @@ from tests.sealing import rewrite
 @pytest.fixture
 def store(tmp_path) -> ExpertStore:
     """Expert 0 in three versions of 1, 2 and 3 frames, expert 1 in one of 9."""
-    store = ExpertStore(GraphLayout(tmp_path))
+    store = ExpertStore(GraphPaths(tmp_path))
     for run_id, expert, acted in (("r1", 0, 1), ("r2", 0, 2), ("r3", 1, 9), ("r4", 0, 3)):
         folder = make_expert(tmp_path / "offers" / run_id, run_id)
         store.commit(run_id, [offer(folder, expert, acted)], policy=FrameRule())

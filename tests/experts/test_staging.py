@@ -12,22 +12,22 @@ from flowrl.experts.merge import FrameRule
 from flowrl.experts.remembered import Remembered
 from flowrl.experts.staging import Staging
 from flowrl.experts.store import ExpertStore, Offer
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from tests.experts.making import content_of, make_expert, offer
 
 RUN = "e0.a1.0f"
 
 
 @pytest.fixture
-def layout(tmp_path) -> GraphLayout:
-    return GraphLayout(tmp_path / "graph")
+def layout(tmp_path) -> GraphPaths:
+    return GraphPaths(tmp_path / "graph")
 
 
 def offer_of(source: Path, copy: Path | None) -> Offer:
     return replace(offer(source, expert=0, acted=10), copy=copy)
 
 
-def staged(layout: GraphLayout) -> list[str]:
+def staged(layout: GraphPaths) -> list[str]:
     return sorted(path.name for path in layout.checkpoints.glob(".tmp-*"))
 
 

@@ -34,7 +34,7 @@ from flowrl.experts.merge import (
 )
 from flowrl.experts.policies import POLICIES
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from tests.experts.making import (
     ancestor_of,
     content_of,
@@ -48,8 +48,8 @@ RULE = FrameRule()
 
 
 @pytest.fixture
-def layout(tmp_path) -> GraphLayout:
-    return GraphLayout(tmp_path / "graph")
+def layout(tmp_path) -> GraphPaths:
+    return GraphPaths(tmp_path / "graph")
 
 
 @pytest.fixture
@@ -425,7 +425,7 @@ def test_a_reader_during_the_first_merge_finds_no_damage(store, monkeypatch, bef
 
 
 def _merge_in_its_own_process(root: Path, number: int, barrier) -> None:
-    store = ExpertStore(GraphLayout(root))
+    store = ExpertStore(GraphPaths(root))
     barrier.wait(timeout=60)
     merge(store, f"run{number}", expert=0, acted=number + 1)
     merge(store, f"own{number}", expert=number + 1, acted=7)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config import MergePolicyName
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from tests.faults.frozen import Frozen, leftovers
 from tests.faults.scenarios import Scenario, scenarios
 from tests.faults.shim import FIVE, KILLS, End, Mode, Shim
@@ -74,7 +74,7 @@ class Bench:
 
     def __init__(self, shim: Shim, scenario: Scenario, folder: Path) -> None:
         self.shim, self.scenario = shim, scenario
-        self.layout = GraphLayout(folder / "graph")
+        self.layout = GraphPaths(folder / "graph")
         self.layout.root.mkdir(parents=True)
         scenario.build(self.layout)
         self.start = Frozen.of(self.layout.root)

@@ -19,7 +19,6 @@ from flowrl.experts.inquiry import Desk, Inquiry, write_answers, write_inquiry
 from flowrl.experts.merge import Blended, Compared, Evidence, Question
 from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
 from flowrl.parallel import comparisons
 from flowrl.parallel.asks import Verb
 from flowrl.parallel.board import SchedulerState
@@ -36,6 +35,7 @@ from flowrl.parallel.run_folders import (
 from flowrl.parallel.status import Entry, Running, Waiting
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.parallel.verification import verified_offers
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from tests.experts.making import content_digest, contents, make_expert
 from tests.faults.frozen import content
@@ -43,7 +43,7 @@ from tests.parallel.making import PICKAXE, SWORD, TABLE, WOOD, finish, prepare, 
 
 COMPLETED = {WOOD: 0, TABLE: 1}
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-Work = Callable[[GraphLayout], Any]
+Work = Callable[[GraphPaths], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def scenarios(policies: Sequence[MergePolicyName]) -> list[Scenario]:
 # --- readers
 
 
-def look(layout: GraphLayout) -> Any:
+def look(layout: GraphPaths) -> Any:
     """What counts in a graph: every expert verified, every record whole, the ledger once."""
     store = ExpertStore(layout)
     present = store.manifest()
@@ -97,12 +97,12 @@ def look(layout: GraphLayout) -> Any:
     return contents(layout), present.merged
 
 
-def everything(layout: GraphLayout) -> Any:
+def everything(layout: GraphPaths) -> Any:
     """Every file of the graph, byte for byte."""
     return content(layout.root)
 
 
-def _recovered(layout: GraphLayout, act: Work, policy: MergePolicyName = "frame_count") -> None:
+def _recovered(layout: GraphPaths, act: Work, policy: MergePolicyName = "frame_count") -> None:
     recover_graph(layout, policy_named(policy))
     act(layout)
 
@@ -110,13 +110,13 @@ def _recovered(layout: GraphLayout, act: Work, policy: MergePolicyName = "frame_
 # --- merging
 
 
-def trained(layout: GraphLayout) -> None:
+def trained(layout: GraphPaths) -> None:
     """Experts 0 (50 frames) and 1 (20 frames)."""
     train(layout, WOOD, 0, {}, acted={0: 50})
     train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
 
 
-def _conflict(policy: MergePolicyName, layout: GraphLayout) -> None:
+def _conflict(policy: MergePolicyName, layout: GraphPaths) -> None:
     """A finished run of the pickaxe, whose ancestor another run has improved meanwhile."""
     trained(layout)
     ready = prepare(layout, PICKAXE, 4, COMPLETED)
@@ -133,7 +133,7 @@ def _conflict(policy: MergePolicyName, layout: GraphLayout) -> None:
     _find_out(policy, layout, ready)
 
 
-def _find_out(policy: MergePolicyName, layout: GraphLayout, ready: PreparedRun) -> None:
+def _find_out(policy: MergePolicyName, layout: GraphPaths, ready: PreparedRun) -> None:
     """Answer what the policy will ask, as the program that compares experts would have."""
     run, place = ready.run, ready.layout
     _, offers = verified_offers(place, run, "acted")
@@ -166,7 +166,7 @@ def _answer(desk: Desk, question: Question) -> Evidence:
     )
 
 
-def _merge_pickaxe(policy: MergePolicyName, layout: GraphLayout) -> Any:
+def _merge_pickaxe(policy: MergePolicyName, layout: GraphPaths) -> Any:
     folder = layout.run(4, PICKAXE).folder
     return process_completed_training(
         folder, PICKAXE, 4, layout.root, merge_policy=policy_named(policy)
@@ -185,7 +185,7 @@ def _merge(policy: MergePolicyName) -> Scenario:
     )
 
 
-def _killed_at(point: str, policy: MergePolicyName, layout: GraphLayout) -> None:
+def _killed_at(point: str, policy: MergePolicyName, layout: GraphPaths) -> None:
     """A merge that a fault ended there, as a kill would have: nothing was tidied up."""
     _conflict(policy, layout)
     child = os.fork()
@@ -210,7 +210,7 @@ def _archive(policy: MergePolicyName) -> Scenario:
 
 
 def _recover(policy: MergePolicyName) -> Scenario:
-    def act(layout: GraphLayout) -> Any:
+    def act(layout: GraphPaths) -> Any:
         return recover_graph(layout, policy_named(policy))
 
     return Scenario(
@@ -226,16 +226,16 @@ def _recover(policy: MergePolicyName) -> Scenario:
 # --- run folders
 
 
-def _with_dead_attempt(layout: GraphLayout) -> None:
+def _with_dead_attempt(layout: GraphPaths) -> None:
     trained(layout)
     prepare(layout, PICKAXE, 4, COMPLETED)
 
 
 def _prepare() -> Scenario:
-    def act(layout: GraphLayout) -> Any:
+    def act(layout: GraphPaths) -> Any:
         return prepare(layout, PICKAXE, 4, COMPLETED, attempt=2)
 
-    def end(layout: GraphLayout) -> Any:
+    def end(layout: GraphPaths) -> Any:
         """One whole run folder of the attempt, and the attempts before it."""
         place = layout.run(4, PICKAXE)
         names = sorted(path.relative_to(place.folder) for path in place.folder.rglob("*"))
@@ -256,14 +256,14 @@ def _prepare() -> Scenario:
 
 
 def _fail() -> Scenario:
-    def build(layout: GraphLayout) -> None:
+    def build(layout: GraphPaths) -> None:
         for attempt in range(1, KEPT_FAILURES + 2):
             prepare(layout, WOOD, 0, {}, attempt=attempt)
 
-    def act(layout: GraphLayout) -> Any:
+    def act(layout: GraphPaths) -> Any:
         return fail_run(layout, 0, WOOD)
 
-    def end(layout: GraphLayout) -> Any:
+    def end(layout: GraphPaths) -> Any:
         assert not list(live_runs(layout))
         names = sorted(path.name for path in layout.failed_runs.iterdir())
         # One that was moved before the fault may not have pushed the oldest out yet.
@@ -280,14 +280,14 @@ def _last(names: list[str]) -> list[str]:
 
 
 def _resume() -> Scenario:
-    def build(layout: GraphLayout) -> None:
+    def build(layout: GraphPaths) -> None:
         place = prepare(layout, WOOD, 0, {}).layout
         for path in (place.start_json, place.exit_json, place.result_json):
             path.write_text("{}\n")
         (place.resume / "0").mkdir(parents=True)
         (place.resume / "0" / "d0").write_text("arrays")
 
-    def act(layout: GraphLayout) -> Any:
+    def act(layout: GraphPaths) -> Any:
         return resume_training_run(layout, 0, WOOD)
 
     return Scenario(name="resume", build=build, act=act, again=act, look=look, end=everything)
@@ -297,7 +297,7 @@ def _resume() -> Scenario:
 
 
 def _collect() -> Scenario:
-    def build(layout: GraphLayout) -> None:
+    def build(layout: GraphPaths) -> None:
         trained(layout)
         prepare(layout, SWORD, 3, COMPLETED)
         store = ExpertStore(layout)
@@ -305,7 +305,7 @@ def _collect() -> Scenario:
             present = store.manifest().experts[0]
             train_once_more(store, present.frames + 1)
 
-    def act(layout: GraphLayout) -> Any:
+    def act(layout: GraphPaths) -> Any:
         return ExpertStore(layout).collect_garbage(pinned_versions(layout))
 
     return Scenario(
@@ -334,7 +334,7 @@ def train_once_more(store: ExpertStore, frames: int) -> None:
 
 
 def _roll_back() -> Scenario:
-    def act(layout: GraphLayout) -> Any:
+    def act(layout: GraphPaths) -> Any:
         store = ExpertStore(layout)
         if set(store.manifest().experts) != {0}:
             repair.rollback(store, 1)
@@ -362,26 +362,26 @@ def _state(attempt: int) -> SchedulerState:
     return SchedulerState.of(entries, next_expert=len(entries))
 
 
-def _save(layout: GraphLayout, attempt: int = 2) -> None:
+def _save(layout: GraphPaths, attempt: int = 2) -> None:
     StateFile(layout.scheduler_state).save(_state(attempt))
 
 
-def _saved(layout: GraphLayout) -> Any:
+def _saved(layout: GraphPaths) -> Any:
     state = StateFile(layout.scheduler_state).load()
     return None if state is None else state.entries["Skill 0"]
 
 
 def _small() -> list[Scenario]:
-    def tell(layout: GraphLayout) -> None:
+    def tell(layout: GraphPaths) -> None:
         notices.tell(layout, "disk", "full")
         notices.withdraw(layout, "old")
 
-    def shown(layout: GraphLayout) -> None:
+    def shown(layout: GraphPaths) -> None:
         """Each notice is whole; the two are not written at one stroke."""
         found = notices.read(layout)
         assert set(found.values()) <= {"full", "long gone"}, found
 
-    def asked(layout: GraphLayout) -> Any:
+    def asked(layout: GraphPaths) -> Any:
         """How often the request was understood; a user who saw it fail may ask twice."""
         found = [durable.read_json(path) for path in sorted(layout.requests.glob("*.json"))]
         assert all(facts["skill"] == WOOD for facts in found), found

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.layout import GraphLayout
 from flowrl.parallel.codec import StateFile
+from flowrl.paths import GraphPaths
 from tests.faults.frozen import Frozen, leftovers
 from tests.faults.scenarios import Work, scenarios
 from tests.faults.shim import ROOT
 from tests.parallel.faults import DONE, FAILED, in_child, in_clean_process
 
 PLENTY = 12
-Limit = Callable[[int, Work, GraphLayout], None]
+Limit = Callable[[int, Work, GraphPaths], None]
 
 
 def test_a_merge_short_of_descriptors_is_made_later_and_once(memory):
@@ -54,7 +54,7 @@ def _merge_with_ever_more(root: Path, limit: Limit, amounts: Sequence[int]) -> N
     """A merge with so little of something fails and changes nothing, until there is enough."""
     merge = next(s for s in scenarios(("frame_count",)) if s.name.startswith("merge"))
     logging.disable(logging.CRITICAL)
-    layout = GraphLayout(root)
+    layout = GraphPaths(root)
     root.mkdir()
     merge.build(layout)
     start, before = Frozen.of(root), merge.look(layout)
@@ -75,7 +75,7 @@ def _merge_with_ever_more(root: Path, limit: Limit, amounts: Sequence[int]) -> N
     assert ends.count(FAILED) > 2, ends
 
 
-def _descriptors(spare: int, act: Work, layout: GraphLayout) -> None:
+def _descriptors(spare: int, act: Work, layout: GraphPaths) -> None:
     """The act with so many descriptors left; being refused one ends it as an injected fault."""
     free = os.dup(0)
     os.close(free)
@@ -84,7 +84,7 @@ def _descriptors(spare: int, act: Work, layout: GraphLayout) -> None:
     _limited(errno.EMFILE, act, layout)
 
 
-def _kilobytes(left: int, act: Work, layout: GraphLayout) -> None:
+def _kilobytes(left: int, act: Work, layout: GraphPaths) -> None:
     """The act with so much room left on the disk."""
     facts = os.statvfs(layout.root)
     with (layout.root.parent / "filler").open("wb") as filler:
@@ -92,7 +92,7 @@ def _kilobytes(left: int, act: Work, layout: GraphLayout) -> None:
     _limited(errno.ENOSPC, act, layout)
 
 
-def _limited(number: int, act: Work, layout: GraphLayout) -> None:
+def _limited(number: int, act: Work, layout: GraphPaths) -> None:
     try:
         act(layout)
     except OSError as error:
@@ -125,7 +125,7 @@ def test_a_daemon_that_may_start_no_process_starts_its_runs_later(anybodys):
     assert len(merged) == len(set(merged)) == 2
     for run_id in merged:
         assert (anybodys / "runs" / run_id / "launches").read_text().split() == [run_id]
-    state = StateFile(GraphLayout(anybodys / "graph").scheduler_state).load()
+    state = StateFile(GraphPaths(anybodys / "graph").scheduler_state).load()
     assert state is not None
     assert {entry.failures for entry in state.entries.values()} == {0}, "none was to blame"
 

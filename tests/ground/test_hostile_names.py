@@ -21,11 +21,11 @@ from flowrl.errors import NameRefusedError
 from flowrl.launchers.job import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.layout import GraphLayout, RunLayout, display_name, session_name, slug
 from flowrl.parallel.adding import checked
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.training_processor import recover_graph
+from flowrl.paths import GraphPaths, RunPaths, display_name, session_name, slug
 from flowrl.skills.graph import SkillGraph
 from tests.ground.hostile_names import CANARY, HOSTILE, TMUX
 from tests.parallel.making import finish, make_skill, prepare
@@ -45,7 +45,7 @@ with open(os.path.join(folder, "result.json"), "w") as file:
 class NamedRuns:
     """Real folders, sessions and processes; a merge only moves the log to the archive."""
 
-    def __init__(self, layout: GraphLayout) -> None:
+    def __init__(self, layout: GraphPaths) -> None:
         self.layout = layout
 
     def prepare(self, task: Task) -> Job:
@@ -64,7 +64,7 @@ class NamedRuns:
         archive = self.layout.skill_folder(task.expert, task.skill)
         durable.make_dir(archive)
         place = self.layout.run(task.expert, task.skill)
-        durable.copy_file(place.training_log, RunLayout(archive, task.expert).training_log)
+        durable.copy_file(place.training_log, RunPaths(archive, task.expert).training_log)
         durable.remove_tree(place.folder)
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
@@ -109,7 +109,7 @@ def add_all(scheduler: SkillScheduler, names: Sequence[str]) -> tuple[list[str],
 
 def train_all(world: Path, names: Sequence[str], launcher) -> list[str]:
     """The names that were trained, all the way from `add_skill` to the archive."""
-    layout = GraphLayout(world / "graph")
+    layout = GraphPaths(world / "graph")
     with SkillScheduler(
         layout.root, launcher=launcher, max_parallel_skills=8, max_retries=0
     ) as scheduler:
@@ -212,7 +212,7 @@ def test_hostile_names_are_prepared_merged_and_archived(world):
         "{0.__class__}",
         "木を集める",
     ]
-    layout = GraphLayout(world / "graph")
+    layout = GraphPaths(world / "graph")
     for number, name in enumerate(names):
         skill = make_skill(name, gain=f"thing{number}")
         ready = prepare(layout, name, number, {}, graph=SkillGraph([skill]))
@@ -246,7 +246,7 @@ def test_slugs_are_one_to_one_or_refused(names):
         assert word not in admitted
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", word)
         assert word.casefold() not in {"con", "nul", "aux", "prn"}
-        assert GraphLayout(Path("g")).run(0, name).folder.parent == Path("g/training_runs")
+        assert GraphPaths(Path("g")).run(0, name).folder.parent == Path("g/training_runs")
         admitted[word] = name
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowrl import runs
 from flowrl.errors import FileRefusedError, FormatVersionError
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from tests.sealing import edit, rewrite
 
 RUN = runs.TrainingRun(
@@ -55,13 +55,13 @@ RESULT = runs.RunResult(
 
 
 def test_a_run_comes_back_as_written(tmp_path):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     runs.write_run(layout, RUN)
     assert runs.read_run(layout) == RUN
 
 
 def test_a_run_that_says_no_limits_has_none(tmp_path):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     runs.write_run(layout, RUN)
     rewrite(layout.run_json, lambda facts: [step.pop("max_steps") for step in facts["plan"]])
     assert [step.max_steps for step in runs.read_run(layout).plan] == [None, None]
@@ -69,7 +69,7 @@ def test_a_run_that_says_no_limits_has_none(tmp_path):
 
 @pytest.mark.parametrize("value", [0, -1, True, "9", 1.5], ids=repr)
 def test_a_limit_that_is_none_is_refused(tmp_path, value):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     runs.write_run(layout, RUN)
     rewrite(layout.run_json, lambda facts: facts["plan"][0].update(max_steps=value))
     with pytest.raises(FileRefusedError, match=r"run\.json"):
@@ -77,13 +77,13 @@ def test_a_limit_that_is_none_is_refused(tmp_path, value):
 
 
 def test_a_result_comes_back_as_written(tmp_path):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     runs.write_result(layout, RESULT)
     assert runs.read_result(layout) == RESULT
 
 
 def test_progress_is_none_before_the_first_and_comes_back_as_written(tmp_path):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     assert runs.read_progress(layout) is None
     progress = runs.Progress(
         run_id="x",
@@ -103,7 +103,7 @@ def test_progress_is_none_before_the_first_and_comes_back_as_written(tmp_path):
 @pytest.mark.parametrize("key", ["run_id", "frames", "experts", "success_rate", "step_success"])
 @pytest.mark.parametrize("value", [None, -1, "x\ny", [2], {"a": 1}, 2.5], ids=repr)
 def test_a_wrong_value_in_a_result_is_refused_by_the_files_name(tmp_path, key, value):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     runs.write_result(layout, RESULT)
     rewrite(layout.result_json, lambda facts: facts.update({key: value}))
     with pytest.raises(FileRefusedError, match=r"result\.json is malformed"):
@@ -111,7 +111,7 @@ def test_a_wrong_value_in_a_result_is_refused_by_the_files_name(tmp_path, key, v
 
 
 def test_a_result_without_a_seal_is_read_and_one_with_a_wrong_seal_is_not(tmp_path):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     runs.write_result(layout, RESULT)
     facts = json.loads(layout.result_json.read_text())
     seal = facts.pop("sha256")
@@ -124,7 +124,7 @@ def test_a_result_without_a_seal_is_read_and_one_with_a_wrong_seal_is_not(tmp_pa
 
 @pytest.mark.parametrize(("old", "new"), [('"frames"', '"frame"'), ('"acted": 60', '"ated": 60')])
 def test_a_misspelt_key_in_a_result_is_refused(tmp_path, old, new):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     runs.write_result(layout, RESULT)
     edit(layout.result_json, old, new)
     with pytest.raises(FileRefusedError, match="unknown keys"):
@@ -132,7 +132,7 @@ def test_a_misspelt_key_in_a_result_is_refused(tmp_path, old, new):
 
 
 def test_a_run_without_its_seal_is_refused(tmp_path):
-    layout = RunLayout(tmp_path, 1)
+    layout = RunPaths(tmp_path, 1)
     runs.write_run(layout, RUN)
     facts = json.loads(layout.run_json.read_text())
     del facts["sha256"]
@@ -142,7 +142,7 @@ def test_a_run_without_its_seal_is_refused(tmp_path):
 
 
 def test_a_module_that_was_not_made_for_the_run_is_refused(tmp_path):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     layout.module.write_text("PLAN = []\n")
     runs.check_module(layout, RUN)
     layout.module.write_text("PLAN = {}\n")
@@ -151,7 +151,7 @@ def test_a_module_that_was_not_made_for_the_run_is_refused(tmp_path):
 
 
 def test_another_format_is_refused(tmp_path):
-    layout = RunLayout(tmp_path, 4)
+    layout = RunPaths(tmp_path, 4)
     layout.run_json.write_text('{"format": 99}')
     with pytest.raises(FormatVersionError, match="99"):
         runs.read_run(layout)
@@ -159,7 +159,7 @@ def test_another_format_is_refused(tmp_path):
 
 @given(st.binary(max_size=200))
 def test_noise_is_refused_not_half_read(tmp_path_factory, noise):
-    layout = RunLayout(tmp_path_factory.mktemp("run"), 4)
+    layout = RunPaths(tmp_path_factory.mktemp("run"), 4)
     layout.result_json.write_bytes(noise)
     with pytest.raises(FileRefusedError):
         runs.read_result(layout)

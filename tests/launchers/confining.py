@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flowrl.launchers import sandbox
 from flowrl.launchers.job import Job
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 
 # Every attempt is a function; it succeeds unless it raises. Its first arguments say where to try.
 HOSTILE = r"""
@@ -97,7 +97,7 @@ KEY = "secret key\n"
 def confined(job: Job, *, hidden: Path | None = None) -> Job:
     """The same job in bubblewrap."""
     how = sandbox.confinement("bwrap", hidden or job.folder.parent)
-    place = RunLayout(job.folder, 0)
+    place = RunPaths(job.folder, 0)
     return replace(job, sandbox=how.around(place, cwd=job.cwd, env=job.env))
 
 

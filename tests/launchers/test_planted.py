@@ -21,9 +21,9 @@ from flowrl import cli, durable
 from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
 from flowrl.launchers import files, processes, trainer_process
 from flowrl.launchers.job import Exited, Handle, Job, Lost, Why
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel import signals
 from flowrl.parallel.training_processor import recover_graph
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.redaction import cleaned
 from flowrl.report import logs
 from flowrl.runs import read_progress, read_result
@@ -70,7 +70,7 @@ def plant(how, path: Path) -> None:
 @pytest.mark.parametrize("how", PLANTS)
 def test_records_of_the_runner_are_not_followed(make_job, how):
     job = make_job("pass")
-    place = RunLayout(job.folder, 0)
+    place = RunPaths(job.folder, 0)
     for path in (place.start_json, place.exit_json, place.result_json):
         plant(how, path)
     assert files.read_start(job.folder, job.run_id) is None
@@ -131,7 +131,7 @@ def test_a_log_that_becomes_a_link_between_two_looks_is_refused(tmp_path, monkey
 @pytest.mark.parametrize("what", ["module", "metrics", "training_log", "older_training_log"])
 @pytest.mark.parametrize("how", [link, dangling, pipe, folder])
 def test_records_that_are_none_are_not_archived(tmp_path, what, how):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     ready = prepare(layout, WOOD, 0, {})
     finish(ready.layout, {0: 100})
     plant(how, getattr(ready.layout, what))
@@ -143,7 +143,7 @@ def test_records_that_are_none_are_not_archived(tmp_path, what, how):
 
 @pytest.mark.parametrize("what", ["policies", "finals", "expert", "file", "run_json"])
 def test_experts_that_are_links_are_not_merged(tmp_path, what):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     ready = prepare(layout, WOOD, 0, {})
     place = ready.layout
     finish(place, {0: 100})
@@ -157,7 +157,7 @@ def test_experts_that_are_links_are_not_merged(tmp_path, what):
 
 
 def test_an_expert_of_impossible_size_is_refused_before_it_is_read(tmp_path):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     place = prepare(layout, WOOD, 0, {}).layout
     finish(place, {0: 100})
     with (place.final(0) / "more").open("wb") as file:
@@ -168,7 +168,7 @@ def test_an_expert_of_impossible_size_is_refused_before_it_is_read(tmp_path):
 @pytest.mark.parametrize("how", [link, dangling, pipe])
 @pytest.mark.parametrize("what", ["tensorboard", "wandb"])
 def test_what_other_programs_left_is_archived_without_links(tmp_path, what, how):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     place = prepare(layout, WOOD, 0, {}).layout
     finish(place, {0: 100})
     folder = getattr(place, what)
@@ -234,7 +234,7 @@ steps_per_second eta_seconds updated_at
 KEYS = WORDS.split()
 
 
-def refusal(read, place: RunLayout) -> str:
+def refusal(read, place: RunPaths) -> str:
     """Why a record is refused; "" when it is not. No other error comes through."""
     try:
         read(place)
@@ -246,7 +246,7 @@ def refusal(read, place: RunLayout) -> str:
 @given(facts=st.dictionaries(st.sampled_from(KEYS), JSON), own=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_whatever_stands_in_a_record_nobody_stumbles(tmp_path, facts, own):
-    place = RunLayout(tmp_path, 0)
+    place = RunPaths(tmp_path, 0)
     text = json.dumps({**facts, "format": 1} | ({"run_id": "e0.a1.x"} if own else {}))
     for path in (place.start_json, place.exit_json, place.result_json, place.progress):
         path.write_text(text)

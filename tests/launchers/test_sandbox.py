@@ -14,7 +14,7 @@ from flowrl.errors import ConfigError
 from flowrl.launchers import files, processes, sandbox, trainer_process
 from flowrl.launchers.environment import child_env
 from flowrl.launchers.job import Exited, Finished, Lost, Why
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from tests.launchers.confining import ATTEMPTS, HOSTILE, TYPING, confined, prey
 from tests.launchers.conftest import (
     SLEEP,
@@ -258,7 +258,7 @@ def test_the_cache_of_confined_trainers_is_their_own(local, make_job, tmp_path):
     source = f"from pathlib import Path\nPath('{cache}/program').write_text('poison')"
     job = make_job(source)
     how = sandbox.confinement("bwrap", tmp_path / "graph")
-    words = how.around(RunLayout(job.folder, 0), cwd=job.cwd, env=job.env, cache=cache)
+    words = how.around(RunPaths(job.folder, 0), cwd=job.cwd, env=job.env, cache=cache)
     outcome = end_of(local, local.launch(replace(job, sandbox=words)), job)
     assert isinstance(outcome, Exited)
     assert outcome.code == 0
@@ -302,7 +302,7 @@ def test_without_bubblewrap_the_remedy_is_named(tmp_path, monkeypatch):
 
 def test_nobody_is_confined_unless_it_is_wanted(tmp_path):
     found = sandbox.confinement("none", tmp_path)
-    assert found.around(RunLayout(tmp_path, 0), cwd=tmp_path, env={}) == ()
+    assert found.around(RunPaths(tmp_path, 0), cwd=tmp_path, env={}) == ()
     assert found.said == "trainers are not confined (--sandbox none)"
 
 
@@ -310,7 +310,7 @@ def test_homes_are_not_shown_whatever_the_environment_names(tmp_path, monkeypatc
     home = tmp_path / "home"
     (home / "mine").mkdir(parents=True)
     env = {"HOME": str(home), "PYTHONPATH": f"{tmp_path}:{home}:/:{home}/mine:relative"}
-    words = sandbox.Confinement(program="bwrap").around(RunLayout(home, 0), cwd=home, env=env)
+    words = sandbox.Confinement(program="bwrap").around(RunPaths(home, 0), cwd=home, env=env)
     shown = {words[at + 1] for at, word in enumerate(words) if word == "--ro-bind"}
     assert shown & {str(tmp_path), str(home), "/", "relative"} == set()
     assert str(home / "mine") in shown
@@ -321,7 +321,7 @@ def test_a_gpu_is_shown_to_those_who_train_on_it_alone(monkeypatch, tmp_path):
     made.mkdir()
     (made / "nvidia0").touch()
     monkeypatch.setattr(sandbox, "_DEVICE_FOLDER", made)
-    how, place = sandbox.Confinement(program="bwrap"), RunLayout(tmp_path, 0)
+    how, place = sandbox.Confinement(program="bwrap"), RunPaths(tmp_path, 0)
     assert str(made / "nvidia0") in how.around(place, cwd=tmp_path, env=child_env("0", environ={}))
     assert str(made / "nvidia0") not in how.around(place, cwd=tmp_path, env=child_env(environ={}))
 

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from flowrl.layout import GraphLayout
 from flowrl.parallel.run_folders import PreparedRun
 from flowrl.parallel.training_processor import recover_graph
+from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import contents
 from tests.parallel.chaos_place import Trial
@@ -23,7 +23,7 @@ BASE_FRAMES = 50
 
 def six_mergers(folder: Path, chance: random.Random) -> list[Trial]:
     """Six runs that all trained expert 0 too, merged by six processes of which each is killed."""
-    layout = GraphLayout(folder / "graph")
+    layout = GraphPaths(folder / "graph")
     runs = six_finished_runs(layout)
     living = {number: (merger(layout, runs[number]), True) for number in range(MERGERS)}
     began = time.monotonic()
@@ -40,7 +40,7 @@ def six_mergers(folder: Path, chance: random.Random) -> list[Trial]:
     return [judged(layout, runs, millis)]
 
 
-def six_finished_runs(layout: GraphLayout) -> list[PreparedRun]:
+def six_finished_runs(layout: GraphPaths) -> list[PreparedRun]:
     skills = [make_skill(f"Skill {n}", needs=("base",), gain=f"gain_{n}") for n in range(MERGERS)]
     graph = SkillGraph([make_skill("Base", gain="base"), *skills])
     base = prepare(layout, "Base", 0, {}, graph=graph)
@@ -54,14 +54,14 @@ def six_finished_runs(layout: GraphLayout) -> list[PreparedRun]:
     return runs
 
 
-def merger(layout: GraphLayout, run: PreparedRun) -> subprocess.Popen[bytes]:
+def merger(layout: GraphPaths, run: PreparedRun) -> subprocess.Popen[bytes]:
     words = (layout.root, run.run_folder, run.run.expert, run.run.skill)
     return subprocess.Popen(
         [sys.executable, "-m", "tests.parallel.merge_once", *map(str, words)], cwd=ROOT
     )
 
 
-def judged(layout: GraphLayout, runs: list[PreparedRun], millis: float) -> Trial:
+def judged(layout: GraphPaths, runs: list[PreparedRun], millis: float) -> Trial:
     manifest = ExpertStore(layout).manifest()
     found = contents(layout)
     wanted = {number: number for number in range(1, MERGERS + 1)}

@@ -21,13 +21,13 @@ from flowrl.parallel.signals import Task
 TRAINER = """
 import sys, time
 from pathlib import Path
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from flowrl.runs import RunResult, write_result
 folder, run_id = Path(sys.argv[1]), sys.argv[2]
 with (folder / "launches").open("a") as file:
     file.write(run_id + "\\n")
 time.sleep(0.1)
-write_result(RunLayout(folder, 0), RunResult(run_id=run_id, frames=5, experts=(), success_rate=1.0,
+write_result(RunPaths(folder, 0), RunResult(run_id=run_id, frames=5, experts=(), success_rate=1.0,
     step_success=(), mean_episode_length=1.0, updates=1, wall_seconds=0.1, stopped_early=False))
 """
 

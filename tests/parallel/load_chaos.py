@@ -20,9 +20,9 @@ from typing import Any
 
 from flowrl import locks
 from flowrl.launchers import files, processes
-from flowrl.layout import GraphLayout
 from flowrl.parallel.asks import Verb
 from flowrl.parallel.requests import ask
+from flowrl.paths import GraphPaths
 from tests.parallel.stand_in_story import ROOT
 
 PHASES = 4
@@ -143,7 +143,7 @@ FAULTS: tuple[Callable[[Load], None], ...] = (
 def play(load: Load, *, every_seconds: tuple[float, float], limit_seconds: float) -> dict[str, Any]:
     """Train through all faults, to the end or for a while; the report says what it cost."""
     began = time.monotonic()
-    ask(GraphLayout(load.root / "graph"), Verb.PRIORITY, "Skill 0", number=1)
+    ask(GraphPaths(load.root / "graph"), Verb.PRIORITY, "Skill 0", number=1)
     load.start()
     due = began + load.chance.uniform(*every_seconds)
     order: list[Callable[[Load], None]] = []
@@ -153,7 +153,7 @@ def play(load: Load, *, every_seconds: tuple[float, float], limit_seconds: float
         if now - began > limit_seconds:
             limit_seconds = float("inf")
             (load.root / "stop").touch()
-            ask(GraphLayout(load.root / "graph"), Verb.STOP)
+            ask(GraphPaths(load.root / "graph"), Verb.STOP)
             load.stopped = True
         if now > due:
             order = order or load.chance.sample(FAULTS, len(FAULTS))

@@ -8,9 +8,9 @@ from pathlib import Path
 from flowrl import durable
 from flowrl.config import PPOConfig
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.training_processor import process_completed_training
 from flowrl.parallel.training_setup import PreparedRun, prepare_training_run
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import (
     ExpertReport,
     PlannedStep,
@@ -58,7 +58,7 @@ def a_run(*plan: tuple[str, int, int], expert: int | None = None, **changes) -> 
 
 
 def prepare(
-    layout: GraphLayout,
+    layout: GraphPaths,
     skill: str,
     expert: int,
     completed: Mapping[str, int],
@@ -77,7 +77,7 @@ def prepare(
     )
 
 
-def finish(place: RunLayout, acted: Mapping[int, int]) -> RunResult:
+def finish(place: RunPaths, acted: Mapping[int, int]) -> RunResult:
     """Leave behind what a trainer leaves: final experts, logs, and result.json last.
 
     An expert that did not act comes back as it was.
@@ -117,14 +117,14 @@ def finish(place: RunLayout, acted: Mapping[int, int]) -> RunResult:
     return result
 
 
-def merge(layout: GraphLayout, ready: PreparedRun, **options) -> dict:
+def merge(layout: GraphPaths, ready: PreparedRun, **options) -> dict:
     return process_completed_training(
         ready.run_folder, ready.run.skill, ready.run.expert, layout.root, **options
     )
 
 
 def train(
-    layout: GraphLayout,
+    layout: GraphPaths,
     skill: str,
     expert: int,
     completed: Mapping[str, int],
@@ -137,7 +137,7 @@ def train(
     return merge(layout, ready)
 
 
-def frames(layout: GraphLayout) -> dict[int, int]:
+def frames(layout: GraphPaths) -> dict[int, int]:
     experts = ExpertStore(layout).manifest().experts
     return {index: version.frames for index, version in experts.items()}
 

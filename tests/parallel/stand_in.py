@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowrl import durable, runs
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from flowrl.runs import ExpertReport, Progress, RunResult, TrainingRun
 from tests.experts.making import SHAPES, content_digest, make_expert
 
@@ -34,7 +34,7 @@ class Order:
 def main(argv: list[str]) -> int:
     """Train one run."""
     module = Path(argv[argv.index("--module_path") + 1])
-    place = RunLayout(module.parent, int(module.stem))
+    place = RunPaths(module.parent, int(module.stem))
     run = runs.read_run(place)
     here = place.folder.parents[2]
     orders = json.loads((here / "orders.json").read_text())
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _tell_progress(place: RunLayout, run: TrainingRun) -> None:
+def _tell_progress(place: RunPaths, run: TrainingRun) -> None:
     progress = Progress(
         run_id=run.run_id,
         updates=1,
@@ -76,7 +76,7 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def _finish(place: RunLayout, run: TrainingRun, order: Order) -> None:
+def _finish(place: RunPaths, run: TrainingRun, order: Order) -> None:
     """Final experts at one stroke, then result.json; an expert that did not act is unchanged."""
     acted = {int(expert): steps for expert, steps in order.acted.items()} or {run.expert: 100}
     contents = {ancestor.expert: ancestor.content for ancestor in run.ancestors}

@@ -17,10 +17,10 @@ from flowrl import bottomup_parallel
 from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Job
-from flowrl.layout import GraphLayout
 from flowrl.parallel.run_folders import PreparedRun
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.paths import GraphPaths
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 120.0
@@ -32,9 +32,7 @@ class StandInWorkshop(TrainingWorkshop):
     It reads what lies beside the graph, so it is not confined.
     """
 
-    def __init__(
-        self, layout: GraphLayout, config: BottomUpConfig, *rest: Any, **more: Any
-    ) -> None:
+    def __init__(self, layout: GraphPaths, config: BottomUpConfig, *rest: Any, **more: Any) -> None:
         super().__init__(layout, dataclasses.replace(config, sandbox="none"), *rest, **more)
 
     def _job(self, prepared: PreparedRun, task: Task) -> Job:
@@ -48,7 +46,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.layout = GraphLayout(folder / "graph")
+        self.layout = GraphPaths(folder / "graph")
         self.daemons: list[subprocess.Popen[str]] = []
         self.order()
 

@@ -13,12 +13,12 @@ import pytest
 from flowrl import durable
 from flowrl.errors import EXIT_BUSY, ConfigError
 from flowrl.launchers.job import Finished, Job, Why
-from flowrl.layout import GraphLayout
 from flowrl.parallel import claim
 from flowrl.parallel.asks import Verb
 from flowrl.parallel.heartbeat import Heartbeats
 from flowrl.parallel.requests import Inbox, ask
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.paths import GraphPaths
 from tests.launchers.conftest import (  # noqa: F401
     SUCCEED,
     end_of,
@@ -143,7 +143,7 @@ def test_a_graph_that_is_moved_while_it_trains_goes_on_in_its_new_place(tmp_path
     daemon = place.start(*flags)
     until(lambda: place.lines().get(WOOD, {}).get("handle"), seconds=60)
     old = place.layout.root
-    place.layout = GraphLayout(old.rename(tmp_path / "moved"))
+    place.layout = GraphPaths(old.rename(tmp_path / "moved"))
     code, said = ended(daemon)
     assert code == EXIT_BUSY
     assert "daemon.lock was deleted or replaced" in said

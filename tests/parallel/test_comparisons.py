@@ -22,13 +22,13 @@ from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import processes
 from flowrl.launchers.local import LocalLauncher
-from flowrl.layout import GraphLayout
 from flowrl.parallel import comparisons
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import PreparedRun
 from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import SHAPES
 from tests.parallel.faults import killed_at
@@ -55,8 +55,8 @@ AVERAGE, GATE = policy_named("frame_average"), policy_named("eval_gate")
 
 
 @pytest.fixture
-def layout(tmp_path) -> GraphLayout:
-    return GraphLayout(tmp_path / "graph")
+def layout(tmp_path) -> GraphPaths:
+    return GraphPaths(tmp_path / "graph")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def rivals(layout) -> tuple[PreparedRun, PreparedRun]:
     return first, second
 
 
-def desk_of(layout: GraphLayout, ready: PreparedRun) -> Desk:
+def desk_of(layout: GraphPaths, ready: PreparedRun) -> Desk:
     return Desk(layout.comparisons / ready.run.run_id)
 
 
@@ -81,7 +81,7 @@ def until(met: Callable[[], object], *, what: str) -> None:
         time.sleep(0.05)
 
 
-def merged_at_last(layout: GraphLayout, ready: PreparedRun, policy) -> dict:
+def merged_at_last(layout: GraphPaths, ready: PreparedRun, policy) -> dict:
     """Merge as the scheduler does: a busy merge is tried again."""
     desk = desk_of(layout, ready)
     while True:
@@ -96,18 +96,18 @@ def _is_free(desk: Desk) -> bool:
         return descriptor is not None
 
 
-def arrays_of(layout: GraphLayout, expert: int) -> dict[str, np.ndarray]:
+def arrays_of(layout: GraphPaths, expert: int) -> dict[str, np.ndarray]:
     store = ExpertStore(layout)
     found = checkpoints.load_expert(store.verify(store.manifest().experts[expert]), LIKE)
     return checkpoints._leaves(found)
 
 
-def words_of(layout: GraphLayout, ready: PreparedRun) -> tuple[str, ...]:
+def words_of(layout: GraphPaths, ready: PreparedRun) -> tuple[str, ...]:
     """What `merge_once` is told."""
     return (str(layout.root), str(ready.run_folder), str(ready.run.expert), ready.run.skill)
 
 
-def ledger(layout: GraphLayout) -> list[str]:
+def ledger(layout: GraphPaths) -> list[str]:
     return sorted(ExpertStore(layout).manifest().merged)
 
 
@@ -142,7 +142,7 @@ def idle(monkeypatch) -> list[Desk]:
     return started
 
 
-def wait_for_answers(layout: GraphLayout, ready: PreparedRun, policy) -> Desk:
+def wait_for_answers(layout: GraphPaths, ready: PreparedRun, policy) -> Desk:
     with pytest.raises(ComparingError):
         merge(layout, ready, merge_policy=policy)
     return desk_of(layout, ready)

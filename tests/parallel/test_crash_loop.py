@@ -6,8 +6,8 @@ import pytest
 
 from flowrl import durable
 from flowrl.launchers.job import Lost, Why
-from flowrl.layout import RunLayout
 from flowrl.parallel.last_words import digest, last_words
+from flowrl.paths import RunPaths
 from tests.parallel.scheduling import exited, lines, status, words
 
 ERROR = """\x1b[32mupdate {n}\x1b[0m 10 %\rupdate {n} 99 %\r
@@ -20,7 +20,7 @@ ValueError: {n} rows at 0x7f{n}, not 8
 def write_log(world, skill, text):
     job = world.of(skill).job
     durable.make_dir(job.folder)
-    RunLayout(job.folder, 0).training_log.write_text(text)
+    RunPaths(job.folder, 0).training_log.write_text(text)
 
 
 def fail_again_and_again(scheduler, world, clock, texts, end):

@@ -7,10 +7,10 @@ import pytest
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import LaunchError, ResultRefusedError
 from flowrl.launchers.expecting import Expected
-from flowrl.layout import GraphLayout
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from tests.parallel.scheduling import FakeLauncher, FakeWorkshop
@@ -104,7 +104,7 @@ def test_nothing_is_expected_by_a_scheduler_that_stops(scheduler, world, told):
 def test_a_run_is_called_what_was_said_of_it(tmp_path):
     graph = SkillGraph(load_library(PPOConfig().env_name).values())
     config = BottomUpConfig(sandbox="none")
-    workshop = TrainingWorkshop(GraphLayout(tmp_path), config, lambda: graph)
+    workshop = TrainingWorkshop(GraphPaths(tmp_path), config, lambda: graph)
     task = Task(skill=WOOD, expert=0, attempt=1)
     told = workshop.expected(task)
     assert workshop.expected(task) == told

@@ -16,8 +16,8 @@ from flowrl.errors import EXIT_BUSY
 from flowrl.launchers.files import lock_held
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.layout import RunLayout, session_name
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.paths import RunPaths, session_name
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.launchers.conftest import nothing_survives, server_folder, until  # noqa: F401
@@ -108,7 +108,7 @@ def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, laun
             daemon.add_skill(skill.name, {}, expert=number)
         daemon.add_skill("Last", {}, graph.needs("Last"))
         assert daemon.run().complete
-    archive = RunLayout(place.layout.skill_folder(51, "Last"), 51)
+    archive = RunPaths(place.layout.skill_folder(51, "Last"), 51)
     assert read_run(archive).experts == (0, 5, 10, 50, 51)
     module = load_module(archive.module)
     assert module.global_to_local == {0: 0, 5: 1, 10: 2, 50: 3, 51: 4}
@@ -166,7 +166,7 @@ def test_a_graph_of_eight_real_skills_trains_two_at_a_time(place):
     names = [f"session {session_name(line['expert'], skill)}" for skill, line in lines.items()]
     assert sorted(text.rpartition(", ")[2] for text in told) == sorted(names)
     for skill, line in lines.items():
-        archive = RunLayout(place.layout.skill_folder(line["expert"], skill), line["expert"])
+        archive = RunPaths(place.layout.skill_folder(line["expert"], skill), line["expert"])
         assert load_module(archive.module).tasks[-1].skill == skill
         assert f"training {skill}" in archive.training_log.read_text()
 

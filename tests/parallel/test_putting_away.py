@@ -6,8 +6,8 @@ import pytest
 
 from flowrl.errors import BusyError
 from flowrl.experts.merge import FrameRule
-from flowrl.layout import GraphLayout
 from flowrl.parallel.training_processor import merge_run, put_away_run, recover_graph
+from flowrl.paths import GraphPaths
 from tests.parallel.making import WOOD, finish, frames, prepare
 from tests.parallel.scheduling import FakeWorkshop, words
 
@@ -63,7 +63,7 @@ def test_a_run_that_cannot_be_put_away_now_is_put_away_later(daemon, world, erro
 
 
 def test_what_a_killed_daemon_has_merged_and_not_put_away_is_put_away_at_the_next_start(tmp_path):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     place = prepare(layout, WOOD, 0, {}).layout
     finish(place, {0: 50})
     merge_run(layout, place, WOOD, accounting="acted", policy=FrameRule())
@@ -76,7 +76,7 @@ def test_what_a_killed_daemon_has_merged_and_not_put_away_is_put_away_at_the_nex
 
 
 def test_a_run_that_is_not_merged_is_not_put_away(tmp_path):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     place = prepare(layout, WOOD, 0, {}).layout
     finish(place, {0: 50})
     put_away_run(layout, place, WOOD)

@@ -11,8 +11,8 @@ from flowrl import checkpoints, durable
 from flowrl.envs.skill_module import load_module
 from flowrl.experts.merge import FrameRule
 from flowrl.experts.store import ExpertStore, Offer
-from flowrl.layout import GraphLayout
 from flowrl.parallel.training_setup import PreparedRun, generate_module_with_remapping
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, write_result
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import SHAPES, offer
@@ -57,8 +57,8 @@ def _same(one: dict, other: dict) -> bool:
 
 
 @pytest.fixture
-def twelve(tmp_path) -> GraphLayout:
-    layout = GraphLayout(tmp_path / "graph")
+def twelve(tmp_path) -> GraphPaths:
+    layout = GraphPaths(tmp_path / "graph")
     store = ExpertStore(layout)
     offers: list[Offer] = []
     for number in range(12):

@@ -10,9 +10,9 @@ import pytest
 
 from flowrl import cli, durable, notices
 from flowrl.errors import LaunchError
-from flowrl.layout import GraphLayout
 from flowrl.parallel import room
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.paths import GraphPaths
 from tests.parallel.scheduling import FakeLauncher, FakeWorkshop, lines, status, words
 
 
@@ -190,4 +190,4 @@ def test_a_trainer_is_not_blamed_for_a_silence_that_a_full_disk_has_made(start, 
 
 
 def test_a_folder_that_is_gone_is_no_shortage(tmp_path):
-    assert room.shortage(GraphLayout(tmp_path / "nowhere")) is None
+    assert room.shortage(GraphPaths(tmp_path / "nowhere")) is None

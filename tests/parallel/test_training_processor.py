@@ -19,9 +19,9 @@ from flowrl import durable
 from flowrl.errors import FileRefusedError, ResultRefusedError
 from flowrl.experts.merge import Take
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.parallel.training_setup import PreparedRun
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, write_result
 from tests.experts.making import all_files, content_digest, contents, make_expert
 from tests.parallel.faults import Fault, in_clean_process, killed_at, meet_fault
@@ -44,19 +44,19 @@ COMPLETED = {WOOD: 0, TABLE: 1}
 
 
 @pytest.fixture
-def layout(tmp_path) -> GraphLayout:
-    return GraphLayout(tmp_path / "graph")
+def layout(tmp_path) -> GraphPaths:
+    return GraphPaths(tmp_path / "graph")
 
 
 @pytest.fixture
-def trained(layout) -> GraphLayout:
+def trained(layout) -> GraphPaths:
     """A graph with experts 0 (50 frames) and 1 (20 frames)."""
     train(layout, WOOD, 0, {}, acted={0: 50})
     train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
     return layout
 
 
-def finished(layout: GraphLayout, skill: str = PICKAXE, expert: int = 4, acted=None) -> PreparedRun:
+def finished(layout: GraphPaths, skill: str = PICKAXE, expert: int = 4, acted=None) -> PreparedRun:
     ready = prepare(layout, skill, expert, COMPLETED)
     finish(ready.layout, acted or {0: 5, expert: 30})
     return ready
@@ -187,7 +187,7 @@ def test_a_run_that_never_was_is_refused(trained):
 def test_the_same_skill_trained_again_replaces_its_archive(layout):
     train(layout, WOOD, 0, {}, acted={0: 50})
     done = train(layout, WOOD, 0, {}, acted={0: 70})
-    archive = RunLayout(layout.skill_folder(0, WOOD), 0)
+    archive = RunPaths(layout.skill_folder(0, WOOD), 0)
     assert json.loads(archive.run_json.read_text())["run_id"] == done["run_id"]
     assert frames(layout) == {0: 70}
 
@@ -246,28 +246,28 @@ def test_a_tracker_s_folder_that_is_a_link_does_not_stop_a_merge(trained, caplog
 # --- what is refused
 
 
-def rewrite(place: RunLayout, **changes) -> None:
+def rewrite(place: RunPaths, **changes) -> None:
     write_result(place, dataclasses.replace(read_result(place), **changes))
 
 
-def edit_report(place: RunLayout, position: int, **changes) -> None:
+def edit_report(place: RunPaths, position: int, **changes) -> None:
     reports = list(read_result(place).experts)
     reports[position] = dataclasses.replace(reports[position], **changes)
     rewrite(place, experts=tuple(reports))
 
 
-def link_log(place: RunLayout) -> None:
+def link_log(place: RunPaths) -> None:
     place.training_log.unlink()
     place.training_log.symlink_to("/etc/passwd")
 
 
-def link_array(place: RunLayout) -> None:
+def link_array(place: RunPaths) -> None:
     file = place.final(1) / "arrays" / "d0"
     file.rename(place.folder / "d0")
     file.symlink_to(place.folder / "d0")
 
 
-def with_arrays(place: RunLayout, position: int, **arrays) -> None:
+def with_arrays(place: RunPaths, position: int, **arrays) -> None:
     """Save an expert anew, and report its files and arrays as they are."""
     durable.remove_tree(place.final(position))
     make_expert(place.final(position), "other", **arrays)
@@ -279,7 +279,7 @@ def with_arrays(place: RunLayout, position: int, **arrays) -> None:
     )
 
 
-def unreadable_arrays(place: RunLayout) -> None:
+def unreadable_arrays(place: RunPaths) -> None:
     (node,) = (path for path in (place.final(2) / "arrays").iterdir() if path.name != "d0")
     node.write_bytes(bytes(len(node.read_bytes())))
     edit_report(place, 2, sha256=durable.tree_digest(place.final(2)))
@@ -476,11 +476,11 @@ def memory(tmp_path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def whole_state(layout: GraphLayout) -> tuple:
+def whole_state(layout: GraphPaths) -> tuple:
     return contents(layout), ExpertStore(layout).manifest().merged, tree(layout.root)
 
 
-def kill_a_merge(layout: GraphLayout, ready: PreparedRun, point: str) -> None:
+def kill_a_merge(layout: GraphPaths, ready: PreparedRun, point: str) -> None:
     words = (layout.root, ready.run_folder, ready.run.expert, ready.run.skill)
     assert killed_at(point, "tests.parallel.merge_once", *words)
 
@@ -558,12 +558,12 @@ def _prepare_until_no_fault_is_met(layout, whole, memory, fault) -> None:
     assert at > 10
 
 
-def _copied(layout: GraphLayout, root: Path) -> GraphLayout:
+def _copied(layout: GraphPaths, root: Path) -> GraphPaths:
     shutil.copytree(layout.root, root, symlinks=True)
-    return GraphLayout(root)
+    return GraphPaths(root)
 
 
-def _merged_elsewhere(layout: GraphLayout, ready: PreparedRun) -> tuple:
+def _merged_elsewhere(layout: GraphPaths, ready: PreparedRun) -> tuple:
     """What the graph looks like after an undisturbed merge of this run."""
     other = _copied(layout, layout.root.with_name("reference"))
     merge(other, dataclasses.replace(ready, layout=other.run(ready.run.expert, ready.run.skill)))

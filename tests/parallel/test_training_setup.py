@@ -22,7 +22,6 @@ from flowrl.errors import (
     SkillError,
 )
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
 from flowrl.parallel.run_folders import KEPT_FAILURES, pinned_versions
 from flowrl.parallel.training_setup import (
     build_remapping,
@@ -31,6 +30,7 @@ from flowrl.parallel.training_setup import (
     prepare_training_run,
     resume_training_run,
 )
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import all_files, content_of, make_expert, offer
@@ -51,12 +51,12 @@ from tests.parallel.making import (
 
 
 @pytest.fixture
-def layout(tmp_path) -> GraphLayout:
-    return GraphLayout(tmp_path / "graph")
+def layout(tmp_path) -> GraphPaths:
+    return GraphPaths(tmp_path / "graph")
 
 
 @pytest.fixture
-def trained(layout) -> GraphLayout:
+def trained(layout) -> GraphPaths:
     """A graph whose experts 0 and 5 are merged."""
     train(layout, WOOD, 0, {}, acted={0: 50})
     train(layout, TABLE, 5, {WOOD: 0}, acted={0: 10, 5: 20})
@@ -275,12 +275,12 @@ def _take(ancestor, current, candidate):
     return Take(frames=candidate.acted, why="test")
 
 
-def drop_version(layout: GraphLayout) -> None:
+def drop_version(layout: GraphPaths) -> None:
     store = ExpertStore(layout)
     durable.remove_tree(store.path_of(store.manifest().experts[5]))
 
 
-def flip_a_bit(layout: GraphLayout) -> None:
+def flip_a_bit(layout: GraphPaths) -> None:
     store = ExpertStore(layout)
     file = store.path_of(store.manifest().experts[5]) / "arrays" / "d0"
     file.write_bytes(b"\x00" + file.read_bytes()[1:])

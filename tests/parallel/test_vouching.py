@@ -10,10 +10,10 @@ from flowrl import bottomup_parallel, console, notices
 from flowrl.config import BottomUpConfig, PPOConfig, parse
 from flowrl.errors import SkillError
 from flowrl.launchers.local import LocalLauncher
-from flowrl.layout import GraphLayout
 from flowrl.parallel import vouching
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.parallel.training_setup import prepare_training_run
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills import judging
 from flowrl.skills.graph import SkillGraph
@@ -31,7 +31,7 @@ BAD = reward("return 1.0 / inventory.wood")
 
 @pytest.fixture
 def layout(tmp_path):
-    return GraphLayout(tmp_path / "graph")
+    return GraphPaths(tmp_path / "graph")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flowrl import runs
 from flowrl.envs.skill_module import read_module
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from flowrl.runs import PlannedStep, TrainingRun, Verdict
 from flowrl.skills.verdicts import VerdictStore, code_digest
 
@@ -47,24 +47,24 @@ def module_text(plan, experts, *, done: str = DONE, reward: str = REWARD) -> str
     return "\n".join(lines) + "\n"
 
 
-def run_folder(folder: Path, plan=RELAY_PLAN, experts=RELAY_EXPERTS, **text) -> RunLayout:
+def run_folder(folder: Path, plan=RELAY_PLAN, experts=RELAY_EXPERTS, **text) -> RunPaths:
     """A folder that holds the module alone, named after its last expert."""
     folder.mkdir()
-    layout = RunLayout(folder, experts[-1])
+    layout = RunPaths(folder, experts[-1])
     layout.module.write_text(module_text(plan, experts, **text))
     for verdict in vouched(layout):
         VerdictStore(folder / "verdicts").keep(verdict, skill="for a test")
     return layout
 
 
-def vouched(layout: RunLayout) -> tuple[Verdict, ...]:
+def vouched(layout: RunPaths) -> tuple[Verdict, ...]:
     """Verdicts on the module's functions that nobody has tried."""
     read = read_module(layout.module)
     digests = (code_digest(done, reward, read.env_name) for done, reward in read.pairs)
     return tuple(Verdict(digest=digest) for digest in dict.fromkeys(digests))
 
 
-def relay_run(layout: RunLayout, **changes) -> TrainingRun:
+def relay_run(layout: RunPaths, **changes) -> TrainingRun:
     """run.json for a folder of `run_folder`."""
     facts = {
         "run_id": "e9.a1.0badcafe",

@@ -12,7 +12,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError
-from flowrl.layout import RunLayout
+from flowrl.paths import RunPaths
 from flowrl.ppo.trackers import Guarded, JsonLines, TensorBoard, open_trackers
 
 
@@ -40,7 +40,7 @@ class FullDisk(Recorder):
 
 @pytest.fixture
 def layout(tmp_path):
-    return RunLayout(tmp_path, 0)
+    return RunPaths(tmp_path, 0)
 
 
 def test_a_line_of_metrics_is_json_even_when_a_figure_is_no_number(layout):

@@ -14,8 +14,8 @@ from flowrl.config import TrainConfig
 from flowrl.errors import ResultRefusedError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Exited, Finished, Why
-from flowrl.layout import GraphLayout
 from flowrl.parallel.training_processor import process_completed_training
+from flowrl.paths import GraphPaths
 from flowrl.ppo import program
 from flowrl.ppo.stopping import StopWish
 from flowrl.runs import PlannedStep, read_result
@@ -32,7 +32,7 @@ ITEMS = [f"item_{number}" for number in range(12)]
 
 @pytest.fixture
 def layout(tmp_path):
-    return GraphLayout(tmp_path / "graph")
+    return GraphPaths(tmp_path / "graph")
 
 
 def test_fault_01_expert_1_never_gets_expert_10s_weights(layout):

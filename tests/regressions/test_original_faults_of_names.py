@@ -14,10 +14,10 @@ from flowrl.config import BottomUpConfig, PPOConfig, SequentialConfig, TrainConf
 from flowrl.errors import NameRefusedError
 from flowrl.launchers.environment import child_env
 from flowrl.launchers.gpus import Device, visible_devices
-from flowrl.layout import GraphLayout, session_name
 from flowrl.parallel.generated_module import generate_module_with_remapping
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.paths import GraphPaths, session_name
 from flowrl.skills.graph import SkillGraph
 from tests.launchers.conftest import SLEEP, start_of, until
 from tests.launchers.tmux_sessions import sessions
@@ -33,7 +33,7 @@ SOURCES = {
 
 def job_of(tmp_path, config=None, **changes):
     config = config or BottomUpConfig(**changes)
-    workshop = TrainingWorkshop(GraphLayout(tmp_path), config, lambda: GRAPH)
+    workshop = TrainingWorkshop(GraphPaths(tmp_path), config, lambda: GRAPH)
     return workshop.prepare(Task(skill=WOOD, expert=0, attempt=1))
 
 
@@ -61,7 +61,7 @@ def test_fault_08_every_flag_is_read_by_somebody():
 
 @pytest.mark.parametrize("name", ["Collect  Wood, twice", "a/b", "木を集める", "-t", "x" * 150])
 def test_fault_09_the_folder_written_is_the_folder_recorded(tmp_path, name):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     graph = SkillGraph([make_skill(name)])
     ready = prepare(layout, name, 3, {}, graph=graph)
     finish(ready.layout, {3: 10})
@@ -87,7 +87,7 @@ def test_fault_09_there_is_one_place_that_sanitises():
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".replace")
         if [ast.unparse(word) for word in node.args] == ["' '", "'_'"]
     }
-    assert places == {"flowrl/layout.py"}
+    assert places == {"flowrl/paths.py"}
 
 
 def test_fault_17_nothing_stops_in_a_debugger():

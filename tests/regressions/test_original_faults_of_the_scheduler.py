@@ -11,10 +11,10 @@ from flowrl.config import BottomUpConfig, TrainConfig, parse
 from flowrl.errors import ConfigError, CycleError, FileRefusedError, UnknownNeedError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Why
-from flowrl.layout import GraphLayout
 from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.training_processor import process_completed_training
 from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.paths import GraphPaths
 from tests.parallel.making import GRAPH, WOOD, finish, frames, prepare, train
 from tests.parallel.scheduling import FakeWorkshop, exited, finished, lines, saved, status, words
 
@@ -59,7 +59,7 @@ def test_fault_05_a_full_disk_is_no_busy_lock_and_the_merge_is_not_run_again_and
 
 
 def test_fault_05_a_real_merge_on_a_full_disk_says_so_and_changes_nothing(tmp_path, monkeypatch):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     ready = prepare(layout, WOOD, 0, {})
     finish(ready.layout, {0: 10})
     monkeypatch.setenv("FLOWRL_FAULT", "commit.copied:enospc")
@@ -162,7 +162,7 @@ def test_fault_13_max_retries_2_gives_three_attempts_with_growing_waits(start, w
 
 def test_fault_14_a_spent_budget_is_never_taken_for_no_budget(tmp_path):
     config = BottomUpConfig(total_timesteps=5000, skill_timesteps_budget=2000)
-    workshop = TrainingWorkshop(GraphLayout(tmp_path), config, lambda: GRAPH)
+    workshop = TrainingWorkshop(GraphPaths(tmp_path), config, lambda: GRAPH)
     with pytest.raises(ConfigError, match="skill_timesteps_budget 0"):
         parse(BottomUpConfig, ["--skill_timesteps_budget=0"])
     left = Task(skill=WOOD, expert=0, attempt=1, frames_left=700)

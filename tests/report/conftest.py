@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from flowrl import sealed
-from flowrl.layout import GraphLayout
 from flowrl.parallel.recovering import recover_state
 from flowrl.parallel.skill_book import SkillBook
+from flowrl.paths import GraphPaths
 from tests.parallel.making import (
     LIBRARY,
     TABLE,
@@ -19,9 +19,9 @@ from tests.parallel.making import (
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory) -> GraphLayout:
+def template(tmp_path_factory) -> GraphPaths:
     """Expert 0 in two versions, of generations 1 and 3, and expert 1 in one of generation 2."""
-    layout = GraphLayout(tmp_path_factory.mktemp("template") / "graph")
+    layout = GraphPaths(tmp_path_factory.mktemp("template") / "graph")
     book = SkillBook(layout)
     train(layout, WOOD, 0, {}, acted={0: 50})
     train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
@@ -34,6 +34,6 @@ def template(tmp_path_factory) -> GraphLayout:
 
 
 @pytest.fixture
-def graph(template, tmp_path) -> GraphLayout:
+def graph(template, tmp_path) -> GraphPaths:
     shutil.copytree(template.root, tmp_path / "graph")
-    return GraphLayout(tmp_path / "graph")
+    return GraphPaths(tmp_path / "graph")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from flowrl import durable, runs
 from flowrl.launchers.job import Handle
-from flowrl.layout import GraphLayout, RunLayout
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Running, Status, Waiting
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import Progress
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -40,14 +40,14 @@ def save(root: Path, *skills: tuple[str, Status] | tuple[str, Status, tuple[str,
         )
         for number, (name, status, *needs) in enumerate(skills)
     ]
-    layout = GraphLayout(root)
+    layout = GraphPaths(root)
     durable.make_dir(root)
     state = SchedulerState.of(entries, next_expert=len(entries))
     StateFile(layout.scheduler_state).save(state)
     return layout
 
 
-def tell_progress(place: RunLayout, run_id: str = "e0.a1.x", **changes) -> Progress:
+def tell_progress(place: RunPaths, run_id: str = "e0.a1.x", **changes) -> Progress:
     durable.make_dir(place.folder)
     facts = {
         "run_id": run_id,

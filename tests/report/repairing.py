@@ -7,8 +7,8 @@ from pathlib import Path
 from flowrl import cli
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
 from flowrl.parallel.codec import StateFile
+from flowrl.paths import GraphPaths
 
 
 def flowrl(capsys, *words) -> tuple[int, str]:
@@ -18,11 +18,11 @@ def flowrl(capsys, *words) -> tuple[int, str]:
     return code, said.out + said.err
 
 
-def fsck(capsys, layout: GraphLayout, *flags: str) -> tuple[int, str]:
+def fsck(capsys, layout: GraphPaths, *flags: str) -> tuple[int, str]:
     return flowrl(capsys, "fsck", layout.root, *flags)
 
 
-def statuses(layout: GraphLayout) -> dict[str, str]:
+def statuses(layout: GraphPaths) -> dict[str, str]:
     state = StateFile(layout.scheduler_state).load()
     assert state is not None
     return {entry.skill: entry.status.word for entry in state.entries.values()}
@@ -35,7 +35,7 @@ def flip(path: Path, bit: int = 0) -> None:
     path.write_bytes(content)
 
 
-def version_file(layout: GraphLayout, expert: int, generation: int | None = None) -> Path:
+def version_file(layout: GraphPaths, expert: int, generation: int | None = None) -> Path:
     store = ExpertStore(layout)
     known = store.manifest()
     if generation is not None:
@@ -43,6 +43,6 @@ def version_file(layout: GraphLayout, expert: int, generation: int | None = None
     return store.path_of(known.experts[expert]) / "arrays" / "d0"
 
 
-def write_ahead(layout: GraphLayout) -> None:
+def write_ahead(layout: GraphPaths) -> None:
     present = ExpertStore(layout).manifest()
     manifests.write_history(layout, present.after("dead", {}))

@@ -12,9 +12,9 @@ import pytest
 
 from flowrl import durable, notices
 from flowrl.errors import EXIT_BUSY
-from flowrl.layout import GraphLayout
 from flowrl.parallel.claim import Claim
 from flowrl.parallel.codec import StateFile
+from flowrl.paths import GraphPaths
 from tests.experts.making import all_files, contents, make_expert
 from tests.parallel.making import (
     PICKAXE,
@@ -27,7 +27,7 @@ from tests.parallel.making import (
 )
 from tests.report.repairing import flip, flowrl, fsck, statuses, version_file, write_ahead
 
-Damage = Callable[[GraphLayout], object]
+Damage = Callable[[GraphPaths], object]
 
 
 def test_a_whole_graph_is_clean_and_looking_changes_nothing(graph, capsys):
@@ -46,7 +46,7 @@ def test_a_folder_that_is_no_graph_is_refused(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def half_written(layout: GraphLayout) -> None:
+def half_written(layout: GraphPaths) -> None:
     part = layout.checkpoints / ".global_latest.json.0a.part"
     part.touch(mode=0o600)
     part.write_text("half")
@@ -56,7 +56,7 @@ def leave(*words: str) -> Damage:
     return lambda layout: make_expert(layout.root.joinpath(*words), "left")
 
 
-def forget(layout: GraphLayout) -> None:
+def forget(layout: GraphPaths) -> None:
     """Another state says that expert 1 is another skill's."""
     StateFile(layout.scheduler_state).save(
         _renumbered(StateFile(layout.scheduler_state).load(), {WOOD: 1, TABLE: 0})

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from flowrl import cli, notices
-from flowrl.layout import GraphLayout
+from flowrl.paths import GraphPaths
 from tests.report.making import DONE, save
 
 
@@ -20,7 +20,7 @@ def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, capsys):
 
 
 def test_a_damaged_notice_says_so_and_hides_nothing(tmp_path):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     notices.tell(layout, "one", "first")
     layout.notice("two").write_text("{")
     read = notices.read(layout)
@@ -29,7 +29,7 @@ def test_a_damaged_notice_says_so_and_hides_nothing(tmp_path):
 
 
 def test_nobody_stops_because_a_notice_cannot_be_shown(tmp_path, caplog):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     layout.notices.write_text("no folder")
     notices.tell(layout, "one", "the first")
     notices.withdraw(layout, "one")

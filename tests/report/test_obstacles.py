@@ -12,16 +12,16 @@ import pytest
 from flowrl.errors import FileRefusedError
 from flowrl.experts import quarantine, repair
 from flowrl.experts.store import ExpertStore
-from flowrl.layout import GraphLayout
 from flowrl.parallel.claim import Claim
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_processor import recover_graph
+from flowrl.paths import GraphPaths
 from tests.experts.making import all_files, contents
 from tests.parallel.making import PICKAXE, TABLE, WOOD, frames, prepare
 from tests.report.repairing import flip, flowrl, fsck, statuses, version_file
 from tests.sealing import rewrite
 
-Damage = Callable[[GraphLayout], object]
+Damage = Callable[[GraphPaths], object]
 
 
 def move_away(path: Path, elsewhere: Path) -> None:
@@ -51,11 +51,11 @@ def odd(kind: str, *words: str) -> Damage:
     return lambda g: make_odd(kind, g.root.joinpath(*words))
 
 
-def newer(place: Callable[[GraphLayout], Path]) -> Damage:
+def newer(place: Callable[[GraphPaths], Path]) -> Damage:
     return lambda g: rewrite(place(g), lambda facts: facts.update(format=99))
 
 
-def newer_state(layout: GraphLayout) -> None:
+def newer_state(layout: GraphPaths) -> None:
     text = layout.scheduler_state.read_text()
     layout.scheduler_state.write_text(text.replace('"format": 3', '"format": 99'))
 
@@ -107,7 +107,7 @@ def test_what_is_in_the_way_is_named_before_all_else_and_stops_every_repair(
     assert everything(graph) == before
 
 
-def everything(layout: GraphLayout) -> dict[str, object]:
+def everything(layout: GraphPaths) -> dict[str, object]:
     """All that a graph's folder holds, links and pipes too, but for who held the claim last."""
     found: dict[str, object] = {}
     for path in sorted(layout.root.rglob("*")):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import FileRefusedError, GraphError
-from flowrl.layout import GraphLayout
 from flowrl.parallel.status import Blocked
+from flowrl.paths import GraphPaths
 from flowrl.report.snapshot import all_ended, find_row, read_rows
 from tests.report.making import DONE, FAILED, HELD, WAITING, running, save, tell_progress
 
@@ -18,7 +18,7 @@ FROZEN = Path(__file__).parents[1] / "data" / "scheduler_state_v1.json"
 
 
 def test_a_state_file_of_version_1_is_read_row_by_row(tmp_path):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     shutil.copy(FROZEN, layout.scheduler_state)
     rows = read_rows(layout)
     assert [row.skill for row in rows] == [f"skill {number}" for number in range(10)]
@@ -84,7 +84,7 @@ def test_a_blocked_skill_says_who_blocks_it_rather_than_all_it_waits_for(tmp_pat
 @pytest.mark.parametrize("root", ["", "nowhere"])
 def test_a_folder_without_a_state_is_no_graph(tmp_path, root):
     with pytest.raises(FileRefusedError, match=r"is no graph.*--graph_path"):
-        read_rows(GraphLayout(tmp_path / root))
+        read_rows(GraphPaths(tmp_path / root))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_folder_without_a_state_is_no_graph(tmp_path, root):
     ["", "{", "[]", "{}", '{"skills": [1]}', '{"skills": [{"skill": "A"}]}', '{"skills": null}'],
 )
 def test_a_damaged_state_is_named(tmp_path, text):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     layout.scheduler_state.write_text(text)
     with pytest.raises(FileRefusedError, match=r"scheduler_state\.json"):
         read_rows(layout)

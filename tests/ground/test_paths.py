@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import NameRefusedError
-from flowrl.layout import GraphLayout, display_name, session_name, slug
+from flowrl.paths import GraphPaths, display_name, session_name, slug
 
 HOSTILE = [
     "../../x",
@@ -66,7 +66,7 @@ def test_long_names_keep_their_differences():
 
 
 def test_the_documented_places(tmp_path):
-    layout = GraphLayout(tmp_path)
+    layout = GraphPaths(tmp_path)
     paths = {
         layout.run(2, "Make Pickaxe").module: "training_runs/skill_2_Make_Pickaxe/2.py",
         layout.run(2, "Make Pickaxe").policies: "training_runs/skill_2_Make_Pickaxe/2_policies",

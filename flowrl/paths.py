@@ -74,7 +74,7 @@ def session_name(expert: int, skill: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RunLayout:
+class RunPaths:
     """The paths of one training run; `expert` is the new expert's global index."""
 
     folder: Path
@@ -180,7 +180,7 @@ class RunLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphLayout:
+class GraphPaths:
     """The paths of one graph of skills, all below `root`."""
 
     root: Path
@@ -295,9 +295,9 @@ class GraphLayout:
         """One immutable Orbax checkpoint."""
         return self.expert_folder(expert, skill) / version
 
-    def run(self, expert: int, skill: str) -> RunLayout:
+    def run(self, expert: int, skill: str) -> RunPaths:
         """The live run of a skill."""
-        return RunLayout(self.training_runs / f"skill_{expert}_{slug(skill)}", expert)
+        return RunPaths(self.training_runs / f"skill_{expert}_{slug(skill)}", expert)
 
     def failed_run(self, expert: int, skill: str, attempt: int) -> Path:
         """Where a failed attempt is moved to."""
