@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from flowrl.launchers.environment import compile_cache
+from tests.waiting import limit
 
 LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 # The files that take longest, longest first: none of them is to be begun when all else has ended.
@@ -53,6 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     ranks = {here / name: rank for rank, name in enumerate(LONGEST)}
     for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds = marker.args[0] if marker else float(item.config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(limit(seconds)), append=False)
         if item.get_closest_marker("craftax"):
             ranks.setdefault(item.path, len(LONGEST))
     items.sort(key=lambda item: ranks.get(item.path, len(LONGEST) + 1))

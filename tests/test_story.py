@@ -12,6 +12,7 @@ from flowrl import bottomup, cli
 from flowrl.envs.skill_module import load_module
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.paths import GraphPaths, RunPaths
+from tests.waiting import limit
 
 TINY = (
     "--num_envs=16",
@@ -23,7 +24,7 @@ TINY = (
     "--success_state_rate=0",
 )
 SKILLS = {"Collect Wood": 0, "Place Table": 1}
-DEADLINE_SECONDS = 280.0
+DEADLINE_SECONDS = limit(280.0)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from flowrl.launchers import files, hosting, processes
 from flowrl.launchers.job import Handle, Job, Launcher, Outcome
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
+from tests.waiting import limit, until
 
 # A trainer in miniature: real process, standard library alone, so that it starts in 10 ms.
 SUCCEED = """
@@ -34,18 +34,9 @@ STUBBORN = (
 MakeJob = Callable[..., Job]
 
 
-def until(condition: Callable[[], Any], *, seconds: float = 20.0) -> Any:
-    """What the condition answers, once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
-    return answer
-
-
 def end_of(launcher: Launcher, handle: Handle, job: Job, *, seconds: float = 20.0) -> Outcome:
     """How a run ends, heard as the scheduler hears it."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + limit(seconds)
     while (outcome := launcher.poll(handle, job.folder)) is None:
         assert time.monotonic() < deadline, "the run does not end"
         launcher.wait([handle], timeout_seconds=1.0)

@@ -21,9 +21,10 @@ from flowrl.parallel.run_folders import PreparedRun
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.paths import GraphPaths
+from tests.waiting import limit
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = limit(120.0)
 
 
 class StandInWorkshop(TrainingWorkshop):

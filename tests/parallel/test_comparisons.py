@@ -47,8 +47,9 @@ from tests.parallel.making import (
 )
 from tests.parallel.merge_once import merge_with_others
 from tests.parallel.stand_in_story import Place, StandInWorkshop
+from tests.waiting import limit
 
-DEADLINE_SECONDS = 240.0
+DEADLINE_SECONDS = limit(240.0)
 COMPLETED = {WOOD: 0, TABLE: 1}
 LIKE = checkpoints.like_of(SHAPES)
 AVERAGE, GATE = policy_named("frame_average"), policy_named("eval_gate")

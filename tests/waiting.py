@@ -1,0 +1,40 @@
+"""Waiting for a condition, within limits that grow on a slow or busy machine.
+
+No test asserts how long something takes; a limit is there so that a test which waits in vain ends.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+_START_SECONDS = 0.02  # a bare Python on the machine that the limits were written on
+_STARTS = 3
+
+
+def _measured_pace() -> float:
+    """How many times as long as there a process takes to start here and now; at least 1."""
+    began = time.monotonic()
+    for _ in range(_STARTS):
+        subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
+    return max(1.0, (time.monotonic() - began) / _STARTS / _START_SECONDS)
+
+
+PACE = _measured_pace()
+
+
+def limit(seconds: float) -> float:
+    """A limit of so many seconds as it is to be on this machine."""
+    return seconds * PACE
+
+
+def until(condition: Callable[[], Any], *, seconds: float = 20.0, what: str = "it") -> Any:
+    """Wait until the condition is true; returns its value."""
+    deadline = time.monotonic() + limit(seconds)
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come about"
+        time.sleep(0.002)
+    return value
