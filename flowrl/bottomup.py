@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowrl import console, durable, ppo_flow, runs
+from flowrl import console, ppo_flow, runs, storage
 from flowrl.bottomup_parallel import train_graph
 from flowrl.config import SequentialConfig
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
@@ -109,7 +109,7 @@ class _LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Append the record's lines."""
         try:
-            durable.append_line(self._path, self.format(record))
+            storage.append_line(self._path, self.format(record))
         except OSError:
             return
 

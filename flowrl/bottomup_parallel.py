@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from flowrl import config as configs
-from flowrl import console, notices, sealed
+from flowrl import console, notices
 from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.experts.policies import policy_named
@@ -33,6 +33,7 @@ from flowrl.paths import GraphPaths
 from flowrl.report.training_screen import training_screen
 from flowrl.skills.graph import CAPACITIES, SkillGraph
 from flowrl.skills.skill import Skill, load_library
+from flowrl.storage import records
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
 NOT_ASKED_FOR = "not asked for at the last start"
@@ -57,7 +58,7 @@ def train_graph(
         policy = policy_named(config.merge_policy)
         recover_graph(layout, policy, min_success_rate=config.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
-        sealed.write(layout.config_json, {"format": 1, **configs.to_json(config)})
+        records.write(layout.config_json, {"format": 1, **configs.to_json(config)})
         flow = Flow(
             graph,
             known=scheduler.state.entries,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
 from flowrl.runs import Shapes
 
@@ -27,13 +27,13 @@ _UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what Orbax raises fo
 
 def save_expert(folder: Path, params: Any) -> None:
     """Write a tree of arrays to `folder`, which must not exist; it appears whole and durable."""
-    durable.make_dir(folder.parent)
+    storage.make_dir(folder.parent)
     for left in folder.parent.glob(f".tmp-{folder.name}*"):  # of a trainer that was killed
-        durable.remove_tree(left)
+        storage.remove_tree(left)
     prepared = folder.with_name(f".tmp-{folder.name}").absolute()
     with _orbax().StandardCheckpointer() as checkpointer:
         checkpointer.save(prepared, _nested(_leaves(params)))
-    durable.commit_dir(prepared, folder.absolute())
+    storage.commit_dir(prepared, folder.absolute())
 
 
 def load_expert(folder: Path, like: Tree) -> Tree:
@@ -119,11 +119,11 @@ def load_leaves(folder: Path, forms: Mapping[str, Any]) -> dict[str, np.ndarray]
 
 def save_resume(folder: Path, tree: Any) -> None:
     """Write a resumable state; an older one below `folder` goes once the new one is durable."""
-    durable.sweep(folder)  # what a killed save was removing
+    storage.remove_leftovers(folder)  # what a killed save was removing
     older = _numbered(folder)
     save_expert(folder / str(older[-1] + 1 if older else 0), tree)
     for number in older:
-        durable.remove_tree(folder / str(number))
+        storage.remove_tree(folder / str(number))
 
 
 def load_resume(folder: Path, like: Tree) -> Tree:

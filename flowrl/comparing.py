@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl import checkpoints, console, durable
+from flowrl import checkpoints, console, storage
 from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.envs.admission import open_module
@@ -67,11 +67,11 @@ def _work(layout: GraphPaths, run_id: str) -> int:
         raise FileRefusedError(f"{desk.inquiry} is gone; nothing is left to compare")
     signal.setitimer(signal.ITIMER_REAL, inquiry.limit_seconds)  # SIGALRM ends us, whatever hangs
     pid = os.getpid()
-    durable.write_json(desk.worker, {"format": 1, "pid": pid, "birth": processes.birth_of(pid)})
-    durable.fault_point("comparing.begun")
+    storage.write_json(desk.worker, {"format": 1, "pid": pid, "birth": processes.birth_of(pid)})
+    storage.fault_point("comparing.begun")
     place = RunPaths(layout.training_runs / inquiry.run_folder, inquiry.expert)
     answers = [_answer(layout, desk, place, question) for question in inquiry.questions]
-    durable.fault_point("comparing.found")
+    storage.fault_point("comparing.found")
     write_answers(desk, answers)
     return 0
 
@@ -90,12 +90,12 @@ def _blend(layout: GraphPaths, desk: Desk, place: RunPaths, question: Question) 
     current, candidate = _copies(layout, place, question, like)
     mean = blended(current, candidate, question.gains)
     folder = desk.blend(question.expert)
-    durable.remove_tree(folder)  # of an earlier try
+    storage.remove_tree(folder)  # of an earlier try
     checkpoints.save_expert(folder, mean)
     return Blended(
         question=question,
         folder=folder,
-        sha256=durable.tree_digest(folder),
+        sha256=storage.tree_digest(folder),
         content=checkpoints.array_digest(mean),
     )
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import FileRefusedError
 from flowrl.paths import GraphPaths
 from flowrl.redaction import redacted, secrets_of
@@ -33,8 +33,8 @@ def tell(layout: GraphPaths, key: str, text: str) -> None:
     """
     said = redacted(text, secrets_of(os.environ))[:2_000]
     try:
-        durable.make_dir(layout.notices)
-        durable.write_json(layout.notice(key), {"format": 1, "text": said})
+        storage.make_dir(layout.notices)
+        storage.write_json(layout.notice(key), {"format": 1, "text": said})
     except _NO_PLACE as error:
         logger.warning("a notice cannot be shown (%s): %s", error, said)
 
@@ -42,7 +42,7 @@ def tell(layout: GraphPaths, key: str, text: str) -> None:
 def withdraw(layout: GraphPaths, key: str) -> None:
     """Show this notice no more; one that is not there is not missed."""
     try:
-        durable.remove_file(layout.notice(key))
+        storage.remove_file(layout.notice(key))
     except _NO_PLACE as error:
         logger.warning("a notice cannot be withdrawn: %s", error)
 
@@ -57,6 +57,6 @@ def read(layout: GraphPaths) -> Mapping[str, str]:
 
 def _read(layout: GraphPaths, key: str) -> str:
     try:
-        return str(durable.read_json(layout.notice(key), limit_bytes=_LIMIT_BYTES).get("text", ""))
+        return str(storage.read_json(layout.notice(key), limit_bytes=_LIMIT_BYTES).get("text", ""))
     except FileRefusedError as error:
         return f"a notice cannot be read: {error}"

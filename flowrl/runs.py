@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable, sealed, values
+from flowrl import storage
 from flowrl.errors import FileRefusedError
 from flowrl.paths import RunPaths, display_name
+from flowrl.storage import records
 
 FORMAT = 1
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
@@ -64,8 +65,8 @@ class Verdict:
         most, trusted = facts["most_count"], facts["trusted"]
         if type(trusted) is not bool:
             raise TypeError(f"trusted is {trusted!r}")
-        most_count = None if most is None else values.natural(most)
-        return Verdict(digest=values.word(facts["digest"]), trusted=trusted, most_count=most_count)
+        most_count = None if most is None else records.natural(most)
+        return Verdict(digest=records.word(facts["digest"]), trusted=trusted, most_count=most_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,25 +129,25 @@ class Progress:
     updated_at: float  # unix time, for eyes
 
 
-def write_run(layout: RunPaths, run: TrainingRun, *, lasting: bool = True) -> None:
+def write_run(layout: RunPaths, run: TrainingRun, *, durable: bool = True) -> None:
     """Write run.json."""
-    sealed.write(layout.run_json, {"format": FORMAT, **asdict(run)}, lasting=lasting)
+    records.write(layout.run_json, {"format": FORMAT, **asdict(run)}, durable=durable)
 
 
 def read_run(layout: RunPaths) -> TrainingRun:
     """Read run.json."""
-    facts = sealed.read(layout.run_json, formats=(FORMAT,), sealed_from=FORMAT)
+    facts = records.read(layout.run_json, formats=(FORMAT,), sealed_from=FORMAT)
     try:
         return TrainingRun(
-            run_id=values.word(facts["run_id"]),
-            skill=display_name(values.text(facts["skill"])),
-            expert=values.natural(facts["expert"]),
-            attempt=values.natural(facts["attempt"]),
+            run_id=records.word(facts["run_id"]),
+            skill=display_name(records.text(facts["skill"])),
+            expert=records.natural(facts["expert"]),
+            attempt=records.natural(facts["attempt"]),
             plan=tuple(_planned_step(item) for item in facts["plan"]),
-            experts=tuple(values.natural(item) for item in facts["experts"]),
+            experts=tuple(records.natural(item) for item in facts["experts"]),
             ancestors=tuple(_ancestor(item) for item in facts["ancestors"]),
             config=dict(facts["config"]),
-            module_sha256=values.word(facts["module_sha256"]),
+            module_sha256=records.word(facts["module_sha256"]),
             verdicts=tuple(Verdict.from_json(item) for item in facts["verdicts"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -159,7 +160,7 @@ def check_module(layout: RunPaths, run: TrainingRun) -> None:
     Raises:
       FileRefusedError: it is another, or cannot be read.
     """
-    found = hashlib.sha256(durable.read_bytes(layout.module)).hexdigest()
+    found = hashlib.sha256(storage.read_bytes(layout.module)).hexdigest()
     if run.module_sha256 != found:
         raise FileRefusedError(
             f"{layout.module} is not the module that {layout.run_json} names: it is damaged or was "
@@ -169,23 +170,23 @@ def check_module(layout: RunPaths, run: TrainingRun) -> None:
 
 def write_result(layout: RunPaths, result: RunResult) -> None:
     """Write result.json; call it last."""
-    sealed.write(layout.result_json, {"format": FORMAT, **asdict(result)})
+    records.write(layout.result_json, {"format": FORMAT, **asdict(result)})
 
 
 def read_result(layout: RunPaths) -> RunResult:
     """Read result.json; a trainer of your own may leave its seal out."""
-    facts = sealed.read(layout.result_json, formats=(FORMAT,), sealed_from=FORMAT + 1)
+    facts = records.read(layout.result_json, formats=(FORMAT,), sealed_from=FORMAT + 1)
     try:
         _refuse_unknown(facts, RunResult)
         return RunResult(
-            run_id=values.word(facts["run_id"]),
-            frames=values.natural(facts["frames"]),
+            run_id=records.word(facts["run_id"]),
+            frames=records.natural(facts["frames"]),
             experts=tuple(_expert_report(item) for item in facts["experts"]),
-            success_rate=values.share(facts["success_rate"]),
-            step_success=tuple(values.share(item) for item in facts["step_success"]),
-            mean_episode_length=values.figure(facts["mean_episode_length"]),
-            updates=values.natural(facts["updates"]),
-            wall_seconds=values.figure(facts["wall_seconds"]),
+            success_rate=records.share(facts["success_rate"]),
+            step_success=tuple(records.share(item) for item in facts["step_success"]),
+            mean_episode_length=records.figure(facts["mean_episode_length"]),
+            updates=records.natural(facts["updates"]),
+            wall_seconds=records.figure(facts["wall_seconds"]),
             stopped_early=bool(facts["stopped_early"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -194,26 +195,26 @@ def read_result(layout: RunPaths) -> RunResult:
 
 def write_progress(layout: RunPaths, progress: Progress) -> None:
     """Write progress.json."""
-    durable.write_json(layout.progress, {"format": FORMAT, **asdict(progress)})
+    storage.write_json(layout.progress, {"format": FORMAT, **asdict(progress)})
 
 
 def read_progress(layout: RunPaths) -> Progress | None:
     """Read progress.json; None until the trainer has written it."""
     if not layout.progress.exists():
         return None
-    facts = sealed.read(layout.progress, formats=(FORMAT,), sealed_from=FORMAT + 1)
+    facts = records.read(layout.progress, formats=(FORMAT,), sealed_from=FORMAT + 1)
     eta = facts.get("eta_seconds")
     try:
         return Progress(
-            run_id=values.word(facts["run_id"]),
-            updates=values.natural(facts["updates"]),
-            frames=values.natural(facts["frames"]),
-            total_frames=values.natural(facts["total_frames"]),
-            steps_per_second=values.finite(facts["steps_per_second"]),
-            step_success=tuple(values.share(item) for item in facts["step_success"]),
-            eta_seconds=None if eta is None else values.finite(eta),
-            phase=values.phase(facts["phase"]),
-            updated_at=values.finite(facts["updated_at"]),
+            run_id=records.word(facts["run_id"]),
+            updates=records.natural(facts["updates"]),
+            frames=records.natural(facts["frames"]),
+            total_frames=records.natural(facts["total_frames"]),
+            steps_per_second=records.finite(facts["steps_per_second"]),
+            step_success=tuple(records.share(item) for item in facts["step_success"]),
+            eta_seconds=None if eta is None else records.finite(eta),
+            phase=records.phase(facts["phase"]),
+            updated_at=records.finite(facts["updated_at"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(layout.progress, error) from error
@@ -232,36 +233,36 @@ def _malformed(path: Path, error: Exception) -> FileRefusedError:
 
 def _planned_step(facts: Mapping[str, Any]) -> PlannedStep:
     most = facts.get("max_steps")
-    if most is not None and values.natural(most) < 1:
+    if most is not None and records.natural(most) < 1:
         raise ValueError("a step may take no steps")
     return PlannedStep(
-        skill=display_name(values.text(facts["skill"])),
-        count=values.natural(facts["count"]),
-        expert=values.natural(facts["expert"]),
+        skill=display_name(records.text(facts["skill"])),
+        count=records.natural(facts["count"]),
+        expert=records.natural(facts["expert"]),
         max_steps=most,
     )
 
 
 def _ancestor(facts: Mapping[str, Any]) -> Ancestor:
     return Ancestor(
-        expert=values.natural(facts["expert"]),
-        skill=display_name(values.text(facts["skill"])),
-        version=values.word(facts["version"]),
-        frames=values.natural(facts["frames"]),
-        sha256=values.word(facts["sha256"]),
-        content=values.word(facts["content"]),
+        expert=records.natural(facts["expert"]),
+        skill=display_name(records.text(facts["skill"])),
+        version=records.word(facts["version"]),
+        frames=records.natural(facts["frames"]),
+        sha256=records.word(facts["sha256"]),
+        content=records.word(facts["content"]),
     )
 
 
 def _expert_report(facts: Mapping[str, Any]) -> ExpertReport:
     _refuse_unknown(facts, ExpertReport)
     return ExpertReport(
-        expert=values.natural(facts["expert"]),
-        acted=values.natural(facts["acted"]),
-        sha256=values.word(facts["sha256"]),
-        content=values.word(facts["content"]),
+        expert=records.natural(facts["expert"]),
+        acted=records.natural(facts["acted"]),
+        sha256=records.word(facts["sha256"]),
+        content=records.word(facts["content"]),
         shapes={
-            values.text(leaf): tuple(values.natural(size) for size in shape)
+            records.text(leaf): tuple(records.natural(size) for size in shape)
             for leaf, shape in facts["shapes"].items()
         },
     )

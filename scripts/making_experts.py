@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flowrl import checkpoints, durable
+from flowrl import checkpoints, storage
 from flowrl.networks.shapes import env_sizes, expert_shapes
 
 
@@ -28,7 +28,7 @@ def main(folder: Path, count: int, env_name: str, layer_size: int, seed: int) ->
         params = {leaf: rng.standard_normal(shape, np.float32) for leaf, shape in shapes.items()}
         checkpoints.save_expert(place, params)
         content = checkpoints.array_digest(params)
-        told.append({"sha256": durable.tree_digest(place), "content": content})
+        told.append({"sha256": storage.tree_digest(place), "content": content})
     json.dump(told, sys.stdout)
 
 

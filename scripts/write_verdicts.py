@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.skills.games import GAMES
 from flowrl.skills.judging import Refusal, Subject, judge
 from flowrl.skills.skill import load_library
@@ -30,7 +30,7 @@ def main() -> int:
         whose = {"skill": subject.skill, "env_name": subject.env_name}
         verdicts[answer.digest] = {**whose, **asdict(answer)}
     text = json.dumps({"format": 1, "verdicts": verdicts}, indent=2)
-    durable.write_atomic(SHIPPED, text + "\n", mode=0o644)
+    storage.write_atomic(SHIPPED, text + "\n", mode=0o644)
     print(f"{SHIPPED}: {len(verdicts)} verdicts")
     return 0
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flowrl import sealed
+from flowrl.storage import records
 
 
 def reseal(path: Path) -> None:
     """Give a record the seal of what it says now."""
-    path.write_text(json.dumps(sealed.sealed(json.loads(path.read_text())), indent=2) + "\n")
+    path.write_text(json.dumps(records.sealed(json.loads(path.read_text())), indent=2) + "\n")
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

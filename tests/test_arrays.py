@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowrl import arrays, checkpoints, durable
+from flowrl import arrays, checkpoints, storage
 from flowrl.arrays import standing
 from flowrl.arrays.standing import StandingReader
 from flowrl.errors import BusyError, ExpertCorruptError
@@ -45,7 +45,7 @@ def saved(folder: Path, **leaves: np.ndarray) -> Path:
 
 
 def measured(*folders: Path, wanted=SMALL) -> tuple[arrays.Arrays, ...]:
-    return arrays.measured([(durable.tree_digest(f), f) for f in folders], wanted)
+    return arrays.measured([(storage.tree_digest(f), f) for f in folders], wanted)
 
 
 def test_what_orbax_wrote_is_read_leaf_by_leaf_with_the_digest_that_the_trainer_makes(tmp_path):

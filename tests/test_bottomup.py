@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flowrl import bottomup, bottomup_parallel, cli, console, durable, ppo_flow
+from flowrl import bottomup, bottomup_parallel, cli, console, ppo_flow, storage
 from flowrl.bottomup import InProcessLauncher
 from flowrl.config import SequentialConfig
 from flowrl.errors import LaunchError
@@ -130,7 +130,7 @@ def test_a_run_that_a_session_has_begun_is_found(bench):
     runner = {"pid": 2**22 - 1, "birth": "boot:1"}
     start = {"run_id": job.run_id, "runner": runner, "trainer": None, "pane": None}
     path = RunPaths(job.folder, 0).start_json
-    durable.write_json(path, {"format": 1, **start, "server_pid": None})
+    storage.write_json(path, {"format": 1, **start, "server_pid": None})
     found = InProcessLauncher().find(job)
     assert found is not None
     assert (found.session, found.pid) == (job.name, 2**22 - 1)

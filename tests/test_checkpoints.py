@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, durable
+from flowrl import checkpoints, storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
 from flowrl.networks.shapes import expert_shapes
 
@@ -47,7 +47,7 @@ def test_shapes_are_named_by_the_path_of_their_leaf():
 def test_a_saved_folder_keeps_its_digest_when_it_is_copied(tmp_path):
     checkpoints.save_expert(tmp_path / "one", random_expert(0))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
-    assert durable.tree_digest(tmp_path / "one") == durable.tree_digest(tmp_path / "two")
+    assert storage.tree_digest(tmp_path / "one") == storage.tree_digest(tmp_path / "two")
     found = checkpoints.load_expert(tmp_path / "two", checkpoints.like_of(SHAPES))
     assert same_bits(found, random_expert(0))
 
@@ -57,7 +57,7 @@ def test_the_digest_of_arrays_outlives_saving_and_that_of_files_does_not(tmp_pat
         checkpoints.save_expert(tmp_path / name, random_expert(0))
     found = checkpoints.load_expert(tmp_path / "two", checkpoints.like_of(SHAPES))
     assert checkpoints.array_digest(found) == checkpoints.array_digest(random_expert(0))
-    assert durable.tree_digest(tmp_path / "one") != durable.tree_digest(tmp_path / "two")
+    assert storage.tree_digest(tmp_path / "one") != storage.tree_digest(tmp_path / "two")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_save_that_fails_publishes_nothing(tmp_path, monkeypatch):
     def refuse(root):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(durable, "fsync_tree", refuse)
+    monkeypatch.setattr(storage.files, "flush_tree", refuse)
     with pytest.raises(OSError, match="No space"):
         checkpoints.save_expert(tmp_path / "e", random_expert(0))
     assert not (tmp_path / "e").exists()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.comparing import EPISODES, blended
 from flowrl.config import PPOConfig
 from flowrl.errors import ComparingError
@@ -52,12 +52,12 @@ def finished(ready: PreparedRun, *, action: int, acted: int) -> PreparedRun:
     new = ready.run.expert
     result = finish(ready.layout, {0: acted, new: 1} if new else {0: acted})
     folder = ready.layout.final(0)
-    durable.remove_tree(folder)
+    storage.remove_tree(folder)
     values = tuple(9.0 + acted / 1000 if number == action else 0.0 for number in range(17))
     make_expert(folder, f"{acted} frames", values=values)
     tell_arrays(folder)
     report = dataclasses.replace(
-        result.experts[0], sha256=durable.tree_digest(folder), content=content_digest(folder)
+        result.experts[0], sha256=storage.tree_digest(folder), content=content_digest(folder)
     )
     write_result(ready.layout, dataclasses.replace(result, experts=(report, *result.experts[1:])))
     assert read_result(ready.layout).experts[0] == report

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, durable, evaluate, notices, sealed
+from flowrl import checkpoints, evaluate, notices, storage
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.fsck import look
@@ -34,6 +34,7 @@ from flowrl.parallel.skill_book import SkillBook
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.report import status
 from flowrl.runs import check_module, read_result, read_run, write_result
+from flowrl.storage import records
 from tests.experts.making import SHAPES
 from tests.parallel.making import LIBRARY, PICKAXE, SWORD, TABLE, WOOD, finish, merge, prepare
 
@@ -61,9 +62,9 @@ def graph(place) -> GraphPaths:
     for skill in COMPLETED:
         book.record(LIBRARY[skill])
     facts = {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"}
-    sealed.write(layout.config_json, facts)
+    records.write(layout.config_json, facts)
     recover_state(layout)
-    durable.append_line(layout.events, '{"skill": "Collect Wood"}')
+    storage.append_line(layout.events, '{"skill": "Collect Wood"}')
     assert [found for found in inspect(layout) if found.severity != "note"] == []
     return layout
 
@@ -76,12 +77,12 @@ def train(layout: GraphPaths, skill: str, acted: Mapping[int, int]) -> None:
     for local, expert in enumerate(ready.run.experts):
         folder = ready.layout.final(local)
         if expert in acted:
-            durable.remove_tree(folder)
+            storage.remove_tree(folder)
             checkpoints.save_expert(folder, an_expert(seed=sum(acted.values()) + expert))
         arrays = checkpoints.load_expert(folder, checkpoints.like_of(SHAPES))
         reports[local] = dataclasses.replace(
             reports[local],
-            sha256=durable.tree_digest(folder),
+            sha256=storage.tree_digest(folder),
             content=checkpoints.array_digest(arrays),
         )
     write_result(ready.layout, dataclasses.replace(result, experts=tuple(reports)))
@@ -149,7 +150,7 @@ def read(layout: GraphPaths, changed: str = "") -> dict[str, Any]:
     take("state", StateFile(layout.scheduler_state).load)
     if not changed or changed.startswith("skill_files"):
         take("skills", SkillBook(layout).recorded)
-    take("config", lambda: sealed.read(layout.config_json, formats=(1,), sealed_from=1))
+    take("config", lambda: records.read(layout.config_json, formats=(1,), sealed_from=1))
     for generation in manifests.generations(layout):
         path = manifests.history_file(layout, generation)
         take(path.name, lambda path=path: manifests.read_file(path))
@@ -172,7 +173,7 @@ def module_of(archive: RunPaths) -> bytes:
 
 def used(store: ExpertStore, version: Any) -> str:
     """The digest of what a run would start from."""
-    return durable.tree_digest(store.path_of(usable(store, version)))
+    return storage.tree_digest(store.path_of(usable(store, version)))
 
 
 def allowed(layout: GraphPaths) -> dict[str, set[str]]:
@@ -258,9 +259,9 @@ def test_a_run_starts_from_whole_experts_or_not_at_all(graph, number):
         else:
             ready = prepare(graph, SWORD, 7, COMPLETED)
             for local, ancestor in enumerate(ready.run.ancestors):
-                assert durable.tree_digest(ready.layout.seed(local)) == ancestor.sha256
+                assert storage.tree_digest(ready.layout.seed(local)) == ancestor.sha256
             assert ready.run.ancestors[version.index].version != version.version
-            durable.remove_tree(ready.run_folder)
+            storage.remove_tree(ready.run_folder)
         assert list(notices.read(graph)) == [f"damage_expert_{version.index}"]
     assert store.verify(version).is_dir()
 

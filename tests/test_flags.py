@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import bottomup_parallel, config, durable
+from flowrl import bottomup_parallel, config, storage
 from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig
 from flowrl.errors import ConfigError, SkillError
 from flowrl.experts.policies import POLICIES
@@ -26,10 +26,10 @@ from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
-from tests.ground.test_config import other_value
 from tests.parallel.making import TABLE, WOOD, finish
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
+from tests.storage.test_config import other_value
 
 NVIDIA_SMI = """#!/bin/sh
 echo "0, GPU-aaaa, 81559"
@@ -259,7 +259,7 @@ def skills_per_gpu(bench):
 @arrives
 def gpu_memory_mb(bench):
     program = bench.folder / "bin" / "nvidia-smi"
-    durable.make_dir(program.parent)
+    storage.make_dir(program.parent)
     program.write_text(NVIDIA_SMI)
     program.chmod(0o755)
     bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
@@ -383,6 +383,6 @@ def test_every_flag_is_kept_with_the_graph(bench, monkeypatch):
     monkeypatch.setattr(bottomup_parallel, "Feeder", stop)
     with pytest.raises(HandedOut):
         bottomup_parallel.train_graph(parsed, LocalLauncher())
-    facts = durable.read_json(bench.layout.config_json)
+    facts = storage.read_json(bench.layout.config_json)
     assert facts.pop("format") == 1
     assert config.from_json(BottomUpConfig, facts) == parsed

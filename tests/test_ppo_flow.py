@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, durable, ppo_flow, runs
+from flowrl import checkpoints, ppo_flow, runs, storage
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.launchers.environment import child_env
 from flowrl.launchers.job import Finished, Job
@@ -90,7 +90,7 @@ def test_a_run_ends_with_experts_digests_and_exact_frames(layout):
     assert sum(report.acted for report in result.experts) == result.frames
     assert [report.expert for report in result.experts] == [0, 4]
     for local, report in enumerate(result.experts):
-        assert report.sha256 == durable.tree_digest(layout.final(local))
+        assert report.sha256 == storage.tree_digest(layout.final(local))
         expert = checkpoints.load_expert(layout.final(local), checkpoints.like_of(SHAPES))
         assert checkpoints.shapes_of(expert) == SHAPES
     first = json.loads(layout.metrics.read_text().splitlines()[0])

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from flowrl import locks
 from flowrl.errors import BusyError
+from flowrl.storage import locks
 
 _WAIT_SECONDS = 300.0
 

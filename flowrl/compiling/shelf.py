@@ -28,7 +28,7 @@ import numpy as np
 from jax import export
 from jax.stages import Lowered
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.compiling import once
 from flowrl.compiling.line import Line
 from flowrl.compiling.sources import digest_of_sources
@@ -223,8 +223,8 @@ def _keep(path: Path, blob: bytes, given_up: list[int]) -> None:
     """Put a program on the shelf; where that cannot be, the next process makes it again."""
     header = {"format": _FORMAT, "sha256": hashlib.sha256(blob).hexdigest(), "donated": given_up}
     try:
-        durable.make_dir(path.parent)
-        durable.write_atomic(path, json.dumps(header).encode() + b"\n" + blob)
+        storage.make_dir(path.parent)
+        storage.write_atomic(path, json.dumps(header).encode() + b"\n" + blob)
         _thin_out(path.parent)
     except OSError as error:
         logger.warning("the program %s cannot be kept: %s", path.name, error)
@@ -235,7 +235,7 @@ def _read(path: Path) -> tuple[bytes, list[int]] | None:
     if not path.exists():
         return None
     try:
-        content = durable.read_bytes(path, limit_bytes=_LIMIT_BYTES)
+        content = storage.read_bytes(path, limit_bytes=_LIMIT_BYTES)
         line, _, blob = content.partition(b"\n")
         return blob, _given_up(path, line[:_HEADER_BYTES], blob)
     except FileRefusedError as error:
@@ -264,7 +264,7 @@ def _thin_out(folder: Path) -> None:
         with suppress(FileNotFoundError):  # another process thins them out, too
             times[path] = path.lstat().st_mtime
     for path in sorted(times, key=times.__getitem__)[:-_MOST_KEPT]:
-        durable.remove_file(path)
+        storage.remove_file(path)
 
 
 def _machine() -> dict[str, Any]:

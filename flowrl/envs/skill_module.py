@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flowrl.durable import read_bytes
 from flowrl.envs.module_frame import ENUMS, ENVS, MODULE_LIMIT_BYTES, REMEDY, Frame
 from flowrl.errors import SkillError
 from flowrl.runs import Verdict
 from flowrl.skills.admitted import CALLS, TRUSTED_CALLS
 from flowrl.skills.gate import check_names
 from flowrl.skills.verdicts import code_digest
+from flowrl.storage import read_bytes
 
 BUILTINS = {name: getattr(builtins, name) for name in (*sorted(CALLS), "range")}
 TRUSTED_BUILTINS = {name: getattr(builtins, name) for name in sorted(TRUSTED_CALLS)}

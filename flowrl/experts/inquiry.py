@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl import sealed
 from flowrl.errors import FileRefusedError
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
+from flowrl.storage import records
 
 FORMAT = 1
 
@@ -71,7 +71,7 @@ class Inquiry:
 
 def write_inquiry(desk: Desk, inquiry: Inquiry) -> None:
     """Write the questions."""
-    sealed.write(desk.inquiry, {"format": FORMAT, **asdict(inquiry)})
+    records.write(desk.inquiry, {"format": FORMAT, **asdict(inquiry)})
 
 
 def read_inquiry(desk: Desk) -> Inquiry | None:
@@ -82,7 +82,7 @@ def read_inquiry(desk: Desk) -> Inquiry | None:
     """
     if not desk.inquiry.exists():
         return None
-    facts = sealed.read(desk.inquiry, formats=(FORMAT,), sealed_from=FORMAT)
+    facts = records.read(desk.inquiry, formats=(FORMAT,), sealed_from=FORMAT)
     try:
         return Inquiry(
             run_id=str(facts["run_id"]),
@@ -97,7 +97,7 @@ def read_inquiry(desk: Desk) -> Inquiry | None:
 
 def write_answers(desk: Desk, answers: Sequence[Evidence]) -> None:
     """Write what was found out."""
-    sealed.write(desk.answers, {"format": FORMAT, "answers": [_plain(item) for item in answers]})
+    records.write(desk.answers, {"format": FORMAT, "answers": [_plain(item) for item in answers]})
 
 
 def read_answers(desk: Desk) -> dict[int, Evidence] | None:
@@ -108,7 +108,7 @@ def read_answers(desk: Desk) -> dict[int, Evidence] | None:
     """
     if not desk.answers.exists():
         return None
-    facts = sealed.read(desk.answers, formats=(FORMAT,), sealed_from=FORMAT)
+    facts = records.read(desk.answers, formats=(FORMAT,), sealed_from=FORMAT)
     try:
         answers = [_evidence(desk, item) for item in facts["answers"]]
     except (KeyError, TypeError, ValueError) as error:

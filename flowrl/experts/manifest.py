@@ -17,11 +17,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from flowrl import durable, sealed
+from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts.merge import Contribution, ExpertVersion
 from flowrl.experts.remembered import Remembered
 from flowrl.paths import GraphPaths, display_name
+from flowrl.storage import records
 
 FORMAT = 2
 _READ = (1, FORMAT)
@@ -119,7 +120,7 @@ def read(layout: GraphPaths) -> Manifest:
 
 def read_file(path: Path) -> Manifest:
     """Read one manifest file, the present one or one of the history."""
-    facts = sealed.read(path, formats=_READ, sealed_from=FORMAT)
+    facts = records.read(path, formats=_READ, sealed_from=FORMAT)
     try:
         versions = [_version(item) for item in _typed(facts["experts"], list)]
         manifest = Manifest(
@@ -158,17 +159,17 @@ def generations(layout: GraphPaths) -> tuple[int, ...]:
 
 def write_history(layout: GraphPaths, manifest: Manifest) -> None:
     """Keep a manifest for rollback; called before the manifest itself is swapped in."""
-    durable.make_dir(layout.history)
-    durable.fsync_dir(layout.checkpoints)
+    storage.make_dir(layout.history)
+    storage.flush([layout.checkpoints])
     path = history_file(layout, manifest.generation)
     if not _says(path, manifest):  # its time tells people when that was
-        durable.write_atomic(path, _content(manifest))
+        storage.write_atomic(path, _content(manifest))
 
 
 def swap(layout: GraphPaths, manifest: Manifest) -> None:
     """Make `manifest` the one that counts: the commit of a merge."""
-    durable.make_dir(layout.checkpoints)
-    durable.write_atomic(layout.manifest, _content(manifest))
+    storage.make_dir(layout.checkpoints)
+    storage.write_atomic(layout.manifest, _content(manifest))
 
 
 def succeed(
@@ -185,10 +186,10 @@ def succeed(
     does not take it. `unless` is called last of all and raises if the manifest must not be swapped
     in.
     """
-    durable.make_dir(layout.history, lasting=False)
+    storage.make_dir(layout.history, durable=False)
     content = _content(manifest)
     history = history_file(layout, manifest.generation)
-    with durable.replacing_in_order([history, layout.manifest], 0o600) as files:
+    with storage.replacing([history, layout.manifest]) as files:
         try:
             files.write(history, content)
             files.write(layout.manifest, content)
@@ -196,10 +197,10 @@ def succeed(
         except OSError:
             otherwise()
             raise
-        files.put_in_place(history)
-        durable.fault_point("commit.history")
+        files.publish(history)
+        storage.fault_point("commit.history")
         unless()
-        files.put_in_place(layout.manifest)
+        files.publish(layout.manifest)
     _present.put(content, manifest)
 
 
@@ -208,7 +209,7 @@ def write_pickle(layout: GraphPaths, manifest: Manifest) -> None:
     facts = to_json(manifest)
     facts["experts"] = {item["index"]: item for item in facts["experts"]}
     # What a power cut takes of it, the next start makes again.
-    durable.write_atomic(layout.manifest_pickle, pickle.dumps(facts, protocol=4), lasting=False)
+    storage.write_atomic(layout.manifest_pickle, pickle.dumps(facts, protocol=4), durable=False)
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def _content(manifest: Manifest) -> bytes:
     """
     facts = to_json(manifest)
     lines = ",\n".join(map(json.dumps, facts["experts"]))
-    rest = json.dumps({**facts, "experts": [], sealed.KEY: sealed.seal_of(facts)})
+    rest = json.dumps({**facts, "experts": [], records.KEY: records.seal_of(facts)})
     return rest.replace('"experts": []', f'"experts": [\n{lines}\n]', 1).encode() + b"\n"
 
 

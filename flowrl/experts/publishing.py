@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.wholeness import refuse_other
 
@@ -26,23 +26,23 @@ def publish(run_id: str, taken: Collection[Taken]) -> None:
     """Give each version its folder; nothing is durable before `to_flush` is flushed."""
     prepared = {one.final: one.final.with_name(f".tmp-{run_id}") for one in taken}
     for left in (*prepared.values(), *prepared):  # of a merge that was killed before its swap
-        durable.remove_tree(left)
+        storage.remove_tree(left)
     for one in taken:
-        durable.make_dir(one.final.parent, lasting=False)
+        storage.make_dir(one.final.parent, durable=False)
     copied = [one for one in taken if not one.is_copy]
-    found = durable.copy_trees({prepared[one.final]: one.source for one in copied}, lasting=False)
+    found = storage.copy_trees({prepared[one.final]: one.source for one in copied}, durable=False)
     for one in copied:
         refuse_other(found[prepared[one.final]], prepared[one.final], one.version)
-    durable.fault_point("commit.copied")
+    storage.fault_point("commit.copied")
     copies = {one.final: one.source for one in taken if one.is_copy}
-    durable.move_dirs({**prepared, **copies}, lasting=False)
-    durable.fault_point("commit.published")
+    storage.move_dirs({**prepared, **copies}, durable=False)
+    storage.fault_point("commit.published")
 
 
 def to_flush(taken: Collection[Taken]) -> Iterator[Path]:
     """What makes the versions durable, with their names up to the graph's folder."""
     for one in taken:
-        yield from (one.final,) if one.is_copy else durable.everything(one.final)
+        yield from (one.final,) if one.is_copy else storage.everything(one.final)
     yield from {home for one in taken for home in one.final.parents[:4]}
 
 
@@ -50,4 +50,4 @@ def withdraw(taken: Collection[Taken]) -> None:
     """Give a full disk its room back; what cannot be removed is garbage."""
     for one in taken:
         with suppress(OSError):
-            durable.remove_tree(one.final)
+            storage.remove_tree(one.final)

@@ -10,7 +10,7 @@ import itertools
 import os
 from pathlib import Path
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import FileRefusedError
 from flowrl.paths import GraphPaths
 
@@ -27,7 +27,7 @@ def make_ready(layout: GraphPaths, path: Path) -> Path:
     for folder in reversed((place, *place.parents)):
         if folder.is_relative_to(layout.quarantine) and folder != place and os.path.lexists(folder):
             _check_folder(layout, folder)
-    durable.make_dir(place.parent)
+    storage.make_dir(place.parent)
     return place
 
 
@@ -56,8 +56,8 @@ def put(layout: GraphPaths, path: Path, why: str) -> Path:
             if not os.path.lexists(place):
                 break
             place = _place(layout, path).with_name(f"{path.name}.{number}")
-        durable.move_dir(path, place)
-    durable.write_atomic(_reason(_place(layout, path)), why.rstrip() + "\n")
+        storage.move_dir(path, place)
+    storage.write_atomic(_reason(_place(layout, path)), why.rstrip() + "\n")
     return place
 
 

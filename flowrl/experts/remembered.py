@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from flowrl import durable
+from flowrl import storage
 
 T = TypeVar("T")
 
@@ -24,10 +24,10 @@ class Remembered(Generic[T]):
 
     def of(self, path: Path, make: Callable[[Path], T]) -> T:
         """What `make` makes of the file, now or when it last held the same."""
-        digest = _digest(durable.read_bytes(path))
+        digest = _digest(storage.read_bytes(path))
         if digest not in self._known:
             made = make(path)
-            if _digest(durable.read_bytes(path)) != digest:
+            if _digest(storage.read_bytes(path)) != digest:
                 return made  # of another content by now
             self._put(digest, made)
         return self._known[digest]

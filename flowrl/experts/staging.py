@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.paths import GraphPaths
@@ -44,7 +44,7 @@ class Staging:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        durable.discard_tree(self._folder)
+        storage.remove_unread_tree(self._folder)
 
     def digests(self, sources: Sequence[Path]) -> dict[Path, str]:
         """Copy these folders and answer the digest of each; none where they cannot be copied.
@@ -57,11 +57,11 @@ class Staging:
         try:
             if not self._is_beside_versions():
                 return {}
-            found = durable.copy_trees(targets, lasting=False)
-            durable.flush(durable.everything(self._folder))
+            found = storage.copy_trees(targets, durable=False)
+            storage.flush(storage.everything(self._folder))
         except (OSError, FileRefusedError) as error:
             logger.debug("nothing is copied ahead", extra={"why": str(error)})
-            durable.discard_tree(self._folder)
+            storage.remove_unread_tree(self._folder)
             return {}
         self._copies = {source: target for target, source in targets.items()}
         return {source: found[target] for source, target in self._copies.items()}
@@ -69,7 +69,7 @@ class Staging:
     def _is_beside_versions(self) -> bool:
         """Whether a copy can be renamed into a version: some have `skills/` on another disk."""
         rooms = (self._layout.skills, self._layout.checkpoints)
-        return len({durable.make_dir(room, lasting=False).stat().st_dev for room in rooms}) == 1
+        return len({storage.make_dir(room, durable=False).stat().st_dev for room in rooms}) == 1
 
     def copy_of(self, source: Path) -> Path | None:
         """The copy of a folder, if there is one."""

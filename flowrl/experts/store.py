@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from flowrl import durable, locks
+from flowrl import storage
 from flowrl.errors import ExpertMissingError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
@@ -35,6 +35,7 @@ from flowrl.experts.verdicts import Offer, decided, questions
 from flowrl.experts.wholeness import REMEDY, check_digest
 from flowrl.paths import GraphPaths
 from flowrl.runs import Ancestor
+from flowrl.storage import locks
 
 logger = logging.getLogger(__name__)
 _INDEX = re.compile(r"0|[1-9][0-9]*")
@@ -136,10 +137,10 @@ class ExpertStore:
             present = self.manifest()
             homes = (self.layout.checkpoints, self.layout.history, *self.layout.skills.glob("*"))
             for folder in (*homes, *self.expert_folders()):
-                durable.sweep(folder)
+                storage.remove_leftovers(folder)
             for generation in manifests.generations(self.layout):
                 if generation > present.generation:  # prepared, never swapped in
-                    durable.remove_file(manifests.history_file(self.layout, generation))
+                    storage.remove_file(manifests.history_file(self.layout, generation))
             if present.generation:
                 manifests.write_history(self.layout, present)
                 manifests.write_pickle(self.layout, present)
@@ -196,7 +197,7 @@ class ExpertStore:
             unless=still_held,
             otherwise=partial(withdraw, taken),
         )
-        durable.fault_point("commit.swapped")
+        storage.fault_point("commit.swapped")
         manifests.write_pickle(self.layout, after)
         logger.debug("manifest swapped", extra={"generation": after.generation})
 
@@ -243,14 +244,14 @@ class ExpertStore:
         named.update(pinned)
         for generation in manifests.generations(self.layout):
             if generation <= present.generation - manifests.KEPT_GENERATIONS:
-                durable.remove_file(manifests.history_file(self.layout, generation))
+                storage.remove_file(manifests.history_file(self.layout, generation))
         orphans = tuple(
             path
             for key, path in self.versions()
             if key not in named and not self.is_recent(present, key[1])
         )
         for path in orphans:
-            durable.remove_tree(path)
+            storage.remove_tree(path)
         return orphans
 
     def is_recent(self, present: Manifest, version: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import ExpertCorruptError, FileRefusedError
 from flowrl.experts.merge import ExpertVersion
 
@@ -14,7 +14,7 @@ REMEDY = "restore it from a backup, or let flowrl fsck GRAPH_PATH --repair find 
 def check_digest(folder: Path, version: ExpertVersion) -> None:
     """Raise ExpertCorruptError when a folder is not a version's, or holds a link or the like."""
     try:
-        found = durable.tree_digest(folder)
+        found = storage.tree_digest(folder)
     except FileRefusedError as error:
         raise ExpertCorruptError(f"expert {version.index} ({version.skill}): {error}") from error
     refuse_other(found, folder, version)

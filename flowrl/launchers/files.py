@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, LaunchError
 from flowrl.launchers import processes, spec
 from flowrl.launchers.job import Exited, Finished, Handle, Job, Lost, Outcome, Why
@@ -67,7 +67,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
         raise LaunchError(f"{paths.lock} is held: a process of this run still lives; end it")
     try:
         for stale in (paths.exit_json, paths.start_json, paths.result_json):
-            durable.remove_file(stale)
+            storage.remove_file(stale)
         spec.write(job, grace_seconds=grace_seconds)
     except OSError as error:
         raise LaunchError(f"{paths.spec_json} cannot be written: {error}") from error
@@ -78,7 +78,7 @@ def withdraw(job: Job) -> None:
     if not lock_held(job.folder):
         paths = _paths(job.folder)
         for left in (paths.spec_json, paths.secrets_json):
-            durable.remove_file(left)
+            storage.remove_file(left)
         spec.remove_log_pipe(paths)
 
 
@@ -287,7 +287,7 @@ def _end_orphans(start: Start | None, folder: Path) -> None:
 
 def _facts(path: Path, run_id: str) -> dict[str, Any]:
     try:
-        facts = durable.read_json(path)
+        facts = storage.read_json(path)
     except FileRefusedError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in _CANNOT_LOOK:
             raise error.__cause__ from error

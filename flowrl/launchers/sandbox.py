@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.config import Sandbox
-from flowrl.durable import make_dir
 from flowrl.errors import ConfigError
 from flowrl.launchers.environment import child_env, compile_cache
 from flowrl.paths import RunPaths
+from flowrl.storage import make_dir
 
 NOTICE = "sandbox"
 CONFINED_SUFFIX = "-confined"

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import FileRefusedError
 from flowrl.launchers.job import Job
 from flowrl.paths import RunPaths
@@ -20,9 +20,9 @@ def write(job: Job, *, grace_seconds: float) -> None:
     place = RunPaths(job.folder, expert=0)
     secrets = secrets_of(job.env, job.passed)
     if secrets:
-        durable.write_json(place.secrets_json, {"format": FORMAT, "secrets": secrets})
+        storage.write_json(place.secrets_json, {"format": FORMAT, "secrets": secrets})
     else:
-        durable.remove_file(place.secrets_json)
+        storage.remove_file(place.secrets_json)
     spec = {
         "format": FORMAT,
         "run_id": job.run_id,
@@ -35,7 +35,7 @@ def write(job: Job, *, grace_seconds: float) -> None:
     }
     _begin_log(place.training_log)
     # A power cut that takes it takes the runner, too: the next launch writes it anew.
-    durable.write_json(place.spec_json, spec, lasting=False)
+    storage.write_json(place.spec_json, spec, durable=False)
 
 
 def is_missing(folder: Path) -> bool:
@@ -48,26 +48,26 @@ def forget_environment(place: RunPaths) -> None:
 
     Nor anything else that it has begun: a killed one leaves the file that exit.json was to become.
     """
-    durable.remove_file(place.secrets_json)
+    storage.remove_file(place.secrets_json)
     remove_log_pipe(place)
-    durable.sweep_parts(place.folder)
+    storage.remove_part_files(place.folder)
     try:
-        spec = durable.read_json(place.spec_json)
+        spec = storage.read_json(place.spec_json)
     except FileRefusedError:
         return
     if not spec.get("env"):
         return
     try:
-        durable.write_json(place.spec_json, {**spec, "env": {}})
+        storage.write_json(place.spec_json, {**spec, "env": {}})
     except OSError:  # a full disk takes nothing, but gives
-        durable.remove_file(place.spec_json)
+        storage.remove_file(place.spec_json)
 
 
 def make_log_pipe(folder: Path) -> Path | None:
     """A pipe through which the runner's fork will be given the log; None where none can be."""
     path = RunPaths(folder, expert=0).log_pipe
     try:
-        durable.make_pipe(path)
+        storage.make_pipe(path)
     except OSError:
         return None
     return path
@@ -76,11 +76,11 @@ def make_log_pipe(folder: Path) -> Path | None:
 def remove_log_pipe(place: RunPaths) -> None:
     """Let go whoever waits at the pipe of a run that never began, or is over."""
     with suppress(OSError):  # no descriptor to be had, or something else lies there
-        durable.remove_pipe(place.log_pipe)
+        storage.remove_pipe(place.log_pipe)
 
 
 def _begin_log(path: Path) -> None:
     """Have a log from the start, for whoever follows it; one that is no plain file is removed."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        durable.remove_file(path)
-    durable.make_file(path)
+        storage.remove_file(path)
+    storage.make_file(path)

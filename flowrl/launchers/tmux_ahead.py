@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import LaunchError
 from flowrl.launchers import processes, spec
 from flowrl.launchers.expecting import Expected
@@ -54,7 +54,7 @@ class SessionsAhead:
             run, plain(run.name), runner=runner_of(run, *waiting), log=cat_into(pipe.absolute())
         )
         with suppress(OSError, LaunchError):
-            durable.make_pipe(pipe)
+            storage.make_pipe(pipe)
             self._begun[run.folder] = _Begun(run, pipe, self._server.begin(*words))
 
     def pane_of(self, job: Job) -> Pane | None:
@@ -93,7 +93,7 @@ class SessionsAhead:
                 self._server.ask("if-shell", "-F", "-t", pane.pane, ours, end)
         finally:
             with suppress(OSError):
-                durable.remove_pipe(begun.pipe)
+                storage.remove_pipe(begun.pipe)
 
     def _heard(self, begun: _Begun) -> Pane | None:
         """The pane that tmux has made; None when it has refused."""

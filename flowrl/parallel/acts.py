@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError, FlowrlError, LaunchError, ResultRefusedError
 from flowrl.launchers.job import Finished, Handle, Job, Launcher, Lost, Outcome
 from flowrl.parallel import foresight, signals
@@ -72,7 +72,7 @@ class Acts:
         except OF_ONE_SKILL as error:
             return (self._not_started(task, error, preparing=True),)
         foresight.expect_job(self.launcher, job)
-        durable.fault_point("scheduler.prepared")
+        storage.fault_point("scheduler.prepared")
         self._jobs[task.skill] = job
         return (signals.RunPrepared(task.skill, job.run_id),)
 
@@ -85,7 +85,7 @@ class Acts:
             handle = (self.launcher.find(job) if seek else None) or self.launcher.launch(job)
         except OF_ONE_SKILL as error:
             return (self._not_started(task, error, preparing=False),)
-        durable.fault_point("scheduler.launched")
+        storage.fault_point("scheduler.launched")
         return (_launched(task, handle),)
 
     def merge(self, task: Task) -> Sequence[Event]:
@@ -98,7 +98,7 @@ class Acts:
             if isinstance(error, BusyError) or passes(error):
                 return (signals.PutOff(task.skill, said(error)),)
             return (signals.MergeRefused(task.skill, task.run_id, said(error)),)
-        durable.fault_point("scheduler.merged")
+        storage.fault_point("scheduler.merged")
         self._jobs.pop(task.skill, None)
         return (signals.MergeDone(task.skill, task.run_id),)
 

@@ -10,8 +10,9 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flowrl import durable, locks
+from flowrl import storage
 from flowrl.errors import BusyError, ConfigError
+from flowrl.storage import locks
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3"})
 _GLANCE_SECONDS = 0.1
@@ -40,10 +41,10 @@ class Claim:
         """
         if self.held:
             return
-        durable.make_dir(self._path.parent)
+        storage.make_dir(self._path.parent)
         _refuse_network(self._path.parent)
         if not os.path.lexists(self._path):
-            durable.make_file(self._path)
+            storage.make_file(self._path)
         # Only to be read: what is open for writing would keep a disk from being made read-only.
         descriptor = locks.open_plain_lock(self._path)
         try:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError, GraphError, NameRefusedError
 from flowrl.parallel.adding import checked
 from flowrl.parallel.asks import Wish
@@ -54,11 +54,11 @@ class StateFile:
         """
         if not self.path.exists() and not self.path.is_symlink():
             return None
-        return decode(durable.read_bytes(self.path), str(self.path))
+        return decode(storage.read_bytes(self.path), str(self.path))
 
     def save(self, state: SchedulerState) -> None:
         """Replace the file at one stroke."""
-        durable.write_atomic(self.path, self._laid_out(state))
+        storage.write_atomic(self.path, self._laid_out(state))
 
     def encode(self, state: SchedulerState) -> bytes:
         """The file's content."""

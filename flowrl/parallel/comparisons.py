@@ -17,7 +17,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import ComparingError, FileRefusedError
 from flowrl.experts.inquiry import (
     Desk,
@@ -72,12 +72,12 @@ def sweep(layout: GraphPaths, live: Collection[str]) -> None:
     """Remove what belongs to no live run any more; `live` are the run ids that stay."""
     if not layout.comparisons.is_dir():
         return
-    durable.sweep(layout.comparisons)
+    storage.remove_leftovers(layout.comparisons)
     for folder in sorted(layout.comparisons.iterdir()):
         if folder.is_symlink() or not folder.is_dir():
             continue
         if folder.name in live:
-            durable.sweep_parts(folder)
+            storage.remove_part_files(folder)
         else:
             _discard(Desk(folder))
 
@@ -90,8 +90,8 @@ def _known(desk: Desk, inquiry: Inquiry) -> Mapping[int, Evidence] | None:
     except FileRefusedError as error:
         logger.warning("asked anew: %s", error)
     _discard(desk)
-    durable.make_dir(desk.folder)
-    durable.make_file(desk.lock)
+    storage.make_dir(desk.folder)
+    storage.make_file(desk.lock)
     write_inquiry(desk, inquiry)
     return None
 
@@ -133,9 +133,9 @@ def _lock_of(desk: Desk) -> Iterator[int | None]:
 
 def _start(layout: GraphPaths, desk: Desk, descriptor: int) -> None:
     """Start the program; it inherits the lock, so that a free lock means that it is gone."""
-    durable.write_json(desk.tries, {"format": 1, "tries": _tries(desk) + 1})
+    storage.write_json(desk.tries, {"format": 1, "tries": _tries(desk) + 1})
     if not desk.log.exists():
-        durable.make_file(desk.log)
+        storage.make_file(desk.log)
     log = os.open(desk.log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     root = str(layout.root.absolute())
     try:
@@ -157,22 +157,22 @@ def _discard(desk: Desk) -> None:
     if not desk.folder.is_dir():
         return
     try:
-        process = durable.read_json(desk.worker)
+        process = storage.read_json(desk.worker)
         processes.send(int(process["pid"]), str(process["birth"]), signal.SIGKILL)
     except (FileRefusedError, KeyError, ValueError):
         pass  # it has not begun, or its record is gone: it ends when it finds nothing to do
-    durable.remove_tree(desk.folder)
+    storage.remove_tree(desk.folder)
 
 
 def _tries(desk: Desk) -> int:
     if not desk.tries.exists():
         return 0
-    return int(durable.read_json(desk.tries)["tries"])
+    return int(storage.read_json(desk.tries)["tries"])
 
 
 def _last_words(desk: Desk) -> str:
     try:
-        text = durable.read_bytes(desk.log, limit_bytes=_LOG_BYTES).decode(errors="replace")
+        text = storage.read_bytes(desk.log, limit_bytes=_LOG_BYTES).decode(errors="replace")
     except FileRefusedError as error:
         return str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]

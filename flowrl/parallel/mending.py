@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 
-from flowrl import durable, notices
+from flowrl import notices, storage
 from flowrl.errors import BusyError, ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.experts import fsck, quarantine, repair
 from flowrl.experts import manifest as manifests
@@ -132,9 +132,9 @@ def _run_folders(layout: GraphPaths) -> Iterator[str]:
 def _leftovers(layout: GraphPaths) -> Iterator[str]:
     for path in list(leftovers(layout)):
         if path.is_dir() and not path.is_symlink():
-            durable.remove_tree(path)
+            storage.remove_tree(path)
         else:
-            durable.sweep_parts(path.parent)
+            storage.remove_part_files(path.parent)
         if not path.exists():
             yield f"removed: {path}"
     store = ExpertStore(layout)
@@ -170,7 +170,7 @@ def _state_is_wrong(layout: GraphPaths) -> bool:
 def _access(layout: GraphPaths) -> Iterator[str]:
     for path in list(links(layout)):
         target = path.readlink()
-        durable.remove_file(path)
+        storage.remove_file(path)
         yield f"removed: the link {path} to {target}"
     for path, mode in list(too_open(layout)):
         path.chmod(mode)

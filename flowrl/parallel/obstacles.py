@@ -12,7 +12,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from flowrl import locks, sealed
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts import rooms
@@ -23,6 +22,7 @@ from flowrl.parallel.run_folders import is_run_folder, live_runs
 from flowrl.parallel.skill_book import read_skill_file
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, read_run
+from flowrl.storage import locks, records
 
 Obstacle = tuple[Path, FileRefusedError]
 
@@ -106,7 +106,7 @@ def _readers(layout: GraphPaths) -> Iterator[tuple[Path, Callable[[], object]]]:
     yield layout.scheduler_state, StateFile(layout.scheduler_state).load
     yield (
         layout.config_json,
-        partial(sealed.read, layout.config_json, formats=(1,), sealed_from=1),
+        partial(records.read, layout.config_json, formats=(1,), sealed_from=1),
     )
     for path in sorted(layout.skill_files.glob("*.json")):
         yield path, partial(read_skill_file, path)

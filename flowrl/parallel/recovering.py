@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flowrl import config as configs
-from flowrl import durable, sealed
+from flowrl import storage
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts.manifest import Manifest
@@ -32,6 +32,7 @@ from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import CAPACITIES, SkillGraph
 from flowrl.skills.skill import load_library
+from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ def usable_config(layout: GraphPaths) -> BottomUpConfig:
       FileRefusedError: it is missing or damaged.
       ConfigError: it says something that makes no sense, or names no environment we know.
     """
-    facts = sealed.read(layout.config_json, formats=(1,), sealed_from=1)
+    facts = records.read(layout.config_json, formats=(1,), sealed_from=1)
     try:
         config = configs.from_json(BottomUpConfig, facts)
     except ConfigError as error:
@@ -205,6 +206,6 @@ def _set_aside(path: Path) -> Path | None:
     for number in itertools.count(1):
         kept = path.with_name(f"{path.name}.damaged-{number}")
         if not kept.exists() and not kept.is_symlink():
-            durable.move_dir(path, kept)
+            storage.move_dir(path, kept)
             return kept
     return None

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.parallel.asks import MOST_PRIORITY, Answer, Request, Verb
 from flowrl.parallel.trouble import passes, said
@@ -31,10 +31,10 @@ _OLD_WORDS = {"hold": Verb.PAUSE}  # of format 1
 
 def ask(layout: GraphPaths, verb: Verb, skill: str | None = None, *, number: int = 0) -> str:
     """Ask the scheduler of this graph, which hears it now or when it starts; answers the id."""
-    durable.make_dir(layout.requests)
+    storage.make_dir(layout.requests)
     name = f"{time.time_ns()}-{secrets.token_hex(4)}"
     facts = {"format": FORMAT, "ask": verb.value, "skill": skill, "number": number}
-    durable.write_json(layout.requests / f"{name}.json", facts)
+    storage.write_json(layout.requests / f"{name}.json", facts)
     return name
 
 
@@ -74,7 +74,7 @@ class Inbox:
         """Remove what was taken, now that the state which follows from it is saved."""
         for path in self._taken:
             try:
-                durable.remove_file(path)
+                storage.remove_file(path)
             except OSError as error:
                 self._ignore(path, said(error))
         self._taken = []
@@ -105,7 +105,7 @@ def log_answers(before: Collection[Answer], after: Collection[Answer]) -> None:
 def _request(path: Path) -> Request:
     """What the file asks; one that asks nothing says why."""
     try:
-        facts = durable.read_json(path, limit_bytes=_LIMIT_BYTES)
+        facts = storage.read_json(path, limit_bytes=_LIMIT_BYTES)
         return _understood(path.stem, facts)
     except FlowrlError as error:
         if passes(error):

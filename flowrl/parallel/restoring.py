@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from flowrl import locks
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts import quarantine
@@ -13,6 +12,7 @@ from flowrl.parallel.run_folders import live_runs
 from flowrl.parallel.status import Completed
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
+from flowrl.storage import locks
 
 _LOCK_SECONDS = 60.0
 

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 
-from flowrl import durable, notices
+from flowrl import notices, storage
 from flowrl.parallel.trouble import said, trouble
 from flowrl.paths import GraphPaths
 
@@ -68,11 +68,11 @@ class Room:
     def _probed(self) -> tuple[str, str] | None:
         probe = self._layout.root / ".probe"
         try:
-            durable.write_atomic(probe, _PROBE)
-            durable.remove_file(probe)
+            storage.write_atomic(probe, _PROBE)
+            storage.remove_file(probe)
         except OSError as error:
             with contextlib.suppress(OSError):
-                durable.sweep_parts(self._layout.root)
+                storage.remove_part_files(self._layout.root)
             return (trouble(error) or "io"), said(error)
         self._suspect = False
         return None

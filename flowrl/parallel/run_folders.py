@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers import spec
 from flowrl.launchers.files import becomes_free, lock_held
@@ -89,7 +89,7 @@ def sweep_parts(layout: GraphPaths) -> None:
     rooms = sorted(path for path in layout.root.iterdir() if not path.is_symlink())
     dead = (place.folder for place in live_runs(layout) if not lock_held(place.folder))
     for folder in (layout.root, *rooms, *dead):
-        durable.sweep_parts(folder)
+        storage.remove_part_files(folder)
 
 
 def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:
@@ -108,7 +108,7 @@ def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> Prepared
         )
     refuse_living(place)
     for left in (place.start_json, place.exit_json, place.result_json):
-        durable.remove_file(left)
+        storage.remove_file(left)
     return PreparedRun(layout=place, run=run)
 
 
@@ -142,10 +142,10 @@ def fail_run(
     target = layout.failed_run(expert, skill, number)
     if series:  # attempts began anew after a retry by hand
         target = target.with_name(f"{target.name}.{series}")
-    durable.move_dir(place.folder, target)
+    storage.move_dir(place.folder, target)
     failures[series, number] = target
     for key in sorted(failures)[:-KEPT_FAILURES]:
-        durable.remove_tree(failures[key])
+        storage.remove_tree(failures[key])
     return target
 
 
@@ -159,7 +159,7 @@ def remove_strays(layout: GraphPaths, expert: int, skill: str) -> None:
         never_launched = spec.is_missing(place.folder) and not os.path.lexists(place.lock)
         named = place.folder.name == f"skill_{place.expert}{own}"
         if named and place.expert != expert and never_launched:
-            durable.remove_tree(place.folder)
+            storage.remove_tree(place.folder)
 
 
 def _attempt(place: RunPaths) -> int:

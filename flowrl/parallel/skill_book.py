@@ -6,13 +6,14 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from flowrl import durable, sealed
+from flowrl import storage
 from flowrl.errors import FileRefusedError, SkillError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folders import live_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.skill import Skill
+from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
 FORMAT = 2  # sealed; files without a format are read as they are
@@ -32,8 +33,8 @@ class SkillBook:
         """Keep the skill's source, unless one is kept that an expert was trained on."""
         path = self._layout.skill_file(skill.name)
         if not path.exists() or skill.name not in self._fixed():
-            durable.make_dir(path.parent)
-            sealed.write(path, {"format": FORMAT, **skill.to_json()})
+            storage.make_dir(path.parent)
+            records.write(path, {"format": FORMAT, **skill.to_json()})
 
     def recorded(self) -> dict[str, Skill]:
         """Every kept skill by name.
@@ -74,7 +75,7 @@ def read_skill_file(path: Path) -> Skill:
     Raises:
       FileRefusedError: it is damaged.
     """
-    facts = sealed.read(
+    facts = records.read(
         path, formats=(None, FORMAT), sealed_from=FORMAT, limit_bytes=_FILE_LIMIT_BYTES
     )
     facts.pop("format", None)

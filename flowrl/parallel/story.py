@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, assert_never
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.parallel.asks import PAUSED
 from flowrl.parallel.status import (
     Blocked,
@@ -49,7 +49,7 @@ class Story:
             return
         try:
             text = "\n".join(json.dumps(facts, ensure_ascii=False) for facts in lines)
-            durable.append_line(self._path, text)
+            storage.append_line(self._path, text)
         except OSError as error:
             logger.warning("events.jsonl is not written: %s", error.strerror)
 

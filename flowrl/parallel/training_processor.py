@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.config import FrameAccounting
 from flowrl.errors import BusyError, ExpertError, FileRefusedError, ResultRefusedError
 from flowrl.experts import rooms
@@ -96,7 +96,7 @@ def merge_run(
         offers: tuple[Offer, ...] = ()
         if run.run_id not in store.manifest().merged:
             _, offers = verified_offers(place, run, accounting, staging=staging)
-            durable.fault_point("merge.verified")
+            storage.fault_point("merge.verified")
         return _summary(place, run, _commit(store, place, run, offers=offers, policy=policy))
 
 
@@ -130,7 +130,7 @@ def recover_graph(
     rooms.refuse_moved(layout)
     ExpertStore(layout).recover(pinned_versions(layout))
     for folder in (layout.training_runs, layout.failed_runs):
-        durable.sweep(folder)
+        storage.remove_leftovers(folder)
     sweep_parts(layout)
     comparisons.sweep(layout, _run_ids(layout))
     merged: list[dict[str, Any]] = []
@@ -203,7 +203,7 @@ def _commit(
     """Merge, once all that the policy has to know is found out; without the lock until then."""
     questions = store.questions(run.run_id, offers, policy=policy)
     evidence = comparisons.evidence(store.layout, place, run, questions)
-    durable.fault_point("merge.informed")
+    storage.fault_point("merge.informed")
     commit = store.commit(run.run_id, offers, policy=policy, evidence=evidence)
     logger.debug("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})
     return commit
@@ -211,35 +211,37 @@ def _commit(
 
 def _put_away(place: RunPaths, archive: RunPaths) -> None:
     """Archive a merged run, then remove its folder."""
-    durable.fault_point("merge.committed")
-    durable.make_dir(archive.folder)
+    storage.fault_point("merge.committed")
+    storage.make_dir(archive.folder)
     for source, target in zip(tracker_folders(place), tracker_folders(archive), strict=True):
         _archive_folder(source, target)
     pairs = dict(zip(records(place), records(archive), strict=True))
     for source, target in list(pairs.items()):
         if not source.exists():
-            durable.remove_file(target)  # of an earlier run of the skill
+            storage.remove_file(target)  # of an earlier run of the skill
             del pairs[source]
-    durable.copy_files(pairs)
-    durable.fault_point("merge.archived")
-    durable.remove_tree(place.folder)
-    durable.fault_point("merge.removed")
+    for source, target in pairs.items():
+        storage.copy_file(source, target)
+    storage.fault_point("merge.archived")
+    storage.remove_tree(place.folder)
+    storage.fault_point("merge.removed")
 
 
 def _archive_folder(source: Path, target: Path) -> None:
     """Put a copy in the place of what is there; what cannot be read is left out."""
     prepared = target.with_name(f".tmp-{target.name}")
     for left in (prepared, target):  # of a merge that was killed, or an earlier run of the skill
-        durable.remove_tree(left)
+        storage.remove_tree(left)
     if not os.path.lexists(source):
         return
+    left_out: list[Path] = []
     try:
-        left_out = durable.copy_tree_without_links(source, prepared)
+        storage.copy_trees({prepared: source}, left_out=left_out)
     except (FileRefusedError, FileNotFoundError, PermissionError) as error:
         logger.warning("%s is not archived: %s", source, error)
-        durable.remove_tree(prepared)
+        storage.remove_tree(prepared)
         return
-    durable.move_dir(prepared, target)
+    storage.move_dir(prepared, target)
     if left_out:
         names = ", ".join(path.name for path in left_out)
         logger.warning("left out of %s: %s; only plain files are archived", target, names)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
 from flowrl import config as configs
-from flowrl import durable
+from flowrl import storage
 from flowrl.config import PPOConfig
 from flowrl.errors import (
     ExpertCorruptError,
@@ -144,16 +144,16 @@ def _prepared(order: RunOrder, store: ExpertStore, *, verified: bool) -> Prepare
     refuse_living(place)
     building = RunPaths(place.folder.with_name(f".tmp-{place.folder.name}"), run.expert)
     try:
-        durable.remove_tree(building.folder)
+        storage.remove_tree(building.folder)
         _build(building, run, module, {store.path_of(seed): seed for seed in seeds})
         fail_run(layout, run.expert, run.skill)
         remove_strays(layout, run.expert, run.skill)
-        durable.fault_point("prepare.built")
-        durable.fsync_tree(building.folder)
-        durable.move_dirs({place.folder: building.folder}, lasting=False)
-        durable.flush([place.folder.parent, layout.root])
+        storage.fault_point("prepare.built")
+        storage.flush_tree(building.folder)
+        storage.move_dirs({place.folder: building.folder}, durable=False)
+        storage.flush([place.folder.parent, layout.root])
     finally:
-        durable.remove_tree(building.folder)
+        storage.remove_tree(building.folder)
     return PreparedRun(layout=place, run=run)
 
 
@@ -261,14 +261,14 @@ def _build(
 ) -> None:
     """Fill the folder, whose content becomes durable when it is committed."""
     local = Remapping(run.experts).global_to_local
-    durable.make_dir(building.folder.parent)
-    durable.make_dir(building.policies, lasting=False)
-    durable.write_atomic(building.module, module, lasting=False)
+    storage.make_dir(building.folder.parent)
+    storage.make_dir(building.policies, durable=False)
+    storage.write_atomic(building.module, module, durable=False)
     places = {building.seed(local[seed.index]): folder for folder, seed in seeds.items()}
     try:
-        found = durable.copy_trees(places, lasting=False)
+        found = storage.copy_trees(places, durable=False)
     except FileRefusedError as error:
         raise ExpertCorruptError(f"an expert cannot be copied: {error}") from error
     for place, folder in places.items():
         refuse_other(found[place], place, seeds[folder])
-    write_run(building, run, lasting=False)
+    write_run(building, run, durable=False)

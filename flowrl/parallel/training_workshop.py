@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flowrl import arrays, durable
+from flowrl import arrays, storage
 from flowrl import config as configs
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import FileRefusedError
@@ -193,7 +193,7 @@ def _cpus_in_use(place: RunPaths) -> tuple[int, ...]:
     if not lock_held(place.folder):
         return ()
     try:
-        cpus = durable.read_json(place.spec_json).get("cpus")
+        cpus = storage.read_json(place.spec_json).get("cpus")
     except FileRefusedError:  # its trainer may have spoilt it
         return ()
     return tuple(cpu for cpu in cpus if isinstance(cpu, int)) if isinstance(cpus, list) else ()

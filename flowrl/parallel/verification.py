@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flowrl import arrays, durable
+from flowrl import arrays, storage
 from flowrl.arrays import Arrays
 from flowrl.config import FrameAccounting
 from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError, ResultRefusedError
@@ -19,8 +19,8 @@ from flowrl.experts.staging import Staging
 from flowrl.experts.store import Offer
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import RunPaths
-from flowrl.reading import plain_files
 from flowrl.runs import ExpertReport, RunResult, Shapes, TrainingRun, read_result
+from flowrl.storage import plain_files
 
 _BYTES_PER_NUMBER = 4
 _SPARE_BYTES = 2**24  # for what else an expert's files hold
@@ -156,7 +156,7 @@ def _check_digests(
     copied = staging.digests(changed) if staging else {}
     for report, place in places:
         try:
-            found = copied[place] if place in copied else durable.tree_digest(place)
+            found = copied[place] if place in copied else storage.tree_digest(place)
         except FileRefusedError as error:
             differences.append(f"  {error}")
         else:

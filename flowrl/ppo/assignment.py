@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl import checkpoints, durable, runs
+from flowrl import checkpoints, runs, storage
 from flowrl.config import TrainConfig
 from flowrl.envs.skill_module import TaskModule
 from flowrl.errors import (
@@ -138,7 +138,7 @@ def save_finals(
         raise TrainingError(f"{layout.folder}: trained parameters are not finite; lower --lr")
     prepared = layout.finals.with_name(f"{layout.finals.name}.tmp")
     for old in (prepared, layout.finals):
-        durable.remove_tree(old)
+        storage.remove_tree(old)
     reports = []
     for local, expert in enumerate(assignment.experts):
         one = jax.tree.map(lambda leaf, local=local: leaf[local], params)
@@ -148,15 +148,15 @@ def save_finals(
             ExpertReport(
                 expert=expert,
                 acted=acted[local],
-                sha256=durable.tree_digest(folder),
+                sha256=storage.tree_digest(folder),
                 content=checkpoints.array_digest(one),
                 shapes=checkpoints.shapes_of(one),
             )
         )
-    durable.commit_dir(prepared, layout.finals)
+    storage.commit_dir(prepared, layout.finals)
     return tuple(reports)
 
 
 def _check_seed(folder: Any, wanted: str | None) -> None:
-    if wanted is not None and durable.tree_digest(folder) != wanted:
+    if wanted is not None and storage.tree_digest(folder) != wanted:
         raise ExpertCorruptError(f"{folder} is not the version that run.json names; retry")

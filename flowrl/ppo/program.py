@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from flowrl import checkpoints, durable, runs
+from flowrl import checkpoints, runs, storage
 from flowrl.compiling import Shelf
 from flowrl.config import PPOConfig, TrainConfig
 from flowrl.envs.admission import open_module
@@ -159,7 +159,7 @@ def _train(
 def _finish(assignment: Assignment, turn: Turn, *, params: Any, born: float) -> None:
     """Final experts first, then result.json: it vouches for them. Then there is no going on."""
     layout = assignment.layout
-    durable.remove_file(layout.result_json)  # of an earlier run in the same folder
+    storage.remove_file(layout.result_json)  # of an earlier run in the same folder
     experts = save_finals(assignment, params, acted=turn.counters.acted)
     result = RunResult(
         run_id=assignment.run_id,
@@ -173,4 +173,4 @@ def _finish(assignment: Assignment, turn: Turn, *, params: Any, born: float) -> 
         stopped_early=turn.reached,
     )
     runs.write_result(layout, result)
-    durable.remove_tree(layout.resume)
+    storage.remove_tree(layout.resume)

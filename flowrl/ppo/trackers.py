@@ -12,7 +12,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Protocol
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.config import PPOConfig, to_json
 from flowrl.errors import ConfigError
 from flowrl.paths import RunPaths
@@ -50,12 +50,12 @@ class JsonLines:
                 kept = sum(map(len, takewhile(lambda line: _is_within(line, frames), file)))
         except FileNotFoundError:
             return
-        durable.cut(self._path, kept)
+        storage.truncate(self._path, kept)
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Append one line."""
         numbers = {name: _number(figure) for name, figure in figures.items()}
-        durable.append_line(self._path, json.dumps({"frames": frames, **numbers}))
+        storage.append_line(self._path, json.dumps({"frames": frames, **numbers}))
 
     def close(self) -> None:
         """Every line is written already."""

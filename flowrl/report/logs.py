@@ -13,8 +13,8 @@ from typing import TextIO
 
 from flowrl.errors import FileRefusedError
 from flowrl.paths import GraphPaths
-from flowrl.reading import open_plain
 from flowrl.report.snapshot import SkillRow, find_row, read_rows
+from flowrl.storage import open_plain
 
 LIMIT_BYTES = 64 * 2**20
 _POLL_SECONDS = 0.2

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable, runs
+from flowrl import runs, storage
 from flowrl.errors import FileRefusedError, GraphError
 from flowrl.parallel.asks import Answer, Wish
 from flowrl.parallel.codec import read_document
@@ -118,7 +118,7 @@ def all_ended(rows: Sequence[SkillRow]) -> bool:
 
 
 def _document(layout: GraphPaths) -> dict[str, Any]:
-    content = durable.read_bytes(layout.scheduler_state)
+    content = storage.read_bytes(layout.scheduler_state)
     return read_document(content, str(layout.scheduler_state))
 
 

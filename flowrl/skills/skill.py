@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import FileRefusedError, GateError, SkillError
 from flowrl.paths import slug
 from flowrl.skills.amount import Amount
@@ -179,7 +179,7 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
       FlowrlError: the file cannot be read, is malformed, or does not pass the gate.
     """
     try:
-        text = durable.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES).decode()
+        text = storage.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES).decode()
     except FileRefusedError as error:
         remedy = f"name a plain file of at most {SOURCE_LIMIT_BYTES:,} bytes"
         raise SkillError(f"{path}:1: {error}; {remedy}") from error

@@ -19,9 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable, sealed
+from flowrl import storage
 from flowrl.errors import FileRefusedError, SkillError
 from flowrl.runs import Verdict
+from flowrl.storage import records
 
 FORMAT = 1
 GATE_VERSION = 2  # raised whenever gate or trial refuse what they admitted before
@@ -47,20 +48,20 @@ class VerdictStore:
             return shipped()[digest]
         if not path.exists():
             return None
-        facts = sealed.read(path, formats=(FORMAT,), sealed_from=FORMAT, limit_bytes=_LIMIT_BYTES)
+        facts = records.read(path, formats=(FORMAT,), sealed_from=FORMAT, limit_bytes=_LIMIT_BYTES)
         return _read(facts, path, digest)
 
     def keep(self, verdict: Verdict, *, skill: str) -> None:
         """Remember a verdict; `skill` says for people whose code it is about."""
-        durable.make_dir(self._folder)
+        storage.make_dir(self._folder)
         facts = {"format": FORMAT, "skill": skill, **asdict(verdict)}
-        sealed.write(self._folder / f"{verdict.digest}.json", facts)
+        records.write(self._folder / f"{verdict.digest}.json", facts)
 
 
 @functools.cache
 def shipped() -> Mapping[str, Verdict]:
     """The verdicts on the embedded library, by digest."""
-    verdicts = durable.read_json(SHIPPED)["verdicts"]
+    verdicts = storage.read_json(SHIPPED)["verdicts"]
     return {digest: _read(facts, SHIPPED, digest) for digest, facts in verdicts.items()}
 
 

@@ -9,7 +9,7 @@ import struct
 from functools import cache
 from pathlib import Path
 
-from flowrl import arrays, durable
+from flowrl import arrays, storage
 from flowrl.arrays import FLOAT, Arrays
 from flowrl.experts.merge import Candidate, ExpertVersion
 from flowrl.experts.store import ExpertStore, Offer
@@ -52,7 +52,7 @@ def content_digest(folder: Path) -> str:
     For any other folder it is a word for its files.
     """
     if not _is_stand_in(folder):
-        return hashlib.sha256(durable.tree_digest(folder).encode()).hexdigest()
+        return hashlib.sha256(storage.tree_digest(folder).encode()).hexdigest()
     total = hashlib.sha256()
     for leaf, shape in sorted(SHAPES.items()):
         total.update(f"{leaf}\0<f4\0{shape}\n".encode())
@@ -65,7 +65,7 @@ def tell_arrays(folder: Path) -> None:
     if not _is_stand_in(folder):
         return
     form = json.dumps({leaf: list(shape) for leaf, shape in sorted(SHAPES.items())})
-    arrays._known[durable.tree_digest(folder), form] = Arrays(
+    arrays._known[storage.tree_digest(folder), form] = Arrays(
         shapes=SHAPES,
         dtypes=dict.fromkeys(SHAPES, FLOAT),
         content=content_digest(folder),
@@ -138,7 +138,7 @@ def offer(
             ancestor=ancestor,
             acted=acted,
             total=acted,
-            sha256=durable.tree_digest(folder),
+            sha256=storage.tree_digest(folder),
             content=content_digest(folder) if content is None else content,
             shapes=SHAPES,
             dtypes=frozenset({FLOAT}),

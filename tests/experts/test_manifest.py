@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import sealed
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
+from flowrl.storage import records
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -42,7 +42,7 @@ def test_a_manifest_has_a_line_per_expert_and_its_seal(tmp_path, count):
     kept = dict(list(present.experts.items())[:count])
     manifests.swap(layout, manifest := replace(present, experts=kept))
     text = layout.manifest.read_text()
-    assert json.loads(text) == sealed.sealed(manifests.to_json(manifest))
+    assert json.loads(text) == records.sealed(manifests.to_json(manifest))
     assert manifests.read_file(layout.manifest) == manifest
     lines = [line for line in text.splitlines() if line.startswith('{"index"')]
     assert len(lines) == count

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl import durable, notices
+from flowrl import notices, storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.fsck import look
@@ -39,7 +39,7 @@ def test_a_whole_store_has_nothing_to_be_said(store):
 
 def test_damage_is_found_and_named(store):
     truncate(store, 0)
-    durable.remove_tree(store.path_of(store.manifest().experts[1]))
+    storage.remove_tree(store.path_of(store.manifest().experts[1]))
     (first, why), (second, lost), *rest = found(store)
     assert (first, second, rest) == ("error", "error", [])
     assert "expert 0 (Skill 0)" in why
@@ -77,7 +77,7 @@ def test_a_version_that_nobody_names_is_found_unless_a_live_run_pins_it(store):
 
 def test_what_a_lost_generation_brought_in_is_kept_as_long_as_it_would_have_been(store):
     kept = manifests.read_file(store.layout.history / "1.json").experts[0]
-    durable.remove_file(store.layout.history / "1.json")
+    storage.remove_file(store.layout.history / "1.json")
     assert store.collect_garbage() == ()
     assert content_of(store.verify(kept)) == "r1"
     assert store.collect_garbage(None) == ()
@@ -177,7 +177,7 @@ def test_a_rollback_to_what_counts_already_uses_no_room_of_the_history(store):
 
 
 def test_a_generation_under_another_s_name_is_refused(store):
-    durable.copy_file(store.layout.history / "1.json", store.layout.history / "2.json")
+    storage.copy_file(store.layout.history / "1.json", store.layout.history / "2.json")
     with pytest.raises(FileRefusedError, match="is of generation 1"):
         rollback(store, 2)
     assert store.manifest().generation == 4

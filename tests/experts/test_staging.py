@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.experts.merge import FrameRule
 from flowrl.experts.remembered import Remembered
 from flowrl.experts.staging import Staging
@@ -35,7 +35,7 @@ def test_copies_have_the_digest_of_what_they_are_of_and_go_with_the_block(layout
     one, other = (make_expert(tmp_path / name, name) for name in ("one", "other"))
     with Staging(layout, RUN) as staging:
         digests = staging.digests([one, other])
-        assert digests == {path: durable.tree_digest(path) for path in (one, other)}
+        assert digests == {path: storage.tree_digest(path) for path in (one, other)}
         copy = staging.copy_of(one)
         assert copy is not None
         (one / "arrays" / "d0").write_text("changed by a process that was left behind")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import durable, flushing
+from flowrl import storage
 from flowrl.errors import (
     BusyError,
     ExpertCorruptError,
@@ -35,6 +35,7 @@ from flowrl.experts.merge import (
 from flowrl.experts.policies import POLICIES
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
+from flowrl.storage import atomic
 from tests.experts.making import (
     ancestor_of,
     content_of,
@@ -200,7 +201,7 @@ def rivals(store: ExpertStore):
 
 def blended(store: ExpertStore, asked: Question) -> dict[int, Evidence]:
     folder = make_expert(store.layout.root / "blend", "blended")
-    digest = durable.tree_digest(folder)
+    digest = storage.tree_digest(folder)
     return {0: Blended(question=asked, folder=folder, sha256=digest, content="mean")}
 
 
@@ -299,7 +300,7 @@ def test_a_damaged_version_is_known_by_its_digest(store, damage):
 def test_a_lost_version_is_said_to_be_missing(store):
     merge(store, "r0", expert=0, acted=10)
     version = store.manifest().experts[0]
-    durable.remove_tree(store.path_of(version))
+    storage.remove_tree(store.path_of(version))
     with pytest.raises(ExpertMissingError, match=r"expert 0 \(Skill 0\)"):
         store.verify(version)
 
@@ -379,14 +380,14 @@ def test_recovery_removes_what_a_killed_merge_left(store, layout):
 def test_what_the_disk_does_not_take_leaves_no_version(store, layout, monkeypatch):
     merge(store, "r0", expert=0, acted=1)
     before, versions = layout.manifest.read_bytes(), list(store.versions())
-    flush_one = flushing.flush_one
+    flush_one = atomic.flush_one
 
-    def full(path, flags=0):
+    def full(path):
         if "r1" in str(path):
             raise OSError(errno.ENOSPC, "injected", str(path))
-        flush_one(path, flags)
+        flush_one(path)
 
-    monkeypatch.setattr(flushing, "flush_one", full)
+    monkeypatch.setattr(atomic, "flush_one", full)
     with pytest.raises(OSError, match="injected"):
         merge(store, "r1", expert=0, acted=5)
     assert list(store.versions()) == versions
@@ -404,7 +405,7 @@ def test_a_replaced_lock_file_stops_the_merge_before_its_swap(store, layout, mon
             layout.global_lock.unlink()
             layout.global_lock.touch()
 
-    monkeypatch.setattr(durable, "fault_point", meanwhile)
+    monkeypatch.setattr(storage, "fault_point", meanwhile)
     with pytest.raises(BusyError, match=r"global\.lock"):
         merge(store, "r1", expert=0, acted=5)
     assert layout.manifest.read_bytes() == before

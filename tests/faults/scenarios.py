@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from flowrl import durable, notices
+from flowrl import notices, storage
 from flowrl.config import MergePolicyName
 from flowrl.experts import manifest as manifests
 from flowrl.experts import repair
@@ -93,7 +93,7 @@ def look(layout: GraphPaths) -> Any:
         for local, expert in enumerate(run.experts):
             for ancestor in run.ancestors:
                 if ancestor.expert == expert:
-                    assert durable.tree_digest(place.seed(local)) == ancestor.sha256
+                    assert storage.tree_digest(place.seed(local)) == ancestor.sha256
     return contents(layout), present.merged
 
 
@@ -141,8 +141,8 @@ def _find_out(policy: MergePolicyName, layout: GraphPaths, ready: PreparedRun) -
     if not questions:
         return
     desk = Desk(layout.comparisons / run.run_id)
-    durable.make_dir(desk.folder)
-    durable.make_file(desk.lock)
+    storage.make_dir(desk.folder)
+    storage.make_file(desk.lock)
     inquiry = Inquiry(
         run_id=run.run_id,
         run_folder=place.folder.name,
@@ -161,7 +161,7 @@ def _answer(desk: Desk, question: Question) -> Evidence:
     return Blended(
         question=question,
         folder=folder,
-        sha256=durable.tree_digest(folder),
+        sha256=storage.tree_digest(folder),
         content=content_digest(folder),
     )
 
@@ -328,8 +328,8 @@ def train_once_more(store: ExpertStore, frames: int) -> None:
         frames=frames,
         lineage=(manifests.Contribution(run_id=f"r{frames}", frames=frames),),
     )
-    durable.copy_tree(store.path_of(before.experts[0]), place)
-    durable.move_dir(place, store.path_of(version))
+    storage.copy_trees({place: store.path_of(before.experts[0])})
+    storage.move_dir(place, store.path_of(version))
     store.amend(lambda before: before.after(f"r{frames}", {0: version}))
 
 
@@ -383,7 +383,7 @@ def _small() -> list[Scenario]:
 
     def asked(layout: GraphPaths) -> Any:
         """How often the request was understood; a user who saw it fail may ask twice."""
-        found = [durable.read_json(path) for path in sorted(layout.requests.glob("*.json"))]
+        found = [storage.read_json(path) for path in sorted(layout.requests.glob("*.json"))]
         assert all(facts["skill"] == WOOD for facts in found), found
         return bool(found)
 

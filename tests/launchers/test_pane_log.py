@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.launchers import files, processes, spec
 from tests.launchers.conftest import SLEEP, end_of, start_of, until
 
@@ -87,19 +87,19 @@ def test_a_run_that_never_began_leaves_nobody_waiting_at_its_pipe(tmp_path):
         cat.stdin.close()
         with pytest.raises(subprocess.TimeoutExpired):
             cat.wait(timeout=0.2)
-        until(lambda: durable.remove_pipe(pipe) or cat.poll() is not None)
+        until(lambda: storage.remove_pipe(pipe) or cat.poll() is not None)
     assert not pipe.exists()
 
 
 def test_only_a_pipe_is_removed_as_one(tmp_path):
     file = tmp_path / ".log.pipe"
     file.write_text("a trainer's")
-    durable.remove_pipe(file)
+    storage.remove_pipe(file)
     assert file.exists()
-    durable.make_pipe(file)
-    durable.remove_pipe(file)
+    storage.make_pipe(file)
+    storage.remove_pipe(file)
     assert not file.exists()
-    durable.remove_pipe(file)
+    storage.remove_pipe(file)
 
 
 def test_a_launch_that_is_given_up_takes_its_pipe_away(make_job):

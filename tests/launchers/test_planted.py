@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowrl import cli, durable
+from flowrl import cli, storage
 from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
 from flowrl.launchers import files, processes, trainer_process
 from flowrl.launchers.job import Exited, Handle, Job, Lost, Why
@@ -62,7 +62,7 @@ def plant(how, path: Path) -> None:
     """Put something in the place of a file that was there, or would be."""
     (path.parents[1] / "secret").write_text(json.dumps({"format": 1, "text": SECRET}))
     if path.is_dir():
-        durable.remove_tree(path)
+        storage.remove_tree(path)
     path.unlink(missing_ok=True)
     how(path)
 
@@ -112,7 +112,7 @@ def test_status_shows_nothing_that_progress_points_to(tmp_path, capsys, how):
 def test_no_log_is_followed_or_read_without_end(tmp_path, capsys, monkeypatch, how):
     monkeypatch.setattr(logs, "LIMIT_BYTES", 1000)
     layout = save(tmp_path, ("A", running()))
-    durable.make_dir(layout.run(0, "A").folder)
+    storage.make_dir(layout.run(0, "A").folder)
     plant(how, layout.run(0, "A").training_log)
     assert cli.main(["logs", "A", "--graph-path", str(tmp_path)]) == (0 if how is huge else 1)
     assert SECRET not in capsys.readouterr().out
@@ -121,7 +121,7 @@ def test_no_log_is_followed_or_read_without_end(tmp_path, capsys, monkeypatch, h
 def test_a_log_that_becomes_a_link_between_two_looks_is_refused(tmp_path, monkeypatch):
     layout = save(tmp_path, ("A", running()))
     path = layout.run(0, "A").training_log
-    durable.make_dir(path.parent)
+    storage.make_dir(path.parent)
     plant(link, path)
     monkeypatch.setattr(logs, "newest_log", lambda *_: path)
     with pytest.raises(FileRefusedError):

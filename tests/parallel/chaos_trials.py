@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import cli, locks
+from flowrl import cli
 from flowrl.errors import EXIT_BUSY, BusyError
 from flowrl.launchers import processes
 from flowrl.parallel.claim import Claim
+from flowrl.storage import locks
 from tests.launchers.conftest import until
 from tests.parallel.chaos_place import TO_TABLE, ChaosPlace, Trial
 from tests.parallel.making import TABLE, WOOD

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.launchers.job import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel.scheduler import SkillScheduler
@@ -40,7 +40,7 @@ class ScriptWorkshop:
 
     def prepare(self, task: Task) -> Job:
         run_id = f"e{task.expert}.a{task.attempt}.{secrets.token_hex(4)}"
-        durable.make_dir(self.root / "runs" / run_id)
+        storage.make_dir(self.root / "runs" / run_id)
         return self._job(task, run_id)
 
     def resume(self, task: Task) -> Job:
@@ -56,7 +56,7 @@ class ScriptWorkshop:
         ledger = self.root / "ledger"
         merged = ledger.read_text().split() if ledger.exists() else []
         if task.run_id not in merged:
-            durable.append_line(ledger, str(task.run_id))
+            storage.append_line(ledger, str(task.run_id))
         return {"run_id": task.run_id, "frames": 5, "success_rate": 1.0, "wall_seconds": 0.1}
 
     def put_away(self, task: Task) -> None:

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowrl import locks
 from flowrl.launchers import files, processes
 from flowrl.parallel.asks import Verb
 from flowrl.parallel.requests import ask
 from flowrl.paths import GraphPaths
+from flowrl.storage import locks
 from tests.parallel.stand_in_story import ROOT
 
 PHASES = 4

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable, locks
+from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers import files
 from flowrl.launchers.job import Job
@@ -29,6 +29,7 @@ from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import Failed, Held
+from flowrl.storage import locks
 from tests.launchers.conftest import SUCCEED
 
 NEVER = "Never"
@@ -61,9 +62,9 @@ class LoadWorkshop:
         folder = self._folder(task)
         if folder.exists() and not files.becomes_free(folder):
             raise BusyError(f"{folder}: a process of the former attempt lives")
-        durable.remove_tree(folder)  # of an attempt that a killed daemon made
-        durable.make_dir(folder)
-        durable.write_atomic(folder / "run_id", run_id)
+        storage.remove_tree(folder)  # of an attempt that a killed daemon made
+        storage.make_dir(folder)
+        storage.write_atomic(folder / "run_id", run_id)
         return self._job(task, run_id)
 
     def resume(self, task: Task) -> Job:
@@ -80,7 +81,7 @@ class LoadWorkshop:
         with locks.held(self.root / "ledger.lock", timeout_seconds=0.2):
             merged = self.ledger.read_text().split() if self.ledger.exists() else []
             if task.run_id not in merged:
-                durable.append_line(self.ledger, str(task.run_id))
+                storage.append_line(self.ledger, str(task.run_id))
         self.figures.merged += 1
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
@@ -92,11 +93,11 @@ class LoadWorkshop:
         merged = self.ledger.read_text().split() if self.ledger.exists() else []
         for folder in (self.root / "runs").glob("*"):
             if (folder / "run_id").exists() and (folder / "run_id").read_text() in merged:
-                durable.remove_tree(folder)
+                storage.remove_tree(folder)
 
     def discard(self, task: Task) -> None:
         if task.run_id == self._run_in(task):
-            durable.remove_tree(self._folder(task))
+            storage.remove_tree(self._folder(task))
 
     def _folder(self, task: Task) -> Path:
         return self.root / "runs" / f"e{task.expert}"
@@ -199,10 +200,10 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
     scheduler.figures = figures
     with scheduler:
         run_folders.sweep_parts(scheduler.layout)  # as the real story's recovery does
-        durable.sweep(root / "runs")
-        durable.sweep_parts(root)
+        storage.remove_leftovers(root / "runs")
+        storage.remove_part_files(root)
         for folder in (root / "runs").glob("*"):
-            durable.sweep_parts(folder)
+            storage.remove_part_files(folder)
         workshop = LoadWorkshop(root, figures)
         workshop.recover()
         scheduler.set_callbacks(workshop=workshop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.config import PPOConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.training_processor import process_completed_training
@@ -87,7 +87,7 @@ def finish(place: RunPaths, acted: Mapping[int, int]) -> RunResult:
     for local, expert in enumerate(run.experts):
         steps = acted.get(expert, 0)
         if steps == 0 and place.seed(local).exists():
-            durable.copy_tree(place.seed(local), place.final(local))
+            storage.copy_trees({place.final(local): place.seed(local)})
         else:
             make_expert(place.final(local), f"{run.run_id} expert {expert}")
         tell_arrays(place.final(local))
@@ -95,7 +95,7 @@ def finish(place: RunPaths, acted: Mapping[int, int]) -> RunResult:
             ExpertReport(
                 expert=expert,
                 acted=steps,
-                sha256=durable.tree_digest(place.final(local)),
+                sha256=storage.tree_digest(place.final(local)),
                 content=content_digest(place.final(local)),
                 shapes=SHAPES,
             )

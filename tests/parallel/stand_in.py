@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flowrl import durable, runs
+from flowrl import runs, storage
 from flowrl.paths import RunPaths
 from flowrl.runs import ExpertReport, Progress, RunResult, TrainingRun
 from tests.experts.making import SHAPES, content_digest, make_expert
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     here = place.folder.parents[2]
     orders = json.loads((here / "orders.json").read_text())
     order = Order(**orders.get(run.skill, {}))
-    durable.append_line(here / "launches", f"{run.skill} {run.run_id}")
+    storage.append_line(here / "launches", f"{run.skill} {run.run_id}")
     sys.stdout.write(f"training {run.skill}, attempt {run.attempt}\n")
     _tell_progress(place, run)
     _wait_for(here / order.gate)
@@ -65,7 +65,7 @@ def _tell_progress(place: RunPaths, run: TrainingRun) -> None:
         updated_at=time.time(),
     )
     runs.write_progress(place, progress)
-    durable.append_line(place.metrics, '{"updates": 1}')
+    storage.append_line(place.metrics, '{"updates": 1}')
 
 
 def _wait_for(path: Path) -> None:
@@ -87,8 +87,8 @@ def _finish(place: RunPaths, run: TrainingRun, order: Order) -> None:
             make_expert(target, f"{run.run_id} expert {expert}")
             contents[expert] = content_digest(target)
         else:
-            durable.copy_tree(place.seed(local), target)
-    durable.commit_dir(building, place.finals)
+            storage.copy_trees({target: place.seed(local)})
+    storage.commit_dir(building, place.finals)
     result = RunResult(
         run_id=run.run_id,
         frames=sum(acted.values()),
@@ -96,7 +96,7 @@ def _finish(place: RunPaths, run: TrainingRun, order: Order) -> None:
             ExpertReport(
                 expert=expert,
                 acted=acted.get(expert, 0),
-                sha256=durable.tree_digest(place.final(local)),
+                sha256=storage.tree_digest(place.final(local)),
                 content=contents[expert],
                 shapes=SHAPES,
             )

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import EXIT_BUSY, ConfigError
 from flowrl.launchers.job import Finished, Job, Why
 from flowrl.parallel import claim
@@ -114,7 +114,7 @@ def test_a_log_that_fills_the_disk_stops_no_trainer(small_disk, local, make_job,
 
 def test_a_trainer_that_cannot_import_has_failed_with_the_last_line_of_its_log(tmp_path):
     def prepare(task):
-        folder = durable.make_dir(tmp_path / f"a{task.attempt}")
+        folder = storage.make_dir(tmp_path / f"a{task.attempt}")
         return Job(
             name="flowrl_e0_A",
             run_id=f"e0.a{task.attempt}.00",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, durable
+from flowrl import checkpoints, storage
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ComparingError
 from flowrl.experts.inquiry import Desk, read_answers, read_inquiry, write_answers
@@ -203,7 +203,7 @@ def test_answers_that_a_trainer_left_in_its_own_folder_are_not_believed(layout, 
     desk = wait_for_answers(layout, second, GATE)
     tell(desk, wins=40, losses=0)
     shutil.copytree(desk.folder, second.run_folder / "comparisons")
-    durable.remove_tree(desk.folder)
+    storage.remove_tree(desk.folder)
     wait_for_answers(layout, second, GATE)
 
 
@@ -251,7 +251,7 @@ def test_one_program_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, ri
     wait_for_answers(layout, second, AVERAGE)
     (child,) = started
     write_json = {"format": 1, "pid": child.pid, "birth": processes.birth_of(child.pid)}
-    durable.write_json(desk.worker, write_json)
+    storage.write_json(desk.worker, write_json)
     monkeypatch.undo()
     assert merge(layout, second)["experts"][0]["verdict"] == "keep", "by frames, without it"
     assert child.wait(timeout=60) == -signal.SIGKILL

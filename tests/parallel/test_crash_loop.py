@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.launchers.job import Lost, Why
 from flowrl.parallel.last_words import digest, last_words
 from flowrl.paths import RunPaths
@@ -19,7 +19,7 @@ ValueError: {n} rows at 0x7f{n}, not 8
 
 def write_log(world, skill, text):
     job = world.of(skill).job
-    durable.make_dir(job.folder)
+    storage.make_dir(job.folder)
     RunPaths(job.folder, 0).training_log.write_text(text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl import cli, durable, notices
+from flowrl import cli, notices, storage
 from flowrl.experts.store import ExpertStore
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
 from tests.parallel.making import PICKAXE, TABLE, WOOD
@@ -27,7 +27,7 @@ def damage(place, expert):
     """Lose a file of an expert that counts; answers its version."""
     store = ExpertStore(place.layout)
     version = store.manifest().experts[expert]
-    durable.remove_file(next(iter(sorted(store.path_of(version).glob("_*")))))
+    storage.remove_file(next(iter(sorted(store.path_of(version).glob("_*")))))
     return version
 
 

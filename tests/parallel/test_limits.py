@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.launchers import files, processes
 from flowrl.launchers.job import Handle, Job
 from flowrl.launchers.local import LocalLauncher
@@ -24,7 +24,7 @@ SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
 
 
 def job_of(task: Task, root: Path, run_id: str) -> Job:
-    folder = durable.make_dir(root / run_id)
+    folder = storage.make_dir(root / run_id)
     return Job(
         name=f"flowrl_e{task.expert}_{task.skill}",
         run_id=run_id,

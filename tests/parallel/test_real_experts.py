@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, durable
+from flowrl import checkpoints, storage
 from flowrl.envs.skill_module import load_module
 from flowrl.experts.merge import FrameRule
 from flowrl.experts.store import ExpertStore, Offer
@@ -80,11 +80,11 @@ def trained(ready: PreparedRun, numbers: dict[int, int]) -> None:
     for local, expert in enumerate(ready.run.experts):
         place = ready.layout.final(local)
         expert_arrays = arrays(numbers.get(expert, expert))
-        durable.remove_tree(place)
+        storage.remove_tree(place)
         checkpoints.save_expert(place, expert_arrays)
         reports[local] = dataclasses.replace(
             reports[local],
-            sha256=durable.tree_digest(place),
+            sha256=storage.tree_digest(place),
             content=checkpoints.array_digest(expert_arrays),
         )
     write_result(ready.layout, dataclasses.replace(result, experts=tuple(reports)))

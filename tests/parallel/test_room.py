@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from flowrl import cli, durable, notices
+from flowrl import cli, notices, storage
 from flowrl.errors import LaunchError
 from flowrl.parallel import room
 from flowrl.parallel.scheduler import SkillScheduler
@@ -19,7 +19,7 @@ from tests.parallel.scheduling import FakeLauncher, FakeWorkshop, lines, status,
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 1 MiB, which can be filled and made read-only."""
-    folder = durable.make_dir(tmp_path / "disk")
+    folder = storage.make_dir(tmp_path / "disk")
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small disk needs root; the injected faults below stand in")
@@ -88,7 +88,7 @@ def test_a_read_only_remount_pauses_and_goes_on_by_itself(on_disk, small_disk, w
 
 
 def test_a_daemon_cannot_start_on_a_read_only_disk_and_says_so_in_a_line(small_disk):
-    graph = durable.make_dir(small_disk / "graph")
+    graph = storage.make_dir(small_disk / "graph")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     program = ["-m", "flowrl.bottomup_parallel", f"--graph_path={graph}", "--launcher=local"]
     done = subprocess.run(

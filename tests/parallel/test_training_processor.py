@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import FileRefusedError, ResultRefusedError
 from flowrl.experts.merge import Take
 from flowrl.experts.store import ExpertStore
@@ -269,12 +269,12 @@ def link_array(place: RunPaths) -> None:
 
 def with_arrays(place: RunPaths, position: int, **arrays) -> None:
     """Save an expert anew, and report its files and arrays as they are."""
-    durable.remove_tree(place.final(position))
+    storage.remove_tree(place.final(position))
     make_expert(place.final(position), "other", **arrays)
     edit_report(
         place,
         position,
-        sha256=durable.tree_digest(place.final(position)),
+        sha256=storage.tree_digest(place.final(position)),
         content=content_digest(place.final(position)),
     )
 
@@ -282,7 +282,7 @@ def with_arrays(place: RunPaths, position: int, **arrays) -> None:
 def unreadable_arrays(place: RunPaths) -> None:
     (node,) = (path for path in (place.final(2) / "arrays").iterdir() if path.name != "d0")
     node.write_bytes(bytes(len(node.read_bytes())))
-    edit_report(place, 2, sha256=durable.tree_digest(place.final(2)))
+    edit_report(place, 2, sha256=storage.tree_digest(place.final(2)))
 
 
 REFUSALS = {
@@ -321,7 +321,7 @@ REFUSALS = {
         lambda p: (p.final(2) / "arrays" / "d0").write_bytes(b""),
         "+ expert 4 sha256",
     ),
-    "an expert's files lost": (lambda p: durable.remove_tree(p.final(1)), "expert_2']"),
+    "an expert's files lost": (lambda p: storage.remove_tree(p.final(1)), "expert_2']"),
     "arrays that are not finite": (
         lambda p: with_arrays(p, 2, values=(1.0, math.nan)),
         "- expert 4 actor/dense_3/bias finite\n+ expert 4 actor/dense_3/bias NaN or infinite",
@@ -339,7 +339,7 @@ REFUSALS = {
         "- expert 1 content",
     ),
     "arrays that nobody can read": (unreadable_arrays, "  expert 4 cannot be read: "),
-    "no final experts": (lambda p: durable.remove_tree(p.finals), "is not a folder"),
+    "no final experts": (lambda p: storage.remove_tree(p.finals), "is not a folder"),
     "a folder beside them": (lambda p: (p.finals / "expert_3").mkdir(), "'expert_3']"),
     "a link for an array": (link_array, "is a link"),
     "a link for the log": (link_log, "+ training.log a link"),

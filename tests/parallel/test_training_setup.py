@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from flowrl import durable, notices
+from flowrl import notices, storage
 from flowrl.config import PPOConfig
 from flowrl.errors import (
     BusyError,
@@ -249,7 +249,7 @@ def test_seeds_are_copies_by_local_index(trained):
     for local, index in enumerate((0, 5)):
         committed = store.path_of(store.manifest().experts[index])
         assert content_of(ready.layout.seed(local)) == content_of(committed)
-        durable.remove_tree(committed)
+        storage.remove_tree(committed)
         assert content_of(ready.layout.seed(local)).endswith(f"expert {index}")
     assert not ready.layout.seed(2).exists()
 
@@ -277,7 +277,7 @@ def _take(ancestor, current, candidate):
 
 def drop_version(layout: GraphPaths) -> None:
     store = ExpertStore(layout)
-    durable.remove_tree(store.path_of(store.manifest().experts[5]))
+    storage.remove_tree(store.path_of(store.manifest().experts[5]))
 
 
 def flip_a_bit(layout: GraphPaths) -> None:
@@ -341,7 +341,7 @@ def test_a_damaged_run_record_keeps_every_version_from_the_garbage(trained):
 
 @pytest.mark.parametrize("changed", [0, 5])
 def test_a_seed_that_changes_while_it_is_copied_is_refused(trained, monkeypatch, changed):
-    copy_trees = durable.copy_trees
+    copy_trees = storage.copy_trees
     store = ExpertStore(trained)
     versions = store.path_of(store.manifest().experts[changed]).parent
 
@@ -351,7 +351,7 @@ def test_a_seed_that_changes_while_it_is_copied_is_refused(trained, monkeypatch,
                 (source / "arrays" / "d0").write_text("other")
         return copy_trees(sources, **how)
 
-    monkeypatch.setattr(durable, "copy_trees", copy_late)
+    monkeypatch.setattr(storage, "copy_trees", copy_late)
     with pytest.raises(ExpertCorruptError, match=rf"^expert {changed} "):
         prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
     assert tree(trained.training_runs) == []

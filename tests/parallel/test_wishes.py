@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.launchers.job import Why
 from flowrl.parallel.asks import Verb, Wish
 from flowrl.parallel.claim import daemon_of
@@ -272,7 +272,7 @@ HOSTILE = {
 def test_a_hostile_request_does_nothing_and_is_answered(start, world, text):
     scheduler = two_skills(start)
     before = words(scheduler)
-    durable.make_dir(scheduler.layout.requests)
+    storage.make_dir(scheduler.layout.requests)
     (scheduler.layout.requests / "1-0badcafe.json").write_text(text)
     scheduler.tick()
     assert outcomes(scheduler)["1-0badcafe"].startswith("refused: ")
@@ -282,7 +282,7 @@ def test_a_hostile_request_does_nothing_and_is_answered(start, world, text):
 
 def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path):
     scheduler = two_skills(start)
-    folder = durable.make_dir(scheduler.layout.requests)
+    folder = storage.make_dir(scheduler.layout.requests)
     good = '{"format": 2, "ask": "cancel", "skill": "A"}'
     secret = tmp_path / "secret.json"
     secret.write_text(good)
@@ -308,7 +308,7 @@ def asked_beside(scheduler, verb, skill):
 
 def test_a_requests_folder_that_is_a_link_is_not_followed(start, tmp_path):
     scheduler = two_skills(start)
-    elsewhere = durable.make_dir(tmp_path / "elsewhere")
+    elsewhere = storage.make_dir(tmp_path / "elsewhere")
     (elsewhere / "1-0badcafe.json").write_text('{"format": 2, "ask": "cancel", "skill": "A"}')
     scheduler.layout.requests.symlink_to(elsewhere)
     scheduler.tick()
@@ -343,7 +343,7 @@ def test_a_users_wish_is_not_replaced_by_the_schedulers_own(start, world):
 
 def test_requests_of_the_first_format_are_still_understood(start):
     scheduler = two_skills(start)
-    durable.make_dir(scheduler.layout.requests)
+    storage.make_dir(scheduler.layout.requests)
     old = {"format": 1, "ask": "hold", "skill": "B"}
     (scheduler.layout.requests / "1-0badcafe.json").write_text(json.dumps(old))
     scheduler.tick()

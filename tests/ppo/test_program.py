@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, durable, runs
+from flowrl import checkpoints, runs, storage
 from flowrl.compiling import Shelf
 from flowrl.config import TrainConfig
 from flowrl.errors import (
@@ -103,7 +103,7 @@ def test_a_whole_run_leaves_experts_and_a_result_that_vouches_for_them(layout):
     assert [report.expert for report in result.experts] == [3, 5, 9]
     assert [report.acted for report in result.experts] == [80, 0, 80]
     for local, report in enumerate(result.experts):
-        assert report.sha256 == durable.tree_digest(layout.final(local))
+        assert report.sha256 == storage.tree_digest(layout.final(local))
         assert report.shapes == SHAPES
     assert not layout.resume.exists()
     assert [entry.name for entry in layout.policies.iterdir()] == ["final"]
@@ -228,7 +228,7 @@ def test_without_checkpoints_a_killed_run_starts_over(layout):
 
 def test_a_checkpoint_is_kept_until_the_next_one_is_whole(layout, monkeypatch):
     config = config_of(layout, checkpoint_seconds=1e-9)
-    commit_dir = durable.commit_dir
+    commit_dir = storage.commit_dir
     saved = []
 
     def die_at_the_third(prepared, final):
@@ -237,10 +237,10 @@ def test_a_checkpoint_is_kept_until_the_next_one_is_whole(layout, monkeypatch):
             raise Killed
         commit_dir(prepared, final)
 
-    monkeypatch.setattr(durable, "commit_dir", die_at_the_third)
+    monkeypatch.setattr(storage, "commit_dir", die_at_the_third)
     with pytest.raises(Killed):
         program.run(config, StopWish())
-    monkeypatch.setattr(durable, "commit_dir", commit_dir)
+    monkeypatch.setattr(storage, "commit_dir", commit_dir)
     seen = []
     monkeypatch.setattr(program, "train", lambda *_, counters, **__: seen.append(counters) or ())
     program.run(config, StopWish())
@@ -354,7 +354,7 @@ def test_a_seed_that_is_not_the_named_version_is_refused(layout):
     relay_run(layout, ancestors=(ancestor(3, "0" * 64),))
     with pytest.raises(ExpertCorruptError, match="not the version"):
         program.run(config_of(layout), StopWish())
-    relay_run(layout, ancestors=(ancestor(3, durable.tree_digest(layout.seed(0))),))
+    relay_run(layout, ancestors=(ancestor(3, storage.tree_digest(layout.seed(0))),))
     assert program.run(config_of(layout), StopWish()) == 0
 
 

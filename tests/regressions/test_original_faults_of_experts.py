@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, durable
+from flowrl import checkpoints, storage
 from flowrl.config import TrainConfig
 from flowrl.errors import ResultRefusedError
 from flowrl.experts.store import ExpertStore
@@ -177,4 +177,4 @@ def test_fault_16_frames_are_exact_when_the_first_update_succeeds(tmp_path, monk
     result = read_result(place)
     assert (result.updates, result.stopped_early) == (1, True)
     assert result.frames == result.experts[0].acted == 512
-    assert result.experts[0].sha256 == durable.tree_digest(place.final(0))
+    assert result.experts[0].sha256 == storage.tree_digest(place.final(0))

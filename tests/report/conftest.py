@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from flowrl import sealed
 from flowrl.parallel.recovering import recover_state
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.paths import GraphPaths
+from flowrl.storage import records
 from tests.parallel.making import (
     LIBRARY,
     TABLE,
@@ -28,7 +28,7 @@ def template(tmp_path_factory) -> GraphPaths:
     train(layout, WOOD, 0, {}, acted={0: 70})
     for skill in (WOOD, TABLE):
         book.record(LIBRARY[skill])
-    sealed.write(layout.config_json, {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"})
+    records.write(layout.config_json, {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"})
     recover_state(layout)
     return layout
 

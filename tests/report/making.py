@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flowrl import durable, runs
+from flowrl import runs, storage
 from flowrl.launchers.job import Handle
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.state import SchedulerState
@@ -41,14 +41,14 @@ def save(root: Path, *skills: tuple[str, Status] | tuple[str, Status, tuple[str,
         for number, (name, status, *needs) in enumerate(skills)
     ]
     layout = GraphPaths(root)
-    durable.make_dir(root)
+    storage.make_dir(root)
     state = SchedulerState.of(entries, next_expert=len(entries))
     StateFile(layout.scheduler_state).save(state)
     return layout
 
 
 def tell_progress(place: RunPaths, run_id: str = "e0.a1.x", **changes) -> Progress:
-    durable.make_dir(place.folder)
+    storage.make_dir(place.folder)
     facts = {
         "run_id": run_id,
         "updates": 4,
@@ -66,6 +66,6 @@ def tell_progress(place: RunPaths, run_id: str = "e0.a1.x", **changes) -> Progre
 
 
 def write_log(path: Path, text: str) -> Path:
-    durable.make_dir(path.parent)
+    storage.make_dir(path.parent)
     path.write_text(text)
     return path

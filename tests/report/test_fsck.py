@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flowrl import durable, notices
+from flowrl import notices, storage
 from flowrl.errors import EXIT_BUSY
 from flowrl.parallel.claim import Claim
 from flowrl.parallel.codec import StateFile
@@ -74,7 +74,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "an expert": (lambda g: flip(version_file(g, 0)), "error: expert 0 (Collect Wood)"),
     "the only version": (lambda g: flip(version_file(g, 1)), "error: expert 1 (Place Table)"),
     "a lost version": (
-        lambda g: durable.remove_tree(version_file(g, 0).parents[1]),
+        lambda g: storage.remove_tree(version_file(g, 0).parents[1]),
         "is missing",
     ),
     "a linked array": (
@@ -83,7 +83,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "a spare": (lambda g: flip(version_file(g, 0, 1)), "nothing uses it now"),
     "a lost spare": (
-        lambda g: durable.remove_tree(version_file(g, 0, 1).parents[1]),
+        lambda g: storage.remove_tree(version_file(g, 0, 1).parents[1]),
         "nothing uses it now",
     ),
     "a generation": (lambda g: flip(g.history / "2.json"), "generation 2 cannot be read"),
@@ -101,7 +101,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         "1.py is not the module",
     ),
     "another's record": (
-        lambda g: durable.copy_file(
+        lambda g: storage.copy_file(
             g.skill_folder(0, WOOD) / "run.json", g.skill_folder(1, TABLE) / "run.json"
         ),
         "no merged run of expert 1",
@@ -123,7 +123,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "a link": (lambda g: (g.skills / "9_X").symlink_to("/etc"), "9_X is a link to /etc"),
     "a lost history": (
-        lambda g: durable.remove_tree(g.history),
+        lambda g: storage.remove_tree(g.history),
         "generation 3, which counts, is not in the history",
     ),
     "an open folder": (lambda g: g.skills.chmod(0o755), "skills has mode 755"),
@@ -231,7 +231,7 @@ STRANGE = {
 
 @pytest.mark.parametrize(("folder", "name"), STRANGE.values(), ids=STRANGE.keys())
 def test_a_name_that_flowrl_would_not_give_is_nobody_s(graph, capsys, folder, name):
-    durable.make_dir(graph.root / folder)
+    storage.make_dir(graph.root / folder)
     (graph.root / folder / name).mkdir(mode=0o700)
     for flags in ((), ("--repair",)):
         code, said = fsck(capsys, graph, *flags)
@@ -250,7 +250,7 @@ def test_a_name_does_nothing_to_the_terminal(graph, capsys):
 
 
 def test_a_folder_in_the_place_of_a_notice_is_set_aside(graph, capsys):
-    durable.make_dir(graph.notice("damage_expert_9"))
+    storage.make_dir(graph.notice("damage_expert_9"))
     assert "a notice cannot be read" in fsck(capsys, graph)[1]
     code, said = fsck(capsys, graph, "--repair")
     assert code == 0, said

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import durable
+from flowrl import storage
 from flowrl.errors import FileRefusedError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.training_processor import recover_graph
@@ -33,7 +33,7 @@ def test_a_manifest_is_not_restored_when_a_merge_would_be_lost(graph, capsys, to
     for path in (graph.manifest, graph.history / "3.json"):
         flip(path)
     if told_by != "versions":
-        durable.remove_tree(graph.expert_folder(0, WOOD))
+        storage.remove_tree(graph.expert_folder(0, WOOD))
     if told_by != "archives":
         (graph.skill_folder(0, WOOD) / "run.json").unlink()
     if told_by != "state":
@@ -59,7 +59,7 @@ def test_an_older_manifest_is_restored_when_only_a_rollback_is_lost(graph, capsy
 
 
 def test_experts_are_not_garbage_because_the_manifest_and_its_history_are_gone(graph, capsys):
-    durable.remove_tree(graph.checkpoints)
+    storage.remove_tree(graph.checkpoints)
     before = all_files(graph.root)
     with pytest.raises(FileRefusedError, match="from a backup"):
         recover_graph(graph)

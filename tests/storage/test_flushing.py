@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from flowrl import durable
-from flowrl.flushing import FLUSHERS, flush
+from flowrl import storage
+from flowrl.storage.atomic import FLUSHERS, flush
 from tests.parallel.faults import DONE, in_child, in_clean_process
 
 
@@ -38,7 +38,7 @@ def flushed(monkeypatch) -> Counter[str]:
 
 def test_every_file_and_folder_of_a_tree_is_flushed_once(tree, monkeypatch):
     seen = flushed(monkeypatch)
-    durable.fsync_tree(tree)
+    storage.flush_tree(tree)
     wanted = {"tree", *(f"folder{n}" for n in range(3)), *(str(n) for n in range(30))}
     assert seen == dict.fromkeys(wanted, 1)
 
@@ -49,7 +49,7 @@ def test_all_is_flushed_when_no_thread_can_be_started(tree, monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     seen = flushed(monkeypatch)
-    durable.fsync_tree(tree)
+    storage.flush_tree(tree)
     assert (len(seen), seen.total()) == (34, 34)
 
 
@@ -97,7 +97,7 @@ def test_a_flush_that_fails_is_told_once_all_threads_have_ended(tree, monkeypatc
     monkeypatch.setattr(os, "fsync", failing)
     before = threading.active_count()
     with pytest.raises(OSError, match="Input/output"):
-        durable.fsync_tree(tree)
+        storage.flush_tree(tree)
     assert threading.active_count() == before
 
 
@@ -110,29 +110,29 @@ def test_nothing_is_begun_any_more_once_a_flush_has_failed(tree, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(OSError, match="Input/output"):
-        durable.fsync_tree(tree)
+        storage.flush_tree(tree)
     assert len(begun) <= FLUSHERS
 
 
 def test_a_copy_is_told_with_the_digest_that_its_files_have(tree, tmp_path):
     copies = {tmp_path / "a": tree, tmp_path / "b" / "c": tree / "folder1"}
-    digests = durable.copy_trees(copies)
-    assert digests == {target: durable.tree_digest(target) for target in copies}
-    assert digests[tmp_path / "a"] == durable.tree_digest(tree)
+    digests = storage.copy_trees(copies)
+    assert digests == {target: storage.tree_digest(target) for target in copies}
+    assert digests[tmp_path / "a"] == storage.tree_digest(tree)
 
 
 def test_a_large_file_is_copied_whole(tmp_path):
     (tmp_path / "tree").mkdir()
     content = os.urandom(2**20) * 2 + b"end"
     (tmp_path / "tree" / "large").write_bytes(content)
-    durable.copy_tree(tmp_path / "tree", tmp_path / "copy")
+    storage.copy_trees({tmp_path / "copy": tmp_path / "tree"})
     assert (tmp_path / "copy" / "large").read_bytes() == content
 
 
 def test_if_one_copy_fails_none_is_left(tree, tmp_path, monkeypatch):
     monkeypatch.setenv("FLOWRL_FAULT", "copy.29:raise")
     with pytest.raises(OSError, match="injected"):
-        durable.copy_trees({tmp_path / "a": tree / "folder1", tmp_path / "b": tree})
+        storage.copy_trees({tmp_path / "a": tree / "folder1", tmp_path / "b": tree})
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
@@ -140,7 +140,7 @@ def test_folders_that_move_together_leave_their_old_names(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / f"new_{name}").mkdir()
-    durable.move_dirs({tmp_path / f"new_{name}" / "home": tmp_path / name for name in "ab"})
+    storage.move_dirs({tmp_path / f"new_{name}" / "home": tmp_path / name for name in "ab"})
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
         "new_a",
         "new_a/home",

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import filelock
 
-from flowrl import durable
 from flowrl.errors import BusyError, FileRefusedError
+from flowrl.storage.atomic import make_dir
 
-_ODD = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})  # not a file that can be opened
+_NOT_A_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
 
 
 @contextmanager
@@ -22,14 +22,14 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
     """Hold an exclusive flock on `path` for the length of the block.
 
     The file is made when missing and never deleted: a deleted lock file can have two holders. The
-    block is given a check to make before it commits: it raises BusyError when somebody deleted or
-    replaced the file all the same.
+    block receives a check to call before it commits: the check raises BusyError if another process
+    deleted or replaced the file all the same.
 
     Raises:
-      BusyError: nobody freed the lock in time.
-      FileRefusedError: what is there is no plain file. Nothing else is translated.
+      BusyError: no holder freed the lock in time.
+      FileRefusedError: the path is not a plain file. Nothing else is translated.
     """
-    durable.make_dir(path.parent)
+    make_dir(path.parent)
     check_plain(path)
     # A soft lock, which filelock may fall back to, would outlive a killed holder.
     lock = filelock.FileLock(
@@ -49,17 +49,16 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
 
 
 def open_plain_lock(path: Path) -> int:
-    """A descriptor of a lock file, to be read only; waits for no writer of a pipe.
+    """Open a lock file for reading; never waits for the writer of a pipe. Returns a descriptor.
 
     Raises:
-      FileRefusedError: what is there is no plain file.
+      FileRefusedError: the path is not a plain file.
       OSError: it cannot be opened; FileNotFoundError when it is missing.
     """
-    check_plain(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno not in _ODD:
+        if error.errno not in _NOT_A_FILE:
             raise
         raise _no_lock(path) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -69,7 +68,7 @@ def open_plain_lock(path: Path) -> int:
 
 
 def check_plain(path: Path) -> None:
-    """Make sure that a lock is a plain file, or is not there yet.
+    """Make sure that a lock is a plain file or missing.
 
     Raises:
       FileRefusedError: it is a link, a folder, or another thing that cannot be a lock.
@@ -84,7 +83,7 @@ def check_plain(path: Path) -> None:
 
 def _no_lock(path: Path) -> FileRefusedError:
     return FileRefusedError(
-        f"{path} is no plain file and cannot be a lock; make sure that nothing is at work in "
+        f"{path} is not a plain file and cannot be a lock; make sure that no process uses "
         "the folder, then move it away: it is made again"
     )
 
@@ -95,9 +94,9 @@ def _refuse_another(path: Path, mine: tuple[int, int] | None) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file has this name, None when none has."""
+    """Return device and inode of the file of this name, None when it is missing."""
     try:
-        facts = path.stat(follow_symlinks=False)
+        found = path.stat(follow_symlinks=False)
     except FileNotFoundError:
         return None
-    return facts.st_dev, facts.st_ino
+    return found.st_dev, found.st_ino

@@ -1,4 +1,4 @@
-"""Reading what others wrote: plain files only, of a bounded size, and never through a link."""
+"""Reading files that other processes wrote: plain files only, of bounded size, never a link."""
 
 from __future__ import annotations
 
@@ -15,23 +15,15 @@ from flowrl.errors import FileRefusedError
 
 READ_LIMIT_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**20
-# What is wrong with the file itself. The rest, such as a lack of descriptors, may pass.
+# These mean that the file itself is wrong. Others, such as a lack of descriptors, may pass.
 _REFUSED = frozenset(
-    {
-        errno.EACCES,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.ENXIO,
-        errno.EPERM,
-    }
+    getattr(errno, name)
+    for name in ["EACCES", "EISDIR", "ELOOP", "ENAMETOOLONG", "ENOENT", "ENOTDIR", "ENXIO", "EPERM"]
 )
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A plain file, opened for reading; waits for no writer of a pipe.
+    """Open a plain file for reading; never waits for the writer of a pipe.
 
     Raises:
       FileRefusedError: the file is missing, a link, or not a plain file.
@@ -50,11 +42,11 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
-    """The content of a plain file.
+    """Read a plain file.
 
     Raises:
       FileRefusedError: the file is missing, a link, not a plain file, or over the limit.
-      OSError: it cannot be read now; what is on disk may be well.
+      OSError: it cannot be read now; the content on disk may be intact.
     """
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -65,7 +57,7 @@ def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
 
 
 def read_json(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Raises:
       FileRefusedError: as `read_bytes`, or the content is not one JSON object.
@@ -80,11 +72,12 @@ def read_json(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> dict[str, A
 
 
 def plain_files(root: Path, *, left_out: list[Path] | None = None) -> Iterator[Path]:
-    """Every plain file below `root`, sorted; what is none is added to `left_out`, if given.
+    """Yield every plain file below `root`, sorted.
+
+    Links and special files are added to `left_out` if it is given, and refused otherwise.
 
     Raises:
-      FileRefusedError: `root` is not a folder, or holds a link or a special file that
-        nobody wants to have left out.
+      FileRefusedError: `root` is not a folder, or holds a link or a special file.
     """
     if root.is_symlink() or not root.is_dir():
         raise FileRefusedError(f"{root} is not a folder")
@@ -97,8 +90,15 @@ def plain_files(root: Path, *, left_out: list[Path] | None = None) -> Iterator[P
             raise FileRefusedError(f"{entry.path} is a link or a special file; remove it")
 
 
+def everything(root: Path) -> Iterator[Path]:
+    """Yield every file and folder below `root`, then `root` itself."""
+    for folder, _, names in os.walk(root, topdown=False, onerror=_fail):
+        yield from (Path(folder, name) for name in names)
+        yield Path(folder)
+
+
 def tree_digest(root: Path) -> str:
-    """sha256 over the names and contents of all plain files below `root`, as hex."""
+    """Return the sha256 over the names and contents of all plain files below `root`, as hex."""
     total = hashlib.sha256()
     for path in plain_files(root):
         content = hashlib.sha256()
@@ -109,13 +109,13 @@ def tree_digest(root: Path) -> str:
     return total.hexdigest()
 
 
-def fail(error: OSError) -> NoReturn:
-    """Stop a walk at a folder that cannot be listed: left alone, it would count as empty."""
+def _fail(error: OSError) -> NoReturn:
+    """Stop a walk at a folder that cannot be listed; otherwise it would count as empty."""
     raise error
 
 
 def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """All that is below a folder and no folder itself, in the order of the parts of the paths."""
+    """Yield all files below a folder, in the order of the parts of their paths."""
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from flowrl import locks
 from flowrl.errors import BusyError
+from flowrl.storage import locks
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from flowrl import locks
+from flowrl.storage import locks
 with locks.held(Path(sys.argv[1]), timeout_seconds=5) as check:
     print("held", flush=True)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""Only the durable layer writes: every other module asks it to, or is excused here with a reason.
+"""Only the storage layer writes: every other module asks it to, or is excused here with a reason.
 
 The test reads the source: a call is a write by its name, wherever the object comes from.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "flowrl"
-DURABLE = {"durable.py", "parts.py", "copying.py", "flushing.py", "removing.py"}  # the layer itself
+STORAGE = {"storage/atomic.py", "storage/files.py"}  # the layer itself
 EXCUSED = {
     "launchers/runner.py": (
         {"os.open", "os.unlink", "os.write"},
@@ -20,7 +20,7 @@ EXCUSED = {
     ),
     "launchers/records.py": (
         {"os.open", "open", "os.pwrite", "os.replace"},
-        "is a part of the runner, which cannot import flowrl.durable",
+        "is a part of the runner, which cannot import flowrl.storage",
     ),
     "launchers/runner_host.py": (
         {"os.open", "os.write", "os.pwrite"},
@@ -41,7 +41,7 @@ EXCUSED = {
     ),
     "checkpoints.py": (
         {"checkpointer.save"},
-        "Orbax writes into a folder that durable.commit_dir publishes",
+        "Orbax writes into a folder that storage.commit_dir publishes",
     ),
     "arrays/reader.py": (
         {"tensorstore.open", "KvStore.open"},
@@ -175,18 +175,18 @@ def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if name_of(path) not in DURABLE]
+SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if name_of(path) not in STORAGE]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_only_the_durable_layer_writes(path):
+def test_only_the_storage_layer_writes(path):
     excused, _ = EXCUSED.get(name_of(path), (set(), ""))
     found = [
         f"{name_of(path)}:{line} {name}"
         for line, name in writes(ast.parse(path.read_text()))
         if name not in excused
     ]
-    assert not found, "let flowrl.durable write: " + ", ".join(found)
+    assert not found, "let flowrl.storage write: " + ", ".join(found)
 
 
 @pytest.mark.parametrize("name", EXCUSED)
@@ -240,10 +240,10 @@ def test_a_write_is_known_by_its_name(source):
         "dataclasses.replace(state, at=now)",
         "now.replace(tzinfo=UTC)",
         "shutil.which('tmux')",
-        "durable.remove_file(path)",
-        "durable.write_atomic(path, text)",
+        "storage.remove_file(path)",
+        "storage.write_atomic(path, text)",
         "file.save(state)",
     ],
 )
-def test_what_reads_or_asks_the_durable_layer_is_no_write(source):
+def test_what_reads_or_asks_the_storage_layer_is_no_write(source):
     assert not list(writes(ast.parse(source)))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl import cli, durable
+from flowrl import cli, storage
 from flowrl.errors import NameRefusedError
 from flowrl.launchers.job import Job
 from flowrl.launchers.local import LocalLauncher
@@ -27,8 +27,8 @@ from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths, RunPaths, display_name, session_name, slug
 from flowrl.skills.graph import SkillGraph
-from tests.ground.hostile_names import CANARY, HOSTILE, TMUX
 from tests.parallel.making import finish, make_skill, prepare
+from tests.storage.hostile_names import CANARY, HOSTILE, TMUX
 
 TRAINER = """
 import json, os, sys
@@ -51,7 +51,7 @@ class NamedRuns:
     def prepare(self, task: Task) -> Job:
         run_id = f"e{task.expert}.a{task.attempt}.{secrets.token_hex(4)}"
         place = self.layout.run(task.expert, task.skill)
-        durable.make_dir(place.folder)
+        storage.make_dir(place.folder)
         return self._job(task, run_id)
 
     def resume(self, task: Task) -> Job:
@@ -62,10 +62,10 @@ class NamedRuns:
 
     def merge(self, task: Task) -> Mapping[str, Any]:
         archive = self.layout.skill_folder(task.expert, task.skill)
-        durable.make_dir(archive)
+        storage.make_dir(archive)
         place = self.layout.run(task.expert, task.skill)
-        durable.copy_file(place.training_log, RunPaths(archive, task.expert).training_log)
-        durable.remove_tree(place.folder)
+        storage.copy_file(place.training_log, RunPaths(archive, task.expert).training_log)
+        storage.remove_tree(place.folder)
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
     def put_away(self, task: Task) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from flowrl import compiling, locks
+from flowrl import compiling
+from flowrl.storage import locks
 
 ASK = """
 import sys, jax, jax.numpy as jnp

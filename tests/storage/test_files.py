@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import multiprocessing
@@ -11,14 +10,16 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from flowrl import durable, parts
+from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.storage import atomic
+
+IMPORTS = "from pathlib import Path; from flowrl import storage;"
 
 
 def run_with_fault(code: str, fault: str) -> int:
@@ -28,24 +29,24 @@ def run_with_fault(code: str, fault: str) -> int:
 
 def test_a_write_replaces_the_whole_file(tmp_path):
     path = tmp_path / "state.json"
-    durable.write_atomic(path, "old " * 1000)
-    durable.write_atomic(path, "new")
+    storage.write_atomic(path, "old " * 1000)
+    storage.write_atomic(path, "new")
     assert path.read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
 def test_a_file_is_readable_by_its_owner_alone(tmp_path):
-    durable.write_json(tmp_path / "spec.json", {"secret": 1})
+    storage.write_json(tmp_path / "spec.json", {"secret": 1})
     assert (tmp_path / "spec.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_writer_killed_before_the_swap_leaves_the_old_file(tmp_path):
     path = tmp_path / "state.json"
     path.write_text("old")
-    code = f"from flowrl import durable; durable.write_atomic(durable.Path({str(path)!r}), 'new')"
+    code = f"{IMPORTS} storage.write_atomic(Path({str(path)!r}), 'new')"
     assert run_with_fault(code, "write.state.json:kill") == -signal.SIGKILL
     assert path.read_text() == "old"
-    durable.sweep(tmp_path)
+    storage.remove_leftovers(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
@@ -55,7 +56,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, fault):
     path.write_text("old")
     monkeypatch.setenv("FLOWRL_FAULT", f"write.state.json:{fault}")
     with pytest.raises(OSError, match="injected"):
-        durable.write_atomic(path, "new")
+        storage.write_atomic(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
@@ -63,20 +64,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, fault):
 def test_a_torn_write_leaves_half_of_it_beside_the_old_file(tmp_path):
     path = tmp_path / "state.json"
     path.write_text("old")
-    code = f"from flowrl import durable; durable.write_atomic(durable.Path({str(path)!r}), 'abcd')"
+    code = f"{IMPORTS} storage.write_atomic(Path({str(path)!r}), 'abcd')"
     assert run_with_fault(code, "write.state.json:torn") == -signal.SIGKILL
     assert path.read_text() == "old"
     (part,) = tmp_path.glob(".state.json.*.part")
     assert part.read_text() == "ab"
-    durable.sweep(tmp_path)
+    storage.remove_leftovers(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
 def test_a_torn_copy_is_never_published(tmp_path):
     (tmp_path / "a").write_text("abcd")
     code = (
-        "from pathlib import Path; from flowrl import durable; "
-        f"durable.copy_file(Path({str(tmp_path / 'a')!r}), Path({str(tmp_path / 'b')!r}))"
+        "from pathlib import Path; from flowrl import storage; "
+        f"storage.copy_file(Path({str(tmp_path / 'a')!r}), Path({str(tmp_path / 'b')!r}))"
     )
     assert run_with_fault(code, "copy.b:torn") == -signal.SIGKILL
     assert not (tmp_path / "b").exists()
@@ -84,16 +85,16 @@ def test_a_torn_copy_is_never_published(tmp_path):
 
 def test_the_line_after_a_torn_one_begins_below_it(tmp_path):
     path = tmp_path / "events.jsonl"
-    durable.append_line(path, "first")
-    code = f"from flowrl import durable; durable.append_line(durable.Path({str(path)!r}), 'second')"
+    storage.append_line(path, "first")
+    code = f"{IMPORTS} storage.append_line(Path({str(path)!r}), 'second')"
     assert run_with_fault(code, "append.events.jsonl:torn") == -signal.SIGKILL
-    durable.append_line(path, "third")
+    storage.append_line(path, "third")
     assert path.read_text() == "first\nsec\nthird\n"
 
 
 def test_an_empty_fault_is_none(tmp_path, monkeypatch):
     monkeypatch.setenv("FLOWRL_FAULT", "")
-    durable.write_atomic(tmp_path / "x", "new")
+    storage.write_atomic(tmp_path / "x", "new")
     assert (tmp_path / "x").read_text() == "new"
 
 
@@ -108,13 +109,13 @@ def test_an_empty_fault_is_none(tmp_path, monkeypatch):
 def test_a_fault_that_cannot_be_is_an_error_and_no_other_fault(monkeypatch, fault, words):
     monkeypatch.setenv("FLOWRL_FAULT", fault)
     with pytest.raises(ConfigError, match=words):
-        durable.fault_point("here")
+        storage.fault_point("here")
 
 
 def _write_in_its_own_process(path: str, letter: str, barrier) -> None:
     barrier.wait(timeout=60)
     for _ in range(50):
-        durable.write_atomic(Path(path), letter * 100_000)
+        storage.write_atomic(Path(path), letter * 100_000)
 
 
 def test_of_two_writers_at_once_each_writes_the_whole_file(tmp_path):
@@ -130,7 +131,7 @@ def test_of_two_writers_at_once_each_writes_the_whole_file(tmp_path):
     barrier.wait(timeout=60)
     seen = set()
     while any(writer.is_alive() for writer in writers):
-        durable.sweep_parts(tmp_path)  # takes no living writer's file away
+        storage.remove_part_files(tmp_path)  # takes no living writer's file away
         if path.exists():
             text = path.read_text()
             seen.add((text[:1], len(text), len(set(text))))
@@ -152,8 +153,8 @@ def test_a_sweep_that_takes_a_new_part_away_makes_its_writer_take_another(tmp_pa
         real(descriptor, operation)
 
     real = fcntl.flock
-    monkeypatch.setattr(parts.fcntl, "flock", with_a_sweep_before)
-    durable.write_atomic(tmp_path / "x", "new")
+    monkeypatch.setattr(atomic.fcntl, "flock", with_a_sweep_before)
+    storage.write_atomic(tmp_path / "x", "new")
     assert taken
     assert (tmp_path / "x").read_text() == "new"
 
@@ -171,7 +172,7 @@ def test_what_could_not_be_flushed_is_given_up_and_never_flushed_again(tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing)
         with pytest.raises(OSError, match="Input/output"):
-            durable.write_atomic(path, "new")
+            storage.write_atomic(path, "new")
     assert len(flushed) == 1
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
@@ -194,7 +195,7 @@ def flushes(monkeypatch) -> list[tuple[str, list[str]]]:
 
 def test_a_file_is_flushed_before_its_name_and_its_folder_after(tmp_path, monkeypatch):
     seen = flushes(monkeypatch)
-    durable.write_atomic(tmp_path / "x", "new")
+    storage.write_atomic(tmp_path / "x", "new")
     assert seen[0][0].endswith(".part")
     assert seen[1:] == [(tmp_path.name, ["x"])]
 
@@ -202,34 +203,34 @@ def test_a_file_is_flushed_before_its_name_and_its_folder_after(tmp_path, monkey
 def test_a_removed_tree_s_folder_is_flushed_before_and_after(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     seen = flushes(monkeypatch)
-    durable.remove_tree(tmp_path / "run")
+    storage.remove_tree(tmp_path / "run")
     assert seen == [(tmp_path.name, ["run.0.trash"]), (tmp_path.name, [])]
 
 
 def test_new_folders_are_durable_and_their_owner_s_alone(tmp_path, monkeypatch):
     seen = flushes(monkeypatch)
-    durable.make_dir(tmp_path / "a" / "b")
+    storage.make_dir(tmp_path / "a" / "b")
     assert seen == [(tmp_path.name, ["a"]), ("a", ["b"])]
     for folder in (tmp_path / "a", tmp_path / "a" / "b"):
         assert folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
-        durable.make_dir(tmp_path / "file")
+        storage.make_dir(tmp_path / "file")
 
 
 def test_a_copy_is_its_owner_s_alone(tmp_path):
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
     (tree / "deep" / "file").touch(mode=0o644)
-    durable.copy_tree(tree, tmp_path / "copy")
-    durable.copy_file(tree / "deep" / "file", tmp_path / "file")
+    storage.copy_trees({tmp_path / "copy": tree})
+    storage.copy_file(tree / "deep" / "file", tmp_path / "file")
     assert (tmp_path / "copy" / "deep").stat().st_mode & 0o777 == 0o700
     for file in (tmp_path / "copy" / "deep" / "file", tmp_path / "file"):
         assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_nothing_is_written_into_a_folder_that_is_gone(tmp_path):
-    for write in (durable.write_atomic, durable.append_line):
+    for write in (storage.write_atomic, storage.append_line):
         with pytest.raises(FileNotFoundError):
             write(tmp_path / "gone" / "x", "new")
     assert not list(tmp_path.iterdir())
@@ -242,18 +243,18 @@ def test_a_copy_that_fails_takes_no_room(tmp_path, monkeypatch):
     (tree / "deep" / "b").write_text("b")
     monkeypatch.setenv("FLOWRL_FAULT", "copy.b:enospc")
     with pytest.raises(OSError, match="injected"):
-        durable.copy_tree(tree, tmp_path / "copy")
+        storage.copy_trees({tmp_path / "copy": tree})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tree"]
 
 
 def _append_with_little_room(path: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
-    durable.append_line(Path(path), "second")
+    storage.append_line(Path(path), "second")
 
 
 def test_a_line_for_which_there_is_half_the_room_is_an_error(tmp_path):
     path = tmp_path / "events.jsonl"
-    durable.append_line(path, "first")
+    storage.append_line(path, "first")
     child = multiprocessing.get_context("spawn").Process(
         target=_append_with_little_room, args=(str(path),)
     )
@@ -261,7 +262,7 @@ def test_a_line_for_which_there_is_half_the_room_is_an_error(tmp_path):
     child.join()
     assert child.exitcode == 1
     assert path.read_text() == "first\nseco"
-    durable.append_line(path, "third")
+    storage.append_line(path, "third")
     assert path.read_text() == "first\nseco\nthird\n"
 
 
@@ -271,7 +272,7 @@ def test_a_link_is_removed_and_what_it_points_to_stays(tmp_path):
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "file").touch()
     for name in ("link", "dangling", "file", "not there"):
-        durable.remove_tree(tmp_path / name)
+        storage.remove_tree(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
@@ -281,7 +282,7 @@ def test_several_may_remove_one_tree_at_once(tmp_path):
             tree = tmp_path / f"{number}.trash"  # a sweep's view: all remove it under one name
             for deep in range(30):
                 (tree / str(deep)).mkdir(parents=True)
-            list(pool.map(durable.remove_tree, [tree] * 4))
+            list(pool.map(storage.remove_tree, [tree] * 4))
     assert not list(tmp_path.iterdir())
 
 
@@ -289,7 +290,7 @@ def test_a_sweep_leaves_other_people_s_files_alone(tmp_path):
     for name in ("film.part", "notes.txt", ".hidden"):
         (tmp_path / name).touch()
     (tmp_path / ".state.json.part").touch()
-    durable.sweep(tmp_path)
+    storage.remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "film.part", "notes.txt"]
 
 
@@ -302,17 +303,17 @@ def test_a_lack_of_descriptors_is_no_damage_of_the_file(tmp_path, monkeypatch):
     resource.setrlimit(resource.RLIMIT_NOFILE, (first, hard))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            durable.read_json(path)
+            storage.read_json(path)
         with pytest.raises(OSError, match="Too many open files"):
-            durable.tree_digest(tmp_path)
+            storage.tree_digest(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert durable.read_json(path) == {}
+    assert storage.read_json(path) == {}
 
 
 def test_nan_is_refused_in_json(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
-        durable.write_json(tmp_path / "x.json", {"loss": float("nan")})
+        storage.write_json(tmp_path / "x.json", {"loss": float("nan")})
     assert not list(tmp_path.iterdir())
 
 
@@ -320,10 +321,10 @@ def test_a_removal_killed_half_way_is_finished_by_the_sweep(tmp_path):
     tree = tmp_path / "run"
     (tree / "deep").mkdir(parents=True)
     (tree / "deep" / "file").write_text("x")
-    code = f"from flowrl import durable; durable.remove_tree(durable.Path({str(tree)!r}))"
+    code = f"{IMPORTS} storage.remove_tree(Path({str(tree)!r}))"
     assert run_with_fault(code, "remove_tree.renamed:kill") == -signal.SIGKILL
     assert not tree.exists()
-    durable.sweep(tmp_path)
+    storage.remove_leftovers(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -331,26 +332,26 @@ def test_a_tree_is_copied_bit_for_bit(tmp_path):
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "a.bin").write_bytes(bytes(range(256)))
-    durable.copy_tree(source, tmp_path / "copy")
-    assert durable.tree_digest(source) == durable.tree_digest(tmp_path / "copy")
+    storage.copy_trees({tmp_path / "copy": source})
+    assert storage.tree_digest(source) == storage.tree_digest(tmp_path / "copy")
 
 
 def test_one_flipped_bit_changes_the_digest(tmp_path):
     tree = tmp_path / "expert"
     tree.mkdir()
     (tree / "array").write_bytes(b"\x00" * 64)
-    before = durable.tree_digest(tree)
+    before = storage.tree_digest(tree)
     (tree / "array").write_bytes(b"\x00" * 63 + b"\x01")
-    assert durable.tree_digest(tree) != before
+    assert storage.tree_digest(tree) != before
 
 
 def test_a_renamed_file_changes_the_digest(tmp_path):
     tree = tmp_path / "expert"
     tree.mkdir()
     (tree / "actor").write_bytes(b"x")
-    before = durable.tree_digest(tree)
+    before = storage.tree_digest(tree)
     (tree / "actor").rename(tree / "critic")
-    assert durable.tree_digest(tree) != before
+    assert storage.tree_digest(tree) != before
 
 
 def test_links_are_never_followed(tmp_path):
@@ -358,9 +359,9 @@ def test_links_are_never_followed(tmp_path):
     tree.mkdir()
     (tree / "passwd").symlink_to("/etc/passwd")
     with pytest.raises(FileRefusedError, match="link"):
-        durable.copy_tree(tree, tmp_path / "copy")
+        storage.copy_trees({tmp_path / "copy": tree})
     with pytest.raises(FileRefusedError, match="cannot be read"):
-        durable.read_bytes(tree / "passwd")
+        storage.read_bytes(tree / "passwd")
     assert not (tmp_path / "copy").exists()
 
 
@@ -373,40 +374,40 @@ def test_what_is_no_json_object_is_refused(tmp_path, content, message):
     path = tmp_path / "x.json"
     path.write_text(content)
     with pytest.raises(FileRefusedError, match=message):
-        durable.read_json(path)
+        storage.read_json(path)
 
 
 def test_a_file_over_the_limit_is_refused(tmp_path):
     path = tmp_path / "x.json"
     path.write_text("{" + " " * 100 + "}")
     with pytest.raises(FileRefusedError, match="over 50"):
-        durable.read_json(path, limit_bytes=50)
+        storage.read_json(path, limit_bytes=50)
 
 
 def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileRefusedError, match="plain file"):
-        durable.read_bytes(tmp_path / "pipe")
+        storage.read_bytes(tmp_path / "pipe")
 
 
 def test_a_folder_is_not_moved_over_another(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with pytest.raises(FileRefusedError, match="exists already"):
-        durable.commit_dir(tmp_path / "a", tmp_path / "b")
+        storage.commit_dir(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "a").is_dir()
 
 
 def test_a_file_is_cut_where_it_should_be_and_never_grows(tmp_path):
     path = tmp_path / "lines"
     path.write_text("one\ntwo\n")
-    durable.cut(path, 100)
+    storage.truncate(path, 100)
     assert path.read_text() == "one\ntwo\n"
-    durable.cut(path, 4)
+    storage.truncate(path, 4)
     assert path.read_text() == "one\n"
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError, match="link"):
-        durable.cut(tmp_path / "link", 0)
+        storage.truncate(tmp_path / "link", 0)
 
 
 def test_a_copy_without_links_says_what_it_left_out(tmp_path):
@@ -415,8 +416,9 @@ def test_a_copy_without_links_says_what_it_left_out(tmp_path):
     (tree / "deep" / "file").write_text("here")
     (tree / "passwd").symlink_to("/etc/passwd")
     (tree / "folder").symlink_to(tmp_path)
-    left_out = durable.copy_tree_without_links(tree, tmp_path / "copy")
-    assert left_out == (tree / "folder", tree / "passwd")
+    left_out: list[Path] = []
+    storage.copy_trees({tmp_path / "copy": tree}, left_out=left_out)
+    assert left_out == [tree / "folder", tree / "passwd"]
     found = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("copy/**/*"))]
     assert found == ["copy/deep", "copy/deep/file"]
 
@@ -425,12 +427,12 @@ def test_nobody_waits_for_the_disk_where_nothing_need_last(tmp_path, monkeypatch
     seen = flushes(monkeypatch)
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "file").write_text("content")
-    folder = durable.make_dir(tmp_path / "a" / "b", lasting=False)
-    durable.write_json(folder / "x.json", {"x": 1}, lasting=False)
-    durable.copy_trees({folder / "copy": tmp_path / "source"}, lasting=False)
-    durable.move_dirs({tmp_path / "a" / "moved": folder / "copy"}, lasting=False)
+    folder = storage.make_dir(tmp_path / "a" / "b", durable=False)
+    storage.write_json(folder / "x.json", {"x": 1}, durable=False)
+    storage.copy_trees({folder / "copy": tmp_path / "source"}, durable=False)
+    storage.move_dirs({tmp_path / "a" / "moved": folder / "copy"}, durable=False)
     assert not seen
-    assert durable.read_json(folder / "x.json") == {"x": 1}
+    assert storage.read_json(folder / "x.json") == {"x": 1}
     assert (tmp_path / "a" / "moved" / "file").read_text() == "content"
     assert sorted(path.name for path in folder.iterdir()) == ["x.json"]
 
@@ -442,14 +444,14 @@ def test_files_replaced_in_order_are_flushed_before_the_first_and_their_folders_
     (tmp_path / "history").mkdir()
     (tmp_path / "besides").touch()
     seen = flushes(monkeypatch)
-    with durable.replacing_in_order(paths, 0o600) as files:
+    with storage.replacing(paths) as files:
         for path in paths:
             files.write(path, path.name.encode())
         files.flush([tmp_path / "besides"])
         assert len(seen) == 3
         assert not any(path.exists() for path in paths)
         for path in paths:
-            files.put_in_place(path)
+            files.publish(path)
         assert len(seen) == 3
     assert [path.read_bytes() for path in paths] == [b"1", b"present"]
     assert seen[3:] == [
@@ -464,46 +466,14 @@ def test_files_that_were_not_put_in_place_leave_the_old_ones(tmp_path):
         path.write_text("old")
 
     def replace_one():
-        with durable.replacing_in_order(paths, 0o600) as files:
+        with storage.replacing(paths) as files:
             for path in paths:
                 files.write(path, b"new")
             files.flush()
-            files.put_in_place(paths[0])
+            files.publish(paths[0])
             raise KeyError
 
     with pytest.raises(KeyError):
         replace_one()
     assert [path.read_text() for path in paths] == ["new", "old"]
     assert sorted(tmp_path.iterdir()) == paths
-
-
-@pytest.mark.parametrize("threads", [True, False], ids=["threads", "no thread to be had"])
-def test_a_large_file_that_was_replaced_is_given_up_behind_the_write(
-    tmp_path, monkeypatch, threads
-):
-    if not threads:
-        monkeypatch.setattr(parts._thread, "start_new_thread", no_thread)
-    path = tmp_path / "large"
-    durable.write_atomic(path, b"0" * 2**20)
-    held = path.open("rb")
-    with held:
-        for number in b"123":
-            durable.write_atomic(path, bytes([number]) * 2**20)
-        assert held.read(1) == b"0"
-    assert path.read_bytes() == b"3" * 2**20
-    until = time.monotonic() + 20
-    while any(name.startswith(str(path)) for name in open_files()):
-        assert time.monotonic() < until, "the replaced file is still open"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def no_thread(*_):
-    raise RuntimeError("can't start new thread")
-
-
-def open_files() -> list[str]:
-    found = []
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(str(path.readlink()))
-    return found

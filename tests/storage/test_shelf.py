@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl import locks
 from flowrl.compiling import Draft, Pending, Shelf, known, shelf, sources
+from flowrl.storage import locks
 
 
 class Pair(NamedTuple):

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl import durable
 from flowrl.errors import FileRefusedError, FormatVersionError
+from flowrl.storage.atomic import write_json
+from flowrl.storage.reading import READ_LIMIT_BYTES, read_json
 
 KEY = "sha256"
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # fit to be part of a path
+_PHASE = re.compile(r"[a-z]{1,20}")
+_MOST = 2**63 - 1
+_LARGEST = 1e12  # seconds, steps: beyond it, dates and clocks have no words
 
 
 def seal_of(document: Mapping[str, Any]) -> str:
@@ -35,9 +42,9 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, KEY: seal_of(plain)}
 
 
-def write(path: Path, document: Mapping[str, Any], *, lasting: bool = True) -> None:
-    """Write a JSON object with its seal, as `durable.write_json` does."""
-    durable.write_json(path, sealed(document), lasting=lasting)
+def write(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Write a JSON object with its seal, as `write_json` does."""
+    write_json(path, sealed(document), durable=durable)
 
 
 def read(
@@ -45,7 +52,7 @@ def read(
     *,
     formats: Collection[int | None],
     sealed_from: int,
-    limit_bytes: int = durable.READ_LIMIT_BYTES,
+    limit_bytes: int = READ_LIMIT_BYTES,
 ) -> dict[str, Any]:
     """The JSON object in a file, without its seal.
 
@@ -60,7 +67,7 @@ def read(
       FormatVersionError: another version of flowrl wrote it.
       FileRefusedError: it cannot be read, or its seal is wrong or missing.
     """
-    facts = durable.read_json(path, limit_bytes=limit_bytes)
+    facts = read_json(path, limit_bytes=limit_bytes)
     found = facts.get("format")
     if isinstance(found, bool | float) or found not in formats:
         wanted = " or ".join(str(known) for known in formats if known is not None)
@@ -78,3 +85,62 @@ def read(
             "(flowrl fsck says what else is damaged)"
         )
     return facts
+
+
+def text(value: Any) -> str:
+    """Text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{_shown(value)} is not text")
+    return value
+
+
+def word(value: Any) -> str:
+    """A plain word, fit to be part of a path."""
+    if not isinstance(value, str) or not _WORD.fullmatch(value):
+        raise ValueError(f"{_shown(value)} is not a plain word")
+    return value
+
+
+def phase(value: Any) -> str:
+    """A word to be shown on a terminal."""
+    if not isinstance(value, str) or not _PHASE.fullmatch(value):
+        raise ValueError(f"{_shown(value)} is no phase")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """The beginning of what was found, for a message."""
+    return repr(value)[:100]
+
+
+def natural(value: Any) -> int:
+    """A whole number that fits into 64 bits, from 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise TypeError(f"{_shown(value)} is not a natural number, or too large")
+    return value
+
+
+def figure(value: Any) -> float:
+    """A number that can be counted with; it may be infinite or none at all."""
+    if isinstance(value, int) and abs(value) > _MOST:
+        raise ValueError(f"{_shown(value)} is too large")
+    found = float(value)
+    if math.isfinite(found) and abs(found) > _LARGEST:
+        raise ValueError(f"{found} is too large")
+    return found
+
+
+def finite(value: Any) -> float:
+    """A number."""
+    found = figure(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{found} is not finite")
+    return found
+
+
+def share(value: Any) -> float:
+    """A number from 0 to 1."""
+    found = figure(value)
+    if not 0.0 <= found <= 1.0:
+        raise ValueError(f"{found} is not a share between 0 and 1")
+    return found

@@ -1,0 +1,72 @@
+"""Files on disk: read without trust, written whole or not at all. This face has all the verbs.
+
+`locks` and `records` are modules of their own: `from flowrl.storage import locks, records`.
+"""
+
+from flowrl.storage.atomic import (
+    append_line,
+    flush,
+    flush_tree,
+    make_dir,
+    make_file,
+    remove_part_files,
+    replacing,
+    truncate,
+    write_atomic,
+    write_json,
+)
+from flowrl.storage.fault_injection import fault_point
+from flowrl.storage.files import (
+    commit_dir,
+    copy_file,
+    copy_trees,
+    make_pipe,
+    move_dir,
+    move_dirs,
+    remove_file,
+    remove_leftovers,
+    remove_pipe,
+    remove_tree,
+    remove_unread_tree,
+)
+from flowrl.storage.reading import (
+    READ_LIMIT_BYTES,
+    everything,
+    open_plain,
+    plain_files,
+    read_bytes,
+    read_json,
+    tree_digest,
+)
+
+__all__ = [
+    "READ_LIMIT_BYTES",
+    "append_line",
+    "commit_dir",
+    "copy_file",
+    "copy_trees",
+    "everything",
+    "fault_point",
+    "flush",
+    "flush_tree",
+    "make_dir",
+    "make_file",
+    "make_pipe",
+    "move_dir",
+    "move_dirs",
+    "open_plain",
+    "plain_files",
+    "read_bytes",
+    "read_json",
+    "remove_file",
+    "remove_leftovers",
+    "remove_part_files",
+    "remove_pipe",
+    "remove_tree",
+    "remove_unread_tree",
+    "replacing",
+    "tree_digest",
+    "truncate",
+    "write_atomic",
+    "write_json",
+]
