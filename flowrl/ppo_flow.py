@@ -35,22 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def load() -> None:
-    """Import and read all that is the same for every trainer; starts no thread.
-
-    A process that becomes trainers by forking calls it once for all of them.
-    """
-    _load()
-    import scipy.linalg  # noqa: F401 — JAX takes LAPACK from it when it lowers a kept program
-
-    from flowrl.envs.catalogue import library_judges
-    from flowrl.envs.module_frame import ENVS
-
-    parse(TrainConfig, ["--module_path", "0.py"], prog=PROGRAM)  # tyro loads while it parses
-    for game in ENVS:
-        library_judges(game)
-
-
 def _load() -> None:
     """Import what --help need not wait for."""
     # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
@@ -62,7 +46,7 @@ def _load() -> None:
     finally:
         gc.freeze()
         gc.enable()
-    digest_of_sources()  # now: the files may be others by the time that a fork asks for it
+    digest_of_sources()  # now: the files may change later
 
 
 def _train(config: TrainConfig, *, own_process: bool) -> int:

@@ -2,7 +2,7 @@
 
 Real processes, each with a compile cache of its own: "cold" finds it empty, "warm" after a run of
 the same skill, "second skill" after a run of another library skill. Ours has the environment that
-schedulers give to trainers; it is started, not forked. The baseline is the process of
+schedulers give to trainers. The baseline is the process of
 `baseline_ppo.py` on the same plan, with JAX's compile cache on, too. The figures are
 seconds; `--cpu` takes the process's CPU time instead, which says more where others are at work.
 

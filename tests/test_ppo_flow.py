@@ -9,16 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flowrl import checkpoints, ppo_flow, runs, storage
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
-from flowrl.launchers.environment import child_env
-from flowrl.launchers.job import Finished, Job
-from flowrl.launchers.local import LocalLauncher
 from flowrl.networks.shapes import expert_shapes
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import RunPaths
@@ -228,58 +224,3 @@ def test_help_is_there_before_jax_is(tmp_path):
     )
     assert done.returncode == 0
     assert "--module_path" in done.stdout
-
-
-def test_what_trainers_are_forked_from_has_loaded_what_they_load_in_passing():
-    looks = (
-        "import os, sys",
-        "from flowrl import ppo_flow",
-        "ppo_flow.load()",
-        "from flowrl.envs.catalogue import library_judges",
-        "found = library_judges.cache_info().currsize, 'scipy.linalg' in sys.modules",
-        "print(*found, len(os.listdir('/proc/self/task')))",
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(looks)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["2", "True", "1"]
-
-
-@pytest.mark.craftax
-def test_a_trainer_forked_from_one_that_has_loaded_all_trains_the_same_experts(
-    tmp_path, monkeypatch
-):
-    reward = "return inventory_diff.sapling * 1.0"
-    places = [run_folder(tmp_path / name, WALK, EXPERTS, reward=reward) for name in "ab"]
-    launcher = LocalLauncher()
-    host = launcher._trainer_host
-
-    def finished(layout: RunPaths) -> Finished:
-        job = Job(
-            name=layout.folder.name,
-            run_id="standalone",
-            argv=tuple(command(layout)),
-            env=child_env(),
-            cwd=Path.cwd(),
-            folder=layout.folder,
-        )
-        handle = launcher.launch(job)
-        while (outcome := launcher.poll(handle, layout.folder)) is None:
-            launcher.wait([handle], timeout_seconds=1.0)
-        assert isinstance(outcome, Finished)
-        return outcome
-
-    try:
-        host.able, host._patience_seconds = False, DEADLINE_SECONDS
-        started = finished(places[0])
-        host.able = True
-        monkeypatch.setattr(launcher, "_host", host)  # no other way to start it
-        monkeypatch.delattr(LocalLauncher, "_spawn_anew")
-        forked = finished(places[1])
-    finally:
-        launcher.close()
-    of_fork, of_start = (
-        [(expert.acted, expert.content) for expert in outcome.result.experts]
-        for outcome in (forked, started)
-    )
-    assert of_fork == of_start

@@ -1,8 +1,6 @@
-"""Runs as plain detached processes: for machines without tmux, for tests, for the sequential loop.
+"""Runs as plain detached processes: without tmux, for tests and for small machines.
 
 They outlive the daemon like tmux sessions do, in a session of their own, but nobody can attach.
-Hosts start them by forking, that of the trainers when it is ready (`launchers.hosting`); where
-a fork cannot show its own command line, Python is started anew.
 """
 
 from __future__ import annotations
@@ -14,23 +12,19 @@ from pathlib import Path
 
 from flowrl.errors import LaunchError
 from flowrl.launchers import files, processes
-from flowrl.launchers.hosting import RunnerHost, TrainerHost
 from flowrl.launchers.job import Handle, Job, Outcome
 from flowrl.launchers.waiting import EndWatcher
 from flowrl.paths import RunPaths
 
 GRACE_SECONDS = 30.0
-TRAINER = "flowrl.ppo_flow"
 
 
 class LocalLauncher:
-    """The Launcher without tmux; of runs that are `python -m TRAINER …` all is loaded but once."""
+    """The Launcher without tmux."""
 
-    def __init__(self, *, grace_seconds: float = GRACE_SECONDS, trainer: str = TRAINER) -> None:
+    def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self._grace_seconds = grace_seconds
         self._watcher = EndWatcher()
-        self._host = RunnerHost()
-        self._trainer_host = TrainerHost(trainer)
         self._children: list[subprocess.Popen] = []
 
     def launch(self, job: Job) -> Handle:
@@ -65,25 +59,14 @@ class LocalLauncher:
     def close(self) -> None:
         """Release what has ended; runs go on."""
         self._watcher.close()
-        self._host.close()
-        self._trainer_host.close()
         self._reap()
         for child in self._children:
             child.returncode = 0  # it goes on without us: Popen must not warn about it
         self._children.clear()
 
     def _spawn(self, job: Job) -> int:
-        """Start the runner with its output in a capped log; answers the runner's pid."""
+        """Start the runner with its output in a capped log; returns the runner's pid."""
         place = RunPaths(job.folder.absolute(), expert=0)
-        hosts = (self._trainer_host, self._host) if self._trainer_host.suits(job) else (self._host,)
-        for host in hosts:
-            pid = host.start(place.spec_json, place.training_log, job.env)
-            if pid is not None:
-                return pid
-        return self._spawn_anew(job, place)
-
-    def _spawn_anew(self, job: Job, place: RunPaths) -> int:
-        """The same by two Pythons of their own."""
         log = self._python(job, files.CAPPED_LOG, place.training_log, stdin=subprocess.PIPE)
         try:
             runner = self._python(job, files.RUNNER, place.spec_json, stdout=log.stdin)

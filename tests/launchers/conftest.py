@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launchers import files, hosting, processes
+from flowrl.launchers import files, processes
 from flowrl.launchers.job import Handle, Job, Launcher, Outcome
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
@@ -102,13 +102,6 @@ def local() -> Iterator[LocalLauncher]:
     for child in launcher._children:
         child.kill()
     launcher._reap()
-    launcher._host.close()
-
-
-@pytest.fixture
-def anew(monkeypatch):
-    """A machine on which forks cannot show their own command line."""
-    monkeypatch.setattr(hosting.RunnerHost, "start", lambda *_: None)
 
 
 @pytest.fixture(params=["local", pytest.param("tmux", marks=pytest.mark.tmux)])

@@ -218,7 +218,6 @@ def test_a_log_that_cannot_be_opened_does_not_block_who_writes(tmp_path):
     run_log(tmp_path / "missing" / "training.log", b"x" * 10**6, 10**9)
 
 
-@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize(
     "megabytes", [40, pytest.param(1000, marks=pytest.mark.slow)], ids=["some", "a gigabyte"]
 )

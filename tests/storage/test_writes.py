@@ -22,11 +22,6 @@ EXCUSED = {
         {"os.open", "open", "os.pwrite", "os.replace"},
         "is a part of the runner, which cannot import flowrl.storage",
     ),
-    "launchers/runner_host.py": (
-        {"os.open", "os.write", "os.pwrite"},
-        "answers down its pipe and writes its own command line in memory; it writes no file",
-    ),
-    "launchers/hosting.py": ({"os.write"}, "asks down a pipe; it writes no file"),
     "launchers/pane_log.py": (
         {"os.unlink", "os.write"},
         "is a part of the runner; it takes the name from a pipe and says on stderr what is wrong",
