@@ -28,10 +28,6 @@ from flowrl.launchers.lean_json import loads
 from flowrl.launchers.records import open_part, overwrite, write_record
 from flowrl.launchers.trainer_process import limit_files, oom_kills, signal_in, tell
 
-TYPE_CHECKING = False  # typing takes long
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 FORMAT = 1
 EXIT_BUSY = 75  # another runner holds run.lock
 EXIT_NOT_STARTED = 127  # the trainer's program could not be executed
@@ -55,34 +51,23 @@ WRITE_TRIES = 10
 WRITE_PAUSE_SECONDS = 0.5
 
 
-def main(argv: list[str], begin: Callable[[dict], int] | None = None) -> int:
-    """Run the trainer that the spec describes; returns its exit code, or 128 + its signal.
-
-    The spec's path is the last word; before it may stand what a runner needs that has to wait for
-    it: who writes it, by pid and birth, and the log's pipe. `begin` starts the trainer's process,
-    by default with its own program, and answers the pid.
-    """
+def main(argv: list[str]) -> int:
+    """Run the trainer that the spec describes; returns its exit code, or 128 + its signal."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, WATCHED)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     os.umask(0o077)
-    *waiting, last = argv
-    spec_path = os.path.abspath(last)
+    spec_path = os.path.abspath(argv[0])
     folder = os.path.dirname(spec_path)
-    pane_log.begin(folder, *waiting[2:])
-    if waiting:
-        from flowrl.launchers import early  # there is time now
-
-        if not early.await_spec(spec_path, (waiting[0], waiting[1])):
-            return early.leave()
+    pane_log.begin(folder)
     with open(spec_path, encoding="utf-8") as file:
         spec = loads(file.read())
     if not take_lock(os.path.join(folder, "run.lock")):
         say(f"another process of run {spec['run_id']} is alive; nothing was started")
         return EXIT_BUSY
-    return run(spec, folder, begin or execute)
+    return run(spec, folder)
 
 
-def run(spec: dict, folder: str, begin: Callable[[dict], int]) -> int:
+def run(spec: dict, folder: str) -> int:
     """Start the trainer, wait for its end and record it."""
     start = start_record(spec["run_id"])
     # Written before and after the spawn: there is no instant at which a trainer lives unnamed.
@@ -92,7 +77,7 @@ def run(spec: dict, folder: str, begin: Callable[[dict], int]) -> int:
     pane_log.await_log(folder)
     try:
         place_ourselves(spec)
-        trainer = begin(spec)
+        trainer = execute(spec)
     except OSError as error:
         say(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))

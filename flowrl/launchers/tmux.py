@@ -19,13 +19,10 @@ from pathlib import Path
 
 from flowrl.errors import LaunchError
 from flowrl.launchers import files, processes, spec
-from flowrl.launchers.expecting import Expected
 from flowrl.launchers.job import Finished, Handle, Job, Outcome
-from flowrl.launchers.tmux_ahead import SessionsAhead
 from flowrl.launchers.tmux_server import PANE_FORMAT, RUN_OPTION, Pane, Reply, TmuxServer
 from flowrl.launchers.tmux_words import (
     graph_folder,
-    log_writer,
     new_session,
     plain,
     runner_of,
@@ -54,7 +51,6 @@ class TmuxLauncher:
         keep_seconds: float = KEEP_SECONDS,
     ) -> None:
         self._server = TmuxServer(socket)
-        self._ahead = SessionsAhead(self._server)
         self._grace_seconds = grace_seconds
         self._keep_seconds = keep_seconds
         self._watcher = EndWatcher()
@@ -68,15 +64,6 @@ class TmuxLauncher:
           ConfigError: tmux is missing or too old.
         """
         self._server.check()
-
-    def expect(self, run: Expected) -> None:
-        """Begin the session of a run whose folder is being made; it waits for its launch."""
-        if _are_safe(run):
-            self._ahead.begin(run)
-
-    def expect_nothing(self) -> None:
-        """End the sessions that have waited in vain."""
-        self._ahead.end()
 
     def launch(self, job: Job) -> Handle:
         """Start a run in a session of its own, or in the session its former attempt left.
@@ -92,13 +79,8 @@ class TmuxLauncher:
                 f"{job.name!r} with {job.run_id!r} cannot name a tmux session; use letters, "
                 "digits, _ . -"
             )
-        fresh, pane = spec.is_missing(job.folder), self._ahead.pane_of(job)
+        fresh = spec.is_missing(job.folder)
         files.prepare(job, grace_seconds=self._grace_seconds)
-        if pane is not None:
-            self._ahead.forget(job)
-            handle = _handle(job, pane)
-            if handle.birth:  # else somebody has ended it just now
-                return handle
         try:
             return (self._begin(job, plain(job.name)) if fresh else None) or self._start(job)
         except LaunchError:
@@ -136,7 +118,6 @@ class TmuxLauncher:
     def close(self) -> None:
         """Reap what succeeded; runs go on."""
         self._watcher.close()
-        self._ahead.end()
         with contextlib.suppress(LaunchError):
             deadline = time.monotonic() + _OLD_RUN_SECONDS
             left = [handle for handle, _ in self._succeeded.values()]
@@ -186,7 +167,7 @@ class TmuxLauncher:
 
     def _begin(self, job: Job, name: str) -> Handle | None:
         """Start a run in a new session; None when somebody has taken its name by now."""
-        reply = self._tmux(*new_session(job, name, runner=runner_of(job), log=log_writer(job)))
+        reply = self._tmux(*new_session(job, name))
         if reply.returncode == 0:
             return _handle(job, Pane.parse(reply.stdout[0]))
         if any("duplicate session" in line for line in reply.stderr):
@@ -199,7 +180,7 @@ class TmuxLauncher:
         """Start a run in the dead pane of a former one: whoever is attached stays attached."""
         reply = self._tmux(
             *("respawn-pane", "-k", "-t", pane.pane, "--", *runner_of(job)),
-            *settings(job, pane.pane, log=log_writer(job)),
+            *settings(job, pane.pane),
             *(";", "display-message", "-p", "-t", pane.pane, PANE_FORMAT),
         )
         if reply.returncode != 0:
@@ -256,6 +237,6 @@ def _handle(job: Job, pane: Pane) -> Handle:
     )
 
 
-def _are_safe(run: Job | Expected) -> bool:
+def _are_safe(run: Job) -> bool:
     """Names go into tmux targets and formats, where other characters have a meaning."""
     return all(_SAFE.fullmatch(word) for word in (run.name, run.run_id))

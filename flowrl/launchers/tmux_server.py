@@ -26,7 +26,6 @@ _NO_SERVER = ("no server running", "No such file or directory", "no current targ
 _PAUSE_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)
-Client = subprocess.Popen[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,46 +110,31 @@ class TmuxServer:
             return []
         raise LaunchError(f"tmux cannot list its panes: {reply.why}")
 
-    def begin(self, *words: str) -> Client:
-        """Have tmux carry out one command line, of which `answer` tells later.
-
-        Raises:
-          LaunchError: tmux is missing, or cannot be executed.
-        """
+    def _run(self, words: tuple[str, ...]) -> Reply:
+        """Run one tmux client; libtmux's `Server.cmd` would wait for a frozen server for ever."""
         tmux = shutil.which("tmux")
         if tmux is None:
             raise LaunchError(_MISSING)
         try:
-            return subprocess.Popen(
+            done = subprocess.run(
                 [tmux, *self._address(), *words],
+                check=False,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 encoding="utf-8",
                 errors="backslashreplace",
+                timeout=ANSWER_SECONDS,
             )
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError(
+                f"the tmux server does not answer within {ANSWER_SECONDS:g} s; "
+                "if it is stopped, continue it (kill -CONT) or end it"
+            ) from error
         except OSError as error:
             raise LaunchError(f"tmux cannot be executed: {error}") from error
-
-    def answer(self, client: Client) -> Reply:
-        """What came of a command; libtmux's `Server.cmd` would wait for a frozen server for ever.
-
-        Raises:
-          LaunchError: tmux does not answer.
-        """
-        with client:
-            try:
-                said, why = client.communicate(timeout=ANSWER_SECONDS)
-            except subprocess.TimeoutExpired as error:
-                client.kill()
-                raise LaunchError(
-                    f"the tmux server does not answer within {ANSWER_SECONDS:g} s; "
-                    "if it is stopped, continue it (kill -CONT) or end it"
-                ) from error
-        return Reply(returncode=client.returncode, stdout=_lines(said), stderr=_lines(why))
-
-    def _run(self, words: tuple[str, ...]) -> Reply:
-        return self.answer(self.begin(*words))
+        return Reply(
+            returncode=done.returncode, stdout=_lines(done.stdout), stderr=_lines(done.stderr)
+        )
 
     def _address(self) -> list[str]:
         if self.socket_path is not None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from flowrl.launchers import files, spec
-from flowrl.launchers.expecting import Expected
 from flowrl.launchers.job import Job
 from flowrl.launchers.tmux_server import FOLDER_OPTION, PANE_FORMAT, RUN_OPTION
 from flowrl.paths import RunPaths
@@ -22,29 +21,29 @@ def plain(name: str) -> str:
     return name.replace(".", "_")
 
 
-def graph_folder(run: Job | Expected) -> str:
+def graph_folder(job: Job) -> str:
     """Where the graph's runs are, in characters that mean nothing to tmux."""
-    return quote(str(run.folder.parent.absolute()))
+    return quote(str(job.folder.parent.absolute()))
 
 
-def new_session(run: Job | Expected, name: str, *, runner: tuple[str, ...], log: str) -> list[str]:
+def new_session(job: Job, name: str) -> list[str]:
     """One tmux command: in a second one, the options would come too late for a fast exit."""
     return [
         *("new-session", "-d", "-P", "-F", PANE_FORMAT, "-s", name, "-n", name),
-        *("-x", _COLUMNS, "-y", _LINES, "--", *runner),
-        *settings(run, f"={name}:", log=log),
+        *("-x", _COLUMNS, "-y", _LINES, "--", *runner_of(job)),
+        *settings(job, f"={name}:"),
     ]
 
 
-def settings(run: Job | Expected, target: str, *, log: str) -> list[str]:
+def settings(job: Job, target: str) -> list[str]:
     """The options of our pane, chained: kept when dead or detached, labelled, logged."""
     return [
-        *(";", "set-option", "-p", "-t", target, RUN_OPTION, run.run_id),
-        *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, graph_folder(run)),
+        *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
+        *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, graph_folder(job)),
         *(";", "set-option", "-p", "-t", target, "remain-on-exit", "on"),
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
         # It runs in the server's folder, and tmux expands times and formats before the shell.
-        *(";", "pipe-pane", "-t", target, log.replace("%", "%%").replace("#", "##")),
+        *(";", "pipe-pane", "-t", target, log_writer(job).replace("%", "%%").replace("#", "##")),
     ]
 
 
@@ -64,7 +63,7 @@ def cat_into(pipe: Path) -> str:
     return f"test -p {place} && exec {cat} >{place}"
 
 
-def runner_of(run: Job | Expected, *before: str) -> tuple[str, ...]:
+def runner_of(job: Job) -> tuple[str, ...]:
     """Several words, so no shell; neither environment nor argv of the trainer is among them."""
-    spec_json = RunPaths(run.folder, expert=0).spec_json.absolute()
-    return (sys.executable, "-I", "-S", str(files.RUNNER), *before, str(spec_json))
+    spec_json = RunPaths(job.folder, expert=0).spec_json.absolute()
+    return (sys.executable, "-I", "-S", str(files.RUNNER), str(spec_json))

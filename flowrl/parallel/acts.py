@@ -13,7 +13,7 @@ from typing import Any
 from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError, FlowrlError, LaunchError, ResultRefusedError
 from flowrl.launchers.job import Finished, Handle, Job, Launcher, Lost, Outcome
-from flowrl.parallel import foresight, signals
+from flowrl.parallel import signals
 from flowrl.parallel.heartbeat import Watch
 from flowrl.parallel.last_words import last_words
 from flowrl.parallel.room import Room
@@ -38,10 +38,6 @@ class Acts:
         self._jobs: dict[str, Job] = {}  # by skill
         self._asked: set[str] = set()  # runs that have been asked to end
         self._untidied: list[Task] = []  # merged, and not put away yet
-
-    def expect(self, tasks: Sequence[Task]) -> None:
-        """Have launched ahead what can be of new runs that are about to be made."""
-        foresight.expect(self.launcher, self._workshop, tasks)
 
     def carry_out(self, command: Command, status: Status) -> Sequence[Event]:
         """Do what was ordered, unless its skill has moved on to another `status` since."""
@@ -71,7 +67,6 @@ class Acts:
             job = self._made(task)
         except OF_ONE_SKILL as error:
             return (self._not_started(task, error, preparing=True),)
-        foresight.expect_job(self.launcher, job)
         storage.fault_point("scheduler.prepared")
         self._jobs[task.skill] = job
         return (signals.RunPrepared(task.skill, job.run_id),)
@@ -104,7 +99,6 @@ class Acts:
 
     def tidy(self) -> None:
         """Put merged runs away; one that cannot be now stays for the next beat."""
-        foresight.expect_nothing(self.launcher)
         left, self._untidied = self._untidied, []
         for task in left:
             try:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TypeGuard
 
 from flowrl.errors import FileRefusedError
 from flowrl.parallel.codec import StateFile
@@ -24,10 +23,8 @@ from flowrl.parallel.signals import (
     Command,
     Event,
     Merge,
-    MergeDone,
     Prepare,
     Rules,
-    Task,
 )
 from flowrl.parallel.state import SchedulerState, step
 from flowrl.parallel.trouble import said
@@ -77,18 +74,6 @@ class Book:
         self._unsaved = self._unsaved or state is not self.state
         self.state = state
         self.pending.extend(commands)
-
-    def foreseen(self, command: Command, now: datetime) -> list[Task]:
-        """The new runs that follow from a command, if nothing comes between."""
-        match command:
-            case Prepare(task):
-                return [task] if task.run_id is None else []
-            case Merge(task) if task.run_id is not None:
-                done = MergeDone(task.skill, task.run_id)
-                _, next_ones = step(self.state, [done], now, self._rules)
-                return [c.task for c in next_ones if _is_of_new_run(c)]
-            case _:
-                return []
 
     def next_command(self) -> Command | None:
         """Take the next command; None when there is none, or while the state cannot be saved.
@@ -153,8 +138,4 @@ def _needs_no_save(command: Command) -> bool:
         case Merge():
             return True
         case _:
-            return _is_of_new_run(command)
-
-
-def _is_of_new_run(command: Command) -> TypeGuard[Prepare]:
-    return isinstance(command, Prepare) and command.task.run_id is None
+            return isinstance(command, Prepare) and command.task.run_id is None

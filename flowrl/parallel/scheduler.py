@@ -275,8 +275,6 @@ class SkillScheduler:
             self._story.tell([(move.before, move.entry) for move in moves], now)
             self._tell_ends(move.entry for move in moves)
             return ()
-        if not self._stopping:
-            self._acts.expect(book.foreseen(command, now))
         return self._acts.carry_out(command, self.state.entries[command.task.skill].status)
 
     def _tell_ends(self, entries: Iterable[Entry]) -> None:

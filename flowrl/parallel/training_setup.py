@@ -76,8 +76,6 @@ class RunOrder(TypedDict):
     """What the run is trained with."""
     store: NotRequired[ExpertStore]
     """The experts (default: those of `layout`)."""
-    run_id: NotRequired[str | None]
-    """What `new_run_id` has said before, if somebody was told (default: another one)."""
 
 
 def build_remapping(
@@ -185,7 +183,7 @@ def _plan(
     if verified:
         seeds = _whole(store, seeds, expected_shapes(config))
     run = TrainingRun(
-        run_id=order.get("run_id") or new_run_id(expert, order["attempt"]),
+        run_id=new_run_id(expert, order["attempt"]),
         skill=skill,
         expert=expert,
         attempt=order["attempt"],

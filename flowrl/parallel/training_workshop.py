@@ -18,14 +18,13 @@ from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.environment import child_env
-from flowrl.launchers.expecting import Expected
 from flowrl.launchers.files import lock_held
 from flowrl.launchers.job import Job
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folders import PreparedRun, fail_run, live_runs, resume_training_run
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_processor import merge_run, put_away_run
-from flowrl.parallel.training_setup import new_run_id, prepare_training_run
+from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
@@ -56,17 +55,7 @@ class TrainingWorkshop:
             config.sandbox, layout.root, network_wanted=config.use_wandb
         )
         self._store = ExpertStore(layout)
-        self._run_ids: dict[tuple[int, int], str] = {}  # told and not made yet
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
-
-    def expected(self, task: Task) -> Expected:
-        """What the task's next new run will be called, and where it will be."""
-        ids = (task.expert, task.attempt)
-        return Expected(
-            name=session_name(task.expert, task.skill),
-            run_id=self._run_ids.setdefault(ids, new_run_id(*ids)),
-            folder=self._layout.run(task.expert, task.skill).folder.resolve(),
-        )
 
     def prepare(self, task: Task) -> Job:
         """Make a new run folder from the experts that are merged by now."""
@@ -79,7 +68,6 @@ class TrainingWorkshop:
             completed=self._trained(),
             config=self._within_budget(task.frames_left),
             store=self._store,
-            run_id=self._run_ids.pop((task.expert, task.attempt), None),
         )
         return self._job(prepared, task)
 
