@@ -23,12 +23,12 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel import vouching
-from flowrl.parallel.known import known_skills
+from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.parallel.status import Blocked, Completed, Failed, Held, Waiting
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
-from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.paths import GraphPaths
 from flowrl.report.training_screen import training_screen
 from flowrl.skills.graph import CAPACITIES, SkillGraph
@@ -67,7 +67,7 @@ def train_graph(
         )
         feeder = Feeder(flow, book, scheduler)
         runs_on = scheduler.settings.rules().runs_on
-        workshop = TrainingWorkshop(layout, config, lambda: graph, runs_on=runs_on)
+        workshop = TrainingBackend(layout, config, lambda: graph, runs_on=runs_on)
         notices.tell(layout, sandbox.NOTICE, workshop.confinement.said)
         scheduler.set_callbacks(
             workshop=workshop,

@@ -287,6 +287,10 @@ class GraphPaths:
         """Where a trained skill's expert and records are kept."""
         return self.skills / f"{expert}_{slug(skill)}"
 
+    def archive(self, expert: int, skill: str) -> RunPaths:
+        """The records of a merged run, below `skill_folder`."""
+        return RunPaths(self.skill_folder(expert, skill), expert)
+
     def expert_folder(self, expert: int, skill: str) -> Path:
         """All versions of one expert."""
         return self.skill_folder(expert, skill) / f"expert_{expert}_policy"

@@ -34,7 +34,7 @@ from flowrl.config import PPOConfig
 from flowrl.experts.merge import Candidate, FrameRule
 from flowrl.experts.store import ExpertStore
 from flowrl.experts.verdicts import Offer
-from flowrl.parallel.run_folders import PreparedRun
+from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import merge_run, put_away_run
 from flowrl.parallel.training_setup import expected_shapes, prepare_training_run
 from flowrl.paths import GraphPaths

@@ -13,11 +13,11 @@ from typing import Any
 
 from flowrl.config import BottomUpConfig
 from flowrl.launchers.job import Job, Launcher
-from flowrl.parallel.run_folders import PreparedRun
+from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill, Task
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import expected_shapes
-from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.paths import GraphPaths, session_name
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import skill_from_data
@@ -77,7 +77,7 @@ class Chain:
         return [moments[f"B {number}"]["began"] - ended for number, ended in enumerate(self.ended)]
 
 
-class _Workshop(TrainingWorkshop):
+class _Workshop(TrainingBackend):
     """Real run folders and merges; only the trainer's program is another."""
 
     made: Path

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from flowrl import bottomup_parallel
 from flowrl.launchers.job import Job
-from flowrl.parallel.run_folders import PreparedRun
+from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.signals import Task
 from tests.parallel import stand_in
 from tests.parallel.stand_in_story import StandInWorkshop
@@ -56,5 +56,5 @@ def tell_everything(words: list[str]) -> int:
 if __name__ == "__main__":
     if TALKATIVE in sys.argv:
         sys.exit(tell_everything(sys.argv[2:]))
-    bottomup_parallel.TrainingWorkshop = LeakingWorkshop
+    bottomup_parallel.TrainingBackend = LeakingWorkshop
     sys.exit(bottomup_parallel.main())

@@ -21,7 +21,7 @@ from flowrl.config import SequentialConfig
 from flowrl.errors import LaunchError
 from flowrl.launchers.job import Finished, Handle, Job, Lost
 from flowrl.parallel.signals import Task
-from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import RunPaths
 from flowrl.report import training_screen
 from tests.parallel import stand_in
@@ -48,7 +48,7 @@ class Bench:
 
     def job(self) -> Job:
         config = SequentialConfig(graph_path=self.layout.root)
-        workshop = TrainingWorkshop(self.layout, config, lambda: GRAPH)
+        workshop = TrainingBackend(self.layout, config, lambda: GRAPH)
         return workshop.prepare(Task(skill=WOOD, expert=0, attempt=1))
 
     def archived_log(self) -> str:

@@ -29,7 +29,7 @@ from flowrl.experts.repair import usable
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.inspection import inspect
-from flowrl.parallel.recovering import recover_state
+from flowrl.parallel.recovery import recover_state
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.report import status

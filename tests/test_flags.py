@@ -18,11 +18,10 @@ from flowrl.launchers import sandbox as sandboxes
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
-from flowrl.parallel import training_workshop
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
 from flowrl.parallel.skill_book import SkillBook
-from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
@@ -57,9 +56,9 @@ class Bench:
         graph = bottomup_parallel.open_graph(parsed, SkillBook(self.layout))
         return lambda: graph
 
-    def workshop(self, *words: str) -> TrainingWorkshop:
+    def workshop(self, *words: str) -> TrainingBackend:
         parsed = self.parsed(*words)
-        return TrainingWorkshop(self.layout, parsed, self.graph(parsed))
+        return TrainingBackend(self.layout, parsed, self.graph(parsed))
 
     def job(self, *words: str, **facts):
         return self.workshop(*words).prepare(Task(skill=WOOD, expert=0, attempt=1, **facts))
@@ -200,7 +199,7 @@ def merge_policy(bench):
     """Both merge by it: the scheduler, and the recovery of runs that ended without one."""
     seen = []
     bench.monkeypatch.setattr(
-        training_workshop,
+        training_backend,
         "merge_run",
         lambda *args, policy, **facts: seen.append(policy) or {},
     )
@@ -271,7 +270,7 @@ def gpu_memory_mb(bench):
     both = bench.scheduler("--gpu_memory_mb=20000", "--skills_per_gpu=2").settings.rules()
     assert both.slots == (2, 2, 2)
     parsed = bench.parsed("--gpu_memory_mb=20000")
-    workshop = TrainingWorkshop(bench.layout, parsed, bench.graph(parsed), runs_on=rules.runs_on)
+    workshop = TrainingBackend(bench.layout, parsed, bench.graph(parsed), runs_on=rules.runs_on)
     env = workshop.prepare(Task(skill=WOOD, expert=0, attempt=1, device="1")).env
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
     with pytest.raises(ConfigError, match="GPU 0 has 81559 MB, of which 73403 are for runs"):

@@ -23,13 +23,13 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers.files import lock_held
 from flowrl.parallel.claim import daemon_of
 from flowrl.parallel.obstacles import obstacles
-from flowrl.parallel.recovering import (
+from flowrl.parallel.recovery import (
     lost_skills,
     read_state,
     state_disagrees,
     usable_config,
 )
-from flowrl.parallel.run_folders import is_run_folder, live_runs, pinned_versions
+from flowrl.parallel.run_folder import is_run_folder, live_runs, pinned_versions
 from flowrl.parallel.skill_book import read_skill_file
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import Completed

@@ -16,17 +16,17 @@ from flowrl.experts import fsck, quarantine, repair
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.inspection import broken_records, leftovers, links, too_open
-from flowrl.parallel.known import record_notice_key
 from flowrl.parallel.obstacles import refuse_obstacles
-from flowrl.parallel.recovering import (
+from flowrl.parallel.recovery import (
     read_state,
+    record_notice_key,
     recorded_config,
     recover_state,
+    restore_manifest,
     state_disagrees,
     train_lost_again,
 )
-from flowrl.parallel.restoring import restore_manifest
-from flowrl.parallel.run_folders import fail_run, live_runs, pinned_versions
+from flowrl.parallel.run_folder import fail_run, live_runs, pinned_versions
 from flowrl.parallel.skill_book import read_skill_file
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run

@@ -9,7 +9,7 @@ from pathlib import Path
 from flowrl import storage
 from flowrl.errors import FileRefusedError, SkillError
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.run_folders import live_runs
+from flowrl.parallel.run_folder import live_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.skill import Skill

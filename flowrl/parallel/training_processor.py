@@ -25,7 +25,7 @@ from flowrl.experts.staging import Staging
 from flowrl.experts.store import Commit, ExpertStore, Offer
 from flowrl.launchers.files import lock_held
 from flowrl.parallel import comparisons
-from flowrl.parallel.run_folders import live_runs, pinned_versions, sweep_parts
+from flowrl.parallel.run_folder import live_runs, pinned_versions, sweep_parts
 from flowrl.parallel.verification import records, tracker_folders, verified_offers
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_result, read_run

@@ -24,8 +24,8 @@ from flowrl.experts.store import ExpertStore
 from flowrl.parallel.inspection import inspect
 from flowrl.parallel.mending import mend
 from flowrl.parallel.obstacles import refuse_obstacles
-from flowrl.parallel.recovering import claimed, read_state, recover_state, train_lost_again
-from flowrl.parallel.run_folders import live_runs
+from flowrl.parallel.recovery import claimed, read_state, recover_state, train_lost_again
+from flowrl.parallel.run_folder import live_runs
 from flowrl.parallel.status import Completed, Running
 from flowrl.paths import GraphPaths
 
@@ -107,6 +107,7 @@ def recover(graph_path: Path, *, as_json: bool) -> int:
     """
     layout = _graph(graph_path)
     with claimed(layout):
+        refuse_obstacles(layout)
         found = recover_state(layout)
     if found is None:
         if as_json:

@@ -18,7 +18,7 @@ from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.envs.wrappers import BatchedEnv, BatchedState, Store
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts
-from flowrl.parallel.generated_module import generate_module_with_remapping
+from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.ppo.rollout import Place, rollout
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph

@@ -11,7 +11,7 @@ from flowrl.config import PPOConfig, to_json
 from flowrl.envs.features import asked_by
 from flowrl.envs.skill_module import load_module
 from flowrl.errors import FileRefusedError, GateError, SkillError
-from flowrl.parallel.generated_module import generate_module_with_remapping
+from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.skill import load_library
 from tests.envs.making import CLASSIC, PLAN, STONE, WOOD, module_text

@@ -11,7 +11,7 @@ import pytest
 from flowrl.config import PPOConfig, to_json
 from flowrl.envs.craftax import SkillEnv, make_env, settle
 from flowrl.envs.skill_module import load_module
-from flowrl.parallel.generated_module import generate_module_with_remapping
+from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import load_graph
 from tests.envs.making import CLASSIC

@@ -24,7 +24,7 @@ from flowrl.parallel.asks import Verb
 from flowrl.parallel.board import SchedulerState
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.requests import ask
-from flowrl.parallel.run_folders import (
+from flowrl.parallel.run_folder import (
     KEPT_FAILURES,
     PreparedRun,
     fail_run,

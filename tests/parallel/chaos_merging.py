@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from flowrl.parallel.run_folders import PreparedRun
+from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph

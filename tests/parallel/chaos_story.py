@@ -41,7 +41,7 @@ def open_launcher(config: bottomup_parallel.BottomUpConfig) -> Launcher:
 
 
 if __name__ == "__main__":
-    bottomup_parallel.TrainingWorkshop = StandInWorkshop
+    bottomup_parallel.TrainingBackend = StandInWorkshop
     bottomup_parallel.SkillScheduler = TellingScheduler
     bottomup_parallel.open_launcher = open_launcher
     sys.exit(bottomup_parallel.main())

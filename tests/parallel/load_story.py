@@ -23,7 +23,7 @@ from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers import files
 from flowrl.launchers.job import Job
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel import run_folders
+from flowrl.parallel import run_folder
 from flowrl.parallel.codec import StateFile
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill, Task
@@ -199,7 +199,7 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
     )
     scheduler.figures = figures
     with scheduler:
-        run_folders.sweep_parts(scheduler.layout)  # as the real story's recovery does
+        run_folder.sweep_parts(scheduler.layout)  # as the real story's recovery does
         storage.remove_leftovers(root / "runs")
         storage.remove_part_files(root)
         for folder in (root / "runs").glob("*"):

@@ -17,9 +17,9 @@ from flowrl import bottomup_parallel
 from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Job
-from flowrl.parallel.run_folders import PreparedRun
+from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.signals import Task
-from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from tests.waiting import limit
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = limit(120.0)
 
 
-class StandInWorkshop(TrainingWorkshop):
+class StandInWorkshop(TrainingBackend):
     """Real run folders and merges; only the trainer's program is another.
 
     It reads what lies beside the graph, so it is not confined.
@@ -112,5 +112,5 @@ def ended(daemon: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    bottomup_parallel.TrainingWorkshop = StandInWorkshop
+    bottomup_parallel.TrainingBackend = StandInWorkshop
     sys.exit(bottomup_parallel.main())

@@ -25,9 +25,9 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import comparisons
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import PreparedRun
-from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import SHAPES
@@ -296,7 +296,7 @@ def test_an_attempt_that_is_given_up_leaves_no_questions(layout, rivals, idle):
     first, second = rivals
     merge(layout, first, merge_policy=GATE)
     desk = wait_for_answers(layout, second, GATE)
-    workshop = TrainingWorkshop(layout, BottomUpConfig(), lambda: GRAPH)
+    workshop = TrainingBackend(layout, BottomUpConfig(), lambda: GRAPH)
     workshop.discard(Task(skill=SWORD, expert=3, attempt=1, run_id=second.run.run_id))
     assert not desk.folder.exists()
     assert not second.run_folder.exists()

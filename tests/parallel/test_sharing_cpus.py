@@ -10,7 +10,7 @@ from flowrl import config
 from flowrl.config import BottomUpConfig, PPOConfig, SequentialConfig, TrainConfig, threads_for
 from flowrl.launchers import sandbox
 from flowrl.parallel.signals import Task
-from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
@@ -28,7 +28,7 @@ def four_cpus(monkeypatch):
 def trainer(folder, *words, kind=BottomUpConfig, **facts) -> TrainConfig:
     """What the trainer's command line says."""
     parsed = config.parse(kind, words)
-    workshop = TrainingWorkshop(GraphPaths(folder), parsed, lambda: GRAPH)
+    workshop = TrainingBackend(GraphPaths(folder), parsed, lambda: GRAPH)
     job = workshop.prepare(Task(skill=WOOD, expert=0, attempt=1, **facts))
     return config.parse(TrainConfig, job.argv[3:])
 
@@ -62,7 +62,7 @@ def test_runs_one_after_another_have_all_cpus(tmp_path):
 def test_a_resumed_run_shares_the_cpus_as_they_are_now(tmp_path):
     def workshop(*words):
         parsed = config.parse(BottomUpConfig, ["--num_envs=128", *words])
-        return TrainingWorkshop(GraphPaths(tmp_path), parsed, lambda: GRAPH)
+        return TrainingBackend(GraphPaths(tmp_path), parsed, lambda: GRAPH)
 
     task = Task(skill=WOOD, expert=0, attempt=1)
     first = workshop("--max_parallel_skills=4").prepare(task)

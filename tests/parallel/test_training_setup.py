@@ -22,7 +22,7 @@ from flowrl.errors import (
     SkillError,
 )
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.run_folders import KEPT_FAILURES, pinned_versions
+from flowrl.parallel.run_folder import KEPT_FAILURES, pinned_versions
 from flowrl.parallel.training_setup import (
     build_remapping,
     fail_run,

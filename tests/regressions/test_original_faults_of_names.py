@@ -14,9 +14,9 @@ from flowrl.config import BottomUpConfig, PPOConfig, SequentialConfig, TrainConf
 from flowrl.errors import NameRefusedError
 from flowrl.launchers.environment import child_env
 from flowrl.launchers.gpus import Device, visible_devices
-from flowrl.parallel.generated_module import generate_module_with_remapping
 from flowrl.parallel.signals import Task
-from flowrl.parallel.training_workshop import TrainingWorkshop
+from flowrl.parallel.training_backend import TrainingBackend
+from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import GraphPaths, session_name
 from flowrl.skills.graph import SkillGraph
 from tests.launchers.conftest import SLEEP, start_of, until
@@ -33,7 +33,7 @@ SOURCES = {
 
 def job_of(tmp_path, config=None, **changes):
     config = config or BottomUpConfig(**changes)
-    workshop = TrainingWorkshop(GraphPaths(tmp_path), config, lambda: GRAPH)
+    workshop = TrainingBackend(GraphPaths(tmp_path), config, lambda: GRAPH)
     return workshop.prepare(Task(skill=WOOD, expert=0, attempt=1))
 
 

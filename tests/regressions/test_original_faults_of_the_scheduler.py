@@ -12,8 +12,8 @@ from flowrl.errors import ConfigError, CycleError, FileRefusedError, UnknownNeed
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Why
 from flowrl.parallel.signals import NewSkill, Task
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import process_completed_training
-from flowrl.parallel.training_workshop import TrainingWorkshop
 from flowrl.paths import GraphPaths
 from tests.parallel.making import GRAPH, WOOD, finish, frames, prepare, train
 from tests.parallel.scheduling import FakeWorkshop, exited, finished, lines, saved, status, words
@@ -162,7 +162,7 @@ def test_fault_13_max_retries_2_gives_three_attempts_with_growing_waits(start, w
 
 def test_fault_14_a_spent_budget_is_never_taken_for_no_budget(tmp_path):
     config = BottomUpConfig(total_timesteps=5000, skill_timesteps_budget=2000)
-    workshop = TrainingWorkshop(GraphPaths(tmp_path), config, lambda: GRAPH)
+    workshop = TrainingBackend(GraphPaths(tmp_path), config, lambda: GRAPH)
     with pytest.raises(ConfigError, match="skill_timesteps_budget 0"):
         parse(BottomUpConfig, ["--skill_timesteps_budget=0"])
     left = Task(skill=WOOD, expert=0, attempt=1, frames_left=700)

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from flowrl.parallel.recovering import recover_state
+from flowrl.storage import records
+from flowrl.parallel.recovery import recover_state
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.paths import GraphPaths
 from flowrl.storage import records

@@ -10,7 +10,7 @@ from flowrl import notices
 from flowrl.errors import ExpertError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.codec import StateFile
-from flowrl.parallel.run_folders import fail_run
+from flowrl.parallel.run_folder import fail_run
 from flowrl.parallel.status import Running
 from tests.experts.making import all_files
 from tests.parallel.making import (

@@ -21,7 +21,7 @@ from flowrl.launchers.environment import child_env
 from flowrl.launchers.files import lock_held
 from flowrl.launchers.job import Job
 from flowrl.parallel import comparisons
-from flowrl.parallel.run_folders import PreparedRun, fail_run, live_runs, resume_training_run
+from flowrl.parallel.run_folder import PreparedRun, fail_run, live_runs, resume_training_run
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_processor import merge_run, put_away_run
 from flowrl.parallel.training_setup import prepare_training_run
@@ -30,7 +30,7 @@ from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 
 
-class TrainingWorkshop:
+class TrainingBackend:
     """Makes, reopens, merges and discards the runs of one graph; a `Workshop`.
 
     `graph` is asked anew for every run, since skills may be added while others train. `runs_on`
