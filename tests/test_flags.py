@@ -18,6 +18,7 @@ from flowrl.launchers import sandbox as sandboxes
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
+from flowrl.parallel import training_backend
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
 from flowrl.parallel.skill_book import SkillBook

@@ -70,9 +70,8 @@ def known_skills(
       FileRefusedError: the manifest or a live run's record is damaged; says which.
     """
     manifest = ExpertStore(layout).manifest()
-    found = {
-        skill.skill: skill for skill in (*_live(layout, graph), *_merged(layout, graph, manifest))
-    }
+    found = {item.skill: item for item in _live(layout, graph)}
+    found |= {item.skill: item for item in _merged(layout, graph, manifest)}
     used = {item.expert for item in found.values()}
     used |= {entry.expert for entry in state.entries.values()}
     past = {} if state.entries else _numbers(layout, manifest)
