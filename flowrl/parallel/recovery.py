@@ -19,8 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flowrl import config as configs
-from flowrl import storage, notices, sealed
-from flowrl.storage import locks
+from flowrl import notices, storage
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
@@ -40,6 +39,7 @@ from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_result, read_run
 from flowrl.skills.graph import CAPACITIES, SkillGraph
 from flowrl.skills.skill import load_library
+from flowrl.storage import locks, records
 
 logger = logging.getLogger(__name__)
 _LOCK_SECONDS = 60.0

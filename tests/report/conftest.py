@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from flowrl.storage import records
 from flowrl.parallel.recovery import recover_state
 from flowrl.parallel.skill_book import SkillBook
 from flowrl.paths import GraphPaths
