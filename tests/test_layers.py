@@ -19,7 +19,7 @@ FLOORS = [
         "paths",
         "config",
     },
-    {"runs", "skills", "launchers", "checkpoints", "compiling", "arrays", "notices"},
+    {"runs", "skills", "launchers", "checkpoints", "compiling", "notices"},
     {"experts", "networks", "envs"},
     {"parallel", "ppo", "llm"},
     {
@@ -92,7 +92,7 @@ def test_only_checkpoints_imports_orbax(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_reader_of_arrays_imports_tensorstore(path):
-    assert path == PACKAGE / "arrays" / "reader.py" or "tensorstore" not in imported(path)
+    assert path == PACKAGE / "experts" / "array_reader.py" or "tensorstore" not in imported(path)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts.merge import Contribution, ExpertVersion
-from flowrl.experts.remembered import Remembered
 from flowrl.paths import GraphPaths, display_name
 from flowrl.storage import records
 
@@ -48,10 +47,6 @@ class Manifest:
             experts=MappingProxyType(dict(sorted({**self.experts, **taken}.items()))),
             merged=(*self.merged, run_id),
         )
-
-
-_present: Remembered[Manifest] = Remembered(4)
-_named: Remembered[frozenset[tuple[int, str]]] = Remembered(2 * KEPT_GENERATIONS)
 
 
 def version_name(generation: int, run_id: str) -> str:
@@ -111,7 +106,7 @@ def read(layout: GraphPaths) -> Manifest:
             )
         return Manifest()
     try:
-        return _present.of(layout.manifest, read_file)
+        return read_file(layout.manifest)
     except FormatVersionError:
         raise
     except FileRefusedError as error:
@@ -133,15 +128,6 @@ def read_file(path: Path) -> Manifest:
     if len(manifest.experts) != len(versions):
         raise FileRefusedError(f"{path} is malformed: an expert is listed twice")
     return manifest
-
-
-def named(path: Path) -> frozenset[tuple[int, str]]:
-    """The experts that a manifest file names, by (index, version); raises as `read_file` does."""
-    return _named.of(path, _names)
-
-
-def _names(path: Path) -> frozenset[tuple[int, str]]:
-    return frozenset((item.index, item.version) for item in read_file(path).experts.values())
 
 
 def history_file(layout: GraphPaths, generation: int) -> Path:
@@ -201,7 +187,6 @@ def succeed(
         storage.fault_point("commit.history")
         unless()
         files.publish(layout.manifest)
-    _present.put(content, manifest)
 
 
 def write_pickle(layout: GraphPaths, manifest: Manifest) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from flowrl.arrays import FLOAT
 from flowrl.config import FrameAccounting
 from flowrl.errors import ResultRefusedError
+from flowrl.experts.array_check import FLOAT
 from flowrl.runs import Ancestor, Shapes
 
 

@@ -236,11 +236,14 @@ class ExpertStore:
         if pinned is None:
             return ()
         try:
-            named = {key for file in self._kept_files(present) for key in manifests.named(file)}
+            named = {
+                (version.index, version.version)
+                for known in (present, *self._history(present))
+                for version in known.experts.values()
+            }
         except FileRefusedError as error:
             logger.warning("nothing collected: the history is damaged", extra={"why": str(error)})
             return ()
-        named.update((version.index, version.version) for version in present.experts.values())
         named.update(pinned)
         for generation in manifests.generations(self.layout):
             if generation <= present.generation - manifests.KEPT_GENERATIONS:

@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flowrl import arrays, storage
 from flowrl import config as configs
+from flowrl import storage
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import FileRefusedError
+from flowrl.experts.array_check import start_reader
 from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
@@ -111,7 +112,7 @@ class TrainingBackend:
         return find(self._layout, task.expert, task.skill)
 
     def _job(self, prepared: PreparedRun, task: Task) -> Job:
-        arrays.make_ready()  # for the run's end
+        start_reader()  # for the run's end
         env = self._env(task)
         config = self._sharing_cpus(configs.from_json(PPOConfig, prepared.run.config), env)
         module = ("--module_path", str(prepared.module_path.resolve()))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flowrl import arrays, storage
-from flowrl.arrays import Arrays
+from flowrl import storage
 from flowrl.config import FrameAccounting
 from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError, ResultRefusedError
+from flowrl.experts import array_check
+from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.merge import Candidate
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.staging import Staging
@@ -54,7 +54,7 @@ def verified_offers(
     """The result of a run and its experts, as offers to the store.
 
     What the trainer says of its arrays is believed only once they were read. What it says to have
-    changed is copied into `staging`, if that is given, while a child reads it.
+    changed is copied into `staging`, if that is given.
 
     Raises:
       ResultRefusedError: with a line `- wanted` and a line `+ found` for every difference.
@@ -72,7 +72,7 @@ def verified_offers(
         differences = list(_misplaced(layout, run, result.experts))
     if differences:
         raise _refused(layout, run, differences)
-    found = _measured(layout, run, result.experts, wanted, staging=staging)
+    found = _read_arrays(layout, run, result.experts, wanted, staging=staging)
     for report, measured in zip(result.experts, found, strict=True):
         differences += _array_differences(report, measured)
     if differences:
@@ -145,10 +145,14 @@ def _check_digests(
     run: TrainingRun,
     places: Collection[tuple[ExpertReport, Path]],
     staging: Staging | None,
-) -> None:
-    """Raise ResultRefusedError unless the files are those that the run reports.
+) -> dict[Path, Path]:
+    """The folder to read each expert in, once its files are those that the run reports.
 
-    Of what is copied the copies are looked at, which nobody changes any more.
+    Experts that the run changed are copied into `staging`; the copies are checked and read, because
+    no process of the run can change them.
+
+    Raises:
+      ResultRefusedError: the files of an expert are others.
     """
     differences: list[str] = []
     before = {ancestor.expert: ancestor.content for ancestor in run.ancestors}
@@ -163,6 +167,7 @@ def _check_digests(
             differences += _differ(f"expert {report.expert} sha256", report.sha256, found)
     if differences:
         raise _refused(layout, run, differences)
+    return {place: (staging and staging.copy_of(place)) or place for _, place in places}
 
 
 def _check_size(place: Path, shapes: Shapes) -> None:
@@ -173,28 +178,25 @@ def _check_size(place: Path, shapes: Shapes) -> None:
         raise FileRefusedError(f"{place} has {size} bytes, over {most}")
 
 
-def _measured(
+def _read_arrays(
     layout: RunPaths,
     run: TrainingRun,
     reports: Iterable[ExpertReport],
-    wanted: Shapes,
+    expected: Shapes,
     *,
     staging: Staging | None,
-) -> tuple[Arrays, ...]:
-    """The arrays, read by the child while the files are held against their digests here."""
+) -> tuple[ArrayReport, ...]:
+    """The arrays of each expert, from files whose digests are checked."""
     local = Remapping(run.experts).global_to_local
     places = [(report, layout.final(local[report.expert])) for report in reports]
+    folders = _check_digests(layout, run, places, staging)
     try:
-        return arrays.measured(
-            [(report.sha256, place) for report, place in places],
-            wanted,
-            meanwhile=partial(_check_digests, layout, run, places, staging),
-        )
+        return array_check.read_arrays([folders[place] for _, place in places], expected)
     except ExpertCorruptError as error:
         raise _refused(layout, run, [f"  {error}"]) from error
 
 
-def _array_differences(report: ExpertReport, found: Arrays) -> Iterator[str]:
+def _array_differences(report: ExpertReport, found: ArrayReport) -> Iterator[str]:
     expert = f"expert {report.expert}"
     if found.unreadable:
         yield f"  {expert} cannot be read: {found.unreadable}"
@@ -204,7 +206,7 @@ def _array_differences(report: ExpertReport, found: Arrays) -> Iterator[str]:
             wanted, shape = report.shapes.get(leaf, "absent"), found.shapes.get(leaf, "absent")
             yield from _differ(f"{expert} {leaf}", wanted, shape)
     for leaf, dtype in sorted(found.dtypes.items()):
-        yield from _differ(f"{expert} {leaf} of dtype", arrays.FLOAT, dtype)
+        yield from _differ(f"{expert} {leaf} of dtype", array_check.FLOAT, dtype)
     for leaf in found.not_finite:
         yield from _differ(f"{expert} {leaf}", "finite", "NaN or infinite")
     if found.content:
@@ -223,7 +225,7 @@ def _candidate(
     run: TrainingRun,
     result: RunResult,
     report: ExpertReport,
-    found: Arrays,
+    found: ArrayReport,
     *,
     accounting: FrameAccounting,
 ) -> Candidate:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import struct
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from flowrl import arrays, storage
-from flowrl.arrays import FLOAT, Arrays
+from flowrl import storage
+from flowrl.experts import array_check
+from flowrl.experts.array_check import FLOAT, ArrayReport
 from flowrl.experts.merge import Candidate, ExpertVersion
 from flowrl.experts.store import ExpertStore, Offer
 from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.paths import GraphPaths
-from flowrl.runs import Ancestor
+from flowrl.runs import Ancestor, Shapes
 
 SHAPES = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1"), 64)
 
@@ -60,17 +61,28 @@ def content_digest(folder: Path) -> str:
     return total.hexdigest()
 
 
+_known: dict[str, ArrayReport] = {}
+_read_by_a_child = array_check.read_arrays
+
+
 def tell_arrays(folder: Path) -> None:
     """Let this process know the arrays of a stand-in, so that no reader is started for them."""
     if not _is_stand_in(folder):
         return
-    form = json.dumps({leaf: list(shape) for leaf, shape in sorted(SHAPES.items())})
-    arrays._known[storage.tree_digest(folder), form] = Arrays(
+    array_check.read_arrays = _read_what_is_unknown
+    _known[storage.tree_digest(folder)] = ArrayReport(
         shapes=SHAPES,
         dtypes=dict.fromkeys(SHAPES, FLOAT),
         content=content_digest(folder),
         not_finite=(),
     )
+
+
+def _read_what_is_unknown(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport, ...]:
+    digests = [storage.tree_digest(folder) for folder in folders]
+    if expected == SHAPES and _known.keys() >= set(digests):
+        return tuple(_known[digest] for digest in digests)
+    return _read_by_a_child(folders, expected)
 
 
 def _is_stand_in(folder: Path) -> bool:

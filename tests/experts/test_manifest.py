@@ -57,19 +57,3 @@ def test_a_manifest_of_format_2_must_have_its_seal(tmp_path):
     path.write_text(json.dumps({**facts, "format": 3}))
     with pytest.raises(FormatVersionError, match="format 3, this flowrl reads 1 or 2"):
         manifests.read_file(path)
-
-
-def test_the_names_in_a_manifest_file_are_remembered_by_its_content(tmp_path, monkeypatch):
-    path = tmp_path / "1.json"
-    shutil.copy(DATA / "manifest_v1.json", path)
-    names = manifests.named(path)
-    assert {index for index, _ in names} == {0, 1}
-    with monkeypatch.context() as patch:
-        patch.setattr(manifests, "read_file", None)
-        assert manifests.named(path) == names
-    text = path.read_text()
-    path.write_text(text.replace('"version": "v', '"version": "x', 1))
-    with pytest.raises(FileRefusedError, match="no version name"):
-        manifests.named(path)
-    path.write_text(text)
-    assert manifests.named(path) == names

@@ -9,7 +9,6 @@ import pytest
 
 from flowrl import storage
 from flowrl.experts.merge import FrameRule
-from flowrl.experts.remembered import Remembered
 from flowrl.experts.staging import Staging
 from flowrl.experts.store import ExpertStore, Offer
 from flowrl.paths import GraphPaths
@@ -94,36 +93,6 @@ def test_a_merge_that_is_given_up_leaves_no_copy(layout, tmp_path, monkeypatch):
             ExpertStore(layout).commit(RUN, offers, policy=FrameRule())
     assert not staged(layout)
     assert ExpertStore(layout).manifest().experts == {}
-
-
-def test_what_a_file_holds_now_is_what_is_remembered_of_it(tmp_path):
-    read: list[str] = []
-
-    def made(path):
-        read.append(path.read_text())
-        return read[-1]
-
-    path, known = tmp_path / "file", Remembered[str](2)
-    for text in ("a", "a", "b", "a"):
-        path.write_text(text)
-        assert known.of(path, made) == text
-    assert read == ["a", "b"]
-    known.put(b"c", "what c will be")
-    path.write_text("c")
-    assert known.of(path, made) == "what c will be"
-
-
-def test_a_file_that_changes_while_it_is_parsed_is_not_remembered(tmp_path):
-    path, known = tmp_path / "file", Remembered[str](2)
-    path.write_text("before")
-
-    def late(_):
-        path.write_text("after")
-        return "after"
-
-    assert known.of(path, late) == "after"
-    path.write_text("before")
-    assert known.of(path, lambda path: path.read_text()) == "before"
 
 
 def full(*_):

@@ -1,8 +1,8 @@
-"""The child of `flowrl.arrays`: reads orders on stdin, says on stdout what the arrays are.
+"""The child program of `array_check`: reads one order on stdin, prints what the arrays are.
 
 It imports nothing of flowrl, so that it starts fast and can be run by its path. Only leaves of the
-wanted shapes are loaded, each after the last one is gone; chunks larger than their leaf, which
-would take more memory than the leaf, are refused before.
+expected shapes are loaded, one at a time; chunks larger than their leaf, which would take more
+memory than the leaf, are refused first.
 """
 
 from __future__ import annotations
@@ -22,42 +22,46 @@ import tensorstore
 
 _UNREADABLE = (ValueError, OSError, KeyError, TypeError, IndexError, MemoryError, RecursionError)
 _METADATA_BYTES = 16 * 2**20
+_ANSWER_BYTES = 16 * 2**20
 _CACHED = {"cache_pool": {"total_bytes_limit": 2**24}}
 _FLOAT = "<f4"
 _ARRAY = "/.zarray"
 
 
 def main() -> int:
-    """Answer each order, a line each, until there are no more; returns the exit code."""
+    """Answer the order; returns the exit code. Input that ends without an order is none."""
+    text = sys.stdin.buffer.read()
+    if not text:
+        return 0
+    order = json.loads(text)
+    signal.alarm(order["seconds"])  # the process that asked may be gone by then
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    for line in sys.stdin.buffer:
-        order = json.loads(line)
-        signal.alarm(order["seconds"])  # whoever asks may be gone by then
-        resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], most))
-        wanted = {leaf: tuple(shape) for leaf, shape in order["wanted"].items()}
-        found = [answer(Path(folder), wanted) for folder in order["folders"]]
-        signal.alarm(0)
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+    resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], most))
+    expected = {leaf: tuple(shape) for leaf, shape in order["expected"].items()}
+    reports = [report(Path(folder), expected) for folder in order["folders"]]
+    answer = json.dumps(reports)
+    if len(answer) > _ANSWER_BYTES:
+        sys.exit(f"the description of the arrays has {len(answer)} bytes, over {_ANSWER_BYTES}")
+    sys.stdout.write(answer)
     return 0
 
 
-def answer(folder: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The forms of all leaves in `folder`; their digest too when they are the wanted ones."""
-    facts: dict[str, Any] = {"shapes": {}, "dtypes": {}, "content": "", "not_finite": []}
+def report(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The forms of all leaves in `folder`; their digest too if they are the expected ones."""
+    found: dict[str, Any] = {"shapes": {}, "dtypes": {}, "content": "", "not_finite": []}
     try:
-        context = tensorstore.Context(_CACHED)  # its own: other files may have lain here before
+        context = tensorstore.Context(_CACHED)
         store = _store(folder, context)
         forms = _forms(folder, store)
-        facts["shapes"] = {leaf: form["shape"] for leaf, form in forms.items()}
-        facts["dtypes"] = {leaf: form["dtype"] for leaf, form in forms.items()}
-        shapes = {leaf: tuple(shape) for leaf, shape in facts["shapes"].items()}
-        if shapes == wanted and set(facts["dtypes"].values()) <= {_FLOAT}:
-            facts["content"], facts["not_finite"] = _digest(store, forms, context)
+        found["shapes"] = {leaf: form["shape"] for leaf, form in forms.items()}
+        found["dtypes"] = {leaf: form["dtype"] for leaf, form in forms.items()}
+        shapes = {leaf: tuple(shape) for leaf, shape in found["shapes"].items()}
+        if shapes == expected and set(found["dtypes"].values()) <= {_FLOAT}:
+            found["content"], found["not_finite"] = _digest(store, forms, context)
     except _UNREADABLE as error:
         reason = str(error).partition("\n")[0][:200]
-        return {**facts, "unreadable": f"{type(error).__name__}: {reason}"}
-    return {**facts, "unreadable": ""}
+        return {**found, "unreadable": f"{type(error).__name__}: {reason}"}
+    return {**found, "unreadable": ""}
 
 
 def _store(folder: Path, context: Any) -> Any:
@@ -68,7 +72,7 @@ def _store(folder: Path, context: Any) -> Any:
 
 
 def _forms(folder: Path, store: Any) -> dict[str, Any]:
-    """The description of every leaf by its path; what Orbax would restore, and nothing else."""
+    """The description of every leaf by its path: what Orbax would restore, and nothing else."""
     names = [key.decode() for key in store.list().result()]
     reads = {name: store.read(name) for name in names if name.endswith(_ARRAY)}
     found = {
@@ -98,7 +102,7 @@ def _described(folder: Path) -> set[str]:
 
 
 def _digest(store: Any, forms: Mapping[str, Any], context: Any) -> tuple[str, list[str]]:
-    """The digest that `checkpoints.array_digest` makes, and the leaves that are not finite."""
+    """The digest that `checkpoint.array_digest` computes, and the leaves that are not finite."""
     total = hashlib.sha256()
     not_finite: list[str] = []
     base = {**store.spec().to_json(), "path": store.path}
@@ -113,7 +117,7 @@ def _digest(store: Any, forms: Mapping[str, Any], context: Any) -> tuple[str, li
 
 
 def _open(base: Mapping[str, Any], leaf: str, form: Mapping[str, Any], context: Any) -> Any:
-    """A leaf in the very form that was looked at, which is not read a second time."""
+    """A leaf in the form that was checked, which is not read a second time."""
     place = {**base, "path": f"{base['path']}{leaf.replace('/', '.')}/"}
     spec = {"driver": "zarr", "kvstore": place, "metadata": form}
     return tensorstore.open(spec, context=context, read=True, open=True, assume_metadata=True)

@@ -1,0 +1,133 @@
+"""What the arrays of an expert's checkpoint are, read by a child process.
+
+The files come from a trainer, so a child (`array_reader.py`) reads them: files that make it crash,
+hang or take all memory harm no other process, and the merging process loads no array library. Each
+child serves one check. Its libraries take 0.3 s to load, so it can be started ahead of time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import BusyError, ExpertCorruptError
+from flowrl.runs import Shapes
+
+FLOAT = "<f4"  # the dtype of every leaf of an expert, as NumPy writes it
+READER = Path(__file__).with_name("array_reader.py")
+_SECONDS = 120.0
+_MEMORY_BYTES = 8 * 2**30  # of address space: the libraries alone take more than a gigabyte
+_ENDED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayReport:
+    """The arrays of one folder; `content` and `not_finite` only if all have the expected form."""
+
+    shapes: Shapes
+    dtypes: Mapping[str, str]
+    content: str  # as `checkpoint.array_digest` computes it; "" if the form is another
+    not_finite: tuple[str, ...]  # leaves that hold NaN or an infinity
+    unreadable: str = ""  # the reason, if the folder could not be read
+
+
+_lock = threading.Lock()
+_started: list[tuple[int, subprocess.Popen[bytes]]] = []  # with the process that started it
+
+
+def start_reader() -> None:
+    """Start the child of the next check now; if that fails, the check starts it."""
+    with suppress(OSError), _lock:
+        if not _started:
+            _started.append((os.getpid(), _popen()))
+
+
+def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport, ...]:
+    """Read the arrays in each folder; only leaves of the expected shapes are loaded.
+
+    Args:
+      folders: checkpoints of one expert each.
+      expected: the shape of each leaf, by its path.
+
+    Raises:
+      ExpertCorruptError: the files crash the process that reads them.
+      BusyError: the reader was ended from outside, or took too long.
+    """
+    if not folders:
+        return ()
+    largest = max((4 * math.prod(shape) for shape in expected.values()), default=0)
+    order = {
+        "folders": [str(folder.absolute()) for folder in folders],
+        "expected": expected,
+        "memory_bytes": _MEMORY_BYTES + 4 * largest,
+        "seconds": math.ceil(_SECONDS),
+    }
+    names = ", ".join(str(folder) for folder in folders)
+    with _reader() as child:
+        try:
+            answer, errors = child.communicate(json.dumps(order).encode(), timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise BusyError(
+                f"the arrays in {names} could not be read within {_SECONDS:g} s; try again later"
+            ) from error
+        finally:
+            child.kill()  # does nothing to a child that has ended
+    if child.returncode in _ENDED_FROM_OUTSIDE:
+        raise BusyError(
+            f"the reader of {names} was ended by signal {-child.returncode}; try again later"
+        )
+    try:
+        if child.returncode:
+            lines = errors.decode(errors="replace").strip().splitlines()
+            raise ValueError(lines[-1][:200] if lines else "no error message")
+        return tuple(_report(item) for item in json.loads(answer))
+    except ValueError as error:
+        raise ExpertCorruptError(
+            f"the arrays in {names} cannot be read (the reader ended with {child.returncode}: "
+            f"{error}); train again"
+        ) from error
+
+
+def _reader() -> subprocess.Popen[bytes]:
+    """The child that was started ahead, if it still waits for an order, or a new one."""
+    with _lock:
+        while _started:
+            owner, child = _started.pop()
+            if owner == os.getpid() and child.poll() is None:  # not the child of a forked parent
+                return child
+    return _popen()
+
+
+def _popen() -> subprocess.Popen[bytes]:
+    """A child that inherits no lock, and that no key typed in a terminal reaches.
+
+    It ends when its standard input is closed, so it does not outlive this process.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-B", str(READER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+def _report(facts: Mapping[str, Any]) -> ArrayReport:
+    return ArrayReport(
+        shapes={leaf: tuple(shape) for leaf, shape in facts["shapes"].items()},
+        dtypes=facts["dtypes"],
+        content=facts["content"],
+        not_finite=tuple(facts["not_finite"]),
+        unreadable=facts["unreadable"],
+    )

@@ -1,0 +1,273 @@
+"""The arrays of experts, read by a child."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flowrl import checkpoints
+from flowrl.errors import BusyError, ExpertCorruptError
+from flowrl.experts import array_check
+from flowrl.experts.array_check import ArrayReport
+from tests.experts.making import SHAPES, content_digest, make_expert
+
+SMALL = {"actor/kernel": (3, 2), "actor/bias": (2,)}
+
+
+@pytest.fixture(autouse=True)
+def no_reader_yet(monkeypatch):
+    monkeypatch.setattr(array_check, "_started", [])
+
+
+def saved(folder: Path, **leaves: np.ndarray) -> Path:
+    tree = {
+        "actor": {
+            "kernel": np.arange(6, dtype=np.float32).reshape(3, 2),
+            "bias": np.zeros(2, np.float32),
+            **leaves,
+        }
+    }
+    checkpoints.save_expert(folder, tree)
+    return folder
+
+
+def read(*folders: Path, expected=SMALL) -> tuple[ArrayReport, ...]:
+    return array_check.read_arrays(folders, expected)
+
+
+def test_what_orbax_wrote_is_read_leaf_by_leaf_with_the_digest_that_the_trainer_makes(tmp_path):
+    folder = saved(tmp_path / "expert")
+    (found,) = read(folder)
+    tree = checkpoints.load_expert(folder, checkpoints.like_of(SMALL))
+    assert found.content == checkpoints.array_digest(tree)
+    assert (dict(found.shapes), found.not_finite, found.unreadable) == (SMALL, (), "")
+    assert set(found.dtypes.values()) == {array_check.FLOAT}
+
+
+def test_a_stand_in_expert_is_a_real_checkpoint(tmp_path):
+    folder = make_expert(tmp_path / "expert", "some content")
+    tree = checkpoints.load_expert(folder, checkpoints.like_of(SHAPES))
+    (found,) = read(folder, expected=SHAPES)
+    assert found.content == checkpoints.array_digest(tree) == content_digest(folder)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+def test_leaves_that_are_not_finite_are_named(tmp_path, value):
+    whole = saved(tmp_path / "whole")
+    broken = saved(tmp_path / "broken", bias=np.array([0.0, value], np.float32))
+    assert [found.not_finite for found in read(whole, broken)] == [(), ("actor/bias",)]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "form"),
+    [
+        (np.zeros(3, np.float32), ((3,), "<f4")),
+        (np.zeros(2, np.float16), ((2,), "<f2")),
+        (np.zeros(2, np.int32), ((2,), "<i4")),
+    ],
+    ids=["shape", "float16", "integers"],
+)
+def test_arrays_of_another_form_are_told_and_not_loaded(tmp_path, leaf, form):
+    (found,) = read(saved(tmp_path / "expert", bias=leaf))
+    assert (found.shapes["actor/bias"], found.dtypes["actor/bias"]) == form
+    assert (found.content, found.unreadable) == ("", "")
+
+
+def without_manifest(folder: Path) -> None:
+    (folder / "manifest.ocdbt").unlink()
+
+
+def without_description(folder: Path) -> None:
+    (folder / "_METADATA").unlink()
+
+
+def with_another_description(folder: Path) -> None:
+    path = folder / "_METADATA"
+    facts = json.loads(path.read_text())
+    facts["tree_metadata"].popitem()
+    path.write_text(json.dumps(facts))
+
+
+def with_zeros_for_data(folder: Path) -> None:
+    for path in folder.glob("**/d/*"):
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [without_manifest, without_description, with_another_description, with_zeros_for_data],
+)
+def test_what_cannot_be_read_is_said_and_harms_no_other(tmp_path, damage):
+    broken, whole = saved(tmp_path / "broken"), saved(tmp_path / "whole")
+    damage(broken)
+    first, second = read(broken, whole)
+    assert first.unreadable
+    assert first.content == ""
+    assert second.content
+
+
+def test_an_array_in_chunks_that_are_larger_than_itself_is_not_loaded(tmp_path):
+    folder = tmp_path / "expert"
+    for name, shape in SMALL.items():
+        home = folder / name.replace("/", ".")
+        home.mkdir(parents=True)
+        form = {"zarr_format": 2, "shape": shape, "chunks": [10**9] * len(shape), "order": "C"}
+        form |= {"dtype": "<f4", "compressor": None, "filters": None, "fill_value": None}
+        (home / ".zarray").write_text(json.dumps(form))
+    keys = [{"key_metadata": [{"key": k} for k in name.split("/")]} for name in SMALL]
+    described = {str(place): leaf for place, leaf in enumerate(keys)}
+    (folder / "_METADATA").write_text(json.dumps({"tree_metadata": described}))
+    (found,) = read(folder)
+    assert "chunks of [1000000000" in found.unreadable
+
+
+def reader_that(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "reader.py"
+    path.write_text("\n".join(["import json, os, sys, time", *lines]))
+    return path
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(holds) -> None:
+    deadline = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_reader_that_was_started_ahead_serves_one_check(tmp_path):
+    folder = saved(tmp_path / "expert")
+    array_check.start_reader()
+    array_check.start_reader()
+    ((_, child),) = array_check._started
+    first = read(folder)
+    assert child.returncode == 0
+    assert array_check._started == []
+    assert read(folder) == first
+
+
+def test_a_reader_that_was_killed_while_it_waited_is_replaced(tmp_path):
+    array_check.start_reader()
+    ((_, child),) = array_check._started
+    child.kill()
+    child.wait()
+    (found,) = read(saved(tmp_path / "expert"))
+    assert found.content
+
+
+@pytest.mark.parametrize("failing", ["print('[{')", "sys.exit('no such array')"])
+def test_a_reader_that_fails_refuses_the_files(tmp_path, monkeypatch, failing):
+    monkeypatch.setattr(array_check, "READER", reader_that(tmp_path, failing))
+    with pytest.raises(ExpertCorruptError, match="reader ended with"):
+        read(saved(tmp_path / "expert"))
+
+
+def test_long_error_messages_do_not_block_the_reader(tmp_path, monkeypatch):
+    complains = "sys.stderr.write('no ' * 10**6); print('[]')"
+    monkeypatch.setattr(array_check, "READER", reader_that(tmp_path, complains))
+    assert read(saved(tmp_path / "expert")) == ()
+
+
+STARTS_AND_WAITS = """
+import fcntl, os, sys, time
+from flowrl.experts import array_check
+lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.set_inheritable(lock, True)
+fcntl.flock(lock, fcntl.LOCK_EX)
+array_check.start_reader()
+print(array_check._started[0][1].pid, flush=True)
+time.sleep(60)
+"""
+
+
+def list_open_locks(pid: int) -> list[str]:
+    names = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the reader has closed it meanwhile
+            names.append(os.readlink(path))  # noqa: PTH115
+    return [name for name in names if name.endswith("lock")]
+
+
+def test_a_reader_ends_with_the_process_that_started_it_and_inherits_no_lock(tmp_path):
+    words = [STARTS_AND_WAITS, str(tmp_path / "lock")]
+    asking = subprocess.Popen([sys.executable, "-c", *words], stdout=subprocess.PIPE, text=True)
+    assert asking.stdout is not None
+    pid = int(asking.stdout.readline())
+    assert not list_open_locks(pid)
+    assert os.getsid(pid) == pid
+    asking.kill()
+    asking.communicate()
+    until(lambda: not lives(pid))
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from flowrl.experts import array_check
+array_check.start_reader()
+if not (child := os.fork()):
+    array_check.read_arrays([Path(sys.argv[1])], {})
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert array_check._started[0][1].poll() is None
+"""
+
+
+def test_a_forked_process_uses_a_reader_of_its_own(tmp_path):
+    folder = str(saved(tmp_path / "expert"))
+    assert subprocess.run([sys.executable, "-c", FORKS, folder], check=False).returncode == 0
+
+
+def test_a_reader_that_is_killed_or_hangs_is_tried_again_later(tmp_path, monkeypatch):
+    folder = saved(tmp_path / "expert")
+    monkeypatch.setattr(array_check, "READER", reader_that(tmp_path, "os.kill(os.getpid(), 9)"))
+    with pytest.raises(BusyError, match="signal 9"):
+        read(folder)
+    monkeypatch.setattr(array_check, "_SECONDS", 0.2)
+    monkeypatch.setattr(array_check, "READER", reader_that(tmp_path, "time.sleep(60)"))
+    with pytest.raises(BusyError, match="within"):
+        read(folder)
+
+
+def test_a_reader_that_crashes_on_the_files_refuses_them(tmp_path, monkeypatch):
+    folder = saved(tmp_path / "expert")
+    monkeypatch.setattr(array_check, "READER", reader_that(tmp_path, "os.abort()"))
+    with pytest.raises(ExpertCorruptError, match=r"cannot be read \(the reader ended with -6"):
+        read(folder)
+
+
+def test_the_reader_has_a_bound_on_its_memory(tmp_path, monkeypatch):
+    """A library that lacks memory ends the reader or makes it report the folder as unreadable."""
+    monkeypatch.setattr(array_check, "_MEMORY_BYTES", 10 * 2**20)
+    try:
+        (found,) = read(saved(tmp_path / "expert"))
+    except ExpertCorruptError:
+        return
+    assert found.unreadable
+
+
+def test_the_checking_process_loads_no_array_library_and_has_one_thread(tmp_path):
+    folder = make_expert(tmp_path / "expert", "x")
+    code = (
+        "import sys; from pathlib import Path; from flowrl.experts import array_check\n"
+        f"(found,) = array_check.read_arrays([Path({str(folder)!r})], {SHAPES!r})\n"
+        "assert found.content\n"
+        "assert not {'numpy', 'tensorstore', 'jax'} & set(sys.modules)\n"
+        "assert len(__import__('os').listdir('/proc/self/task')) == 1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False)
+    assert done.returncode == 0
