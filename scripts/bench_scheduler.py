@@ -30,11 +30,12 @@ from flowrl.launchers.job import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import signals
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.state import SchedulerState, step
+from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.transitions import step
 
-SKILLS = 10_000
+SKILLS = 1_000
 SESSIONS = 20
 AT_ONCE = 4
 RESTING = replace(RULES, launching=False)
@@ -161,7 +162,7 @@ def idle(folder: Path, *, small: bool) -> list[Row]:
 
 
 def state_of_many(folder: Path, *, small: bool) -> list[Row]:
-    """Saving, stepping and a whole tick with 10,000 skills; beside it a file written whole.
+    """Saving, stepping and a whole tick with 1,000 skills; beside it a file written whole.
 
     The skills wait, as those of a graph that is being trained do. When those that need nothing are
     held, all others are blocked, and a line names what blocks it: the largest state that there is.
@@ -177,8 +178,8 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
         scheduler.stop()  # so that no tick starts anything
         scheduler.tick()
         ticks = [seconds_of(scheduler.tick) for _ in range(100)]
-    tick = Row(case="idle tick, 10,000 skills", ours=1e3 * statistics.median(ticks), unit="ms")
-    if small:  # to block them all takes half a minute
+    tick = Row(case="idle tick, 1,000 skills", ours=1e3 * statistics.median(ticks), unit="ms")
+    if small:
         return [row, row_of_event, tick]
     holds = [signals.Hold(item.skill) for item in skills if not item.needs]
     blocked, _ = step(waiting, holds, NOW, RESTING)
@@ -207,10 +208,10 @@ def _saves(path: Path, state: SchedulerState, held: list[str], what: str) -> tup
         if number % (len(held) // 3) == 0:
             theirs.append(seconds_of(lambda: whole.write_text(json.dumps(facts, indent=2))))
     ours, baseline = (1e3 * statistics.median(side) for side in (saving, theirs))
-    case = f"save, 10,000 skills{what}"
+    case = f"save, 1,000 skills{what}"
     save = Row(case=case, ours=ours, baseline=baseline, unit="ms", ratio=baseline / ours)
     one = 1e3 * statistics.median(stepping)
-    return save, Row(case=f"one event, 10,000 skills{what}", ours=one, unit="ms")
+    return save, Row(case=f"one event, 1,000 skills{what}", ours=one, unit="ms")
 
 
 def throughput(folder: Path, *, small: bool) -> list[Row]:

@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path
 
 from flowrl.parallel import signals
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.signals import Event, NewSkill, Rules
-from flowrl.parallel.state import SchedulerState, step
+from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.transitions import step
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 RULES = Rules(max_parallel=10)
@@ -74,4 +75,4 @@ def main(size: int, folder: Path) -> None:
 if __name__ == "__main__":
     words = sys.argv[1:]
     with tempfile.TemporaryDirectory(dir=words[1] if len(words) > 1 else None) as name:
-        main(int(words[0]) if words else 10_000, Path(name))
+        main(int(words[0]) if words else 1_000, Path(name))

@@ -27,10 +27,10 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts.fsck import look
 from flowrl.experts.repair import usable
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.inspection import inspect
 from flowrl.parallel.recovery import recover_state
 from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.report import status
 from flowrl.runs import check_module, read_result, read_run, write_result

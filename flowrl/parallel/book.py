@@ -16,7 +16,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from flowrl.errors import FileRefusedError
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.room import Room
 from flowrl.parallel.signals import (
     Announce,
@@ -26,7 +25,9 @@ from flowrl.parallel.signals import (
     Prepare,
     Rules,
 )
-from flowrl.parallel.state import SchedulerState, step
+from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.transitions import step
 from flowrl.parallel.trouble import said
 from flowrl.redaction import cleaned
 

@@ -17,9 +17,9 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts import rooms
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.run_folder import is_run_folder, live_runs
 from flowrl.parallel.skill_book import read_skill_file
+from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, read_run
 from flowrl.storage import locks, records

@@ -27,13 +27,12 @@ from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.board import SchedulerState
 from flowrl.parallel.claim import Claim
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.run_folder import live_runs
 from flowrl.parallel.signals import NewSkill, Rules, SkillsAdded
 from flowrl.parallel.skill_book import SkillBook
-from flowrl.parallel.state import step
+from flowrl.parallel.state import SchedulerState, step
+from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Completed, Entry, Running, Waiting
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_result, read_run

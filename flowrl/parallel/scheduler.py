@@ -14,17 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from flowrl.errors import ConfigError, GraphError
+from flowrl.errors import ConfigError, GraphError, SkillError
 from flowrl.experts import rooms
 from flowrl.launchers.job import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import signals
 from flowrl.parallel.acts import Acts
-from flowrl.parallel.adding import told_skill
 from flowrl.parallel.asks import PAUSED, Wish
 from flowrl.parallel.book import Book
 from flowrl.parallel.claim import Claim
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.heartbeat import Watch
 from flowrl.parallel.listeners import Callbacks, tell_end
 from flowrl.parallel.requests import Inbox, log_answers
@@ -32,11 +30,12 @@ from flowrl.parallel.room import PROBE_SECONDS, Room
 from flowrl.parallel.settings import Settings, SettingsDict
 from flowrl.parallel.signals import Announce, Command, Event, NewSkill
 from flowrl.parallel.state import SchedulerState, next_due
+from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Entry, Status
 from flowrl.parallel.story import Story
 from flowrl.parallel.workshop import CallbackWorkshop
 from flowrl.paths import GraphPaths, display_name
-from flowrl.skills.skill import Skill
+from flowrl.skills.skill import Skill, skill_from_data
 
 _LOOK_SECONDS = 1.0  # between looks at requests/ while nothing happens
 
@@ -155,7 +154,7 @@ class SkillScheduler:
           NameRefusedError: the name cannot be used, or shares its folder name with another's.
         """
         name = display_name(skill_name)
-        skill = told_skill(name, skill_data)
+        skill = _skill_of(name, skill_data)
         needs = tuple(dict.fromkeys(map(display_name, dependency_skill_names)))
         entry = self.state.entries.get(name)
         if entry is None:
@@ -294,3 +293,20 @@ class SkillScheduler:
     def _known(self, skill: str) -> None:
         if skill not in self.state.entries:
             raise GraphError(f"there is no skill {skill!r}; add it first")
+
+
+def _skill_of(name: str, data: Skill | Mapping[str, Any] | None) -> Skill | None:
+    """The skill that `data` describes; None when it describes nothing.
+
+    Raises:
+      SkillError: the data is malformed, or of another skill.
+    """
+    if isinstance(data, Mapping):
+        return skill_from_data(name, data) if data else None
+    if data is None:
+        return None
+    if not isinstance(data, Skill):
+        raise SkillError(f"skill {name!r}: {type(data).__name__} is not skill data; give a mapping")
+    if data.name != name:
+        raise SkillError(f"skill {name!r}: the data is that of {data.name!r}; add it by its name")
+    return data

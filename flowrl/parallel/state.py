@@ -1,51 +1,283 @@
-"""The scheduler as a value and a function: no clock, no randomness, no I/O.
+"""The scheduler's state as an immutable value, and the builder of the next one.
 
-    state, commands = step(state, events, now, rules)
-
-Every history of events can be replayed; the shell in `scheduler` saves each state before it
-carries out the commands that came with it, and answers them with events.
+`SchedulerState` holds one entry per skill. What follows from the entries (which skills are ready,
+active or blocked) is computed when it is needed; 1,000 skills take less than a millisecond.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
+from graphlib import CycleError as Circle
+from graphlib import TopologicalSorter
 
-from flowrl.parallel.board import SchedulerState
-from flowrl.parallel.draft import Draft
-from flowrl.parallel.endings import Beat
-from flowrl.parallel.signals import Command, Event, Rules
-from flowrl.parallel.turn import Turn
+from flowrl import paths
+from flowrl.errors import CycleError, GraphError, NameRefusedError, UnknownNeedError
+from flowrl.launchers.job import Handle
+from flowrl.parallel.asks import Answer, Wish
+from flowrl.parallel.signals import NewSkill
+from flowrl.parallel.status import (
+    Active,
+    Blocked,
+    Completed,
+    Entry,
+    Failed,
+    Held,
+    Merging,
+    Running,
+    Status,
+    Waiting,
+)
 
-__all__ = ["SchedulerState", "next_due", "step"]
+MOST_ANSWERS = 100  # to requests; more than are ever taken at once
+_slug = lru_cache(maxsize=4096)(paths.slug)
 
 
-def step(
-    state: SchedulerState,
-    events: Iterable[Event],
-    now: datetime,
-    rules: Rules,
-    *,
-    jitter: float = 0.0,
-) -> tuple[SchedulerState, tuple[Command, ...]]:
-    """The state after these events, and what is to be done now that it holds.
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """Everything the scheduler knows; a value, replaced by `step` and never changed."""
 
-    Skills whose needs are completed start in order of priority, then of insertion, as long as
-    slots are free. `jitter` lengthens every wait by that share.
+    entries: Mapping[str, Entry] = field(default_factory=dict)  # by skill, in order of insertion
+    next_expert: int = 0  # never given to a skill before
+    wish: Wish = Wish.NOTHING  # of a user, for the daemon itself
+    answers: tuple[Answer, ...] = ()  # to the last requests, oldest first
 
-    Raises:
-      GraphError, NameRefusedError: a skill cannot be added; `state` still holds.
-    """
-    turn = Turn(Draft(state), Beat(now=now, rules=rules, jitter=jitter))
-    for event in events:
-        turn.hear(event)
-    turn.start_what_is_due()
-    return turn.draft.close(), tuple(turn.commands)
+    @classmethod
+    def of(
+        cls,
+        entries: Iterable[Entry],
+        *,
+        next_expert: int,
+        wish: Wish = Wish.NOTHING,
+        answers: tuple[Answer, ...] = (),
+    ) -> SchedulerState:
+        """Return the state with these entries."""
+        return cls({entry.skill: entry for entry in entries}, next_expert, wish, answers)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every skill is completed, failed, held or blocked: nothing moves by itself.
+
+        A skill that waits for another has, at the end of that chain, one ready or active.
+        """
+        return not any(
+            isinstance(entry.status, Active) or is_ready(entry, self.entries)
+            for entry in self.entries.values()
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Whether every skill is completed."""
+        return all(isinstance(entry.status, Completed) for entry in self.entries.values())
+
+    @property
+    def stop_is_due(self) -> bool:
+        """Whether a user wants the daemon to end, and its runs have ended."""
+        match self.wish:
+            case Wish.STOP:
+                return not self.active()
+            case Wish.STOP_NOW:
+                return not self.launched()
+            case _:
+                return False
+
+    def active(self) -> list[Entry]:
+        """The entries that are preparing, running or merging, in order of rank."""
+        return active_entries(self.entries)
+
+    def launched(self) -> list[tuple[Entry, Handle]]:
+        """The entries whose run has a process, in order of rank."""
+        return [
+            (entry, entry.status.handle)
+            for entry in self.active()
+            if isinstance(entry.status, Running) and entry.status.handle is not None
+        ]
+
+    def waits_for(self, skill: str) -> tuple[str, ...]:
+        """The needs of a skill that are not completed."""
+        needs = self.entries[skill].needs
+        return tuple(n for n in needs if not isinstance(self.entries[n].status, Completed))
+
+
+class StateBuilder:
+    """The next state in the making; it records every change of a status in `moves`."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self.entries = dict(state.entries)
+        self.next_expert = state.next_expert
+        self.wish = state.wish
+        self.answers = state.answers
+        self.moves: list[tuple[Status | None, Entry]] = []
+        self._dependants: dict[str, list[str]] = {}  # computed when a status blocks or unblocks
+
+    def build(self) -> SchedulerState:
+        """Return the new state; the first one itself when nothing has changed."""
+        new = SchedulerState(self.entries, self.next_expert, self.wish, self.answers)
+        return self._state if new == self._state else new
+
+    def answer(self, answer: Answer) -> None:
+        """Record the answer to a request; the oldest ones are forgotten."""
+        self.answers = (*self.answers, answer)[-MOST_ANSWERS:]
+
+    def expert_of(self, skill: str) -> int:
+        """Return the skill's expert number; the first call gives it one."""
+        entry = self.entries[skill]
+        if entry.expert is None:
+            entry = self.entries[skill] = replace(entry, expert=self.next_expert)
+            self.next_expert += 1
+        assert entry.expert is not None
+        return entry.expert
+
+    def put(self, entry: Entry) -> None:
+        """Replace an entry; the skills that need it become blocked or unblocked."""
+        before = self.entries[entry.skill]
+        self._write(entry)
+        stack = [entry.skill] if _roots(before) != _roots(self.entries[entry.skill]) else []
+        while stack:
+            for name in self._dependants_of(stack.pop()):
+                if self._write(self.entries[name]):
+                    stack.append(name)
+
+    def add(self, skills: Sequence[NewSkill]) -> None:
+        """Add skills, all of them or none.
+
+        Raises:
+          NameRefusedError: a name cannot be used, or two share a slug.
+          GraphError: a skill is there already, needs an unknown one, or needs itself.
+        """
+        order = check_new_skills(skills, self.entries)
+        for item in skills:
+            self.entries[item.skill] = Entry(
+                skill=item.skill,
+                needs=item.needs,
+                order=len(self.entries),
+                status=item.status,
+                priority=item.priority,
+                expert=item.expert,
+            )
+            if item.expert is not None:
+                self.next_expert = max(self.next_expert, item.expert + 1)
+        for name in order:
+            entry = self.entries[name] = _with_blockers(self.entries[name], self.entries)
+            self.moves.append((None, entry))
+        self._dependants = {}
+
+    def _write(self, entry: Entry) -> bool:
+        """Write an entry, blocked if a need blocks it; return whether its status has changed."""
+        entry = _with_blockers(entry, self.entries)
+        before = self.entries[entry.skill]
+        self.entries[entry.skill] = entry
+        if before.status == entry.status:
+            return False
+        self.moves.append((before.status, entry))
+        return True
+
+    def _dependants_of(self, skill: str) -> list[str]:
+        if not self._dependants:
+            self._dependants = {name: [] for name in self.entries}
+            for entry in self.entries.values():
+                for need in entry.needs:
+                    self._dependants[need].append(entry.skill)
+        return self._dependants[skill]
+
+
+def active_entries(entries: Mapping[str, Entry]) -> list[Entry]:
+    """The entries that are preparing, running or merging, in order of rank."""
+    return sorted((e for e in entries.values() if isinstance(e.status, Active)), key=_rank)
+
+
+def ready_entries(entries: Mapping[str, Entry]) -> list[Entry]:
+    """The entries that only lack a slot or wait for a time, in order of rank."""
+    return sorted((e for e in entries.values() if is_ready(e, entries)), key=_rank)
+
+
+def is_ready(entry: Entry, entries: Mapping[str, Entry]) -> bool:
+    """Whether nothing but a slot or the clock keeps this skill from starting."""
+    return isinstance(entry.status, Waiting) and all(
+        isinstance(entries[need].status, Completed) for need in entry.needs
+    )
 
 
 def next_due(state: SchedulerState, *, after: datetime) -> datetime | None:
     """The next time at which a wait for `not_before` is over; None when nothing waits for one."""
-    timed = state.index.timed
-    place = bisect_right(timed, after, key=lambda due: due[0])
-    return timed[place][0] if place < len(timed) else None
+    times = [
+        entry.status.not_before
+        for entry in state.entries.values()
+        if isinstance(entry.status, Waiting | Merging) and entry.status.not_before is not None
+    ]
+    return min((time for time in times if time > after), default=None)
+
+
+def check_new_skills(skills: Sequence[NewSkill], known: Mapping[str, Entry]) -> tuple[str, ...]:
+    """Check skills that are to be added to `known`; return their names, needs first.
+
+    Raises:
+      NameRefusedError: a name cannot be used, or two share a slug.
+      GraphError: a skill is there already, needs an unknown one, or needs itself.
+    """
+    new: dict[str, NewSkill] = {}
+    for item in skills:
+        if item.skill in known or item.skill in new:
+            raise GraphError(f"the skill {item.skill!r} is there already; add it once")
+        new[item.skill] = item
+    _check_names(new, known)
+    _check_experts(new, known)
+    for name, item in new.items():
+        for need in item.needs:
+            if need not in known and need not in new:
+                raise UnknownNeedError(f"{name!r} needs {need!r}, which is not there; add it first")
+        if len(set(item.needs)) != len(item.needs):
+            raise GraphError(f"{name!r} names a need twice: {', '.join(item.needs)}")
+    graph = {name: [n for n in item.needs if n not in known] for name, item in new.items()}
+    try:
+        return tuple(TopologicalSorter(graph).static_order())
+    except Circle as error:
+        circle = " → ".join(error.args[1])
+        raise CycleError(f"these skills need one another in a circle: {circle}") from error
+
+
+def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> None:
+    names = {_slug(name): name for name in known}
+    for name in new:
+        if name != paths.display_name(name):
+            right = paths.display_name(name)
+            raise NameRefusedError(f"the skill name {name!r} should be {right!r}")
+        other = names.setdefault(_slug(name), name)
+        if other != name:
+            raise NameRefusedError(
+                f"the skills {other!r} and {name!r} would share the folder name {_slug(name)}; "
+                "rename one of them"
+            )
+
+
+def _check_experts(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> None:
+    taken = {entry.expert: entry.skill for entry in known.values() if entry.expert is not None}
+    for name, item in new.items():
+        owner = name if item.expert is None else taken.setdefault(item.expert, name)
+        if owner != name:
+            raise GraphError(f"{name!r} cannot be expert {item.expert}, which {owner!r} is already")
+
+
+def _rank(entry: Entry) -> tuple[int, int]:
+    """Where an entry stands in the queue: by priority, then by insertion."""
+    return (-entry.priority, entry.order)
+
+
+def _with_blockers(entry: Entry, entries: Mapping[str, Entry]) -> Entry:
+    """The entry, blocked when a need cannot be completed, and waiting again when none is stuck."""
+    if not isinstance(entry.status, Waiting | Blocked):
+        return entry
+    by = tuple(dict.fromkeys(name for need in entry.needs for name in _roots(entries[need])))
+    if by:
+        return replace(entry, status=Blocked(by=by))
+    return replace(entry, status=Waiting()) if isinstance(entry.status, Blocked) else entry
+
+
+def _roots(entry: Entry) -> tuple[str, ...]:
+    """The failed or held skills that keep dependants of this entry from starting."""
+    if isinstance(entry.status, Failed | Held):
+        return (entry.skill,)
+    return entry.status.by if isinstance(entry.status, Blocked) else ()

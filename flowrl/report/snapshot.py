@@ -11,8 +11,7 @@ from typing import Any
 from flowrl import runs, storage
 from flowrl.errors import FileRefusedError, GraphError
 from flowrl.parallel.asks import Answer, Wish
-from flowrl.parallel.codec import read_document
-from flowrl.parallel.state_lines import answer_of
+from flowrl.parallel.state_file import answer_of, read_document
 from flowrl.paths import GraphPaths, slug
 
 _WISHES = {
@@ -82,7 +81,7 @@ def read_answers(layout: GraphPaths) -> tuple[Answer, ...]:
       FileRefusedError: the state is damaged.
     """
     try:
-        return tuple(map(answer_of, _document(layout).get("requests", ())))
+        return tuple(map(answer_of, _document(layout)["requests"]))
     except (KeyError, TypeError, ValueError) as error:
         raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
 
@@ -90,8 +89,8 @@ def read_answers(layout: GraphPaths) -> tuple[Answer, ...]:
 def read_wish(layout: GraphPaths) -> str:
     """What a user wants of the scheduler itself, in words; nothing when that is nothing."""
     try:
-        return _WISHES[Wish(_document(layout).get("wish", ""))]
-    except (TypeError, ValueError) as error:
+        return _WISHES[Wish(_document(layout)["stop_mode"])]
+    except (KeyError, TypeError, ValueError) as error:
         raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
 
 

@@ -21,8 +21,6 @@ from flowrl.experts.policies import policy_named
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel import comparisons
 from flowrl.parallel.asks import Verb
-from flowrl.parallel.board import SchedulerState
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.requests import ask
 from flowrl.parallel.run_folder import (
     KEPT_FAILURES,
@@ -32,6 +30,8 @@ from flowrl.parallel.run_folder import (
     pinned_versions,
     resume_training_run,
 )
+from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Entry, Running, Waiting
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.parallel.verification import verified_offers

@@ -24,10 +24,10 @@ from flowrl.launchers import files
 from flowrl.launchers.job import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import run_folder
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Failed, Held
 from flowrl.storage import locks
 from tests.launchers.conftest import SUCCEED

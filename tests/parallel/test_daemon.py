@@ -18,9 +18,9 @@ from flowrl.errors import (
 )
 from flowrl.launchers.job import Lost, Why
 from flowrl.parallel.asks import Verb
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.requests import ask
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.state_file import StateFile
 from tests.parallel.scheduling import (
     Clock,
     FakeLauncher,

@@ -21,10 +21,11 @@ from flowrl.launchers.job import Exited, Finished, Handle, Lost, Why
 from flowrl.parallel import claim, signals
 from flowrl.parallel.asks import Request, Verb, Wish
 from flowrl.parallel.claim import Claim
-from flowrl.parallel.codec import StateFile, decode
 from flowrl.parallel.signals import LastWords, NewSkill, Rules
-from flowrl.parallel.state import SchedulerState, next_due, step
+from flowrl.parallel.state import SchedulerState, next_due
+from flowrl.parallel.state_file import StateFile, decode
 from flowrl.parallel.status import Completed, Failed, Held, Merging, Running, Slotted, Waiting
+from flowrl.parallel.transitions import step
 from tests.parallel.scheduling import NOW, finished
 
 SEEDS_PER_CASE = 100
@@ -216,10 +217,8 @@ class Play:
         self.tell(*taken)
         again, _ = step(self.state, taken, self.now, replace(self.rules, launching=False))
         assert again.answers == self.state.answers
-        assert [
-            e.status for e in again.entries.in_order() if not isinstance(e.status, Merging)
-        ] == [
-            e.status for e in self.state.entries.in_order() if not isinstance(e.status, Merging)
+        assert [e.status for e in again.entries.values() if not isinstance(e.status, Merging)] == [
+            e.status for e in self.state.entries.values() if not isinstance(e.status, Merging)
         ], "a request is obeyed twice"
         if self.full:
             return

@@ -136,14 +136,14 @@ def test_stop_now_lets_runs_save_what_they_have_and_the_next_start_goes_on(start
 
     def play():
         assert world.of("A").cancelled
-        assert saved(scheduler)["wish"] == "stop_now"
+        assert saved(scheduler)["stop_mode"] == "stop_now"
         world.end("A", exited(Why.STOPPED))
 
     scheduler._launcher.on_wait = play
     ask(scheduler.layout, Verb.STOP_NOW)
     scheduler.run()
     assert words(scheduler)["A"] == "waiting"
-    assert saved(scheduler)["wish"] == ""
+    assert saved(scheduler)["stop_mode"] == ""
     start().tick()
     assert world.folders["A"] == run_id
     assert len(world.living()) == 1

@@ -10,8 +10,8 @@ import pytest
 
 from flowrl import cli
 from flowrl.parallel.asks import Answer, Verb, Wish
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.requests import Inbox
+from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Asked, Waiting
 from flowrl.report import control
 from tests.report.making import DONE, FAILED, HELD, NOW, WAITING, running, save

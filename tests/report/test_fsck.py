@@ -13,7 +13,7 @@ import pytest
 from flowrl import notices, storage
 from flowrl.errors import EXIT_BUSY
 from flowrl.parallel.claim import Claim
-from flowrl.parallel.codec import StateFile
+from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths
 from tests.experts.making import all_files, contents, make_expert
 from tests.parallel.making import (

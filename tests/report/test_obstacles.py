@@ -57,7 +57,7 @@ def newer(place: Callable[[GraphPaths], Path]) -> Damage:
 
 def newer_state(layout: GraphPaths) -> None:
     text = layout.scheduler_state.read_text()
-    layout.scheduler_state.write_text(text.replace('"format": 3', '"format": 99'))
+    layout.scheduler_state.write_text(text.replace('"format": 1', '"format": 99'))
 
 
 IN_THE_WAY: dict[str, tuple[Damage, str]] = {

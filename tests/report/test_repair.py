@@ -9,8 +9,8 @@ import pytest
 from flowrl import notices
 from flowrl.errors import ExpertError
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.codec import StateFile
 from flowrl.parallel.run_folder import fail_run
+from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Running
 from tests.experts.making import all_files
 from tests.parallel.making import (

@@ -17,14 +17,15 @@ from tests.report.making import DONE, FAILED, HELD, WAITING, running, save, tell
 FROZEN = Path(__file__).parents[1] / "data" / "scheduler_state_v1.json"
 
 
-def test_a_state_file_of_version_1_is_read_row_by_row(tmp_path):
+def test_the_frozen_state_file_is_read_row_by_row(tmp_path):
     layout = GraphPaths(tmp_path)
     shutil.copy(FROZEN, layout.scheduler_state)
     rows = read_rows(layout)
-    assert [row.skill for row in rows] == [f"skill {number}" for number in range(10)]
+    assert [row.skill for row in rows] == [f"skill {number}" for number in range(13)]
     words = "waiting waiting preparing running running merging completed failed held blocked"
+    words += " failed running running"
     assert [row.status for row in rows] == words.split()
-    assert [row.expert for row in rows] == list(range(10))
+    assert [row.expert for row in rows] == list(range(13))
     assert (rows[1].attempt, rows[1].why) == (3, "exit 1")
     assert (rows[3].session, rows[3].device, rows[3].frames) == ("s", "GPU-1", None)
     assert (rows[6].frames, rows[6].success_rate, rows[6].seconds) == (8, 1.0, 2.5)

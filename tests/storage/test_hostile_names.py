@@ -21,9 +21,10 @@ from flowrl.errors import NameRefusedError
 from flowrl.launchers.job import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.parallel.adding import checked
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import NewSkill, Task
+from flowrl.parallel.state import check_new_skills
+from flowrl.parallel.status import Entry
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths, RunPaths, display_name, session_name, slug
 from flowrl.skills.graph import SkillGraph
@@ -239,7 +240,8 @@ def test_slugs_are_one_to_one_or_refused(names):
             name = display_name(text)
             if name in admitted.values():
                 continue
-            checked([NewSkill(skill=name)], {}, dict(admitted))
+            known = {n: Entry(skill=n, needs=(), order=0) for n in admitted.values()}
+            check_new_skills([NewSkill(skill=name)], known)
         except NameRefusedError:
             continue
         word = slug(name)

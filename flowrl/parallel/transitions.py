@@ -1,0 +1,476 @@
+"""The scheduler's step, a pure function: no clock, no randomness, no I/O.
+
+    state, commands = step(state, events, now, rules)
+
+Every history of events can be replayed; `scheduler` saves each state before it carries out the
+commands that came with it, and reports their results as events.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from flowrl.parallel import endings, signals
+from flowrl.parallel.asks import DONE, PAUSED, REFUSED, Answer, Request, Verb, Wish, unfit
+from flowrl.parallel.endings import CANCELLED, Beat
+from flowrl.parallel.signals import Command, Event, Rules, Task
+from flowrl.parallel.state import SchedulerState, StateBuilder, active_entries, ready_entries
+from flowrl.parallel.status import (
+    Active,
+    Asked,
+    Blocked,
+    Entry,
+    Failed,
+    Held,
+    Merging,
+    Preparing,
+    Running,
+    Slotted,
+    Status,
+    Waiting,
+)
+
+
+def step(
+    state: SchedulerState,
+    events: Iterable[Event],
+    now: datetime,
+    rules: Rules,
+    *,
+    jitter: float = 0.0,
+) -> tuple[SchedulerState, tuple[Command, ...]]:
+    """Return the state after these events, and the commands that follow from it.
+
+    Skills whose needs are completed start in order of priority, then of insertion, as long as
+    slots are free. `jitter` lengthens every wait by that share.
+
+    Raises:
+      GraphError, NameRefusedError: a skill cannot be added; `state` still holds.
+    """
+    transition = Transition(StateBuilder(state), Beat(now=now, rules=rules, jitter=jitter))
+    for event in events:
+        transition.apply(event)
+    transition.start_due()
+    return transition.builder.build(), tuple(transition.commands)
+
+
+class Transition:
+    """The builder of the next state, the step's context, and the commands ordered so far.
+
+    An event that no longer fits its skill's status (of another run, or received twice) is ignored.
+    """
+
+    def __init__(self, builder: StateBuilder, beat: Beat) -> None:
+        self.builder = builder
+        self.commands: list[Command] = []
+        self._beat = beat
+
+    def apply(self, event: Event) -> None:
+        """Apply one event."""
+        HANDLERS[type(event)](self, event)
+        self._announce()
+
+    def start_due(self) -> None:
+        """Order the merges whose time has come, and give free slots to ready skills."""
+        for entry in active_entries(self.builder.entries):
+            status = entry.status
+            if isinstance(status, Merging) and status.not_before and self._due(status.not_before):
+                self._move(entry, replace(status, not_before=None, why=""))
+                self.commands.append(signals.Merge(self._task(entry.skill)))
+        launching = self._beat.rules.launching and self.builder.wish is Wish.NOTHING
+        if launching and not self._merge_is_near():
+            self._fill_slots()
+        self._announce()
+
+    def _merge_is_near(self) -> bool:
+        """Whether a merge is under way: what it makes ready may rank before what is ready now."""
+        statuses = (entry.status for entry in self.builder.entries.values())
+        return any(isinstance(s, Merging) and s.not_before is None for s in statuses)
+
+    def _fill_slots(self) -> None:
+        slots = Slots(self._beat.rules, active_entries(self.builder.entries))
+        for entry in ready_entries(self.builder.entries):
+            if slots.full:
+                return
+            status = entry.status
+            assert isinstance(status, Waiting)
+            if self._due(status.not_before) and slots.fits(alone=status.alone):
+                self._start(entry, status, slots.take(alone=status.alone))
+
+    def _start(self, entry: Entry, status: Waiting, device: str | None) -> None:
+        preparing = Preparing(
+            attempt=status.attempt,
+            device=device,
+            since=self._beat.now,
+            run_id=status.run_id,
+            alone=status.alone,
+        )
+        self._move(replace(entry, expert=self.builder.expert_of(entry.skill)), preparing)
+        self.commands.append(signals.Prepare(self._task(entry.skill)))
+
+    # Changes of the graph and of the daemon
+
+    def _add_skills(self, event: signals.SkillsAdded) -> None:
+        """Add the skills; commands of those that are already under way are ordered again."""
+        self.builder.add(event.skills)
+        for item in event.skills:
+            if isinstance(item.status, Active):
+                self._order_again(self.builder.entries[item.skill])
+
+    def _assign_expert(self, event: signals.ExpertWanted) -> None:
+        self.builder.expert_of(event.skill)
+
+    def _restart(self, _event: signals.Restarted) -> None:
+        """Order again what the last daemon may not have carried out; all of it is idempotent."""
+        for entry in active_entries(self.builder.entries):
+            self._order_again(entry)
+
+    def _order_again(self, entry: Entry) -> None:
+        task = self._task(entry.skill)
+        match entry.status:
+            case Preparing():
+                self.commands.append(signals.Prepare(task))
+            case Running(handle=None):
+                self.commands.append(signals.Launch(task, seek=True))
+            case Running(asked=asked) if asked:
+                self.commands.append(signals.Cancel(task))
+            case Merging(not_before=None):
+                self.commands.append(signals.Merge(task))
+            case _:
+                pass
+
+    def _end_stop(self, _event: signals.Stopped) -> None:
+        self.builder.wish = Wish.NOTHING
+
+    # What became of commands and runs
+
+    def _prepared(self, event: signals.RunPrepared) -> None:
+        """Record that the run will be launched, then order its launch."""
+        entry = self.builder.entries[event.skill]
+        status = entry.status
+        if not isinstance(status, Preparing):
+            return
+        running = Running(
+            run_id=event.run_id,
+            attempt=status.attempt,
+            handle=None,
+            device=status.device,
+            since=self._beat.now,
+            resumed=status.run_id == event.run_id,
+            alone=status.alone,
+        )
+        self._move(entry, running)
+        self.commands.append(signals.Launch(self._task(event.skill)))
+
+    def _prepare_refused(self, event: signals.PrepareRefused) -> None:
+        """Fail the skill: another attempt would be refused, too."""
+        entry = self.builder.entries[event.skill]
+        if isinstance(entry.status, Preparing):
+            failed = Failed(why=event.why, attempt=entry.status.attempt, at=self._beat.now)
+            self._move(entry, failed)
+
+    def _launched(self, event: signals.RunLaunched) -> None:
+        if entry := self._entry_of(event, Running):
+            assert isinstance(entry.status, Running)
+            self._move(replace(entry, refusals=0), replace(entry.status, handle=event.handle))
+
+    def _launch_refused(self, event: signals.LaunchRefused) -> None:
+        entry = self.builder.entries[event.skill]
+        if _is_starting(entry.status):
+            self._put(endings.refused(entry, event.why, self._beat))
+
+    def _put_off(self, event: signals.PutOff) -> None:
+        entry = self.builder.entries[event.skill]
+        if _is_starting(entry.status) or isinstance(entry.status, Merging):
+            self._put(endings.put_off(entry, event.why, self._beat))
+
+    def _ended(self, event: signals.RunEnded) -> None:
+        """Merge the run, let it go on, hold it, or charge the attempt."""
+        if entry := self._entry_of(event, Running):
+            self._put(endings.after_end(entry, event, self._beat))
+            if isinstance(self.builder.entries[event.skill].status, Merging):
+                self.commands.append(signals.Merge(self._task(event.skill)))
+
+    def _hung(self, event: signals.RunHung) -> None:
+        self._end_late(Asked.HUNG, event)
+
+    def _overdue(self, event: signals.RunOverdue) -> None:
+        self._end_late(Asked.OVERDUE, event)
+
+    def _end_late(self, reason: Asked, event: signals.RunPrepared) -> None:
+        """Ask a silent or slow run to end, unless a user has already asked it to."""
+        entry = self._entry_of(event, Running)
+        if entry and isinstance(entry.status, Running) and not entry.status.asked:
+            self._ask_to_end(entry, reason)
+
+    def _merged(self, event: signals.MergeDone) -> None:
+        if entry := self._entry_of(event, Merging):
+            assert isinstance(entry.status, Merging)
+            self._put(endings.completed(entry, entry.status, self._beat))
+
+    def _found_merged(self, event: signals.FoundMerged) -> None:
+        if entry := self._entry_of(event, Running):
+            self._put(endings.completed(entry, event, self._beat))
+
+    def _merge_refused(self, event: signals.MergeRefused) -> None:
+        """A result that cannot be merged is an attempt that failed."""
+        if entry := self._entry_of(event, Merging):
+            assert isinstance(entry.status, Merging)
+            self._put(endings.charged(entry, event.why, entry.status.frames, self._beat))
+
+    # What a user asks
+
+    def _handle_request(self, request: Request) -> None:
+        """Carry out a request, unless it was answered before, and record the answer."""
+        if any(answer.id == request.id for answer in self.builder.answers):
+            return
+        refusal = request.refusal or self._carry_out(request)
+        answer = Answer(
+            id=request.id,
+            verb=request.verb.value if request.verb else "",
+            skill=request.skill,
+            at=self._beat.now,
+            outcome=f"{REFUSED}{refusal}" if refusal else DONE,
+        )
+        self.builder.answer(answer)
+
+    def _carry_out(self, request: Request) -> str:
+        """Carry out a request; return why it is refused, or an empty string."""
+        match request.verb:
+            case None:
+                return "it cannot be understood"
+            case Verb.STOP | Verb.STOP_NOW:
+                if self.builder.wish is not Wish.STOP_NOW:
+                    self.builder.wish = Wish(request.verb.value)
+                return ""
+            case verb if request.skill is None:
+                return self._carry_out_for_all(verb)
+            case verb:
+                return self._carry_out_for_one(request, verb, request.skill)
+
+    def _carry_out_for_one(self, request: Request, verb: Verb, skill: str) -> str:
+        if skill not in self.builder.entries:
+            return "there is no such skill"
+        entry = self.builder.entries[skill]
+        if refusal := unfit(verb, entry.status.word):
+            return refusal
+        if verb is Verb.RESUME and not _is_paused(entry):
+            return "it is running, and nobody asked it to pause"
+        if verb is Verb.PRIORITY:
+            self.builder.put(replace(entry, priority=request.number))
+        else:
+            VERBS[verb](self, entry)
+        return ""
+
+    def _carry_out_for_all(self, verb: Verb) -> str:
+        """Pause or resume every skill that it fits; `resume` takes back a stop as well."""
+        if verb not in (Verb.PAUSE, Verb.RESUME):
+            return f"{verb.value} is for one skill; name it"
+        if verb is Verb.RESUME:
+            self.builder.wish = Wish.NOTHING
+        for skill in tuple(self.builder.entries):
+            entry = self.builder.entries[skill]  # an earlier one may have unblocked it
+            if unfit(verb, entry.status.word):
+                continue
+            if verb is Verb.PAUSE or _is_paused(entry, PAUSED):
+                VERBS[verb](self, entry)
+        return ""
+
+    def _retry(self, entry: Entry) -> None:
+        """Reset the counts: a failed skill gets a new attempt, a held run goes on."""
+        match entry.status:
+            case Failed(attempt=attempt):
+                waiting = Waiting(attempt=attempt + 1)
+            case Held(attempt=attempt, run_id=run_id):
+                waiting = Waiting(attempt=attempt, run_id=run_id)
+            case Waiting() as status:
+                waiting = replace(status, not_before=None)
+            case _:
+                return
+        entry = replace(entry, failures=0, frames_used=0, refusals=0, requeues=0, error="")
+        self._move(entry, waiting)
+
+    def _pause(self, entry: Entry, why: str = PAUSED) -> None:
+        """Hold a skill; a running one is asked to end first, a merging one is completed anyway."""
+        match entry.status:
+            case Running():
+                self._ask_to_end(entry, Asked.HOLD)
+            case Waiting(attempt=attempt, run_id=run) | Preparing(attempt=attempt, run_id=run):
+                self._move(entry, Held(why=why, attempt=attempt, at=self._beat.now, run_id=run))
+            case Blocked():
+                self._move(entry, Held(why=why, attempt=1, at=self._beat.now))
+            case _:
+                pass
+
+    def _resume(self, entry: Entry) -> None:
+        """Let a held skill go on with its run; one that is just ending goes on afterwards."""
+        match entry.status:
+            case Held(attempt=attempt, run_id=run_id):
+                self._move(entry, Waiting(attempt=attempt, run_id=run_id))
+            case Running(asked=Asked.HOLD) as status:
+                self._move(entry, replace(status, asked=Asked.NOTHING))
+            case _:
+                pass
+
+    def _cancel(self, entry: Entry) -> None:
+        """Fail a skill and discard its run, unless that has finished by now."""
+        match entry.status:
+            case Running():
+                self._ask_to_end(entry, Asked.CANCEL)
+            case Waiting(attempt=attempt) | Preparing(attempt=attempt) | Held(attempt=attempt):
+                self._give_up(entry, attempt)
+            case Blocked():
+                self._give_up(entry, 1)
+            case _:
+                pass
+
+    def _give_up(self, entry: Entry, attempt: int) -> None:
+        run_id = getattr(entry.status, "run_id", None)
+        if run_id is not None and entry.expert is not None:
+            task = Task(skill=entry.skill, expert=entry.expert, attempt=attempt, run_id=run_id)
+            self.commands.append(signals.Discard(task))
+        self._move(entry, Failed(why=CANCELLED, attempt=attempt, at=self._beat.now))
+
+    # The steps that all of these share
+
+    def _entry_of(self, event: Any, kind: type[Status]) -> Entry | None:
+        """The entry that the event is about, if it is in that status with that very run."""
+        entry = self.builder.entries[event.skill]
+        fits = (
+            isinstance(entry.status, kind) and getattr(entry.status, "run_id", "") == event.run_id
+        )
+        return entry if fits else None
+
+    def _ask_to_end(self, entry: Entry, reason: Asked) -> None:
+        status = entry.status
+        if isinstance(status, Running) and status.asked != reason:
+            self._move(entry, replace(status, asked=reason))
+            self.commands.append(signals.Cancel(self._task(entry.skill)))
+
+    def _move(self, entry: Entry, status: Status) -> None:
+        """Write the entry with another status."""
+        self._put(replace(entry, status=status))
+
+    def _put(self, entry: Entry) -> None:
+        """Write the entry; the folder of an attempt that failed is discarded."""
+        before = self.builder.entries[entry.skill]
+        ended = isinstance(before.status, Running | Merging)
+        if ended and (entry.failures > before.failures or isinstance(entry.status, Failed)):
+            self.commands.append(signals.Discard(self._task(entry.skill)))
+        self.builder.put(entry)
+
+    def _announce(self) -> None:
+        self.commands.extend(signals.Announce(*move) for move in self.builder.moves)
+        self.builder.moves.clear()
+
+    def _task(self, skill: str) -> Task:
+        entry = self.builder.entries[skill]
+        status = entry.status
+        assert isinstance(status, Preparing | Running | Merging)
+        budget = self._beat.rules.budget_frames
+        merging = isinstance(status, Merging)
+        return Task(
+            skill=skill,
+            expert=self.builder.expert_of(skill),
+            attempt=status.attempt,
+            run_id=status.run_id,
+            device=None if merging else status.device,
+            alone=False if merging else status.alone,
+            frames_left=None if budget is None else max(0, budget - entry.frames_used),
+        )
+
+    def _due(self, not_before: datetime | None) -> bool:
+        return not_before is None or self._beat.reached(not_before)
+
+
+class Slots:
+    """The devices' free slots; a device's memory is shared by declaration, never by measuring.
+
+    A run that ran out of memory is given a device alone. Without devices only the number of
+    runs is limited.
+    """
+
+    def __init__(self, rules: Rules, active: Iterable[Entry]) -> None:
+        self._rules = rules
+        self._load: Counter[str | None] = Counter()
+        self._taken_alone: set[str | None] = set()
+        for entry in active:
+            if isinstance(entry.status, Slotted):
+                self._occupy(entry.status.device, alone=entry.status.alone)
+
+    @property
+    def full(self) -> bool:
+        """Whether no run of any kind fits in."""
+        return self._load.total() >= self._rules.max_parallel or (
+            bool(self._rules.devices) and not self._free(alone=False)
+        )
+
+    def fits(self, *, alone: bool) -> bool:
+        """Whether a run can start now."""
+        return not self.full and (not self._rules.devices or bool(self._free(alone=alone)))
+
+    def take(self, *, alone: bool) -> str | None:
+        """Occupy the device with most of its slots free; None where there are no devices."""
+        free = self._free(alone=alone)
+        device = min(free, key=lambda d: self._load[d] / self._rules.runs_on(d), default=None)
+        self._occupy(device, alone=alone)
+        return device
+
+    def _occupy(self, device: str | None, *, alone: bool) -> None:
+        self._load[device] += 1
+        if alone:
+            self._taken_alone.add(device)
+
+    def _free(self, *, alone: bool) -> list[str]:
+        return [
+            name
+            for name in self._rules.devices
+            if self._load[name] < (1 if alone else self._rules.runs_on(name))
+            and name not in self._taken_alone
+        ]
+
+
+def _is_starting(status: Status) -> bool:
+    return isinstance(status, Preparing) or (isinstance(status, Running) and status.handle is None)
+
+
+def _is_paused(entry: Entry, why: str | None = None) -> bool:
+    match entry.status:
+        case Held(why=found):
+            return why is None or found == why
+        case Running(asked=asked):
+            return asked is Asked.HOLD
+        case _:
+            return False
+
+
+VERBS: dict[Verb, Callable[[Transition, Entry], None]] = {
+    Verb.RETRY: Transition._retry,
+    Verb.PAUSE: Transition._pause,
+    Verb.RESUME: Transition._resume,
+    Verb.CANCEL: Transition._cancel,
+}
+HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
+    signals.SkillsAdded: Transition._add_skills,
+    signals.ExpertWanted: Transition._assign_expert,
+    signals.RunPrepared: Transition._prepared,
+    signals.PrepareRefused: Transition._prepare_refused,
+    signals.RunLaunched: Transition._launched,
+    signals.LaunchRefused: Transition._launch_refused,
+    signals.PutOff: Transition._put_off,
+    signals.RunEnded: Transition._ended,
+    signals.RunHung: Transition._hung,
+    signals.RunOverdue: Transition._overdue,
+    signals.MergeDone: Transition._merged,
+    signals.FoundMerged: Transition._found_merged,
+    signals.MergeRefused: Transition._merge_refused,
+    signals.Retry: lambda self, event: self._retry(self.builder.entries[event.skill]),
+    signals.Hold: lambda self, event: self._pause(self.builder.entries[event.skill], event.why),
+    Request: Transition._handle_request,
+    signals.Stopped: Transition._end_stop,
+    signals.Restarted: Transition._restart,
+}
