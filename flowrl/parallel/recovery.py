@@ -31,9 +31,10 @@ from flowrl.parallel.claim import Claim
 from flowrl.parallel.run_folder import live_runs
 from flowrl.parallel.signals import NewSkill, Rules, SkillsAdded
 from flowrl.parallel.skill_book import SkillBook
-from flowrl.parallel.state import SchedulerState, step
+from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Completed, Entry, Running, Waiting
+from flowrl.parallel.transitions import step
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_result, read_run
 from flowrl.skills.graph import CAPACITIES, SkillGraph
