@@ -18,7 +18,6 @@ from rich.text import Text
 
 from flowrl import checkpoints
 from flowrl import config as configs
-from flowrl.compiling import Draft, known
 from flowrl.config import PPOConfig
 from flowrl.envs.admission import open_module
 from flowrl.envs.craftax import make_env
@@ -33,6 +32,7 @@ from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.drafts import Shapes, acting_experts
 from flowrl.ppo.program import open_shelf, use_compile_cache
+from flowrl.program_cache import ProgramSpec, register_results
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Tally(NamedTuple):
 
 
 Play = Callable[[Any, jax.Array, int], Tally]
-known(Tally)
+register_results(Tally)
 
 
 def show(command: Evaluate) -> int:
@@ -181,14 +181,14 @@ def player(env: BatchedEnv, config: PPOConfig) -> Play:
     """The same in environments whose stock has ROWS worlds."""
     wide = acting_experts(env.num_experts)
     shapes = Shapes(env, config)
-    facts = {"activation": config.activation, "layer_size": config.layer_size, "experts": wide}
+    key = {"activation": config.activation, "layer_size": config.layer_size, "experts": wide}
 
     def like() -> tuple[Any, ...]:
         obs, state = env.like(ROWS)
         key = jax.eval_shape(jax.random.key, 0)
         return jax.eval_shape(shapes.widen, shapes.packed), (obs, state, key, _tally(state, 0))
 
-    chunk = env.shelf.begin(Draft("play", partial(_chunk, env, config.activation), like, facts))
+    chunk = env.shelf.begin(ProgramSpec("play", partial(_chunk, env, config.activation), like, key))
     env.begin_programs(ROWS)
 
     def play(params: Any, key: jax.Array, count: int) -> Tally:

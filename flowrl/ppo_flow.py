@@ -41,8 +41,8 @@ def _load() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # of what is imported nothing becomes garbage, and to look for it takes long
     try:
-        from flowrl.compiling.sources import digest_of_sources
         from flowrl.ppo import program  # noqa: F401
+        from flowrl.program_cache import digest_of_sources
     finally:
         gc.freeze()
         gc.enable()

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flowrl import evaluate
-from flowrl.compiling import Shelf, shelf
+from flowrl import evaluate, program_cache
 from flowrl.config import PPOConfig
 from flowrl.envs.craftax import WalkState
 from flowrl.envs.interface import StepOutput
@@ -21,6 +20,7 @@ from flowrl.envs.wrappers import BatchedEnv
 from flowrl.evaluate import ROWS, Evaluation, StepRate, Tally
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE
+from flowrl.program_cache import ProgramCache
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", ":skull:"])
@@ -121,7 +121,7 @@ def folder(tmp_path):
 
 
 def playing(folder) -> evaluate.Play:
-    env = BatchedEnv(Dice(), stock=ROWS, shelf=Shelf(folder))  # type: ignore[arg-type]
+    env = BatchedEnv(Dice(), stock=ROWS, shelf=ProgramCache(folder))  # type: ignore[arg-type]
     return evaluate.player(env, PPOConfig(layer_size=4))
 
 
@@ -145,7 +145,6 @@ def test_first_episodes_are_those_of_environments_with_new_worlds(folder):
 
 def test_a_second_evaluation_traces_nothing(folder, monkeypatch):
     first = playing(folder)(experts(), jax.random.key(1), 40)
-    monkeypatch.setattr(shelf, "_begun", {})  # as in another process
-    monkeypatch.setattr(shelf, "_exported", lambda draft: pytest.fail(f"traced {draft.name}"))
+    monkeypatch.setattr(program_cache, "_export", lambda spec: pytest.fail(f"traced {spec.name}"))
     again = playing(folder)(experts(), jax.random.key(1), 40)
     assert jax.tree.all(jax.tree.map(np.array_equal, first, again))

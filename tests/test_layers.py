@@ -19,7 +19,7 @@ FLOORS = [
         "paths",
         "config",
     },
-    {"runs", "skills", "launchers", "checkpoints", "compiling", "notices"},
+    {"runs", "skills", "launchers", "checkpoints", "program_cache", "notices"},
     {"experts", "networks", "envs"},
     {"parallel", "ppo", "llm"},
     {
@@ -41,7 +41,7 @@ MODULES = sorted(
     path for path in PACKAGE.rglob("*.py") if "library" not in path.relative_to(PACKAGE).parts
 )
 JAX_ROOMS = {
-    "compiling",
+    "program_cache",
     "comparing",
     "checkpoints",
     "networks",

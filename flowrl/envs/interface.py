@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from flowrl.compiling import Shelf
+from flowrl.program_cache import ProgramCache
 
 
 class StepOutput(NamedTuple):
@@ -81,7 +81,7 @@ class WalkingEnv(Protocol):
         ...
 
     @property
-    def shelf(self) -> Shelf:
+    def shelf(self) -> ProgramCache:
         """Where the programs are kept that this environment is compiled into."""
         ...
 

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.compiling import Draft, Shelf, known
 from flowrl.envs.catalogue import Plan
 from flowrl.envs.craftax import SkillEnv, WalkState
 from flowrl.envs.interface import StepOutput
+from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 
 BATCH = 8  # worlds generated at once: fewer cost as much, more are slower per world on CPUs
 
@@ -54,10 +54,15 @@ class BatchedEnv:
     """
 
     def __init__(
-        self, env: SkillEnv, *, world_pool: int = 0, stock: int = 0, shelf: Shelf | None = None
+        self,
+        env: SkillEnv,
+        *,
+        world_pool: int = 0,
+        stock: int = 0,
+        shelf: ProgramCache | None = None,
     ) -> None:
         self.env = env
-        self.shelf = Shelf() if shelf is None else shelf
+        self.shelf = ProgramCache() if shelf is None else shelf
         self._firsts: dict[int, Callable[..., Any]] = {}
         self.world_pool = world_pool
         self.stock = 0 if world_pool else -(-stock // BATCH) * BATCH
@@ -78,12 +83,12 @@ class BatchedEnv:
 
     @cached_property
     def _new_batch(self) -> Callable[..., Any]:
-        return self.shelf.begin(Draft("worlds", self._numbered_batch, _key_and_number, effort=1))
+        return self.shelf.begin(ProgramSpec("worlds", self._numbered_batch, _key_and_number))
 
     @cached_property
     def _room(self) -> Callable[[], Any]:
         empty = partial(self._nothing, self.stock)
-        return self.shelf.begin(Draft("room", empty, tuple, effort=0))
+        return self.shelf.begin(ProgramSpec("room", empty, tuple))
 
     @cached_property
     def _put(self) -> Callable[..., Any]:
@@ -91,16 +96,15 @@ class BatchedEnv:
             stock, batch = (jax.eval_shape(partial(self._nothing, n)) for n in (self.stock, BATCH))
             return stock, batch, np.int32(0)
 
-        return self.shelf.begin(Draft("put", _put, like, donate=(0,), effort=1))
+        return self.shelf.begin(ProgramSpec("put", _put, like, donate=(0,)))
 
     def _begun(self, num_envs: int) -> Callable[..., Any]:
         def like() -> tuple[Any, ...]:
             return jax.eval_shape(partial(self._nothing, self.stock)), self.env.plan
 
         if num_envs not in self._firsts:
-            first, facts = partial(self._first, num_envs), {"num_envs": num_envs}
-            draft = Draft("first", first, like, facts, effort=0)
-            self._firsts[num_envs] = self.shelf.begin(draft)
+            first, key = partial(self._first, num_envs), {"num_envs": num_envs}
+            self._firsts[num_envs] = self.shelf.begin(ProgramSpec("first", first, like, key))
         return self._firsts[num_envs]
 
     def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, BatchedState]:
@@ -269,4 +273,4 @@ def _count(number: int) -> jax.Array:
     return jnp.asarray(np.full(1, number, np.int32))  # no program of its own
 
 
-known(Plan, WalkState, Store, BatchedState)
+register_results(Plan, WalkState, Store, BatchedState)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl import checkpoints
-from flowrl.compiling import Draft, Pending, known
 from flowrl.config import PPOConfig, to_json, values
 from flowrl.envs.interface import StepOutput, WalkingEnv
 from flowrl.networks import dispatch
@@ -21,6 +20,7 @@ from flowrl.ppo import optimizer
 from flowrl.ppo.acting import group_size, of_group, threads_of
 from flowrl.ppo.rollout import Acted, Place, Step, rollout
 from flowrl.ppo.update import Stats, learn
+from flowrl.program_cache import Program, ProgramSpec, register_results
 
 _LEAST_ACTING = 8
 _HOST = frozenset(
@@ -41,7 +41,7 @@ _HOST = frozenset(
         "compile_cache",
     }
 )
-known(Dense, Packed, Place, StepOutput, Step, Acted, Stats)
+register_results(Dense, Packed, Place, StepOutput, Step, Acted, Stats)
 
 
 class Programs(NamedTuple):
@@ -59,7 +59,7 @@ class Programs(NamedTuple):
     def wait(self) -> None:
         """Until all programs are ready; raises what stands in the way of one."""
         for program in self:
-            if isinstance(program, Pending):
+            if isinstance(program, Program):
                 program.wait()
 
 
@@ -76,19 +76,19 @@ def begin_programs(env: WalkingEnv, config: PPOConfig) -> Programs:
     return Programs(**{name: env.shelf.begin(draft) for name, draft in drafts.items()})
 
 
-def _drafts(env: WalkingEnv, config: PPOConfig) -> dict[str, Draft]:
+def _drafts(env: WalkingEnv, config: PPOConfig) -> dict[str, ProgramSpec]:
     config = compiled_in(config)
     shapes, count = _shapes(env, config), env.num_experts
     experts = {"acting": acting_experts(count)}
     facts = {"config": to_json(of_group(config)), **experts}
     own = {"config": to_json(config), **experts, "experts": count}
     return {
-        "act": Draft("act", shapes.act, shapes.acting, facts, donate=(1,)),
-        "keys": Draft("keys", partial(_keys, count), _words_like, own, effort=0),
-        "ready": Draft("ready", partial(_ready, config), lambda: (shapes.stacked,), own, effort=0),
-        "learn": Draft("learn", partial(learn, config), shapes.learning, own, donate=(0,)),
-        "widen": Draft("widen", shapes.widen, lambda: (shapes.packed,), own, effort=1),
-        "unpack": Draft("unpack", dispatch.unpack, lambda: (shapes.packed,), own, effort=0),
+        "act": ProgramSpec("act", shapes.act, shapes.acting, facts, donate=(1,)),
+        "keys": ProgramSpec("keys", partial(_keys, count), _words_like, own),
+        "ready": ProgramSpec("ready", partial(_ready, config), lambda: (shapes.stacked,), own),
+        "learn": ProgramSpec("learn", partial(learn, config), shapes.learning, own, donate=(0,)),
+        "widen": ProgramSpec("widen", shapes.widen, lambda: (shapes.packed,), own),
+        "unpack": ProgramSpec("unpack", dispatch.unpack, lambda: (shapes.packed,), own),
     }
 
 

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from flowrl import checkpoints, runs, storage
-from flowrl.compiling import Shelf
 from flowrl.config import PPOConfig, TrainConfig
 from flowrl.envs.admission import open_module
 from flowrl.envs.catalogue import own_judges
@@ -30,6 +29,7 @@ from flowrl.ppo.resuming import Keeper, Kept
 from flowrl.ppo.stopping import StopWish
 from flowrl.ppo.train import Counters, Turn, train
 from flowrl.ppo.update import Learner, group_keys, start
+from flowrl.program_cache import ProgramCache
 from flowrl.runs import RunResult
 
 _LEAST_STOCK = 256  # worlds, of all groups together
@@ -87,7 +87,7 @@ def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
     return env
 
 
-def open_shelf(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int) -> Shelf:
+def open_shelf(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int) -> ProgramCache:
     """Where programs are kept in which these environments are compiled in."""
     folder = compile_cache(config.compile_cache, os.environ) / "programs"
     facts = {
@@ -97,7 +97,7 @@ def open_shelf(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int
         "world_pool": world_pool,
         "stock": stock,
     }
-    return Shelf(folder.absolute(), facts)
+    return ProgramCache(folder.absolute(), facts)
 
 
 def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Prepared:

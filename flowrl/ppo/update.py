@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flowrl.compiling import Draft
 from flowrl.config import PPOConfig
 from flowrl.envs.interface import WalkingEnv
 from flowrl.networks import dispatch
@@ -22,6 +21,7 @@ from flowrl.ppo.acting import group_size, threads_of
 from flowrl.ppo.columns import Columns, columns_of, cut_out, first_kernels, joined, taken
 from flowrl.ppo.loss import Rows, ppo_loss
 from flowrl.ppo.rollout import Acted, Place, Step
+from flowrl.program_cache import ProgramSpec
 
 State = tuple[Packed, Any]  # parameters, and the optimizer's state
 
@@ -54,7 +54,7 @@ def start(
     return Learner(params, opt_state, tuple(_fresh(env, group_size(config), *two) for two in pairs))
 
 
-def group_keys(config: PPOConfig) -> Draft:
+def group_keys(config: PPOConfig) -> ProgramSpec:
     """From a key to two for every group: one to begin with, one to go on from."""
     groups = threads_of(config)
 
@@ -63,7 +63,7 @@ def group_keys(config: PPOConfig) -> Draft:
         return tuple((two[0], two[1]) for two in map(jax.random.split, keys))
 
     key = partial(jax.eval_shape, jax.random.key, 0)
-    return Draft("groups", split, lambda: (key(),), {"groups": groups}, effort=0)
+    return ProgramSpec("groups", split, lambda: (key(),), {"groups": groups})
 
 
 def _fresh(env: WalkingEnv, size: int, reset_key: jax.Array, key: jax.Array) -> Place:

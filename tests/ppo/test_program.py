@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from flowrl import checkpoints, runs, storage
-from flowrl.compiling import Shelf
 from flowrl.config import TrainConfig
 from flowrl.errors import (
     EXIT_RESUMABLE,
@@ -27,6 +26,7 @@ from flowrl.ppo import program, resuming
 from flowrl.ppo.assignment import read_assignment
 from flowrl.ppo.drafts import begin_programs
 from flowrl.ppo.stopping import EXIT_INTERRUPTED, StopWish
+from flowrl.program_cache import ProgramCache
 from flowrl.runs import Ancestor
 from tests.ppo.modules import relay_run, run_folder
 from tests.ppo.tiny_envs import Broken, Relay
@@ -51,7 +51,7 @@ class Countdown:
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory):
     """Makes environments whose programs are kept, as a trainer's are: each is traced once."""
-    shelf = Shelf(tmp_path_factory.mktemp("programs"))
+    shelf = ProgramCache(tmp_path_factory.mktemp("programs"))
 
     def make() -> Relay:
         env = Relay()
@@ -383,7 +383,7 @@ class Watched(Relay):
     """Remembers whether anybody traced it."""
 
     def __init__(self, folder) -> None:
-        self.shelf = Shelf(folder)
+        self.shelf = ProgramCache(folder)
         self.traced = False
 
     def step(self, key, state, actions):
@@ -419,11 +419,11 @@ def test_a_run_by_kept_programs_is_stopped_and_goes_on(layout, monkeypatch, cach
     assert runs.read_result(layout).updates == 5
 
 
-class Listing(Shelf):
+class Listing(ProgramCache):
     """Says under which names programs would be looked for."""
 
-    def begin(self, draft):
-        return self._path(Path("programs"), draft).name
+    def begin(self, spec):
+        return self.path(Path("programs"), spec).name
 
 
 @pytest.mark.parametrize(

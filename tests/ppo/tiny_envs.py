@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flowrl.compiling import Shelf
 from flowrl.envs.interface import StepOutput
+from flowrl.program_cache import ProgramCache
 
 
 class State(NamedTuple):
@@ -31,7 +31,7 @@ class TinyEnv:
     lengths: tuple[int, ...] = (1,)
     experts: tuple[int, ...] = (0,)
     num_experts = 1
-    shelf = Shelf()
+    shelf = ProgramCache()
 
     @property
     def num_tasks(self) -> int:
