@@ -13,8 +13,7 @@ from rich.logging import RichHandler
 
 from flowrl import __version__
 from flowrl.config import Config, parse
-from flowrl.errors import EXIT_IO, FlowrlError
-from flowrl.parallel.trouble import said, trouble
+from flowrl.errors import EXIT_IO, FlowrlError, classify_io_error, format_error
 
 EXIT_INTERRUPTED = 130
 RUNS_GO_ON = "stopped scheduling; runs that are launched go on in their sessions."
@@ -69,9 +68,9 @@ def guarded(program: Callable[[], int]) -> int:
         sys.stderr.close()  # whoever read our output has left
         return 0
     except OSError as error:
-        if not trouble(error):
+        if not classify_io_error(error):
             raise
-        sys.stderr.write(f"flowrl: {said(error)}; mend that and start again to go on\n")
+        sys.stderr.write(f"flowrl: {format_error(error)}; mend that and start again to go on\n")
         return EXIT_IO
 
 

@@ -1,7 +1,11 @@
-"""Every error flowrl raises on purpose; each message names the thing, its place and the remedy."""
+"""Every error flowrl raises on purpose, and which errors are transient.
+
+Each message names the thing, its place and the remedy.
+"""
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 EXIT_USAGE = 2
@@ -94,3 +98,54 @@ class ComparingError(BusyError):
 
 class TrainingError(FlowrlError):
     """Training cannot go on, for instance because the loss is not finite."""
+
+
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_IO = frozenset({errno.EIO, errno.EROFS, errno.ESTALE})
+_LIMITS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_RIGHTS = frozenset({errno.EACCES, errno.EPERM})
+# What malformed data of one skill can raise in the code that reads it, a user's callback included.
+# Any other exception is a bug: it ends the daemon with its traceback, while runs go on.
+SKILL_ERRORS = (
+    FlowrlError,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
+def classify_io_error(error: BaseException) -> str:
+    """Return "disk" or "io" when the machine cannot do it now; "" for any other error."""
+    number = _errno_of(error)
+    if number in _DISK_FULL:
+        return "disk"
+    return "io" if number in _IO | _LIMITS | _RIGHTS else ""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same call may succeed later, so that no work should be given up for it.
+
+    A file that may not be read counts only if no error of ours was made from that.
+    """
+    number = _errno_of(error)
+    return number in _DISK_FULL | _IO | _LIMITS or (
+        isinstance(error, OSError) and number in _RIGHTS
+    )
+
+
+def format_error(error: BaseException) -> str:
+    """Return an error in one line."""
+    if not isinstance(error, OSError):
+        text = str(error) or type(error).__name__
+        return text if isinstance(error, FlowrlError) else f"{type(error).__name__}: {text}"
+    path = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{path}"
+
+
+def _errno_of(error: BaseException) -> int | None:
+    """The number of an OSError, or of the one that an error of ours was made from."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return cause.errno if isinstance(cause, OSError) else None

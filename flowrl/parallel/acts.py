@@ -1,6 +1,6 @@
 """Carrying out commands: what was ordered is done, and how it went comes back as events.
 
-An error that one skill's files or code can raise (`trouble.OF_ONE_SKILL`) ends here, as that
+An error that one skill's files or code can raise (`errors.SKILL_ERRORS`) ends here, as that
 skill's event; others go on. Any other exception is a bug and ends the daemon; runs go on.
 """
 
@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrl import storage
-from flowrl.errors import BusyError, FileRefusedError, FlowrlError, LaunchError, ResultRefusedError
+from flowrl.errors import (
+    SKILL_ERRORS,
+    BusyError,
+    FileRefusedError,
+    FlowrlError,
+    LaunchError,
+    ResultRefusedError,
+    classify_io_error,
+    format_error,
+    is_transient,
+)
 from flowrl.launchers.job import Finished, Handle, Job, Launcher, Lost, Outcome
 from flowrl.parallel import signals
 from flowrl.parallel.heartbeat import Watch
@@ -19,7 +29,6 @@ from flowrl.parallel.last_words import last_words
 from flowrl.parallel.room import Room
 from flowrl.parallel.signals import Command, Event, LastWords, Task
 from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status
-from flowrl.parallel.trouble import OF_ONE_SKILL, passes, said, trouble
 from flowrl.parallel.workshop import Workshop
 from flowrl.paths import RunPaths
 from flowrl.runs import read_progress
@@ -65,7 +74,7 @@ class Acts:
             if found is not None:
                 return (signals.RunPrepared(task.skill, found.run_id), _launched(task, found))
             job = self._made(task)
-        except OF_ONE_SKILL as error:
+        except SKILL_ERRORS as error:
             return (self._not_started(task, error, preparing=True),)
         storage.fault_point("scheduler.prepared")
         self._jobs[task.skill] = job
@@ -78,7 +87,7 @@ class Acts:
             if job is None:
                 return self._without_folder(task)
             handle = (self.launcher.find(job) if seek else None) or self.launcher.launch(job)
-        except OF_ONE_SKILL as error:
+        except SKILL_ERRORS as error:
             return (self._not_started(task, error, preparing=False),)
         storage.fault_point("scheduler.launched")
         return (_launched(task, handle),)
@@ -88,11 +97,11 @@ class Acts:
         assert task.run_id is not None
         try:
             self._merged(task)
-        except OF_ONE_SKILL as error:
+        except SKILL_ERRORS as error:
             self._met(task, error)
-            if isinstance(error, BusyError) or passes(error):
-                return (signals.PutOff(task.skill, said(error)),)
-            return (signals.MergeRefused(task.skill, task.run_id, said(error)),)
+            if isinstance(error, BusyError) or is_transient(error):
+                return (signals.PutOff(task.skill, format_error(error)),)
+            return (signals.MergeRefused(task.skill, task.run_id, format_error(error)),)
         storage.fault_point("scheduler.merged")
         self._jobs.pop(task.skill, None)
         return (signals.MergeDone(task.skill, task.run_id),)
@@ -103,11 +112,13 @@ class Acts:
         for task in left:
             try:
                 self._workshop.put_away(task)
-            except OF_ONE_SKILL as error:
+            except SKILL_ERRORS as error:
                 self._met(task, error)
                 if not isinstance(error, FlowrlError) or isinstance(error, BusyError):
                     self._untidied.append(task)
-                logger.warning("%s: its run folder stays", task.skill, extra={"why": said(error)})
+                logger.warning(
+                    "%s: its run folder stays", task.skill, extra={"why": format_error(error)}
+                )
 
     def stop(self, entry: Entry) -> None:
         """Ask a running entry's run to end, once."""
@@ -126,15 +137,19 @@ class Acts:
                 self.launcher.cancel(handle, job.folder)
                 self._asked.add(handle.run_id)
         except (FlowrlError, OSError) as error:
-            logger.warning("%s cannot be cancelled now", task.skill, extra={"why": said(error)})
+            logger.warning(
+                "%s cannot be cancelled now", task.skill, extra={"why": format_error(error)}
+            )
 
     def discard(self, task: Task) -> None:
         """Put a failed attempt's folder aside; what stays is put aside by the next attempt."""
         self._jobs.pop(task.skill, None)
         try:
             self._workshop.discard(task)
-        except OF_ONE_SKILL as error:
-            logger.warning("%s: its run folder stays", task.skill, extra={"why": said(error)})
+        except SKILL_ERRORS as error:
+            logger.warning(
+                "%s: its run folder stays", task.skill, extra={"why": format_error(error)}
+            )
 
     def heard(self, entry: Entry) -> Sequence[Event]:
         """How the entry's run ended, or that it hangs; nothing while all is well."""
@@ -147,8 +162,10 @@ class Acts:
             if job is None:
                 return self._without_folder(task)
             outcome = self.launcher.poll(status.handle, job.folder)
-        except OF_ONE_SKILL as error:
-            logger.warning("%s cannot be looked at now", entry.skill, extra={"why": said(error)})
+        except SKILL_ERRORS as error:
+            logger.warning(
+                "%s cannot be looked at now", entry.skill, extra={"why": format_error(error)}
+            )
             return ()
         if outcome is None:
             return self._living_too_long(entry, job, status)
@@ -186,16 +203,16 @@ class Acts:
         """A full disk pauses all; what nobody foresaw is shown with its traceback."""
         self._room.met(error)
         if not isinstance(error, FlowrlError | OSError):
-            logger.error("%s: %s", task.skill, said(error), exc_info=error)
+            logger.error("%s: %s", task.skill, format_error(error), exc_info=error)
 
     def _not_started(self, task: Task, error: BaseException, *, preparing: bool) -> Event:
         """When to try again, if it makes sense to."""
         self._met(task, error)
-        if isinstance(error, BusyError) or trouble(error) == "disk":
-            return signals.PutOff(task.skill, said(error))
-        if preparing and not isinstance(error, LaunchError | OSError) and not passes(error):
-            return signals.PrepareRefused(task.skill, said(error))
-        return signals.LaunchRefused(task.skill, said(error))
+        if isinstance(error, BusyError) or classify_io_error(error) == "disk":
+            return signals.PutOff(task.skill, format_error(error))
+        if preparing and not isinstance(error, LaunchError | OSError) and not is_transient(error):
+            return signals.PrepareRefused(task.skill, format_error(error))
+        return signals.LaunchRefused(task.skill, format_error(error))
 
     def _made(self, task: Task) -> Job:
         if task.run_id is not None:

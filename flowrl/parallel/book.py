@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from flowrl.errors import FileRefusedError
+from flowrl.errors import FileRefusedError, format_error
 from flowrl.parallel.room import Room
 from flowrl.parallel.signals import (
     Announce,
@@ -28,7 +28,6 @@ from flowrl.parallel.signals import (
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.transitions import step
-from flowrl.parallel.trouble import said
 from flowrl.redaction import cleaned
 
 
@@ -124,8 +123,8 @@ class Book:
             if self._room.cannot_save(error):
                 return False
             raise FileRefusedError(
-                f"{self._file.path} cannot be written ({said(error)}), so nothing more is started "
-                "or merged; runs go on: mend it and start again to adopt them"
+                f"{self._file.path} cannot be written ({format_error(error)}), so nothing more is "
+                "started or merged; runs go on: mend it and start again to adopt them"
             ) from error
         self._room.could_save()
         self._unsaved = False

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+from flowrl.errors import SKILL_ERRORS, format_error, is_transient
 from flowrl.launchers.job import Job
 from flowrl.parallel.signals import Task
 from flowrl.parallel.status import Completed, Entry, Failed
-from flowrl.parallel.trouble import OF_ONE_SKILL, passes, said
 from flowrl.parallel.workshop import Workshop
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class Callbacks(TypedDict, total=False):
 
     `on_skill_complete` and `on_skill_failed` are called with the skill's name, after the state
     is saved. They may add skills. They are not called again after a crash: look at `state`.
-    One that raises what malformed data can raise (`trouble.OF_ONE_SKILL`) is logged with its
+    One that raises what malformed data can raise (`errors.SKILL_ERRORS`) is logged with its
     traceback and the others go on; it is called again when a full disk or the like was the reason.
     Any other exception is a bug and ends the daemon.
     """
@@ -44,13 +44,13 @@ def tell_end(callbacks: Callbacks, entry: Entry) -> bool:
         return True
     try:
         callback(entry.skill)
-    except OF_ONE_SKILL as error:
+    except SKILL_ERRORS as error:
         logger.error(
             "%s is %s, but who was told of it has failed: %s",
             entry.skill,
             entry.status.word,
-            said(error),
+            format_error(error),
             exc_info=error,
         )
-        return not passes(error)
+        return not is_transient(error)
     return True

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import storage
-from flowrl.errors import FileRefusedError, FlowrlError
+from flowrl.errors import FileRefusedError, FlowrlError, format_error, is_transient
 from flowrl.parallel.asks import MOST_PRIORITY, Answer, Request, Verb
-from flowrl.parallel.trouble import passes, said
 from flowrl.paths import GraphPaths, display_name
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class Inbox:
         try:
             return any(path not in self._taken for path in self._paths())
         except OSError as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
             return False
 
@@ -65,7 +64,7 @@ class Inbox:
             self._taken = self._paths()[:MOST_AT_ONCE]
             return [_request(path) for path in self._taken]
         except (FlowrlError, OSError) as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
             self._taken = []
             return []
@@ -76,7 +75,7 @@ class Inbox:
             try:
                 storage.remove_file(path)
             except OSError as error:
-                self._ignore(path, said(error))
+                self._ignore(path, format_error(error))
         self._taken = []
 
     def _paths(self) -> list[Path]:
@@ -108,7 +107,7 @@ def _request(path: Path) -> Request:
         facts = storage.read_json(path, limit_bytes=_LIMIT_BYTES)
         return _understood(path.stem, facts)
     except FlowrlError as error:
-        if passes(error):
+        if is_transient(error):
             raise
         return Request(id=path.stem, verb=None, refusal=str(error))
 

@@ -10,7 +10,7 @@ import logging
 import os
 
 from flowrl import notices, storage
-from flowrl.parallel.trouble import said, trouble
+from flowrl.errors import classify_io_error, format_error
 from flowrl.paths import GraphPaths
 
 logger = logging.getLogger(__name__)
@@ -36,16 +36,16 @@ class Room:
 
     def met(self, error: BaseException) -> None:
         """Somebody has failed with this: see whether it is the folder's fault."""
-        if trouble(error):
+        if classify_io_error(error):
             self._suspect = True
             self.look()
 
     def cannot_save(self, error: OSError) -> bool:
         """The state cannot be saved; False when that will not pass by itself."""
-        word = trouble(error)
+        word = classify_io_error(error)
         self._unsaved = bool(word)
         if word:
-            self._pause(word, said(error))
+            self._pause(word, format_error(error))
         return bool(word)
 
     def could_save(self) -> None:
@@ -73,7 +73,7 @@ class Room:
         except OSError as error:
             with contextlib.suppress(OSError):
                 storage.remove_part_files(self._layout.root)
-            return (trouble(error) or "io"), said(error)
+            return (classify_io_error(error) or "io"), format_error(error)
         self._suspect = False
         return None
 
@@ -95,7 +95,7 @@ class Room:
         try:
             notices.withdraw(self._layout, _NOTICE)
         except OSError as error:
-            logger.warning("a notice stays: %s", said(error))
+            logger.warning("a notice stays: %s", format_error(error))
 
 
 def shortage(layout: GraphPaths) -> tuple[str, str] | None:
@@ -103,7 +103,7 @@ def shortage(layout: GraphPaths) -> tuple[str, str] | None:
     try:
         facts = os.statvfs(layout.root)
     except OSError as error:
-        return ("io", said(error)) if trouble(error) else None
+        return ("io", format_error(error)) if classify_io_error(error) else None
     if facts.f_flag & os.ST_RDONLY:
         return "io", f"{layout.root} is read-only"
     if facts.f_blocks and facts.f_bavail * facts.f_frsize < LEAST_BYTES:
