@@ -36,15 +36,29 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ancestor:
-    """The version of an expert that a run started from; digests as in `ExpertReport`."""
+class LineageEntry:
+    """The frames of learning that one run added to an expert."""
 
-    expert: int
+    run_id: str
+    frames: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertVersion:
+    """One immutable version of an expert; the frames of its lineage sum up to `frames`.
+
+    The manifest holds the version that counts of each expert; run.json holds the versions that a
+    run started from, its ancestors. Digests are as in `ExpertReport`.
+    """
+
+    index: int
     skill: str
     version: str
     frames: int
     sha256: str
     content: str
+    shapes: Shapes
+    lineage: tuple[LineageEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +96,7 @@ class TrainingRun:
     attempt: int
     plan: tuple[PlannedStep, ...]
     experts: tuple[int, ...]
-    ancestors: tuple[Ancestor, ...]
+    ancestors: tuple[ExpertVersion, ...]
     config: Mapping[str, Any]
     module_sha256: str = ""  # of the generated module; empty until it is generated
     verdicts: tuple[Verdict, ...] = ()  # on the functions of its plan's steps
@@ -145,7 +159,7 @@ def read_run(layout: RunPaths) -> TrainingRun:
             attempt=records.natural(facts["attempt"]),
             plan=tuple(_planned_step(item) for item in facts["plan"]),
             experts=tuple(records.natural(item) for item in facts["experts"]),
-            ancestors=tuple(_ancestor(item) for item in facts["ancestors"]),
+            ancestors=tuple(expert_version(item) for item in facts["ancestors"]),
             config=dict(facts["config"]),
             module_sha256=records.word(facts["module_sha256"]),
             verdicts=tuple(Verdict.from_json(item) for item in facts["verdicts"]),
@@ -243,14 +257,21 @@ def _planned_step(facts: Mapping[str, Any]) -> PlannedStep:
     )
 
 
-def _ancestor(facts: Mapping[str, Any]) -> Ancestor:
-    return Ancestor(
-        expert=records.natural(facts["expert"]),
-        skill=display_name(records.text(facts["skill"])),
-        version=records.word(facts["version"]),
-        frames=records.natural(facts["frames"]),
-        sha256=records.word(facts["sha256"]),
-        content=records.word(facts["content"]),
+def expert_version(data: Mapping[str, Any]) -> ExpertVersion:
+    """The version in these data; TypeError, ValueError or KeyError when there is none."""
+    lineage = tuple(
+        LineageEntry(run_id=records.word(item["run_id"]), frames=records.natural(item["frames"]))
+        for item in data["lineage"]
+    )
+    return ExpertVersion(
+        index=records.natural(data["index"]),
+        skill=display_name(records.text(data["skill"])),
+        version=records.word(data["version"]),
+        frames=records.natural(data["frames"]),
+        sha256=records.word(data["sha256"]),
+        content=records.word(data["content"]),
+        shapes=_shapes(data["shapes"]),
+        lineage=lineage,
     )
 
 
@@ -261,8 +282,12 @@ def _expert_report(facts: Mapping[str, Any]) -> ExpertReport:
         acted=records.natural(facts["acted"]),
         sha256=records.word(facts["sha256"]),
         content=records.word(facts["content"]),
-        shapes={
-            records.text(leaf): tuple(records.natural(size) for size in shape)
-            for leaf, shape in facts["shapes"].items()
-        },
+        shapes=_shapes(facts["shapes"]),
     )
+
+
+def _shapes(data: Mapping[str, Any]) -> Shapes:
+    return {
+        records.text(leaf): tuple(records.natural(size) for size in shape)
+        for leaf, shape in data.items()
+    }

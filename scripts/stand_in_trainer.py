@@ -27,7 +27,7 @@ def main(made: str, module: str) -> None:
         run = json.load(file)
     policies = os.path.join(folder, f"{expert}_policies")
     reports = []
-    known = {ancestor["expert"]: ancestor for ancestor in run["ancestors"]}
+    known = {ancestor["index"]: ancestor for ancestor in run["ancestors"]}
     for local, index in enumerate(run["experts"]):
         new = index == run["expert"]
         source = os.path.join(made, expert) if new else f"{policies}/seed/expert_{local}"

@@ -16,9 +16,9 @@ from flowrl.errors import ExpertError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.store import ExpertStore, Pins
 from flowrl.paths import GraphPaths
+from flowrl.runs import ExpertVersion
 
 Severity = Literal["error", "warning", "note"]
 REPAIR = "stop the scheduler and run flowrl fsck GRAPH_PATH --repair"

@@ -12,15 +12,15 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError
-from flowrl.experts.merge import Contribution, ExpertVersion
-from flowrl.paths import GraphPaths, display_name
+from flowrl.paths import GraphPaths
+from flowrl.runs import ExpertVersion, expert_version
 from flowrl.storage import records
 
 FORMAT = 2
@@ -202,7 +202,7 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "generation": manifest.generation,
-        "experts": [_plain(manifest.experts[index]) for index in sorted(manifest.experts)],
+        "experts": [asdict(manifest.experts[index]) for index in sorted(manifest.experts)],
         "merged": list(manifest.merged),
     }
 
@@ -225,19 +225,6 @@ def _says(path: Path, manifest: Manifest) -> bool:
         return False
 
 
-def _plain(version: ExpertVersion) -> dict[str, Any]:
-    return {
-        "index": version.index,
-        "skill": version.skill,
-        "version": version.version,
-        "frames": version.frames,
-        "sha256": version.sha256,
-        "content": version.content,
-        "shapes": {leaf: list(shape) for leaf, shape in version.shapes.items()},
-        "lineage": [{"run_id": part.run_id, "frames": part.frames} for part in version.lineage],
-    }
-
-
 def _remedy(layout: GraphPaths) -> str:
     for generation in reversed(generations(layout)):
         path = history_file(layout, generation)
@@ -252,26 +239,11 @@ def _remedy(layout: GraphPaths) -> str:
     return "no readable manifest is left in its history; restore it from a backup"
 
 
-def _version(facts: Mapping[str, Any]) -> ExpertVersion:
-    name = _typed(facts["version"], str)
-    if not is_version_name(name):
-        raise ValueError(f"{name!r} is no version name")
-    return ExpertVersion(
-        index=_natural(facts["index"]),
-        skill=display_name(_typed(facts["skill"], str)),
-        version=name,
-        frames=_natural(facts["frames"]),
-        sha256=_typed(facts["sha256"], str),
-        content=_typed(facts["content"], str),
-        shapes={
-            leaf: tuple(_natural(size) for size in shape)
-            for leaf, shape in _typed(facts["shapes"], dict).items()
-        },
-        lineage=tuple(
-            Contribution(run_id=_typed(item["run_id"], str), frames=_natural(item["frames"]))
-            for item in facts["lineage"]
-        ),
-    )
+def _version(data: Mapping[str, Any]) -> ExpertVersion:
+    version = expert_version(data)
+    if not is_version_name(version.version):
+        raise ValueError(f"{version.version!r} is no version name")
+    return version
 
 
 def _typed(value: Any, kind: type[T]) -> T:

@@ -15,29 +15,7 @@ from typing import Any, Literal, Protocol
 from flowrl.config import FrameAccounting
 from flowrl.errors import ResultRefusedError
 from flowrl.experts.array_check import FLOAT
-from flowrl.runs import Ancestor, Shapes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """What one run gave to an expert: so many frames of learning."""
-
-    run_id: str
-    frames: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertVersion:
-    """One immutable version of an expert; the frames of its lineage sum up to `frames`."""
-
-    index: int
-    skill: str
-    version: str
-    frames: int
-    sha256: str  # of its files
-    content: str  # digest of its arrays
-    shapes: Shapes
-    lineage: tuple[Contribution, ...]
+from flowrl.runs import ExpertVersion, Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +29,7 @@ class Candidate:
 
     expert: int
     skill: str
-    ancestor: Ancestor | None
+    ancestor: ExpertVersion | None
     acted: int  # environment steps of the run in which this expert acted
     total: int  # environment steps of the whole run
     sha256: str  # of its files
@@ -148,7 +126,7 @@ class MergePolicy(Protocol):
 
     def __call__(
         self,
-        ancestor: Ancestor | None,
+        ancestor: ExpertVersion | None,
         current: ExpertVersion,
         candidate: Candidate,
         evidence: Evidence | None,
@@ -195,7 +173,7 @@ class FrameRule:
 
     def __call__(
         self,
-        ancestor: Ancestor | None,
+        ancestor: ExpertVersion | None,
         current: ExpertVersion,
         candidate: Candidate,
         evidence: Evidence | None = None,

@@ -21,7 +21,6 @@ from flowrl.experts.merge import (
     Candidate,
     Compared,
     Evidence,
-    ExpertVersion,
     FrameRule,
     Keep,
     MergePolicy,
@@ -30,7 +29,7 @@ from flowrl.experts.merge import (
     Unanswered,
     Verdict,
 )
-from flowrl.runs import Ancestor
+from flowrl.runs import ExpertVersion
 
 _BY_FRAMES = FrameRule()
 
@@ -45,7 +44,7 @@ class FrameAverage:
 
     def __call__(
         self,
-        ancestor: Ancestor | None,
+        ancestor: ExpertVersion | None,
         current: ExpertVersion,
         candidate: Candidate,
         evidence: Evidence | None,
@@ -85,7 +84,7 @@ class EvalGate:
 
     def __call__(
         self,
-        ancestor: Ancestor | None,
+        ancestor: ExpertVersion | None,
         current: ExpertVersion,
         candidate: Candidate,
         evidence: Evidence | None,
@@ -119,19 +118,13 @@ def policy_named(name: MergePolicyName) -> MergePolicy:
     return POLICIES[name]
 
 
-def descends(version: ExpertVersion, ancestor: Ancestor) -> bool:
+def descends(version: ExpertVersion, ancestor: ExpertVersion) -> bool:
     """Whether a version was made from this very ancestor, directly or over other versions.
 
-    A version's lineage is its parent's and what one run added, so it begins with the lineages of
-    all its ancestors; the last run of an ancestor's lineage is the one that its name carries.
+    A version's lineage is its parent's and one more run, so it begins with the lineages of all
+    its ancestors.
     """
-    names = {ancestor.version, ancestor.version.partition("-")[2]}
-    frames = 0
-    for part in version.lineage:
-        frames += part.frames
-        if part.run_id in names:
-            return frames == ancestor.frames
-    return False
+    return version.lineage[: len(ancestor.lineage)] == ancestor.lineage
 
 
 def _better(candidate: Candidate, found: Compared) -> Verdict:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.wholeness import refuse_other
+from flowrl.runs import ExpertVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from flowrl.errors import ExpertCorruptError, ExpertError, ExpertMissingError, F
 from flowrl.experts import manifest as manifests
 from flowrl.experts import quarantine, rooms
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.store import ExpertStore
+from flowrl.runs import ExpertVersion
 
 logger = logging.getLogger(__name__)
 

@@ -13,28 +13,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import ExpertMissingError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.merge import (
-    Candidate,
-    Contribution,
-    Evidence,
-    ExpertVersion,
-    MergePolicy,
-    Question,
-    Take,
-    Verdict,
-)
+from flowrl.experts.merge import Candidate, Evidence, MergePolicy, Question, Take, Verdict
 from flowrl.experts.publishing import Taken, publish, to_flush, withdraw
 from flowrl.experts.verdicts import Offer, decided, questions
 from flowrl.experts.wholeness import REMEDY, check_digest
 from flowrl.paths import GraphPaths
-from flowrl.runs import Ancestor
+from flowrl.runs import ExpertVersion, LineageEntry
 from flowrl.storage import locks
 
 logger = logging.getLogger(__name__)
@@ -203,24 +193,14 @@ class ExpertStore:
 
     def _lineage(
         self, run_id: str, before: Manifest, candidate: Candidate, verdict: Take
-    ) -> tuple[Contribution, ...]:
+    ) -> tuple[LineageEntry, ...]:
         if verdict.blend is not None:  # both sides' runs are in it
-            added = Contribution(run_id=run_id, frames=candidate.gained)
+            added = LineageEntry(run_id=run_id, frames=candidate.gained)
             return (*before.experts[candidate.expert].lineage, added)
-        gained = Contribution(run_id=run_id, frames=verdict.frames - candidate.ancestor_frames)
+        gained = LineageEntry(run_id=run_id, frames=verdict.frames - candidate.ancestor_frames)
         if candidate.ancestor is None:
             return (gained,)
-        return (*self._lineage_of(candidate.ancestor, before), gained)
-
-    def _lineage_of(self, ancestor: Ancestor, before: Manifest) -> tuple[Contribution, ...]:
-        try:
-            for known in chain([before], self._history(before)):
-                version = known.experts.get(ancestor.expert)
-                if version is not None and version.version == ancestor.version:
-                    return version.lineage
-        except FileRefusedError as error:
-            logger.warning("the history is damaged", extra={"why": str(error)})
-        return (Contribution(run_id=ancestor.version, frames=ancestor.frames),)
+        return (*candidate.ancestor.lineage, gained)
 
     def _history(self, present: Manifest) -> Iterator[Manifest]:
         """The kept manifests, newest first; raises FileRefusedError at a damaged one."""

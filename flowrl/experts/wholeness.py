@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import ExpertCorruptError, FileRefusedError
-from flowrl.experts.merge import ExpertVersion
+from flowrl.runs import ExpertVersion
 
 REMEDY = "restore it from a backup, or let flowrl fsck GRAPH_PATH --repair find a whole version"
 

@@ -25,7 +25,6 @@ from flowrl.errors import ConfigError, FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.claim import Claim
 from flowrl.parallel.run_folder import live_runs
@@ -36,7 +35,7 @@ from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Completed, Entry, Running, Waiting
 from flowrl.parallel.transitions import step
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import TrainingRun, read_result, read_run
+from flowrl.runs import ExpertVersion, TrainingRun, read_result, read_run
 from flowrl.skills.graph import CAPACITIES, SkillGraph
 from flowrl.skills.skill import load_library
 from flowrl.storage import locks, records

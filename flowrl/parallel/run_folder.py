@@ -80,7 +80,7 @@ def pinned_versions(layout: GraphPaths) -> frozenset[tuple[int, str]] | None:
         except FileRefusedError as error:
             logger.warning("no version is collected: %s", error)
             return None
-        pinned.update((ancestor.expert, ancestor.version) for ancestor in ancestors)
+        pinned.update((ancestor.index, ancestor.version) for ancestor in ancestors)
     return frozenset(pinned)
 
 

@@ -27,7 +27,6 @@ from flowrl.errors import (
     SkillError,
 )
 from flowrl.experts import repair, rooms
-from flowrl.experts.merge import ExpertVersion
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore
 from flowrl.experts.wholeness import refuse_other
@@ -41,7 +40,7 @@ from flowrl.parallel.run_folder import (
 )
 from flowrl.parallel.vouching import kept_verdicts
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import Ancestor, PlannedStep, Shapes, TrainingRun, write_run
+from flowrl.runs import ExpertVersion, PlannedStep, Shapes, TrainingRun, write_run
 from flowrl.skills.games import GameTable, table_of
 from flowrl.skills.gate import check_function, check_names
 from flowrl.skills.skill import Skill
@@ -202,7 +201,7 @@ def _plan(
             for step in steps
         ),
         experts=remapping.experts,
-        ancestors=tuple(_ancestor(seed) for seed in seeds),
+        ancestors=seeds,
         config=config,
     )
     return run, seeds
@@ -246,17 +245,6 @@ def _check_shapes(folder: Path, seed: ExpertVersion, wanted: Shapes) -> None:
                 f"expert {seed.index} ({seed.skill}, {folder}) has {leaf} of shape {found}, "
                 f"this run needs {needed}; retrain it or set --layer_size {width}"
             )
-
-
-def _ancestor(seed: ExpertVersion) -> Ancestor:
-    return Ancestor(
-        expert=seed.index,
-        skill=seed.skill,
-        version=seed.version,
-        frames=seed.frames,
-        sha256=seed.sha256,
-        content=seed.content,
-    )
 
 
 def _build(

@@ -98,7 +98,10 @@ def _differences(run: TrainingRun, result: RunResult) -> Iterator[str]:
     figures = (result.mean_episode_length, result.wall_seconds)
     yield from _differ("run id", run.run_id, result.run_id)
     yield from _differ("experts", list(run.experts), sorted(r.expert for r in result.experts))
-    yield from _differ("ancestors", dependencies, sorted(a.expert for a in run.ancestors))
+    yield from _differ("ancestors", dependencies, sorted(a.index for a in run.ancestors))
+    for ancestor in run.ancestors:
+        lineage = sum(entry.frames for entry in ancestor.lineage)
+        yield from _differ(f"frames of ancestor {ancestor.index}", ancestor.frames, lineage)
     yield from _differ("acted steps, over all experts,", result.frames, acted)
     yield from _differ("steps of the plan", len(run.plan), len(result.step_success))
     yield from _differ("finite figures", True, all(math.isfinite(figure) for figure in figures))
@@ -155,7 +158,7 @@ def _check_digests(
       ResultRefusedError: the files of an expert are others.
     """
     differences: list[str] = []
-    before = {ancestor.expert: ancestor.content for ancestor in run.ancestors}
+    before = {ancestor.index: ancestor.content for ancestor in run.ancestors}
     changed = [place for report, place in places if report.content != before.get(report.expert)]
     copied = staging.digests(changed) if staging else {}
     for report, place in places:
@@ -229,7 +232,7 @@ def _candidate(
     *,
     accounting: FrameAccounting,
 ) -> Candidate:
-    ancestors: Mapping[int, Any] = {ancestor.expert: ancestor for ancestor in run.ancestors}
+    ancestors: Mapping[int, Any] = {ancestor.index: ancestor for ancestor in run.ancestors}
     ancestor = ancestors.get(report.expert)
     return Candidate(
         expert=report.expert,

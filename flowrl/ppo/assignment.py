@@ -20,7 +20,7 @@ from flowrl.errors import (
 )
 from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.paths import RunPaths
-from flowrl.runs import STANDALONE, Ancestor, ExpertReport, PlannedStep
+from flowrl.runs import STANDALONE, ExpertReport, ExpertVersion, PlannedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Assignment:
     run_id: str
     experts: tuple[int, ...]
     plan: tuple[PlannedStep, ...]
-    ancestors: tuple[Ancestor, ...]
+    ancestors: tuple[ExpertVersion, ...]
     seed: int
 
 
@@ -105,7 +105,7 @@ def initial_experts(assignment: Assignment, body: ActorCriticMoE, words: np.ndar
       ExpertShapeError: a seed was trained with other sizes.
     """
     like = checkpoints.like_of(body.expert_shapes)
-    digests = {ancestor.expert: ancestor.sha256 for ancestor in assignment.ancestors}
+    digests = {ancestor.index: ancestor.sha256 for ancestor in assignment.ancestors}
     params = []
     for local, expert in enumerate(assignment.experts):
         folder = assignment.layout.seed(local)

@@ -12,11 +12,11 @@ from pathlib import Path
 from flowrl import storage
 from flowrl.experts import array_check
 from flowrl.experts.array_check import FLOAT, ArrayReport
-from flowrl.experts.merge import Candidate, ExpertVersion
+from flowrl.experts.merge import Candidate
 from flowrl.experts.store import ExpertStore, Offer
 from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.paths import GraphPaths
-from flowrl.runs import Ancestor, Shapes
+from flowrl.runs import ExpertVersion, Shapes
 
 SHAPES = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1"), 64)
 
@@ -123,22 +123,11 @@ def crc32c(data: bytes) -> int:
     return word ^ 0xFFFFFFFF
 
 
-def ancestor_of(version: ExpertVersion) -> Ancestor:
-    return Ancestor(
-        expert=version.index,
-        skill=version.skill,
-        version=version.version,
-        frames=version.frames,
-        sha256=version.sha256,
-        content=version.content,
-    )
-
-
 def offer(
     folder: Path,
     expert: int,
     acted: int,
-    ancestor: Ancestor | None = None,
+    ancestor: ExpertVersion | None = None,
     *,
     content: str | None = None,
 ) -> Offer:

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from flowrl.errors import ResultRefusedError
 from flowrl.experts.merge import (
     Candidate,
-    Contribution,
-    ExpertVersion,
     FrameRule,
     Keep,
     MergePolicy,
@@ -20,7 +18,7 @@ from flowrl.experts.merge import (
     judge,
 )
 from flowrl.experts.policies import POLICIES
-from flowrl.runs import Ancestor
+from flowrl.runs import ExpertVersion, LineageEntry
 
 MILLION = 1_000_000
 SHAPES = {"actor/dense_0/kernel": (3, 2)}
@@ -31,7 +29,7 @@ RULE = FrameRule()
 def version(
     *, frames: int, content: str = "old", name: str = "v000001-a", runs: tuple[str, ...] = ("a",)
 ) -> ExpertVersion:
-    shares = [Contribution(run_id=run, frames=0) for run in runs[:-1]]
+    shares = [LineageEntry(run_id=run, frames=0) for run in runs[:-1]]
     return ExpertVersion(
         index=0,
         skill="Collect Wood",
@@ -40,23 +38,11 @@ def version(
         sha256=f"files of {content}",
         content=content,
         shapes=SHAPES,
-        lineage=(*shares, Contribution(run_id=runs[-1], frames=frames)),
-    )
-
-
-def ancestor_of(found: ExpertVersion) -> Ancestor:
-    return Ancestor(
-        expert=found.index,
-        skill=found.skill,
-        version=found.version,
-        frames=found.frames,
-        sha256=found.sha256,
-        content=found.content,
+        lineage=(*shares, LineageEntry(run_id=runs[-1], frames=frames)),
     )
 
 
 OLD = version(frames=50)
-ANCESTOR = ancestor_of(OLD)
 
 
 def candidate(
@@ -64,7 +50,7 @@ def candidate(
     acted: int,
     total: int | None = None,
     content: str = "new",
-    ancestor: Ancestor | None = ANCESTOR,
+    ancestor: ExpertVersion | None = OLD,
     **changes,
 ) -> Candidate:
     facts = Candidate(
@@ -182,7 +168,7 @@ def test_a_policy_sees_ancestor_current_and_candidate_of_a_stale_run():
     seen = []
     offered = candidate(acted=5)
     judged(current, offered, lambda *facts: seen.append(facts) or Keep(why="as told"))
-    assert seen == [(ANCESTOR, current, offered, None)]
+    assert seen == [(OLD, current, offered, None)]
 
 
 @pytest.mark.parametrize("frames", [0, 49])
@@ -199,7 +185,7 @@ def test_a_policy_that_gives_frames_that_no_lineage_can_have_is_refused(frames):
 def test_the_documented_conflict_keeps_150_million_frames_in_either_order(order):
     start = version(frames=50 * MILLION)
     offers = [
-        candidate(acted=millions * MILLION, content=f"run{millions}", ancestor=ancestor_of(start))
+        candidate(acted=millions * MILLION, content=f"run{millions}", ancestor=start)
         for millions in order
     ]
     assert sorted(offer.frames for offer in offers) == [130 * MILLION, 150 * MILLION]

@@ -16,8 +16,6 @@ from flowrl.experts.merge import (
     Blended,
     Candidate,
     Compared,
-    Contribution,
-    ExpertVersion,
     Keep,
     Question,
     Take,
@@ -25,7 +23,8 @@ from flowrl.experts.merge import (
     judge,
 )
 from flowrl.experts.policies import POLICIES, descends, policy_named
-from tests.experts.test_merge import ANCESTOR, OLD, ancestor_of, candidate, version
+from flowrl.runs import ExpertVersion, LineageEntry
+from tests.experts.test_merge import OLD, candidate, version
 
 AVERAGE, GATE = policy_named("frame_average"), policy_named("eval_gate")
 GAINS = st.lists(st.integers(1, 10**9), min_size=1, max_size=6)
@@ -74,7 +73,7 @@ def taken(current: ExpertVersion, run_id: str, offered: Candidate, verdict: Take
         version=f"v000009-{run_id}",
         frames=verdict.frames,
         content=verdict.blend.content if verdict.blend else offered.content,
-        lineage=(*base, Contribution(run_id=run_id, frames=gained)),
+        lineage=(*base, LineageEntry(run_id=run_id, frames=gained)),
     )
 
 
@@ -120,7 +119,7 @@ def test_no_mean_leaves_the_range_of_what_was_averaged(gains, data):
 
 def branch(*runs: tuple[str, int]) -> ExpertVersion:
     """A version that these runs made, one after another, from the one of 50 frames."""
-    lineage = (*OLD.lineage, *(Contribution(run_id=run, frames=frames) for run, frames in runs))
+    lineage = (*OLD.lineage, *(LineageEntry(run_id=run, frames=frames) for run, frames in runs))
     return dataclasses.replace(
         version(frames=50, content="other", name=f"v000005-{runs[-1][0]}"),
         frames=sum(part.frames for part in lineage),
@@ -133,8 +132,8 @@ def test_a_run_whose_ancestor_is_three_generations_old_is_averaged_by_all_their_
     asked = judge(AVERAGE, run_id="late", current=current, candidate=candidate(acted=40))
     assert isinstance(asked, Question)
     assert asked.gains == (60, 40)
-    assert descends(current, ANCESTOR)
-    assert descends(current, ancestor_of(branch(("b", 10), ("c", 20))))
+    assert descends(current, OLD)
+    assert descends(current, branch(("b", 10), ("c", 20)))
 
 
 STRANGERS = {
@@ -146,7 +145,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("current", STRANGERS.values(), ids=STRANGERS.keys())
 def test_copies_without_a_common_ancestor_are_never_averaged(current):
-    ancestor = ancestor_of(version(frames=60, content="young", name="v000002-y", runs=("a", "y")))
+    ancestor = version(frames=60, content="young", name="v000002-y", runs=("a", "y"))
     verdict = judge(
         AVERAGE, run_id="r", current=current, candidate=candidate(acted=5, ancestor=ancestor)
     )

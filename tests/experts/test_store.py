@@ -37,7 +37,6 @@ from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
 from flowrl.storage import atomic
 from tests.experts.making import (
-    ancestor_of,
     content_of,
     contents,
     make_expert,
@@ -116,7 +115,7 @@ def test_only_what_the_policy_takes_gets_a_new_version(store, layout):
     merge(store, "r1", expert=0, acted=50)
     old = store.manifest().experts[0]
     folders = [make_expert(layout.root / "o" / str(i), f"r2 of {i}") for i in range(2)]
-    offers = [offer(folders[0], 0, 0, ancestor_of(old)), offer(folders[1], 1, 9)]
+    offers = [offer(folders[0], 0, 0, old), offer(folders[1], 1, 9)]
     store.commit("r2", offers, policy=RULE)
     assert store.manifest().experts[0] == old
     assert [path.name for path in layout.expert_folder(0, "Skill 0").iterdir()] == [old.version]
@@ -126,7 +125,7 @@ def test_only_what_the_policy_takes_gets_a_new_version(store, layout):
 @pytest.mark.parametrize("order", list(itertools.permutations([80, 100, 90])), ids=str)
 def test_the_expert_with_most_frames_wins_in_any_order(store, layout, order):
     merge(store, "r0", expert=0, acted=50)
-    ancestor = ancestor_of(store.manifest().experts[0])
+    ancestor = store.manifest().experts[0]
     for acted in order:
         merge(store, f"r{acted}", expert=0, acted=acted, ancestor=ancestor)
     assert contents(layout) == {0: (150, "r100 of 0")}
@@ -137,9 +136,9 @@ def test_the_expert_with_most_frames_wins_in_any_order(store, layout, order):
 
 def test_a_stale_run_is_judged_by_its_own_ancestor(store):
     merge(store, "r0", expert=0, acted=10)
-    ancestor = ancestor_of(store.manifest().experts[0])
+    ancestor = store.manifest().experts[0]
     for number in (1, 2, 3):
-        now = ancestor_of(store.manifest().experts[0])
+        now = store.manifest().experts[0]
         merge(store, f"r{number}", expert=0, acted=10, ancestor=now)
     merge(store, "short", expert=0, acted=25, ancestor=ancestor)
     assert store.manifest().experts[0].frames == 40
@@ -148,15 +147,15 @@ def test_a_stale_run_is_judged_by_its_own_ancestor(store):
     assert [p.run_id for p in store.manifest().experts[0].lineage] == ["r0", "long"]
 
 
-def test_an_ancestor_that_the_history_forgot_still_counts_its_frames(store):
+def test_an_ancestor_that_the_history_forgot_keeps_its_lineage(store):
     merge(store, "r0", expert=0, acted=10)
-    ancestor = ancestor_of(store.manifest().experts[0])
+    ancestor = store.manifest().experts[0]
     merge(store, "r1", expert=0, acted=1, ancestor=ancestor)
     for number in range(manifests.KEPT_GENERATIONS):
         merge(store, f"other{number}", expert=1, acted=number + 1)
     merge(store, "late", expert=0, acted=99, ancestor=ancestor)
     lineage = store.manifest().experts[0].lineage
-    assert [(p.run_id, p.frames) for p in lineage] == [("v000001-r0", 10), ("late", 99)]
+    assert [(p.run_id, p.frames) for p in lineage] == [("r0", 10), ("late", 99)]
 
 
 def test_an_offer_that_is_not_what_its_candidate_says_changes_nothing(store, layout):
@@ -193,7 +192,7 @@ def test_a_run_id_that_is_no_file_name_is_refused(store, layout, run_id):
 def rivals(store: ExpertStore):
     """Expert 0 of 10 frames, 5 more by one run that is merged, and 15 more by one that is not."""
     merge(store, "r0", expert=0, acted=10)
-    ancestor = ancestor_of(store.manifest().experts[0])
+    ancestor = store.manifest().experts[0]
     merge(store, "r1", expert=0, acted=5, ancestor=ancestor)
     folder = make_expert(store.layout.root / "offers" / "late", "of the late one")
     return [offer(folder, 0, 15, ancestor)]
@@ -220,7 +219,7 @@ def test_a_blend_is_published_with_the_runs_of_both_sides(store, layout):
 def test_evidence_about_a_version_that_counts_no_more_changes_nothing(store, layout, policy):
     offers = rivals(store)
     (asked,) = store.questions("late", offers, policy=POLICIES[policy])
-    merge(store, "r2", expert=0, acted=7, ancestor=ancestor_of(store.manifest().experts[0]))
+    merge(store, "r2", expert=0, acted=7, ancestor=store.manifest().experts[0])
     before = layout.manifest.read_bytes()
     told = blended(store, asked)
     if policy == "eval_gate":

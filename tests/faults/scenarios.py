@@ -92,7 +92,7 @@ def look(layout: GraphPaths) -> Any:
         run = read_run(place)
         for local, expert in enumerate(run.experts):
             for ancestor in run.ancestors:
-                if ancestor.expert == expert:
+                if ancestor.index == expert:
                     assert storage.tree_digest(place.seed(local)) == ancestor.sha256
     return contents(layout), present.merged
 
@@ -326,7 +326,7 @@ def train_once_more(store: ExpertStore, frames: int) -> None:
         before.experts[0],
         version=manifests.version_name(before.generation + 1, f"r{frames}"),
         frames=frames,
-        lineage=(manifests.Contribution(run_id=f"r{frames}", frames=frames),),
+        lineage=(manifests.LineageEntry(run_id=f"r{frames}", frames=frames),),
     )
     storage.copy_trees({place: store.path_of(before.experts[0])})
     storage.move_dir(place, store.path_of(version))

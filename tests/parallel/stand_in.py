@@ -79,7 +79,7 @@ def _wait_for(path: Path) -> None:
 def _finish(place: RunPaths, run: TrainingRun, order: Order) -> None:
     """Final experts at one stroke, then result.json; an expert that did not act is unchanged."""
     acted = {int(expert): steps for expert, steps in order.acted.items()} or {run.expert: 100}
-    contents = {ancestor.expert: ancestor.content for ancestor in run.ancestors}
+    contents = {ancestor.index: ancestor.content for ancestor in run.ancestors}
     building = place.policies / "final.tmp"
     for local, expert in enumerate(run.experts):
         target = building / place.final(local).name

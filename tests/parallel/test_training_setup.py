@@ -238,7 +238,7 @@ def test_run_json_says_what_the_run_is(trained):
         (TABLE, 1, 5),
         (PICKAXE, 1, 50),
     ]
-    assert [(a.expert, a.skill, a.frames) for a in run.ancestors] == [(0, WOOD, 60), (5, TABLE, 20)]
+    assert [(a.index, a.skill, a.frames) for a in run.ancestors] == [(0, WOOD, 60), (5, TABLE, 20)]
     assert run.config["layer_size"] == PPOConfig().layer_size
     assert run.config["lr"] == PPOConfig().lr
 

@@ -27,7 +27,7 @@ from flowrl.ppo.assignment import read_assignment
 from flowrl.ppo.drafts import begin_programs
 from flowrl.ppo.stopping import EXIT_INTERRUPTED, StopWish
 from flowrl.program_cache import ProgramCache
-from flowrl.runs import Ancestor
+from flowrl.runs import ExpertVersion, LineageEntry
 from tests.ppo.modules import relay_run, run_folder
 from tests.ppo.tiny_envs import Broken, Relay
 
@@ -332,14 +332,16 @@ def test_a_kill_before_the_result_leaves_none(layout, monkeypatch, relay):
     assert not checkpoints.has_resume(layout.resume)
 
 
-def ancestor(local_expert: int, sha256: str) -> Ancestor:
-    return Ancestor(
-        expert=local_expert,
+def ancestor(local_expert: int, sha256: str) -> ExpertVersion:
+    return ExpertVersion(
+        index=local_expert,
         skill="Go First",
         version="g1",
         frames=10,
         sha256=sha256,
         content="0" * 64,
+        shapes={},
+        lineage=(LineageEntry(run_id="g1", frames=10),),
     )
 
 

@@ -25,8 +25,15 @@ RUN = runs.TrainingRun(
     ),
     experts=(0, 4),
     ancestors=(
-        runs.Ancestor(
-            expert=0, skill="Collect Wood", version="v1", frames=9, sha256="a", content="aa"
+        runs.ExpertVersion(
+            index=0,
+            skill="Collect Wood",
+            version="v1",
+            frames=9,
+            sha256="a",
+            content="aa",
+            shapes={"actor/dense_0/bias": (4,)},
+            lineage=(runs.LineageEntry(run_id="e0.a1.aa", frames=9),),
         ),
     ),
     config={"lr": 0.001},
