@@ -31,8 +31,8 @@ from flowrl.networks.actor_critic import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.drafts import Shapes, acting_experts
-from flowrl.ppo.program import open_shelf, use_compile_cache
-from flowrl.program_cache import ProgramSpec, register_results
+from flowrl.ppo.program import open_cache, use_compile_cache
+from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
 
 if TYPE_CHECKING:
@@ -172,12 +172,12 @@ def open_player(config: PPOConfig, module: TaskModule) -> Play:
     asked for; as many worlds lie ready, since nobody looks at what follows the first episodes.
     """
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
-    shelf = open_shelf(config, walk, world_pool=0, stock=ROWS)
-    env = BatchedEnv(walk, stock=ROWS, shelf=shelf)
-    return player(env, config)
+    cache = open_cache(config, walk, world_pool=0, stock=ROWS)
+    env = BatchedEnv(walk, stock=ROWS, cache=cache)
+    return player(env, config, cache)
 
 
-def player(env: BatchedEnv, config: PPOConfig) -> Play:
+def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
     """The same in environments whose stock has ROWS worlds."""
     wide = acting_experts(env.num_experts)
     shapes = Shapes(env, config)
@@ -188,7 +188,8 @@ def player(env: BatchedEnv, config: PPOConfig) -> Play:
         key = jax.eval_shape(jax.random.key, 0)
         return jax.eval_shape(shapes.widen, shapes.packed), (obs, state, key, _tally(state, 0))
 
-    chunk = env.shelf.begin(ProgramSpec("play", partial(_chunk, env, config.activation), like, key))
+    act = partial(_chunk, env, config.activation)
+    chunk = cache.begin(ProgramSpec("play", act, like, key))
     env.begin_programs(ROWS)
 
     def play(params: Any, key: jax.Array, count: int) -> Tally:

@@ -72,9 +72,9 @@ class Ours:
         self._turns = train(
             run.env,
             run.config,
+            run.programs,
             learner=run.learner._replace(places=places),
             counters=Counters(acted=(0,) * run.env.num_experts),
-            programs=run.programs,
         )
 
     def __call__(self) -> None:

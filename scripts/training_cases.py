@@ -76,14 +76,15 @@ def opened(plan: Sequence[PlannedStep], config: PPOConfig) -> Opened:
         train_config = settled(TrainConfig(**flags))
         program.use_compile_cache(config.compile_cache)
         module = load_module(layout.module)
-        env = program.open_env(train_config, module)
-        prepared = program.prepare(read_assignment(train_config, module), train_config, env)
+        env, programs = program.open_env(train_config, module)
+        assignment = read_assignment(train_config, module)
+        prepared = program.prepare(assignment, train_config, env, programs)
     return Opened(
         plan=tuple(plan),
         config=train_config,
         module=module,
         env=env,
-        programs=prepared.programs,
+        programs=programs,
         learner=prepared.learner,
     )
 

@@ -121,8 +121,9 @@ def folder(tmp_path):
 
 
 def playing(folder) -> evaluate.Play:
-    env = BatchedEnv(Dice(), stock=ROWS, shelf=ProgramCache(folder))  # type: ignore[arg-type]
-    return evaluate.player(env, PPOConfig(layer_size=4))
+    cache = ProgramCache(folder)
+    env = BatchedEnv(Dice(), stock=ROWS, cache=cache)  # type: ignore[arg-type]
+    return evaluate.player(env, PPOConfig(layer_size=4), cache)
 
 
 def experts() -> Any:

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from flowrl.program_cache import ProgramCache
-
 
 class StepOutput(NamedTuple):
     """What one step of B environments yields besides observation and state.
@@ -78,11 +76,6 @@ class WalkingEnv(Protocol):
     @property
     def num_tasks(self) -> int:
         """Length of the plan; `task_success` may have more columns, which say nothing."""
-        ...
-
-    @property
-    def shelf(self) -> ProgramCache:
-        """Where the programs are kept that this environment is compiled into."""
         ...
 
     def like(self, num_envs: int) -> tuple[Any, Any]:

@@ -59,10 +59,10 @@ class BatchedEnv:
         *,
         world_pool: int = 0,
         stock: int = 0,
-        shelf: ProgramCache | None = None,
+        cache: ProgramCache | None = None,
     ) -> None:
         self.env = env
-        self.shelf = ProgramCache() if shelf is None else shelf
+        self._cache = ProgramCache() if cache is None else cache
         self._firsts: dict[int, Callable[..., Any]] = {}
         self.world_pool = world_pool
         self.stock = 0 if world_pool else -(-stock // BATCH) * BATCH
@@ -83,12 +83,12 @@ class BatchedEnv:
 
     @cached_property
     def _new_batch(self) -> Callable[..., Any]:
-        return self.shelf.begin(ProgramSpec("worlds", self._numbered_batch, _key_and_number))
+        return self._cache.begin(ProgramSpec("worlds", self._numbered_batch, _key_and_number))
 
     @cached_property
     def _room(self) -> Callable[[], Any]:
         empty = partial(self._nothing, self.stock)
-        return self.shelf.begin(ProgramSpec("room", empty, tuple))
+        return self._cache.begin(ProgramSpec("room", empty, tuple))
 
     @cached_property
     def _put(self) -> Callable[..., Any]:
@@ -96,7 +96,7 @@ class BatchedEnv:
             stock, batch = (jax.eval_shape(partial(self._nothing, n)) for n in (self.stock, BATCH))
             return stock, batch, np.int32(0)
 
-        return self.shelf.begin(ProgramSpec("put", _put, like, donate=(0,)))
+        return self._cache.begin(ProgramSpec("put", _put, like, donate=(0,)))
 
     def _begun(self, num_envs: int) -> Callable[..., Any]:
         def like() -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ class BatchedEnv:
 
         if num_envs not in self._firsts:
             first, key = partial(self._first, num_envs), {"num_envs": num_envs}
-            self._firsts[num_envs] = self.shelf.begin(ProgramSpec("first", first, like, key))
+            self._firsts[num_envs] = self._cache.begin(ProgramSpec("first", first, like, key))
         return self._firsts[num_envs]
 
     def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, BatchedState]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from flowrl.ppo import optimizer
 from flowrl.ppo.acting import group_size, of_group, threads_of
 from flowrl.ppo.rollout import Acted, Place, Step, rollout
 from flowrl.ppo.update import Stats, learn
-from flowrl.program_cache import Program, ProgramSpec, register_results
+from flowrl.program_cache import Program, ProgramCache, ProgramSpec, register_results
 
 _LEAST_ACTING = 8
 _HOST = frozenset(
@@ -45,7 +45,7 @@ register_results(Dense, Packed, Place, StepOutput, Step, Acted, Stats)
 
 
 class Programs(NamedTuple):
-    """What a trainer calls; threads may still be getting it ready."""
+    """What a trainer calls; threads may still be loading or compiling it."""
 
     keys: Callable[[np.ndarray], tuple[jax.Array, jax.Array]]
     ready: Callable[[Any], tuple[Packed, Any]]
@@ -55,6 +55,7 @@ class Programs(NamedTuple):
         [tuple[Packed, Any], tuple[Acted, ...], np.float32], tuple[tuple[Packed, Any], Stats]
     ]
     unpack: Callable[[Packed], Any]
+    groups: Callable[[jax.Array], tuple[tuple[jax.Array, jax.Array], ...]]
 
     def wait(self) -> None:
         """Until all programs are ready; raises what stands in the way of one."""
@@ -63,39 +64,30 @@ class Programs(NamedTuple):
                 program.wait()
 
 
-def begin_slow_ones(env: WalkingEnv, config: PPOConfig) -> None:
-    """Let threads get those programs ready that take longest, before all others."""
-    drafts = _drafts(env, config)
-    for name in ("act", "learn"):
-        env.shelf.begin(drafts[name])
+def begin_programs(
+    env: WalkingEnv, config: PPOConfig, cache: ProgramCache | None = None
+) -> Programs:
+    """Let threads load or compile a trainer's programs, the slowest first."""
+    cache = ProgramCache() if cache is None else cache
+    return Programs(**{spec.name: cache.begin(spec) for spec in _specs(env, config)})
 
 
-def begin_programs(env: WalkingEnv, config: PPOConfig) -> Programs:
-    """Let threads get a trainer's programs ready, those first that are slow to load."""
-    drafts = _drafts(env, config)
-    return Programs(**{name: env.shelf.begin(draft) for name, draft in drafts.items()})
-
-
-def _drafts(env: WalkingEnv, config: PPOConfig) -> dict[str, ProgramSpec]:
+def _specs(env: WalkingEnv, config: PPOConfig) -> list[ProgramSpec]:
     config = compiled_in(config)
-    shapes, count = _shapes(env, config), env.num_experts
+    shapes, count = Shapes(env, config), env.num_experts
     experts = {"acting": acting_experts(count)}
     facts = {"config": to_json(of_group(config)), **experts}
     own = {"config": to_json(config), **experts, "experts": count}
-    return {
-        "act": ProgramSpec("act", shapes.act, shapes.acting, facts, donate=(1,)),
-        "keys": ProgramSpec("keys", partial(_keys, count), _words_like, own),
-        "ready": ProgramSpec("ready", partial(_ready, config), lambda: (shapes.stacked,), own),
-        "learn": ProgramSpec("learn", partial(learn, config), shapes.learning, own, donate=(0,)),
-        "widen": ProgramSpec("widen", shapes.widen, lambda: (shapes.packed,), own),
-        "unpack": ProgramSpec("unpack", dispatch.unpack, lambda: (shapes.packed,), own),
-    }
-
-
-@lru_cache(maxsize=1)
-def _shapes(env: WalkingEnv, config: PPOConfig) -> Shapes:
-    """The same when asked again: what it has traced is not traced twice."""
-    return Shapes(env, config)
+    groups = threads_of(config)
+    return [
+        ProgramSpec("act", shapes.act, shapes.acting, facts, donate=(1,)),
+        ProgramSpec("learn", partial(learn, config), shapes.learning, own, donate=(0,)),
+        ProgramSpec("keys", partial(_keys, count), _words_like, own),
+        ProgramSpec("ready", partial(_ready, config), lambda: (shapes.stacked,), own),
+        ProgramSpec("widen", shapes.widen, lambda: (shapes.packed,), own),
+        ProgramSpec("unpack", dispatch.unpack, lambda: (shapes.packed,), own),
+        ProgramSpec("groups", partial(_group_keys, groups), _key_like, {"groups": groups}),
+    ]
 
 
 def compiled_in(config: PPOConfig) -> PPOConfig:
@@ -166,6 +158,16 @@ def _keys(num_experts: int, words: jax.Array) -> tuple[jax.Array, jax.Array]:
     first, key = jax.random.split(jax.random.wrap_key_data(words))
     experts = jax.vmap(partial(jax.random.fold_in, first))(jnp.arange(num_experts))
     return jax.random.key_data(experts), key
+
+
+def _key_like() -> tuple[Any]:
+    return (jax.eval_shape(jax.random.key, 0),)
+
+
+def _group_keys(groups: int, key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """Two keys for every group: one to begin with, one to go on from."""
+    keys = [key] if groups == 1 else jax.random.split(key, groups)
+    return tuple((two[0], two[1]) for two in map(jax.random.split, keys))
 
 
 def _ready(config: PPOConfig, stacked: Any) -> tuple[Packed, Any]:

@@ -23,12 +23,12 @@ from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.ppo import resuming
 from flowrl.ppo.acting import group_size, settled, threads_of
 from flowrl.ppo.assignment import Assignment, initial_experts, read_assignment, save_finals
-from flowrl.ppo.drafts import Programs, begin_programs, begin_slow_ones, seed_words
+from flowrl.ppo.drafts import Programs, begin_programs, seed_words
 from flowrl.ppo.reporting import TRAINING, Reporter
 from flowrl.ppo.resuming import Keeper, Kept
 from flowrl.ppo.stopping import StopWish
-from flowrl.ppo.train import Counters, Turn, train
-from flowrl.ppo.update import Learner, group_keys, start
+from flowrl.ppo.train import Counters, Turn, start, train
+from flowrl.ppo.update import Learner
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import RunResult
 
@@ -62,32 +62,31 @@ def run(config: TrainConfig, stop: StopWish, *, lived_seconds: float = 0.0) -> i
     use_compile_cache(config.compile_cache)
     config = settled(config)
     module = open_module(config.module_path)
-    env = open_env(config, module)
+    env, programs = open_env(config, module)
     assignment = read_assignment(config, module)
     reporter = Reporter(assignment, config)
     try:
         reporter.phase("compiling", Counters(acted=(0,) * env.num_experts))
-        prepared = prepare(assignment, config, env)
+        prepared = prepare(assignment, config, env, programs)
         return _train(assignment, config, prepared, stop=stop, reporter=reporter, began=began)
     finally:
         reporter.close()
 
 
-def open_env(config: TrainConfig, module: TaskModule) -> WalkingEnv:
-    """The environments that walk the module's plan."""
+def open_env(config: TrainConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
+    """The environments that walk the module's plan, and the trainer's programs for them."""
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
     groups, size = threads_of(config), group_size(config)
     pool, stock = -(-config.world_pool // groups), max(_LEAST_STOCK // groups, 2 * size)
-    shelf = open_shelf(config, walk, world_pool=pool, stock=stock)
-    env = BatchedEnv(walk, world_pool=pool, stock=stock, shelf=shelf)
+    cache = open_cache(config, walk, world_pool=pool, stock=stock)
+    env = BatchedEnv(walk, world_pool=pool, stock=stock, cache=cache)
     env.begin_worlds()
-    begin_slow_ones(env, config)
+    programs = begin_programs(env, config, cache)
     env.begin_programs(size)
-    env.shelf.begin(group_keys(config))
-    return env
+    return env, programs
 
 
-def open_shelf(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int) -> ProgramCache:
+def open_cache(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int) -> ProgramCache:
     """Where programs are kept in which these environments are compiled in."""
     folder = compile_cache(config.compile_cache, os.environ) / "programs"
     facts = {
@@ -100,7 +99,9 @@ def open_shelf(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int
     return ProgramCache(folder.absolute(), facts)
 
 
-def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Prepared:
+def prepare(
+    assignment: Assignment, config: TrainConfig, env: WalkingEnv, programs: Programs
+) -> Prepared:
     """Experts, environments and counters: of the last trainer when it left them."""
     body = ActorCriticMoE(
         num_experts=env.num_experts,
@@ -109,14 +110,15 @@ def prepare(assignment: Assignment, config: TrainConfig, env: WalkingEnv) -> Pre
         layer_size=config.layer_size,
         activation=config.activation,
     )
-    programs = begin_programs(env, config)
     words, key = programs.keys(seed_words(assignment.seed))
     experts = initial_experts(assignment, body, np.asarray(words))
     params, opt_state = programs.ready(experts)
     kept = Kept(params, opt_state, key, Counters(acted=(0,) * env.num_experts))
     if config.resume and checkpoints.has_resume(assignment.layout.resume):
         kept = resuming.load(assignment.layout, params=params, opt_state=opt_state)
-    learner = start(env, config, params=kept.params, opt_state=kept.opt_state, key=kept.key)
+    learner = start(
+        env, config, programs, params=kept.params, opt_state=kept.opt_state, key=kept.key
+    )
     return Prepared(env, programs, learner, kept.counters)
 
 
@@ -141,7 +143,7 @@ def _train(
 ) -> int:
     env, programs, learner, counters = prepared
     born = began - counters.seconds  # as if all starts had been one
-    turns = train(env, config, learner=learner, counters=counters, programs=programs, born=born)
+    turns = train(env, config, programs, learner=learner, counters=counters, born=born)
     reporter.phase(TRAINING, counters)
     keeper = Keeper(assignment.layout, seconds=config.checkpoint_seconds)
     for turn in turns:

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flowrl.config import PPOConfig
 from flowrl.envs.interface import WalkingEnv
 from flowrl.errors import TrainingError
 from flowrl.networks.dispatch import Packed
-from flowrl.ppo.acting import threads_of
-from flowrl.ppo.drafts import Programs, begin_programs
+from flowrl.ppo.acting import group_size, threads_of
+from flowrl.ppo.drafts import Programs
 from flowrl.ppo.metrics import EpisodeLog, Rates
 from flowrl.ppo.rollout import Acted, Place
 from flowrl.ppo.update import Learner, Stats
@@ -63,26 +65,39 @@ def learning_rate(config: PPOConfig, updates: int) -> float:
     return config.lr * left if config.anneal_lr else config.lr
 
 
+def start(
+    env: WalkingEnv,
+    config: PPOConfig,
+    programs: Programs,
+    *,
+    params: Packed,
+    opt_state: Any,
+    key: jax.Array,
+) -> Learner:
+    """A learner in fresh environments."""
+    size = group_size(config)
+    places = tuple(_fresh(env, size, *keys) for keys in programs.groups(key))
+    return Learner(params, opt_state, places)
+
+
 def train(
     env: WalkingEnv,
     config: PPOConfig,
+    programs: Programs,
     *,
     learner: Learner,
     counters: Counters,
-    programs: Programs | None = None,
     born: float | None = None,
 ) -> Iterator[Turn]:
-    """Update after update, at least one, ending with the budget or with enough success.
+    """Update after update, at least one, until the budget is spent or success is frequent enough.
 
-    The update is compiled before this returns; `programs` may have been begun before. `learner` is
-    given up. `born` is where the counted seconds begin, by `time.monotonic`; without it they go on
-    from `counters` now.
+    The programs are ready before this returns. `learner` is given up. The counted seconds begin at
+    `born`, by `time.monotonic`; without it they go on from `counters` now.
 
     Raises:
       TrainingError: from the iterator, when a loss or a parameter is not finite.
     """
     born = time.monotonic() - counters.seconds if born is None else born
-    programs = begin_programs(env, config) if programs is None else programs
     programs.wait()
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
     turns = _turns(env, config, programs, learner=learner, counters=counters, episodes=episodes)
@@ -150,6 +165,23 @@ def update(
 def _act(programs: Programs, wide: Packed, place: Place) -> tuple[Place, Acted, jax.Array]:
     """Act, and wait in the calling thread: a call that does not wait takes yet another thread."""
     return jax.block_until_ready(programs.act(wide, place))
+
+
+def _fresh(env: WalkingEnv, size: int, reset_key: jax.Array, key: jax.Array) -> Place:
+    obs, state = env.reset(reset_key, size)
+    return _apart(Place(state, obs, key))
+
+
+def _apart(place: Place) -> Place:
+    """The same, no two leaves of it being one array: acting gives its place up."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        twice = id(leaf) in seen
+        seen.add(id(leaf))
+        return jnp.copy(leaf) if twice else leaf
+
+    return jax.tree.map(own, place)
 
 
 def _timed(turn: Turn, *, seconds: float) -> Turn:

@@ -13,15 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.config import PPOConfig
-from flowrl.envs.interface import WalkingEnv
 from flowrl.networks import dispatch
 from flowrl.networks.dispatch import Packed
 from flowrl.ppo import gae, optimizer
-from flowrl.ppo.acting import group_size, threads_of
 from flowrl.ppo.columns import Columns, columns_of, cut_out, first_kernels, joined, taken
 from flowrl.ppo.loss import Rows, ppo_loss
 from flowrl.ppo.rollout import Acted, Place, Step
-from flowrl.program_cache import ProgramSpec
 
 State = tuple[Packed, Any]  # parameters, and the optimizer's state
 
@@ -44,43 +41,6 @@ class Stats(NamedTuple):
     task_success: jax.Array  # bool[T, B, tasks]
     episode_length: jax.Array  # int32[T, B]
     episode_return: jax.Array  # f32[T, B]
-
-
-def start(
-    env: WalkingEnv, config: PPOConfig, *, params: Packed, opt_state: Any, key: jax.Array
-) -> Learner:
-    """A learner in fresh environments."""
-    pairs = env.shelf.begin(group_keys(config))(key)
-    return Learner(params, opt_state, tuple(_fresh(env, group_size(config), *two) for two in pairs))
-
-
-def group_keys(config: PPOConfig) -> ProgramSpec:
-    """From a key to two for every group: one to begin with, one to go on from."""
-    groups = threads_of(config)
-
-    def split(key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
-        keys = [key] if groups == 1 else jax.random.split(key, groups)
-        return tuple((two[0], two[1]) for two in map(jax.random.split, keys))
-
-    key = partial(jax.eval_shape, jax.random.key, 0)
-    return ProgramSpec("groups", split, lambda: (key(),), {"groups": groups})
-
-
-def _fresh(env: WalkingEnv, size: int, reset_key: jax.Array, key: jax.Array) -> Place:
-    obs, state = env.reset(reset_key, size)
-    return _apart(Place(state, obs, key))
-
-
-def _apart(place: Place) -> Place:
-    """The same, no two leaves of it being one array: acting gives its place up."""
-    seen: set[int] = set()
-
-    def own(leaf: Any) -> Any:
-        twice = id(leaf) in seen
-        seen.add(id(leaf))
-        return jnp.copy(leaf) if twice else leaf
-
-    return jax.tree.map(own, place)
 
 
 def learn(

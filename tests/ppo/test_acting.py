@@ -13,8 +13,7 @@ from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.ppo import optimizer
 from flowrl.ppo.acting import group_size, settled, threads_of
 from flowrl.ppo.drafts import begin_programs
-from flowrl.ppo.train import Counters, train
-from flowrl.ppo.update import start
+from flowrl.ppo.train import Counters, start, train
 from tests.ppo.tiny_envs import Relay
 
 CONFIG = PPOConfig(
@@ -33,7 +32,8 @@ def learner_of(env: Relay, config: PPOConfig):
     body = ActorCriticMoE(num_experts=3, observation_size=2, num_actions=2, layer_size=4)
     params = dispatch.pack(body.init(jax.random.key(0)))
     opt_state = optimizer.init(config, params)
-    return start(env, config, params=params, opt_state=opt_state, key=jax.random.key(1))
+    programs = begin_programs(env, config)
+    return start(env, config, programs, params=params, opt_state=opt_state, key=jax.random.key(1))
 
 
 def test_threads_step_the_groups_as_one_thread_would_step_one_after_another():
@@ -45,6 +45,7 @@ def test_threads_step_the_groups_as_one_thread_would_step_one_after_another():
     turns = train(
         env,
         replace(IN_PAIRS, anneal_lr=False),
+        programs,
         learner=learner_of(env, IN_PAIRS),
         counters=Counters(acted=(0, 0, 0)),
     )

@@ -12,8 +12,8 @@ from flowrl.errors import TrainingError
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.ppo import optimizer
-from flowrl.ppo.train import Counters, num_updates, train
-from flowrl.ppo.update import start
+from flowrl.ppo.drafts import begin_programs
+from flowrl.ppo.train import Counters, num_updates, start, train
 from tests.ppo import tiny_envs
 
 GAMMA = 0.5
@@ -42,15 +42,17 @@ def fresh_params(env):
 
 
 def turns(env, config=CONFIG):
-    params = fresh_params(env)
+    params, programs = fresh_params(env), begin_programs(env, config)
     learner = start(
         env,
         config,
+        programs,
         params=params,
         opt_state=optimizer.init(config, params),
         key=jax.random.key(1),
     )
-    return train(env, config, learner=learner, counters=Counters(acted=(0,) * env.num_experts))
+    counters = Counters(acted=(0,) * env.num_experts)
+    return train(env, config, programs, learner=learner, counters=counters)
 
 
 def trained(env, config=CONFIG):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,21 +50,20 @@ class Countdown:
 
 
 @pytest.fixture(scope="module")
-def relay(tmp_path_factory):
-    """Makes environments whose programs are kept, as a trainer's are: each is traced once."""
-    shelf = ProgramCache(tmp_path_factory.mktemp("programs"))
+def open_relay(tmp_path_factory):
+    """Opens environments whose programs are kept, as a trainer's are: each is traced once."""
+    return partial(opened, Relay, ProgramCache(tmp_path_factory.mktemp("programs")))
 
-    def make() -> Relay:
-        env = Relay()
-        env.shelf = shelf
-        return env
 
-    return make
+def opened(kind, cache, config, module=None):
+    """What `open_env` returns, with an environment of this kind."""
+    env = kind()
+    return env, begin_programs(env, config, cache)
 
 
 @pytest.fixture
-def layout(tmp_path, monkeypatch, relay):
-    monkeypatch.setattr(program, "open_env", lambda config, module: relay())
+def layout(tmp_path, monkeypatch, open_relay):
+    monkeypatch.setattr(program, "open_env", open_relay)
     return run_folder(tmp_path / "run")
 
 
@@ -160,19 +160,19 @@ def test_a_run_goes_on_with_another_number_of_threads(layout):
     assert runs.read_result(layout).frames == 5 * FRAMES
 
 
-def test_a_stop_keeps_parameters_moments_counters_and_key(layout, relay):
+def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
     config = config_of(layout)
     program.run(config, Countdown(3))
-    env = relay()
+    env, programs = open_relay(config)
     assignment = read_assignment(config, program.open_module(config.module_path))
-    one, other = (program.prepare(assignment, config, env) for _ in range(2))
+    one, other = (program.prepare(assignment, config, env, programs) for _ in range(2))
     assert same(one.learner.params, other.learner.params)
     assert (one.counters.updates, one.counters.frames) == (3, 3 * FRAMES)
     assert one.counters.acted == (48, 0, 48)
     counts = [leaf for leaf in jax.tree.leaves(one.learner.opt_state) if leaf.shape == (3,)]
     assert [list(count) for count in counts] == [[6, 0, 6]]
     resuming.save(layout, one.learner, one.counters)
-    again = program.prepare(assignment, config, env)
+    again = program.prepare(assignment, config, env, programs)
     assert same(again.learner.opt_state, one.learner.opt_state)
     assert again.counters == one.counters
 
@@ -301,7 +301,7 @@ def test_a_later_attempt_begins_elsewhere(layout):
 
 def test_a_broken_reward_leaves_nothing_half_written(layout, monkeypatch):
     broken = type("Broken", (Broken, Relay), {"earned": Broken.earned})
-    monkeypatch.setattr(program, "open_env", lambda config, module: broken())
+    monkeypatch.setattr(program, "open_env", partial(opened, broken, None))
     with pytest.raises(TrainingError, match="update 1 of 5"):
         program.run(config_of(layout), StopWish())
     assert not layout.result_json.exists()
@@ -316,7 +316,7 @@ def test_a_disk_that_refuses_metrics_does_not_stop_training(layout, caplog):
     assert "progress.json" in caplog.text
 
 
-def test_a_kill_before_the_result_leaves_none(layout, monkeypatch, relay):
+def test_a_kill_before_the_result_leaves_none(layout, monkeypatch, open_relay):
     def die(layout, result):
         raise OSError(28, "No space left on device")
 
@@ -327,7 +327,7 @@ def test_a_kill_before_the_result_leaves_none(layout, monkeypatch, relay):
     assert not layout.result_json.exists()
     assert checkpoints.has_resume(layout.resume)
     monkeypatch.undo()
-    monkeypatch.setattr(program, "open_env", lambda config, module: relay())
+    monkeypatch.setattr(program, "open_env", open_relay)
     assert program.run(config_of(layout), StopWish()) == 0
     assert not checkpoints.has_resume(layout.resume)
 
@@ -384,8 +384,7 @@ def test_a_module_path_that_names_no_expert_is_refused(layout, name):
 class Watched(Relay):
     """Remembers whether anybody traced it."""
 
-    def __init__(self, folder) -> None:
-        self.shelf = ProgramCache(folder)
+    def __init__(self) -> None:
         self.traced = False
 
     def step(self, key, state, actions):
@@ -403,8 +402,10 @@ def cache(tmp_path):
 def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(layout, monkeypatch, cache):
     found = []
     for folder in (None, cache / "programs", cache / "programs"):
-        env = Watched(folder)
-        monkeypatch.setattr(program, "open_env", lambda config, module, env=env: env)
+        env = Watched()
+        monkeypatch.setattr(
+            program, "open_env", partial(opened, lambda e=env: e, ProgramCache(folder))
+        )
         program.run(config_of(layout, compile_cache=cache), StopWish())
         found.append((finals(layout), env.traced))
     assert [traced for _, traced in found] == [True, True, False]
@@ -414,8 +415,8 @@ def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(layout, monkeypatch
 
 def test_a_run_by_kept_programs_is_stopped_and_goes_on(layout, monkeypatch, cache):
     for stop, code in ((Countdown(2), EXIT_RESUMABLE), (StopWish(), 0)):
-        env = Watched(cache / "programs")
-        monkeypatch.setattr(program, "open_env", lambda config, module, env=env: env)
+        env, kept = Watched(), ProgramCache(cache / "programs")
+        monkeypatch.setattr(program, "open_env", partial(opened, lambda e=env: e, kept))
         assert program.run(config_of(layout, compile_cache=cache), stop) == code
     assert not env.traced
     assert runs.read_result(layout).updates == 5
@@ -443,10 +444,8 @@ class Listing(ProgramCache):
     ids=lambda change: ",".join(change) if isinstance(change, dict) else "",
 )
 def test_a_program_serves_another_run_only_if_nothing_compiled_in_differs(layout, change, others):
-    env = Relay()
-    env.shelf = Listing()
-    one = begin_programs(env, config_of(layout))
-    other = begin_programs(env, config_of(layout, **change))
+    one = begin_programs(Relay(), config_of(layout), Listing())
+    other = begin_programs(Relay(), config_of(layout, **change), Listing())
     assert (one.act != other.act, one.learn != other.learn) == (others, others)
 
 
@@ -454,7 +453,7 @@ def test_acting_serves_any_number_of_experts_up_to_eight_and_learning_only_its_o
     names = []
     for num_experts in (2, 3, 9):
         env = Relay()
-        env.num_experts, env.shelf = num_experts, Listing()
-        names.append(begin_programs(env, config_of(layout)))
+        env.num_experts = num_experts
+        names.append(begin_programs(env, config_of(layout), Listing()))
     assert names[0].act == names[1].act != names[2].act
     assert len({name.learn for name in names}) == 3

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.envs.interface import StepOutput
-from flowrl.program_cache import ProgramCache
 
 
 class State(NamedTuple):
@@ -31,7 +30,6 @@ class TinyEnv:
     lengths: tuple[int, ...] = (1,)
     experts: tuple[int, ...] = (0,)
     num_experts = 1
-    shelf = ProgramCache()
 
     @property
     def num_tasks(self) -> int:
