@@ -58,7 +58,7 @@ def train_graph(
         policy = policy_named(config.merge_policy)
         recover_graph(layout, policy, min_success_rate=config.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
-        records.write(layout.config_json, {"format": 1, **configs.to_json(config)})
+        records.write(layout.config_json, configs.to_json(config))
         flow = Flow(
             graph,
             known=scheduler.state.entries,

@@ -9,17 +9,26 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError
 from flowrl.paths import GraphPaths
 from flowrl.redaction import redacted, secrets_of
+from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
 _KEY = re.compile(r"[a-z0-9_]{1,80}")
 _LIMIT_BYTES = 10_000
 # What is wrong with the place itself; a full or broken disk is another matter.
 _NO_PLACE = (NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What the file of one notice holds."""
+
+    text: str
 
 
 def tell(layout: GraphPaths, key: str, text: str) -> None:
@@ -34,7 +43,7 @@ def tell(layout: GraphPaths, key: str, text: str) -> None:
     said = redacted(text, secrets_of(os.environ))[:2_000]
     try:
         storage.make_dir(layout.notices)
-        storage.write_json(layout.notice(key), {"format": 1, "text": said})
+        records.write(layout.notice(key), Notice(text=said))
     except _NO_PLACE as error:
         logger.warning("a notice cannot be shown (%s): %s", error, said)
 
@@ -57,6 +66,6 @@ def read(layout: GraphPaths) -> Mapping[str, str]:
 
 def _read(layout: GraphPaths, key: str) -> str:
     try:
-        return str(storage.read_json(layout.notice(key), limit_bytes=_LIMIT_BYTES).get("text", ""))
+        return records.read(layout.notice(key), Notice, sealed=False, limit_bytes=_LIMIT_BYTES).text
     except FileRefusedError as error:
         return f"a notice cannot be read: {error}"

@@ -1,25 +1,25 @@
 """The seam between daemon and trainer: what run.json and result.json say, as types.
 
 Both sides read and write these files and share nothing else. A value that cannot be trusted is
-refused when it is read: `from_json` functions raise `FileRefusedError`, never guess.
+refused when it is read: the readers raise `FileRefusedError`, never guess.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError
 from flowrl.paths import RunPaths, display_name
 from flowrl.storage import records
+from flowrl.storage.records import Natural, Phase, Positive, Share, Word
 
-FORMAT = 1
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
-Shapes = Mapping[str, tuple[int, ...]]  # leaf path, "actor/dense_0/kernel" → shape
+SkillName = Annotated[str, display_name]
+Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" → shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +29,18 @@ class PlannedStep:
     It may take `max_steps` environment steps; None stands for the run's `--max_task_steps`.
     """
 
-    skill: str
-    count: int
-    expert: int
-    max_steps: int | None = None
+    skill: SkillName
+    count: Natural
+    expert: Natural
+    max_steps: Positive | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageEntry:
     """The frames of learning that one run added to an expert."""
 
-    run_id: str
-    frames: int
+    run_id: Word
+    frames: Natural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,12 @@ class ExpertVersion:
     run started from, its ancestors. Digests are as in `ExpertReport`.
     """
 
-    index: int
-    skill: str
-    version: str
-    frames: int
-    sha256: str
-    content: str
+    index: Natural
+    skill: SkillName
+    version: Word
+    frames: Natural
+    sha256: Word
+    content: Word
     shapes: Shapes
     lineage: tuple[LineageEntry, ...]
 
@@ -69,18 +69,9 @@ class Verdict:
     were tried with every count up to this one; None: any count will do.
     """
 
-    digest: str
+    digest: Word
     trusted: bool = False
-    most_count: int | None = None
-
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> Verdict:
-        """The verdict in these facts; TypeError, ValueError or KeyError when there is none."""
-        most, trusted = facts["most_count"], facts["trusted"]
-        if type(trusted) is not bool:
-            raise TypeError(f"trusted is {trusted!r}")
-        most_count = None if most is None else records.natural(most)
-        return Verdict(digest=records.word(facts["digest"]), trusted=trusted, most_count=most_count)
+    most_count: Natural | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +81,15 @@ class TrainingRun:
     `experts[local]` is the global index of a local expert; `expert` is the new one among them.
     """
 
-    run_id: str
-    skill: str
-    expert: int
-    attempt: int
+    run_id: Word
+    skill: SkillName
+    expert: Natural
+    attempt: Natural
     plan: tuple[PlannedStep, ...]
-    experts: tuple[int, ...]
+    experts: tuple[Natural, ...]
     ancestors: tuple[ExpertVersion, ...]
     config: Mapping[str, Any]
-    module_sha256: str = ""  # of the generated module; empty until it is generated
+    module_sha256: Word | None = None  # of the generated module; None until it is generated
     verdicts: tuple[Verdict, ...] = ()  # on the functions of its plan's steps
 
 
@@ -106,10 +97,10 @@ class TrainingRun:
 class ExpertReport:
     """An expert as a run leaves it; `acted` counts the environment steps in which it acted."""
 
-    expert: int
-    acted: int
-    sha256: str  # of its files: are they whole?
-    content: str  # digest of its arrays: are they others than before?
+    expert: Natural
+    acted: Natural
+    sha256: Word  # of its files: are they whole?
+    content: Word  # digest of its arrays: are they others than before?
     shapes: Shapes
 
 
@@ -117,13 +108,13 @@ class ExpertReport:
 class RunResult:
     """What a run did; written last, only by a whole run. The sum of `acted` is `frames`."""
 
-    run_id: str
-    frames: int
+    run_id: Word
+    frames: Natural
     experts: tuple[ExpertReport, ...]
-    success_rate: float  # of the last step, over the newest episodes
-    step_success: tuple[float, ...]  # one per step of the plan
+    success_rate: Share  # of the last step, over the newest episodes
+    step_success: tuple[Share, ...]  # one per step of the plan
     mean_episode_length: float
-    updates: int
+    updates: Natural
     wall_seconds: float
     stopped_early: bool
 
@@ -132,40 +123,25 @@ class RunResult:
 class Progress:
     """A running trainer's newest figures; rewritten about once a second."""
 
-    run_id: str
-    updates: int
-    frames: int
-    total_frames: int
+    run_id: Word
+    updates: Natural
+    frames: Natural
+    total_frames: Natural
     steps_per_second: float
-    step_success: tuple[float, ...]
+    step_success: tuple[Share, ...]
     eta_seconds: float | None
-    phase: str  # compiling, training, saving
+    phase: Phase  # compiling, training, saving
     updated_at: float  # unix time, for eyes
 
 
 def write_run(layout: RunPaths, run: TrainingRun, *, durable: bool = True) -> None:
     """Write run.json."""
-    records.write(layout.run_json, {"format": FORMAT, **asdict(run)}, durable=durable)
+    records.write(layout.run_json, run, durable=durable)
 
 
 def read_run(layout: RunPaths) -> TrainingRun:
     """Read run.json."""
-    facts = records.read(layout.run_json, formats=(FORMAT,), sealed_from=FORMAT)
-    try:
-        return TrainingRun(
-            run_id=records.word(facts["run_id"]),
-            skill=display_name(records.text(facts["skill"])),
-            expert=records.natural(facts["expert"]),
-            attempt=records.natural(facts["attempt"]),
-            plan=tuple(_planned_step(item) for item in facts["plan"]),
-            experts=tuple(records.natural(item) for item in facts["experts"]),
-            ancestors=tuple(expert_version(item) for item in facts["ancestors"]),
-            config=dict(facts["config"]),
-            module_sha256=records.word(facts["module_sha256"]),
-            verdicts=tuple(Verdict.from_json(item) for item in facts["verdicts"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _malformed(layout.run_json, error) from error
+    return records.read(layout.run_json, TrainingRun)
 
 
 def check_module(layout: RunPaths, run: TrainingRun) -> None:
@@ -184,110 +160,21 @@ def check_module(layout: RunPaths, run: TrainingRun) -> None:
 
 def write_result(layout: RunPaths, result: RunResult) -> None:
     """Write result.json; call it last."""
-    records.write(layout.result_json, {"format": FORMAT, **asdict(result)})
+    records.write(layout.result_json, result)
 
 
 def read_result(layout: RunPaths) -> RunResult:
     """Read result.json; a trainer of your own may leave its seal out."""
-    facts = records.read(layout.result_json, formats=(FORMAT,), sealed_from=FORMAT + 1)
-    try:
-        _refuse_unknown(facts, RunResult)
-        return RunResult(
-            run_id=records.word(facts["run_id"]),
-            frames=records.natural(facts["frames"]),
-            experts=tuple(_expert_report(item) for item in facts["experts"]),
-            success_rate=records.share(facts["success_rate"]),
-            step_success=tuple(records.share(item) for item in facts["step_success"]),
-            mean_episode_length=records.figure(facts["mean_episode_length"]),
-            updates=records.natural(facts["updates"]),
-            wall_seconds=records.figure(facts["wall_seconds"]),
-            stopped_early=bool(facts["stopped_early"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _malformed(layout.result_json, error) from error
+    return records.read(layout.result_json, RunResult, sealed=False)
 
 
 def write_progress(layout: RunPaths, progress: Progress) -> None:
     """Write progress.json."""
-    storage.write_json(layout.progress, {"format": FORMAT, **asdict(progress)})
+    records.write(layout.progress, progress)
 
 
 def read_progress(layout: RunPaths) -> Progress | None:
     """Read progress.json; None until the trainer has written it."""
     if not layout.progress.exists():
         return None
-    facts = records.read(layout.progress, formats=(FORMAT,), sealed_from=FORMAT + 1)
-    eta = facts.get("eta_seconds")
-    try:
-        return Progress(
-            run_id=records.word(facts["run_id"]),
-            updates=records.natural(facts["updates"]),
-            frames=records.natural(facts["frames"]),
-            total_frames=records.natural(facts["total_frames"]),
-            steps_per_second=records.finite(facts["steps_per_second"]),
-            step_success=tuple(records.share(item) for item in facts["step_success"]),
-            eta_seconds=None if eta is None else records.finite(eta),
-            phase=records.phase(facts["phase"]),
-            updated_at=records.finite(facts["updated_at"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _malformed(layout.progress, error) from error
-
-
-def _refuse_unknown(facts: Mapping[str, Any], kind: type) -> None:
-    """A misspelt key would else be a value left out."""
-    unknown = set(facts) - {"format"} - {item.name for item in fields(kind)}
-    if unknown:
-        raise ValueError(f"unknown keys {sorted(unknown)}")
-
-
-def _malformed(path: Path, error: Exception) -> FileRefusedError:
-    return FileRefusedError(f"{path} is malformed: {type(error).__name__}: {error}")
-
-
-def _planned_step(facts: Mapping[str, Any]) -> PlannedStep:
-    most = facts.get("max_steps")
-    if most is not None and records.natural(most) < 1:
-        raise ValueError("a step may take no steps")
-    return PlannedStep(
-        skill=display_name(records.text(facts["skill"])),
-        count=records.natural(facts["count"]),
-        expert=records.natural(facts["expert"]),
-        max_steps=most,
-    )
-
-
-def expert_version(data: Mapping[str, Any]) -> ExpertVersion:
-    """The version in these data; TypeError, ValueError or KeyError when there is none."""
-    lineage = tuple(
-        LineageEntry(run_id=records.word(item["run_id"]), frames=records.natural(item["frames"]))
-        for item in data["lineage"]
-    )
-    return ExpertVersion(
-        index=records.natural(data["index"]),
-        skill=display_name(records.text(data["skill"])),
-        version=records.word(data["version"]),
-        frames=records.natural(data["frames"]),
-        sha256=records.word(data["sha256"]),
-        content=records.word(data["content"]),
-        shapes=_shapes(data["shapes"]),
-        lineage=lineage,
-    )
-
-
-def _expert_report(facts: Mapping[str, Any]) -> ExpertReport:
-    _refuse_unknown(facts, ExpertReport)
-    return ExpertReport(
-        expert=records.natural(facts["expert"]),
-        acted=records.natural(facts["acted"]),
-        sha256=records.word(facts["sha256"]),
-        content=records.word(facts["content"]),
-        shapes=_shapes(facts["shapes"]),
-    )
-
-
-def _shapes(data: Mapping[str, Any]) -> Shapes:
-    return {
-        records.text(leaf): tuple(records.natural(size) for size in shape)
-        for leaf, shape in data.items()
-    }
+    return records.read(layout.progress, Progress, sealed=False)

@@ -150,7 +150,7 @@ def read(layout: GraphPaths, changed: str = "") -> dict[str, Any]:
     take("state", StateFile(layout.scheduler_state).load)
     if not changed or changed.startswith("skill_files"):
         take("skills", SkillBook(layout).recorded)
-    take("config", lambda: records.read(layout.config_json, formats=(1,), sealed_from=1))
+    take("config", lambda: records.read_document(layout.config_json))
     for generation in manifests.generations(layout):
         path = manifests.history_file(layout, generation)
         take(path.name, lambda path=path: manifests.read_file(path))

@@ -5,16 +5,12 @@ They lie in a folder of the graph and not in the run's, where a trainer could ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from flowrl.errors import FileRefusedError
-from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
+from flowrl.experts.merge import Blended, Evidence, Question
 from flowrl.storage import records
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +65,16 @@ class Inquiry:
     questions: tuple[Question, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What was found out, an answer for each question."""
+
+    answers: tuple[Evidence, ...]
+
+
 def write_inquiry(desk: Desk, inquiry: Inquiry) -> None:
     """Write the questions."""
-    records.write(desk.inquiry, {"format": FORMAT, **asdict(inquiry)})
+    records.write(desk.inquiry, inquiry)
 
 
 def read_inquiry(desk: Desk) -> Inquiry | None:
@@ -82,22 +85,12 @@ def read_inquiry(desk: Desk) -> Inquiry | None:
     """
     if not desk.inquiry.exists():
         return None
-    facts = records.read(desk.inquiry, formats=(FORMAT,), sealed_from=FORMAT)
-    try:
-        return Inquiry(
-            run_id=str(facts["run_id"]),
-            run_folder=str(facts["run_folder"]),
-            expert=int(facts["expert"]),
-            limit_seconds=float(facts["limit_seconds"]),
-            questions=tuple(_question(item) for item in facts["questions"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise _malformed(desk.inquiry, error) from error
+    return records.read(desk.inquiry, Inquiry)
 
 
 def write_answers(desk: Desk, answers: Sequence[Evidence]) -> None:
     """Write what was found out."""
-    records.write(desk.answers, {"format": FORMAT, "answers": [_plain(item) for item in answers]})
+    records.write(desk.answers, Answers(answers=tuple(answers)))
 
 
 def read_answers(desk: Desk) -> dict[int, Evidence] | None:
@@ -108,55 +101,9 @@ def read_answers(desk: Desk) -> dict[int, Evidence] | None:
     """
     if not desk.answers.exists():
         return None
-    facts = records.read(desk.answers, formats=(FORMAT,), sealed_from=FORMAT)
-    try:
-        answers = [_evidence(desk, item) for item in facts["answers"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise _malformed(desk.answers, error) from error
-    return {answer.question.expert: answer for answer in answers}
-
-
-def _plain(answer: Evidence) -> dict[str, Any]:
-    facts = asdict(answer)
-    facts.pop("folder", None)
-    return {"kind": type(answer).__name__.lower(), **facts}
-
-
-def _evidence(desk: Desk, facts: Mapping[str, Any]) -> Evidence:
-    question = _question(facts["question"])
-    match facts["kind"]:
-        case "blended":
-            return Blended(
-                question=question,
-                folder=desk.blend(question.expert),
-                sha256=str(facts["sha256"]),
-                content=str(facts["content"]),
-            )
-        case "compared":
-            return Compared(
-                question=question,
-                wins=int(facts["wins"]),
-                losses=int(facts["losses"]),
-                ties=int(facts["ties"]),
-            )
-        case "unanswered":
-            return Unanswered(question=question, why=str(facts["why"]))
-        case kind:
-            raise ValueError(f"{kind!r} is no kind of answer")
-
-
-def _question(facts: Mapping[str, Any]) -> Question:
-    if facts["kind"] not in ("blend", "compare"):
-        raise ValueError(f"{facts['kind']!r} is no kind of question")
-    current, candidate = facts["gains"]
-    return Question(
-        kind=facts["kind"],
-        expert=int(facts["expert"]),
-        current=str(facts["current"]),
-        candidate=str(facts["candidate"]),
-        gains=(int(current), int(candidate)),
-    )
-
-
-def _malformed(path: Path, error: Exception) -> FileRefusedError:
-    return FileRefusedError(f"{path} is malformed: {type(error).__name__}: {error}")
+    answers = {}
+    for found in records.read(desk.answers, Answers).answers:
+        expert = found.question.expert
+        moved = isinstance(found, Blended)  # the graph may have moved since the file was written
+        answers[expert] = replace(found, folder=desk.blend(expert)) if moved else found
+    return answers

@@ -3,33 +3,28 @@
 `global_latest.json` is replaced at one stroke by every merge and carries, in the same file, the
 ledger of merged runs: a reader sees all of a merge or none of it, and a merge that is repeated
 finds its run id. A damaged manifest is refused with the history file to restore, never begun anew.
-Since format 2 manifests are sealed; those of format 1 are read as they are.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.paths import GraphPaths
-from flowrl.runs import ExpertVersion, expert_version
+from flowrl.runs import ExpertVersion
 from flowrl.storage import records
+from flowrl.storage.records import Natural
 
-FORMAT = 2
-_READ = (1, FORMAT)
 KEPT_GENERATIONS = 20
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"v(?:[0-9]{6}|[1-9][0-9]{6,})-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HISTORY = re.compile(r"(?:0|[1-9][0-9]*)\.json")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +42,24 @@ class Manifest:
             experts=MappingProxyType(dict(sorted({**self.experts, **taken}.items()))),
             merged=(*self.merged, run_id),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFile:
+    """A manifest as its file has it: the experts in the order of their indices."""
+
+    generation: Natural
+    experts: tuple[ExpertVersion, ...]
+    merged: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for version in self.experts:
+            if not is_version_name(version.version):
+                raise ValueError(f"{version.version!r} is not the name of a version")
+        for run_id in self.merged:
+            checked_run_id(run_id)
+        if len({version.index for version in self.experts}) != len(self.experts):
+            raise ValueError("an expert is listed twice")
 
 
 def version_name(generation: int, run_id: str) -> str:
@@ -115,19 +128,11 @@ def read(layout: GraphPaths) -> Manifest:
 
 def read_file(path: Path) -> Manifest:
     """Read one manifest file, the present one or one of the history."""
-    facts = records.read(path, formats=_READ, sealed_from=FORMAT)
-    try:
-        versions = [_version(item) for item in _typed(facts["experts"], list)]
-        manifest = Manifest(
-            generation=_natural(facts["generation"]),
-            experts=MappingProxyType({version.index: version for version in versions}),
-            merged=tuple(checked_run_id(item) for item in _typed(facts["merged"], list)),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, FileRefusedError) as error:
-        raise FileRefusedError(f"{path} is malformed: {type(error).__name__}: {error}") from error
-    if len(manifest.experts) != len(versions):
-        raise FileRefusedError(f"{path} is malformed: an expert is listed twice")
-    return manifest
+    found = records.read(path, ManifestFile)
+    experts = {version.index: version for version in found.experts}
+    return Manifest(
+        generation=found.generation, experts=MappingProxyType(experts), merged=found.merged
+    )
 
 
 def history_file(layout: GraphPaths, generation: int) -> Path:
@@ -149,13 +154,13 @@ def write_history(layout: GraphPaths, manifest: Manifest) -> None:
     storage.flush([layout.checkpoints])
     path = history_file(layout, manifest.generation)
     if not _says(path, manifest):  # its time tells people when that was
-        storage.write_atomic(path, _content(manifest))
+        storage.write_atomic(path, records.encode(_file(manifest)))
 
 
 def swap(layout: GraphPaths, manifest: Manifest) -> None:
     """Make `manifest` the one that counts: the commit of a merge."""
     storage.make_dir(layout.checkpoints)
-    storage.write_atomic(layout.manifest, _content(manifest))
+    storage.write_atomic(layout.manifest, records.encode(_file(manifest)))
 
 
 def succeed(
@@ -173,7 +178,7 @@ def succeed(
     in.
     """
     storage.make_dir(layout.history, durable=False)
-    content = _content(manifest)
+    content = records.encode(_file(manifest))
     history = history_file(layout, manifest.generation)
     with storage.replacing([history, layout.manifest]) as files:
         try:
@@ -191,31 +196,15 @@ def succeed(
 
 def write_pickle(layout: GraphPaths, manifest: Manifest) -> None:
     """Write the same facts under the documented name, for other tools; flowrl never reads it."""
-    facts = to_json(manifest)
+    facts = {"format": 1, **records.to_json(_file(manifest))}
     facts["experts"] = {item["index"]: item for item in facts["experts"]}
     # What a power cut takes of it, the next start makes again.
     storage.write_atomic(layout.manifest_pickle, pickle.dumps(facts, protocol=4), durable=False)
 
 
-def to_json(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as plain JSON values; experts in the order of their indices."""
-    return {
-        "format": FORMAT,
-        "generation": manifest.generation,
-        "experts": [asdict(manifest.experts[index]) for index in sorted(manifest.experts)],
-        "merged": list(manifest.merged),
-    }
-
-
-def _content(manifest: Manifest) -> bytes:
-    """A manifest file: JSON with its seal, a line per expert.
-
-    What indents is Python, not C, and with fifty experts it took 3 ms of every hand-over.
-    """
-    facts = to_json(manifest)
-    lines = ",\n".join(map(json.dumps, facts["experts"]))
-    rest = json.dumps({**facts, "experts": [], records.KEY: records.seal_of(facts)})
-    return rest.replace('"experts": []', f'"experts": [\n{lines}\n]', 1).encode() + b"\n"
+def _file(manifest: Manifest) -> ManifestFile:
+    experts = tuple(manifest.experts[index] for index in sorted(manifest.experts))
+    return ManifestFile(generation=manifest.generation, experts=experts, merged=manifest.merged)
 
 
 def _says(path: Path, manifest: Manifest) -> bool:
@@ -237,22 +226,3 @@ def _remedy(layout: GraphPaths) -> str:
             f"a merge, this does not: cp {path} {layout.manifest}"
         )
     return "no readable manifest is left in its history; restore it from a backup"
-
-
-def _version(data: Mapping[str, Any]) -> ExpertVersion:
-    version = expert_version(data)
-    if not is_version_name(version.version):
-        raise ValueError(f"{version.version!r} is no version name")
-    return version
-
-
-def _typed(value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is not {kind.__name__}")
-    return value
-
-
-def _natural(value: Any) -> int:
-    if isinstance(value, bool) or _typed(value, int) < 0:
-        raise TypeError(f"{value!r} is not a natural number")
-    return value

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from flowrl.config import FrameAccounting
 from flowrl.errors import ResultRefusedError
 from flowrl.experts.array_check import FLOAT
 from flowrl.runs import ExpertVersion, Shapes
+from flowrl.storage.records import Natural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +61,17 @@ class Question:
     """What has to be found out with the arrays of two copies before a policy can decide."""
 
     kind: Literal["blend", "compare"]
-    expert: int
+    expert: Natural
     current: str  # digest of the arrays that count now
     candidate: str  # digest of the candidate's arrays
-    gains: tuple[int, int] = (0, 0)  # frames since the common ancestor: current's, candidate's
+    gains: tuple[Natural, Natural] = (0, 0)  # frames since the ancestor: current's, candidate's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blended:
     """The weighted mean of both copies, made and durable in a folder."""
 
+    kind: ClassVar[str] = "blended"
     question: Question
     folder: Path
     sha256: str
@@ -80,6 +82,7 @@ class Blended:
 class Compared:
     """Both copies in the same worlds: how often only the one, or only the other, succeeded."""
 
+    kind: ClassVar[str] = "compared"
     question: Question
     wins: int  # worlds in which the candidate alone succeeded
     losses: int  # worlds in which the current version alone did
@@ -95,6 +98,7 @@ class Compared:
 class Unanswered:
     """It could not be found out."""
 
+    kind: ClassVar[str] = "unanswered"
     question: Question
     why: str
 

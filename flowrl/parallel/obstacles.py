@@ -106,7 +106,7 @@ def _readers(layout: GraphPaths) -> Iterator[tuple[Path, Callable[[], object]]]:
     yield layout.scheduler_state, StateFile(layout.scheduler_state).load
     yield (
         layout.config_json,
-        partial(records.read, layout.config_json, formats=(1,), sealed_from=1),
+        partial(records.read_document, layout.config_json),
     )
     for path in sorted(layout.skill_files.glob("*.json")):
         yield path, partial(read_skill_file, path)

@@ -352,7 +352,7 @@ def usable_config(layout: GraphPaths) -> BottomUpConfig:
       FileRefusedError: the file is missing or damaged.
       ConfigError: a value cannot be used, or names an unknown environment.
     """
-    data = records.read(layout.config_json, formats=(1,), sealed_from=1)
+    data = records.read_document(layout.config_json)
     try:
         config = configs.from_json(BottomUpConfig, data)
     except ConfigError as error:

@@ -16,7 +16,6 @@ from flowrl.skills.skill import Skill
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
-FORMAT = 2  # sealed; files without a format are read as they are
 _FILE_LIMIT_BYTES = 2**20
 
 
@@ -34,7 +33,7 @@ class SkillBook:
         path = self._layout.skill_file(skill.name)
         if not path.exists() or skill.name not in self._fixed():
             storage.make_dir(path.parent)
-            records.write(path, {"format": FORMAT, **skill.to_json()})
+            records.write(path, skill.to_json())
 
     def recorded(self) -> dict[str, Skill]:
         """Every kept skill by name.
@@ -75,10 +74,7 @@ def read_skill_file(path: Path) -> Skill:
     Raises:
       FileRefusedError: it is damaged.
     """
-    facts = records.read(
-        path, formats=(None, FORMAT), sealed_from=FORMAT, limit_bytes=_FILE_LIMIT_BYTES
-    )
-    facts.pop("format", None)
+    facts = records.read_document(path, limit_bytes=_FILE_LIMIT_BYTES)
     try:
         return Skill.from_json(facts)
     except SkillError as error:

@@ -15,7 +15,7 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,18 @@ from flowrl.errors import FileRefusedError, SkillError
 from flowrl.runs import Verdict
 from flowrl.storage import records
 
-FORMAT = 1
 GATE_VERSION = 2  # raised whenever gate or trial refuse what they admitted before
 SHIPPED = Path(__file__).parent / "library" / "verdicts.json"
 _ROLES = ("task_is_done", "task_reward")
 _LIMIT_BYTES = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptVerdict:
+    """The file of one verdict; `skill` says for people whose code it is about."""
+
+    skill: str
+    verdict: Verdict
 
 
 class VerdictStore:
@@ -48,21 +55,23 @@ class VerdictStore:
             return shipped()[digest]
         if not path.exists():
             return None
-        facts = records.read(path, formats=(FORMAT,), sealed_from=FORMAT, limit_bytes=_LIMIT_BYTES)
-        return _read(facts, path, digest)
+        kept = records.read(path, KeptVerdict, limit_bytes=_LIMIT_BYTES, remedy="remove it")
+        if kept.verdict.digest != digest:
+            raise FileRefusedError(f"{path} is about {kept.verdict.digest}; remove it")
+        return kept.verdict
 
     def keep(self, verdict: Verdict, *, skill: str) -> None:
         """Remember a verdict; `skill` says for people whose code it is about."""
         storage.make_dir(self._folder)
-        facts = {"format": FORMAT, "skill": skill, **asdict(verdict)}
-        records.write(self._folder / f"{verdict.digest}.json", facts)
+        kept = KeptVerdict(skill=skill, verdict=verdict)
+        records.write(self._folder / f"{verdict.digest}.json", kept)
 
 
 @functools.cache
 def shipped() -> Mapping[str, Verdict]:
     """The verdicts on the embedded library, by digest."""
     verdicts = storage.read_json(SHIPPED)["verdicts"]
-    return {digest: _read(facts, SHIPPED, digest) for digest, facts in verdicts.items()}
+    return {item["digest"]: _shipped_verdict(item) for item in verdicts.values()}
 
 
 def code_digest(is_done: ast.FunctionDef, reward: ast.FunctionDef, env_name: str) -> str:
@@ -104,11 +113,6 @@ def _normal(function: ast.FunctionDef, role: str) -> str:
     return ast.unparse(normal)
 
 
-def _read(facts: Mapping[str, Any], path: Path, digest: str) -> Verdict:
-    try:
-        verdict = Verdict.from_json(facts)
-        if verdict.digest != digest:
-            raise ValueError(f"it is about {verdict.digest}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileRefusedError(f"{path} is damaged: {error}; remove it") from error
-    return verdict
+def _shipped_verdict(item: Mapping[str, Any]) -> Verdict:
+    names = ("digest", "trusted", "most_count")
+    return records.from_json(Verdict, {name: item[name] for name in names})

@@ -60,10 +60,12 @@ def read_json(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> dict[str, A
     """Read the JSON object in a file.
 
     Raises:
-      FileRefusedError: as `read_bytes`, or the content is not one JSON object.
+      FileRefusedError: as `read_bytes`, or the content is not one JSON object; NaN and Infinity
+        are not JSON.
     """
+    content = read_bytes(path, limit_bytes=limit_bytes)
     try:
-        document = json.loads(read_bytes(path, limit_bytes=limit_bytes))
+        document = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise FileRefusedError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(document, dict):
@@ -107,6 +109,10 @@ def tree_digest(root: Path) -> str:
                 content.update(chunk)
         total.update(f"{path.relative_to(root).as_posix()}\0{content.hexdigest()}\n".encode())
     return total.hexdigest()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
 
 
 def _fail(error: OSError) -> NoReturn:

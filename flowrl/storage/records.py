@@ -1,146 +1,376 @@
-"""Records with a seal: JSON files that carry the sha256 of their own content.
+"""The typed reader and writer of JSON records: a frozen dataclass goes to disk and comes back.
 
-A flipped bit in a JSON file may still parse, as another number. The seal tells it from what was
-written. It guards against accidents, not against people: whoever edits a file can seal it again.
+A record file is one JSON object with the key `format` and, last, `sha256`: the seal, a digest of
+its own content. A flipped bit may still parse, as another number; the seal shows it. It guards
+against accidents, not against people: whoever edits a file can seal it again.
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Order:
+        skill: Annotated[str, display_name]  # a check that returns the value or raises ValueError
+        expert: Natural
+        rates: tuple[Share, ...] = ()        # a field with a default may be missing
+        limit_seconds: float | None = None   # finite; NaN and Infinity are refused
+
+    records.write(path, Order(skill="Collect Wood", expert=0))
+    order = records.read(path, Order, remedy="run it again")
+
+Types are exact (`1` is not a bool, `"1"` not a number, but `1` is a float), unknown keys and
+missing ones are refused. Field types: bool, int, float, str, None, Path, Literal, Enum,
+`tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`, Any, dataclasses, `X | None`, and unions of
+dataclasses with a `kind: ClassVar[str]`, which is written as the key `kind`. What several fields
+must satisfy together is raised by `__post_init__` as ValueError. One error, FileRefusedError, names
+the file, the key, what was found, and the remedy.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from flowrl.errors import FileRefusedError, FormatVersionError
-from flowrl.storage.atomic import write_json
+from flowrl.errors import FileRefusedError, FlowrlError, FormatVersionError
+from flowrl.storage.atomic import write_atomic
 from flowrl.storage.reading import READ_LIMIT_BYTES, read_json
 
-KEY = "sha256"
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # fit to be part of a path
+SEAL = "sha256"
+RESTORE = "restore it from a copy (flowrl fsck says what else is damaged)"
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # can be part of a path
 _PHASE = re.compile(r"[a-z]{1,20}")
 _MOST = 2**63 - 1
-_LARGEST = 1e12  # seconds, steps: beyond it, dates and clocks have no words
+_LARGEST = 1e12  # seconds, steps: clocks and dates cannot show more
+Record = TypeVar("Record")
+Reader = Callable[[Any], Any]
 
 
-def seal_of(document: Mapping[str, Any]) -> str:
-    """sha256 over the content of a JSON object, whatever its spaces and the order of its keys.
-
-    >>> seal_of({"a": 1, "b": [2.5]}) == seal_of({"b": [2.5], "a": 1, "sha256": "…"})
-    True
-    """
-    content = {key: value for key, value in document.items() if key != KEY}
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+def write(path: Path, record: Any, *, durable: bool = True) -> None:
+    """Write a dataclass, or a mapping of plain JSON values, as a sealed record of format 1."""
+    write_atomic(path, encode(record), durable=durable)
 
 
-def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with its seal, which comes last."""
-    plain = json.loads(json.dumps({key: document[key] for key in document if key != KEY}))
-    return {**plain, KEY: seal_of(plain)}
-
-
-def write(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Write a JSON object with its seal, as `write_json` does."""
-    write_json(path, sealed(document), durable=durable)
+def encode(record: Any) -> bytes:
+    """Return the content of the file that `write` writes."""
+    document = sealed({"format": 1, **to_json(record)})
+    lines = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in document.items())
+    return f"{{\n{lines}\n}}\n".encode()
 
 
 def read(
     path: Path,
+    kind: type[Record],
     *,
-    formats: Collection[int | None],
-    sealed_from: int,
+    sealed: bool = True,
     limit_bytes: int = READ_LIMIT_BYTES,
-) -> dict[str, Any]:
-    """The JSON object in a file, without its seal.
+    remedy: str = RESTORE,
+) -> Record:
+    """Read a record of this dataclass.
 
     Args:
       path: the file.
-      formats: the values of its key `format` that can be read; None stands for no such key.
-      sealed_from: files of this format and later ones must have a seal. An older file may have
-        none; one that is there is checked.
+      kind: a dataclass, see the module's docstring.
+      sealed: False if other programs write such files and may leave the seal out.
       limit_bytes: larger files are refused.
+      remedy: what a user should do if the file is refused.
 
     Raises:
-      FormatVersionError: another version of flowrl wrote it.
-      FileRefusedError: it cannot be read, or its seal is wrong or missing.
+      FormatVersionError: its `format` is not 1.
+      FileRefusedError: it cannot be read, its seal is wrong, or a value is not what it should be.
     """
-    facts = read_json(path, limit_bytes=limit_bytes)
-    found = facts.get("format")
-    if isinstance(found, bool | float) or found not in formats:
-        wanted = " or ".join(str(known) for known in formats if known is not None)
+    document = read_document(path, sealed=sealed, limit_bytes=limit_bytes, remedy=remedy)
+    try:
+        return from_json(kind, document)
+    except MalformedError as error:
+        raise FileRefusedError(f"{path} is malformed: {error}; {remedy}") from error
+
+
+def read_document(
+    path: Path, *, sealed: bool = True, limit_bytes: int = READ_LIMIT_BYTES, remedy: str = RESTORE
+) -> dict[str, Any]:
+    """Read a record as plain JSON values, without `format` and seal; raises as `read` does."""
+    document = read_json(path, limit_bytes=limit_bytes)
+    found = document.pop("format", None)
+    if type(found) is not int or found != 1:
         raise FormatVersionError(
-            f"{path} has format {found!r}, this flowrl reads {wanted}; "
+            f"{path} has format {found!r}, this flowrl reads 1; "
             "use the version of flowrl that wrote it"
         )
-    seal = facts.pop(KEY, None)
-    if seal is None and (found is None or found < sealed_from):
-        return facts
-    if seal != seal_of(facts):
-        what = "has no seal" if seal is None else "is not what its seal says"
-        raise FileRefusedError(
-            f"{path} is damaged or was edited: it {what}; restore it from a copy "
-            "(flowrl fsck says what else is damaged)"
-        )
-    return facts
+    seal = document.pop(SEAL, None)
+    if seal is None and not sealed:
+        return document
+    if seal != seal_of({"format": found, **document}):
+        problem = "has no seal" if seal is None else "is not what its seal says"
+        raise FileRefusedError(f"{path} is damaged or was edited: it {problem}; {remedy}")
+    return document
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with its seal as the last key."""
+    content = {key: value for key, value in document.items() if key != SEAL}
+    return {**content, SEAL: seal_of(content)}
+
+
+def seal_of(document: Mapping[str, Any]) -> str:
+    """Return the sha256 of a JSON object's content, whatever its spaces and the order of its keys.
+
+    >>> seal_of({"a": 1, "b": [2.5]}) == seal_of({"b": [2.5], "a": 1, "sha256": "…"})
+    True
+    """
+    content = {key: value for key, value in document.items() if key != SEAL}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def to_json(value: Any) -> Any:
+    """Return a record as plain JSON values.
+
+    >>> to_json({"folder": Path("a"), "sizes": (1, 2)})
+    {'folder': 'a', 'sizes': [1, 2]}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        kind = {"kind": value.kind} if _kind_of(type(value)) else {}
+        return kind | {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """Return the value of type `kind` that `to_json` made this JSON value of.
+
+    Raises:
+      MalformedError: names the key, what was found there and what should be.
+    """
+    return _at("", _reader(kind), value)
+
+
+class MalformedError(ValueError):
+    """A value is not of the type, or not within the limits, of its field."""
+
+    def __init__(self, problem: str, key: str = "") -> None:
+        super().__init__(f"{key} {problem}".strip())
+        self.problem, self.key = problem, key
 
 
 def text(value: Any) -> str:
-    """Text."""
-    if not isinstance(value, str):
-        raise TypeError(f"{_shown(value)} is not text")
+    """Return `value` if it is text."""
+    if type(value) is not str:
+        raise _not(value, "text")
     return value
 
 
 def word(value: Any) -> str:
-    """A plain word, fit to be part of a path."""
-    if not isinstance(value, str) or not _WORD.fullmatch(value):
-        raise ValueError(f"{_shown(value)} is not a plain word")
+    """Return `value` if it is a plain word that can be part of a path."""
+    if not _WORD.fullmatch(text(value)):
+        raise _not(value, "a plain word")
     return value
 
 
 def phase(value: Any) -> str:
-    """A word to be shown on a terminal."""
-    if not isinstance(value, str) or not _PHASE.fullmatch(value):
-        raise ValueError(f"{_shown(value)} is no phase")
+    """Return `value` if it is a short word that can be shown on a terminal."""
+    if not _PHASE.fullmatch(text(value)):
+        raise _not(value, "a word of lower-case letters")
     return value
 
 
-def _shown(value: Any) -> str:
-    """The beginning of what was found, for a message."""
-    return repr(value)[:100]
+def whole(value: Any) -> int:
+    """Return `value` if it is a whole number of 64 bits."""
+    if type(value) is not int or abs(value) > _MOST:
+        raise _not(value, "a whole number of 64 bits")
+    return value
 
 
 def natural(value: Any) -> int:
-    """A whole number that fits into 64 bits, from 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
-        raise TypeError(f"{_shown(value)} is not a natural number, or too large")
+    """Return `value` if it is a whole number of 64 bits from 0."""
+    if whole(value) < 0:
+        raise _not(value, "a natural number")
     return value
 
 
-def figure(value: Any) -> float:
-    """A number that can be counted with; it may be infinite or none at all."""
-    if isinstance(value, int) and abs(value) > _MOST:
-        raise ValueError(f"{_shown(value)} is too large")
-    found = float(value)
-    if math.isfinite(found) and abs(found) > _LARGEST:
-        raise ValueError(f"{found} is too large")
-    return found
+def positive(value: Any) -> int:
+    """Return `value` if it is a whole number of 64 bits from 1."""
+    if whole(value) < 1:
+        raise _not(value, "a whole number from 1")
+    return value
 
 
 def finite(value: Any) -> float:
-    """A number."""
-    found = figure(value)
-    if not math.isfinite(found):
-        raise ValueError(f"{found} is not finite")
-    return found
+    """Return `value` if it is a number up to 1e12."""
+    if type(value) not in (int, float) or not abs(value) <= _LARGEST or not math.isfinite(value):
+        raise _not(value, "a finite number up to 1e12")
+    return float(value)
 
 
 def share(value: Any) -> float:
-    """A number from 0 to 1."""
-    found = figure(value)
-    if not 0.0 <= found <= 1.0:
-        raise ValueError(f"{found} is not a share between 0 and 1")
-    return found
+    """Return `value` if it is a number from 0 to 1."""
+    if not 0.0 <= finite(value) <= 1.0:
+        raise _not(value, "a share between 0 and 1")
+    return float(value)
+
+
+Natural = Annotated[int, natural]
+Positive = Annotated[int, positive]
+Share = Annotated[float, share]
+Word = Annotated[str, word]
+Phase = Annotated[str, phase]
+
+
+def _lines(value: Any) -> str:
+    """Return JSON text, a list with one line for each item."""
+    if not isinstance(value, list) or not value:
+        return json.dumps(value, allow_nan=False)
+    items = ",\n".join(json.dumps(item, allow_nan=False) for item in value)
+    return f"[\n{items}\n]"
+
+
+def _not(value: Any, expected: str) -> MalformedError:
+    return MalformedError(f"is {repr(value)[:100]}, not {expected}")
+
+
+def _at(key: str, read_value: Reader, value: Any) -> Any:
+    """Read a value; an error names the key below which it was found."""
+    try:
+        return read_value(value)
+    except MalformedError as error:
+        dot = "." if key and error.key and not error.key.startswith("[") else ""
+        raise MalformedError(error.problem, f"{key}{dot}{error.key}") from error
+    except (ValueError, TypeError, FlowrlError) as error:  # of a check, or of __post_init__
+        raise MalformedError(f"is {repr(value)[:100]}: {error}", key) from error
+
+
+@functools.cache
+def _reader(kind: Any) -> Reader:
+    """Return the function that makes a value of type `kind` of a JSON value."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _checked(_reader(args[0]), [check for check in args[1:] if callable(check)])
+    if origin in (Union, UnionType):
+        return _union(args)
+    if origin is Literal:
+        return lambda value: value if value in args else _refuse(value, args)
+    if origin is tuple:
+        return _tuple(args)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(_reader(args[0]), _reader(args[1]))
+    if is_dataclass(kind):
+        return _record(kind, tag="kind" if _kind_of(kind) else None)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        members = {member.value: member for member in kind}
+        return lambda value: members[value] if text(value) in members else _refuse(value, members)
+    return _PLAIN[kind]
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _not(value, "true or false")
+    return value
+
+
+def _nothing(value: Any) -> None:
+    if value is not None:
+        raise _not(value, "null")
+
+
+def _refuse(value: Any, allowed: Any) -> Any:
+    raise _not(value, "one of " + ", ".join(map(str, allowed)))
+
+
+_PLAIN: dict[Any, Reader] = {
+    Any: lambda value: value,
+    bool: _boolean,
+    int: whole,
+    float: finite,
+    str: text,
+    Path: lambda value: Path(text(value)),
+    NoneType: _nothing,
+}
+
+
+def _checked(read_value: Reader, checks: list[Reader]) -> Reader:
+    def read_checked(value: Any) -> Any:
+        found = read_value(value)
+        for check in checks:
+            found = check(found)
+        return found
+
+    return read_checked
+
+
+def _union(kinds: tuple[Any, ...]) -> Reader:
+    """Read `X | None`, or one of several dataclasses by its key `kind`."""
+    others = [kind for kind in kinds if kind is not NoneType]
+    tagged = {_kind_of(kind): _reader(kind) for kind in others if _kind_of(kind)}
+    only = None if tagged else _reader(others[0])
+    assert tagged or len(others) == 1, f"cannot tell {others} apart"
+
+    def read_one(value: Any) -> Any:
+        if value is None and NoneType in kinds:
+            return None
+        if only is not None:
+            return only(value)
+        found = value.get("kind") if isinstance(value, dict) else None
+        if not isinstance(found, str) or found not in tagged:
+            raise MalformedError(f"is {found!r:.100}, not one of {', '.join(tagged)}", "kind")
+        return tagged[found](value)
+
+    return read_one
+
+
+def _kind_of(kind: Any) -> str | None:
+    """Return the tag of a dataclass that is a member of a union."""
+    has_field = is_dataclass(kind) and any(item.name == "kind" for item in fields(kind))
+    return None if has_field else getattr(kind, "kind", None)
+
+
+def _tuple(kinds: tuple[Any, ...]) -> Reader:
+    readers = [_reader(kind) for kind in kinds if kind is not ...]
+    endless = kinds[-1] is ...
+
+    def read_tuple(value: Any) -> tuple[Any, ...]:
+        if type(value) not in (list, tuple) or not (endless or len(value) == len(readers)):
+            raise _not(value, "a list" if endless else f"a list of {len(readers)}")
+        each = readers * len(value) if endless else readers
+        return tuple(_at(f"[{i}]", each[i], item) for i, item in enumerate(value))
+
+    return read_tuple
+
+
+def _mapping(read_key: Reader, read_value: Reader) -> Reader:
+    def read_mapping(value: Any) -> dict[Any, Any]:
+        if not isinstance(value, Mapping):
+            raise _not(value, "a JSON object")
+        return {_at(k, read_key, k): _at(k, read_value, item) for k, item in value.items()}
+
+    return read_mapping
+
+
+def _record(kind: Any, tag: str | None) -> Reader:
+    hints = get_type_hints(kind, include_extras=True)
+    readers = {item.name: _reader(hints[item.name]) for item in fields(kind)}
+    needed = {
+        item.name
+        for item in fields(kind)
+        if item.default is MISSING and item.default_factory is MISSING
+    }
+
+    def read_record(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _not(value, "a JSON object")
+        # A misspelt key would otherwise count as a field left out.
+        if unknown := value.keys() - readers.keys() - {tag}:
+            raise MalformedError("is unknown", min(unknown))
+        if missing := needed - value.keys():
+            raise MalformedError("is missing", min(missing))
+        return kind(**{k: _at(k, readers[k], item) for k, item in value.items() if k in readers})
+
+    return read_record

@@ -1,59 +1,73 @@
-"""Manifests of every format that was ever written are read for ever."""
+"""A manifest comes back as it was written, or is refused."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
-from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
+from flowrl.runs import ExpertVersion, LineageEntry
 from flowrl.storage import records
+from tests.sealing import rewrite
 
-DATA = Path(__file__).parents[1] / "data"
+
+def version(index: int) -> ExpertVersion:
+    return ExpertVersion(
+        index=index,
+        skill=f"Skill {index}",
+        version=manifests.version_name(index + 1, "r1"),
+        frames=9,
+        sha256="a",
+        content="b",
+        shapes={"actor/kernel": (4, 2)},
+        lineage=(LineageEntry(run_id="r1", frames=9),),
+    )
 
 
-def test_a_manifest_of_format_1_is_read_and_goes_on_sealed(tmp_path):
+@pytest.fixture(params=[0, 1, 3])
+def layout(tmp_path, request) -> GraphPaths:
     layout = GraphPaths(tmp_path)
-    layout.history.mkdir(parents=True)
-    shutil.copy(DATA / "manifest_v1.json", layout.manifest)
-    store = ExpertStore(layout)
-    present = store.manifest()
-    assert (present.generation, present.merged) == (2, ("e0.a1.66c3db7d", "e1.a1.3dbb5d24"))
-    assert [(v.index, v.skill, v.frames) for v in present.experts.values()] == [
-        (0, "Collect Wood", 60),
-        (1, "Place Table", 20),
-    ]
-    store.recover(None)
-    store.commit("r9", [], policy=lambda *_: None)  # pyright: ignore[reportArgumentType]
-    facts = json.loads(layout.manifest.read_text())
-    assert (facts["format"], facts["generation"], "sha256" in facts) == (2, 3, True)
-    assert store.manifest().experts == present.experts
+    experts = {index: version(index) for index in range(request.param)}
+    manifests.swap(layout, manifests.Manifest(generation=2, experts=experts, merged=("r1", "r2")))
+    return layout
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_a_manifest_has_a_line_per_expert_and_its_seal(tmp_path, count):
-    layout, present = GraphPaths(tmp_path), manifests.read_file(DATA / "manifest_v1.json")
-    kept = dict(list(present.experts.items())[:count])
-    manifests.swap(layout, manifest := replace(present, experts=kept))
-    text = layout.manifest.read_text()
-    assert json.loads(text) == records.sealed(manifests.to_json(manifest))
-    assert manifests.read_file(layout.manifest) == manifest
-    lines = [line for line in text.splitlines() if line.startswith('{"index"')]
-    assert len(lines) == count
+def test_a_manifest_comes_back_with_a_line_per_expert(layout):
+    found = manifests.read(layout)
+    assert (found.generation, found.merged) == (2, ("r1", "r2"))
+    assert found.experts == {index: version(index) for index in found.experts}
+    lines = [line for line in layout.manifest.read_text().splitlines() if '{"index"' in line]
+    assert len(lines) == len(found.experts)
 
 
-def test_a_manifest_of_format_2_must_have_its_seal(tmp_path):
-    path = tmp_path / "manifest.json"
-    facts = json.loads((DATA / "manifest_v1.json").read_text())
-    path.write_text(json.dumps({**facts, "format": 2}))
+def test_a_manifest_without_its_seal_or_of_another_format_is_refused(layout):
+    document = json.loads(layout.manifest.read_text())
+    seal = document.pop(records.SEAL)
+    layout.manifest.write_text(json.dumps(document))
     with pytest.raises(FileRefusedError, match="has no seal"):
-        manifests.read_file(path)
-    path.write_text(json.dumps({**facts, "format": 3}))
-    with pytest.raises(FormatVersionError, match="format 3, this flowrl reads 1 or 2"):
-        manifests.read_file(path)
+        manifests.read_file(layout.manifest)
+    layout.manifest.write_text(json.dumps({**document, "format": 2, "sha256": seal}))
+    with pytest.raises(FormatVersionError, match="format 2, this flowrl reads 1"):
+        manifests.read_file(layout.manifest)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda d: d["experts"].append(d["experts"][0]), "listed twice"),
+        (lambda d: d["experts"][0].update(version="v1"), "'v1' is not the name of a version"),
+        (lambda d: d.update(merged=["a/b"]), "'a/b' is no run id"),
+        (lambda d: d["experts"][0].update(skill="a\nb"), r"experts\[0\].skill"),
+        (lambda d: d["experts"][0].update(frames=-1), r"experts\[0\].frames is -1"),
+        (lambda d: d.pop("merged"), "merged is missing"),
+    ],
+)
+def test_a_malformed_manifest_is_refused_by_its_key(tmp_path, change, problem):
+    layout = GraphPaths(tmp_path)
+    manifests.swap(layout, manifests.Manifest(experts={0: version(0)}))
+    rewrite(layout.manifest, change)
+    with pytest.raises(FileRefusedError, match=problem):
+        manifests.read_file(layout.manifest)

@@ -134,7 +134,7 @@ def test_a_misspelt_key_in_a_result_is_refused(tmp_path, old, new):
     layout = RunPaths(tmp_path, 4)
     runs.write_result(layout, RESULT)
     edit(layout.result_json, old, new)
-    with pytest.raises(FileRefusedError, match="unknown keys"):
+    with pytest.raises(FileRefusedError, match="is unknown"):
         runs.read_result(layout)
 
 
