@@ -332,7 +332,7 @@ def test_a_damaged_manifest_stops_and_names_the_file_to_restore(store, layout, d
 
 def test_a_manifest_of_another_flowrl_is_refused_by_its_format(store, layout):
     merge(store, "r1", expert=0, acted=1)
-    edit(layout.manifest, '"format": 2', '"format": 9')
+    edit(layout.manifest, '"format": 1', '"format": 9')
     with pytest.raises(FormatVersionError, match="format 9"):
         store.manifest()
 

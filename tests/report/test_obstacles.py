@@ -71,10 +71,10 @@ IN_THE_WAY: dict[str, tuple[Damage, str]] = {
     "quarantine is a file": (odd("a file", "quarantine"), "quarantine is no folder"),
     "notices is a file": (odd("a file", "notices"), "notices is no folder"),
     "history is a file": (odd("a file", "checkpoints", "history"), "history is no folder"),
-    "daemon.lock is a pipe": (odd("a pipe", "daemon.lock"), "daemon.lock is no plain file"),
-    "daemon.lock is a link": (odd("a link", "daemon.lock"), "daemon.lock is no plain file"),
-    "daemon.lock is a folder": (odd("a folder", "daemon.lock"), "daemon.lock is no plain file"),
-    "global.lock is a folder": (odd("a folder", "checkpoints", "global.lock"), "no plain file"),
+    "daemon.lock is a pipe": (odd("a pipe", "daemon.lock"), "daemon.lock is not a plain file"),
+    "daemon.lock is a link": (odd("a link", "daemon.lock"), "daemon.lock is not a plain file"),
+    "daemon.lock is a folder": (odd("a folder", "daemon.lock"), "daemon.lock is not a plain file"),
+    "global.lock is a folder": (odd("a folder", "checkpoints", "global.lock"), "not a plain file"),
     "a newer manifest": (newer(lambda g: g.manifest), "global_latest.json has format 99"),
     "a newer generation": (newer(lambda g: g.history / "2.json"), "2.json has format 99"),
     "a newer state": (newer_state, "scheduler_state.json has format 99"),
@@ -180,5 +180,5 @@ def test_what_cannot_be_set_aside_is_said_and_the_rest_is_mended(graph, capsys):
 
 def test_a_lock_that_is_a_pipe_is_refused_at_once(tmp_path):
     make_odd("a pipe", tmp_path / "daemon.lock")
-    with pytest.raises(FileRefusedError, match="no plain file"):
+    with pytest.raises(FileRefusedError, match="not a plain file"):
         Claim(tmp_path / "daemon.lock").acquire()
