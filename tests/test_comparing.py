@@ -17,7 +17,8 @@ from flowrl.errors import ComparingError
 from flowrl.experts.inquiry import Desk
 from flowrl.experts.policies import policy_named
 from flowrl.parallel import comparisons
-from flowrl.parallel.training_setup import PreparedRun, prepare_training_run
+from flowrl.parallel.run_folder import PreparedRun
+from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, write_result
 from flowrl.skills.graph import SkillGraph

@@ -68,7 +68,6 @@ class TrainingBackend:
             attempt=task.attempt,
             completed=self._trained(),
             config=self._within_budget(task.frames_left),
-            store=self._store,
         )
         return self._job(prepared, task)
 

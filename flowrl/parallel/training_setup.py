@@ -1,8 +1,8 @@
-"""From a skill of the graph to a run folder that a trainer can be started on.
+"""Make the run folder of a skill, on which a trainer can be started.
 
-Everything is checked before anything is written, then built beside the place where it belongs and
-renamed into it: a run folder that can be seen is whole. Its seeds are copies, so that no merge can
-change what a run started from.
+Everything is checked before anything is written. The folder is then built under another name and
+renamed, so a run folder that can be seen is whole. Its seed experts are copies: no later merge can
+change what the run started from.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
+from typing import Any
 
 from flowrl import config as configs
 from flowrl import storage
@@ -36,50 +35,15 @@ from flowrl.parallel.run_folder import (
     fail_run,
     refuse_living,
     remove_strays,
-    resume_training_run,
 )
 from flowrl.parallel.vouching import kept_verdicts
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import ExpertVersion, PlannedStep, Shapes, TrainingRun, write_run
 from flowrl.skills.games import GameTable, table_of
 from flowrl.skills.gate import check_function, check_names
+from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
 from flowrl.skills.verdicts import parsed_function
-
-if TYPE_CHECKING:
-    from flowrl.skills.graph import SkillGraph
-
-__all__ = [
-    "PreparedRun",
-    "RunOrder",
-    "build_remapping",
-    "expected_shapes",
-    "fail_run",
-    "generate_module_with_remapping",
-    "prepare_training_run",
-    "resume_training_run",
-]
-
-
-class RunOrder(TypedDict):
-    """What `prepare_training_run` is told, by keyword."""
-
-    layout: GraphPaths
-    """The graph's folder."""
-    graph: SkillGraph
-    """The skills; the run's plan is `graph.plan(skill)`."""
-    skill: str
-    """The skill to train."""
-    expert: int
-    """The global index of its expert."""
-    attempt: int
-    """Which attempt this is, counted from 1."""
-    completed: Mapping[str, int]
-    """The global expert index of every trained skill."""
-    config: PPOConfig
-    """What the run is trained with."""
-    store: NotRequired[ExpertStore]
-    """The experts (default: those of `layout`)."""
 
 
 def build_remapping(
@@ -89,7 +53,7 @@ def build_remapping(
 ) -> Remapping:
     """Number a run's experts from 0 without gaps; unpacks as (global_to_local, local_to_global).
 
-    Dependencies are global indices, or names of skills with `completed` saying the index of each,
+    Dependencies are global indices, or names of skills; `completed` then gives the index of each,
     as `{"Collect Wood": {"expert_idx": 0}}` or `{"Collect Wood": 0}`.
 
     >>> global_to_local, local_to_global = build_remapping([0, 5, 10], 50)
@@ -104,12 +68,30 @@ def build_remapping(
     return Remapping.of(indices, new_expert_idx)
 
 
-def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
+def prepare_training_run(  # noqa: PLR0913
+    *,
+    layout: GraphPaths,
+    graph: SkillGraph,
+    skill: str,
+    expert: int,
+    attempt: int,
+    completed: Mapping[str, Any],
+    config: PPOConfig,
+) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
-    A folder that an attempt which died left behind is moved to `training_runs/failed/` first. If
-    an expert is damaged, its newest earlier whole version counts from now on, and is used. If
-    anything is refused, nothing on disk has changed but for a notice of such damage.
+    A folder that an earlier attempt left behind is moved to `training_runs/failed/` first. If an
+    expert is damaged, its newest whole earlier version counts from now on and is used. If anything
+    is refused, nothing on disk has changed except a notice of such damage.
+
+    Args:
+      layout: the graph's folder.
+      graph: the skills; the run's plan is `graph.plan(skill)`.
+      skill: the skill to train.
+      expert: the global index of its expert.
+      attempt: the number of this attempt, from 1.
+      completed: the global expert index of every trained skill.
+      config: what the run is trained with.
 
     Raises:
       ExpertMissingError: a skill of the plan has no expert yet, or its files are gone.
@@ -118,49 +100,46 @@ def prepare_training_run(**order: Unpack[RunOrder]) -> PreparedRun:
       SkillError: the plan cannot be made into a module.
       BusyError: a process of an earlier attempt still lives.
     """
-    layout = order["layout"]
     rooms.refuse_moved(layout)
-    store = order.get("store") or ExpertStore(layout)
-    try:
-        return _prepared(order, store, verified=False)
-    except (ExpertCorruptError, ExpertMissingError):
-        return _prepared(order, store, verified=True)
-
-
-def new_run_id(expert: int, attempt: int) -> str:
-    """A name for one more run, which no other has."""
-    return f"e{expert}.a{attempt}.{secrets.token_hex(4)}"
-
-
-def _prepared(order: RunOrder, store: ExpertStore, *, verified: bool) -> PreparedRun:
-    """The run, from experts that are `verified` and mended first, or that copying finds whole."""
-    layout = order["layout"]
-    run, seeds = _plan(order, store, verified=verified)
-    module = generate_module_with_remapping(run, order["graph"].skills)
+    steps = graph.plan(skill)
+    needs = dict.fromkeys(step.skill for step in steps if step.skill != skill)
+    experts = {need: _index(need, completed) for need in needs} | {skill: expert}
+    run = TrainingRun(
+        run_id=f"e{expert}.a{attempt}.{secrets.token_hex(4)}",
+        skill=skill,
+        expert=expert,
+        attempt=attempt,
+        plan=tuple(
+            PlannedStep(
+                skill=step.skill,
+                count=step.count,
+                expert=experts[step.skill],
+                max_steps=graph.skills[step.skill].max_steps,
+            )
+            for step in steps
+        ),
+        experts=build_remapping([experts[need] for need in needs], expert).experts,
+        ancestors=(),
+        config=configs.to_json(config, PPOConfig),
+    )
+    store = ExpertStore(layout)
+    seeds = _seeds(store, run, experts)
+    module = generate_module_with_remapping(run, graph.skills)
     run = replace(
         run,
         module_sha256=hashlib.sha256(module.encode()).hexdigest(),
-        verdicts=kept_verdicts(layout, run, order["graph"].skills),
+        verdicts=kept_verdicts(layout, run, graph.skills),
     )
-    place = layout.run(run.expert, run.skill)
-    refuse_living(place)
-    building = RunPaths(place.folder.with_name(f".tmp-{place.folder.name}"), run.expert)
     try:
-        storage.remove_tree(building.folder)
-        _build(building, run, module, {store.path_of(seed): seed for seed in seeds})
-        fail_run(layout, run.expert, run.skill)
-        remove_strays(layout, run.expert, run.skill)
-        storage.fault_point("prepare.built")
-        storage.flush_tree(building.folder)
-        storage.move_dirs({place.folder: building.folder}, durable=False)
-        storage.flush([place.folder.parent, layout.root])
-    finally:
-        storage.remove_tree(building.folder)
-    return PreparedRun(layout=place, run=run)
+        return _write_folder(store, replace(run, ancestors=seeds), module)
+    except (ExpertCorruptError, ExpertMissingError):
+        seeds = tuple(repair.usable(store, seed) for seed in seeds)
+        _check_shapes(store, run, seeds)
+        return _write_folder(store, replace(run, ancestors=seeds), module)
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The array shapes of one expert under a run's configuration."""
+    """The array shapes of one expert under a run's configuration, by leaf path."""
     return expert_shapes(*env_sizes(config["env_name"]), config["layer_size"])
 
 
@@ -173,96 +152,80 @@ def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:
     return entry["expert_idx"] if isinstance(entry, Mapping) else entry
 
 
-def _plan(
-    order: RunOrder, store: ExpertStore, *, verified: bool
-) -> tuple[TrainingRun, tuple[ExpertVersion, ...]]:
-    """What the run is, and the versions it starts from; nothing of the run is written."""
-    skill, expert = order["skill"], order["expert"]
-    steps = order["graph"].plan(skill)
-    needed = list(dict.fromkeys(step.skill for step in steps if step.skill != skill))
-    experts = {name: _index(name, order["completed"]) for name in needed} | {skill: expert}
-    remapping = build_remapping([experts[name] for name in needed], expert)
-    config = configs.to_json(order["config"], PPOConfig)
-    seeds = _seeds(store, experts, expert, expected_shapes(config))
-    if verified:
-        seeds = _whole(store, seeds, expected_shapes(config))
-    run = TrainingRun(
-        run_id=new_run_id(expert, order["attempt"]),
-        skill=skill,
-        expert=expert,
-        attempt=order["attempt"],
-        plan=tuple(
-            PlannedStep(
-                skill=step.skill,
-                count=step.count,
-                expert=experts[step.skill],
-                max_steps=order["graph"].skills[step.skill].max_steps,
-            )
-            for step in steps
-        ),
-        experts=remapping.experts,
-        ancestors=seeds,
-        config=config,
-    )
-    return run, seeds
-
-
 def _seeds(
-    store: ExpertStore, experts: Mapping[str, int], new: int, shapes: Shapes
+    store: ExpertStore, run: TrainingRun, experts: Mapping[str, int]
 ) -> tuple[ExpertVersion, ...]:
-    known = store.manifest().experts
+    """The versions that the run starts from, one for each expert that is not new."""
+    merged = store.manifest().experts
     for name, index in experts.items():
-        if index in known and known[index].skill != name:
+        if index in merged and merged[index].skill != name:
             raise ExpertIndexError(
-                f"expert {index} is that of {known[index].skill!r}, not of {name!r}; "
+                f"expert {index} is that of {merged[index].skill!r}, not of {name!r}; "
                 "train the skill as another expert"
             )
-        if index not in known and index != new:
+        if index not in merged and index != run.expert:
             raise ExpertMissingError(
                 f"expert {index} ({name}) is not in {store.layout.manifest}; train it first"
             )
-    wanted = tuple(known[index] for index in sorted(experts.values()) if index != new)
-    for seed in wanted:
-        _check_shapes(store.path_of(seed), seed, shapes)
-    return wanted
-
-
-def _whole(
-    store: ExpertStore, wanted: Sequence[ExpertVersion], shapes: Shapes
-) -> tuple[ExpertVersion, ...]:
-    seeds = tuple(repair.usable(store, seed) for seed in wanted)
-    for seed in seeds:
-        _check_shapes(store.path_of(seed), seed, shapes)
+    seeds = tuple(merged[index] for index in run.experts if index != run.expert)
+    _check_shapes(store, run, seeds)
     return seeds
 
 
-def _check_shapes(folder: Path, seed: ExpertVersion, wanted: Shapes) -> None:
-    for leaf in sorted({*seed.shapes, *wanted}):
-        found, needed = seed.shapes.get(leaf), wanted.get(leaf)
-        if found != needed:
-            width = seed.shapes.get("actor/dense_0/bias", ("N",))[0]
-            raise ExpertShapeError(
-                f"expert {seed.index} ({seed.skill}, {folder}) has {leaf} of shape {found}, "
-                f"this run needs {needed}; retrain it or set --layer_size {width}"
-            )
+def _check_shapes(store: ExpertStore, run: TrainingRun, seeds: Sequence[ExpertVersion]) -> None:
+    expected: Shapes = expected_shapes(run.config)
+    for seed in seeds:
+        for leaf in sorted({*seed.shapes, *expected}):
+            found, needed = seed.shapes.get(leaf), expected.get(leaf)
+            if found != needed:
+                width = seed.shapes.get("actor/dense_0/bias", ("N",))[0]
+                raise ExpertShapeError(
+                    f"expert {seed.index} ({seed.skill}, {store.path_of(seed)}) has {leaf} of "
+                    f"shape {found}, this run needs {needed}; retrain it or set "
+                    f"--layer_size {width}"
+                )
 
 
-def _build(
-    building: RunPaths, run: TrainingRun, module: str, seeds: Mapping[Path, ExpertVersion]
-) -> None:
-    """Fill the folder, whose content becomes durable when it is committed."""
-    local = Remapping(run.experts).global_to_local
-    storage.make_dir(building.folder.parent)
-    storage.make_dir(building.policies, durable=False)
-    storage.write_atomic(building.module, module, durable=False)
-    places = {building.seed(local[seed.index]): folder for folder, seed in seeds.items()}
+def _write_folder(store: ExpertStore, run: TrainingRun, module: str) -> PreparedRun:
+    """Build the run's folder under a temporary name, then rename it durably."""
+    layout = store.layout
+    paths = layout.run(run.expert, run.skill)
+    refuse_living(paths)
+    building = RunPaths(paths.folder.with_name(f".tmp-{paths.folder.name}"), run.expert)
     try:
-        found = storage.copy_trees(places, durable=False)
+        storage.remove_tree(building.folder)
+        storage.make_dir(building.folder.parent)
+        storage.make_dir(building.policies, durable=False)
+        storage.write_atomic(building.module, module, durable=False)
+        _copy_seeds(store, building, run)
+        write_run(building, run, durable=False)
+        fail_run(layout, run.expert, run.skill)
+        remove_strays(layout, run.expert, run.skill)
+        storage.fault_point("prepare.built")
+        storage.flush_tree(building.folder)
+        storage.move_dirs({paths.folder: building.folder}, durable=False)
+        storage.flush([paths.folder.parent, layout.root])
+    finally:
+        storage.remove_tree(building.folder)
+    return PreparedRun(layout=paths, run=run)
+
+
+def _copy_seeds(store: ExpertStore, building: RunPaths, run: TrainingRun) -> None:
+    local = Remapping(run.experts).global_to_local
+    seeds = {building.seed(local[version.index]): version for version in run.ancestors}
+    try:
+        digests = storage.copy_trees(
+            {seed: store.path_of(version) for seed, version in seeds.items()}, durable=False
+        )
     except FileRefusedError as error:
         raise ExpertCorruptError(f"an expert cannot be copied: {error}") from error
-    for place, folder in places.items():
-        refuse_other(found[place], place, seeds[folder])
-    write_run(building, run, durable=False)
+    for seed, version in seeds.items():
+        refuse_other(digests[seed], seed, version)
+
+
+# The generated module: people read it, flowrl never imports it. `envs.skill_module` parses it and
+# passes every function through the gate once more. Skill functions are inserted as syntax trees and
+# names as literals, so no name can become code.
 
 
 def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]) -> str:
@@ -274,19 +237,15 @@ def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]
     """
     game = table_of(run.config.get("env_name"))
     for name in dict.fromkeys(step.skill for step in run.plan):
-        _check_game(_known(skills, name), game)
+        if name not in skills:
+            raise SkillError(f"the plan names the skill {name!r}, which is not in the graph")
+        _check_game(skills[name], game)
     steps = [_step(number, step, skills[step.skill]) for number, step in enumerate(run.plan)]
     return "\n\n\n".join([_head(run, game), *steps]) + "\n"
 
 
-def _known(skills: Mapping[str, Skill], name: str) -> Skill:
-    if name not in skills:
-        raise SkillError(f"the plan names the skill {name!r}, which is not in the graph; add it")
-    return skills[name]
-
-
 def _check_game(skill: Skill, game: GameTable) -> None:
-    """Refuse a skill that was written for the other game."""
+    """Raise GateError if a skill names things that the game does not have."""
     place = f"skill {skill.name!r}"
     functions = [parsed_function(source, place) for source in (skill.is_done, skill.reward)]
     check_names(functions, place, env_name=game.env_name)
@@ -330,11 +289,11 @@ def _step(number: int, step: PlannedStep, skill: Skill) -> str:
 
 
 def _function(function: ast.FunctionDef, name: str, *, count: int) -> str:
-    """The author's function under its new name; n, if asked for, comes last and has the count."""
+    """The author's function, renamed; a parameter `n` comes last, with the count as default."""
     function.name = name
-    asked = [argument for argument in function.args.args if argument.arg != "n"]
-    if len(asked) < len(function.args.args):
-        function.args.args = [*asked, ast.arg(arg="n")]
+    others = [argument for argument in function.args.args if argument.arg != "n"]
+    if len(others) < len(function.args.args):
+        function.args.args = [*others, ast.arg(arg="n")]
         function.args.defaults = [ast.Constant(value=count)]
     return ast.unparse(ast.fix_missing_locations(function))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from flowrl import storage
 from flowrl.config import PPOConfig
 from flowrl.experts.store import ExpertStore
+from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import process_completed_training
-from flowrl.parallel.training_setup import PreparedRun, prepare_training_run
+from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import (
     ExpertReport,

@@ -23,11 +23,11 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers import processes
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import comparisons
+from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.signals import Task
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
-from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import SHAPES

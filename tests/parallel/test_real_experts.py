@@ -11,7 +11,8 @@ from flowrl import checkpoints, storage
 from flowrl.envs.skill_module import load_module
 from flowrl.experts.merge import FrameRule
 from flowrl.experts.store import ExpertStore, Offer
-from flowrl.parallel.training_setup import PreparedRun, generate_module_with_remapping
+from flowrl.parallel.run_folder import PreparedRun
+from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, write_result
 from flowrl.skills.graph import SkillGraph

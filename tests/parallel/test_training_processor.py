@@ -19,8 +19,8 @@ from flowrl import storage
 from flowrl.errors import FileRefusedError, ResultRefusedError
 from flowrl.experts.merge import Take
 from flowrl.experts.store import ExpertStore
+from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
-from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, write_result
 from tests.experts.making import all_files, content_digest, contents, make_expert

@@ -22,13 +22,16 @@ from flowrl.errors import (
     SkillError,
 )
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.run_folder import KEPT_FAILURES, pinned_versions
+from flowrl.parallel.run_folder import (
+    KEPT_FAILURES,
+    fail_run,
+    pinned_versions,
+    resume_training_run,
+)
 from flowrl.parallel.training_setup import (
     build_remapping,
-    fail_run,
     generate_module_with_remapping,
     prepare_training_run,
-    resume_training_run,
 )
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
