@@ -35,7 +35,7 @@ from flowrl.experts.merge import Candidate, FrameRule
 from flowrl.experts.store import ExpertStore
 from flowrl.experts.verdicts import Offer
 from flowrl.parallel.run_folder import PreparedRun
-from flowrl.parallel.training_processor import merge_run, put_away_run
+from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import expected_shapes, prepare_training_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertReport, RunResult, Shapes, write_result
@@ -84,7 +84,7 @@ class Bench:
         self._attempts = count(1)
         self._ready: PreparedRun | None = None
         self.written: dict[str, list[float]] = {"merge": [], "copy": []}
-        self.putting_away: list[float] = []
+        self.archiving: list[float] = []
 
     def merge(self) -> None:
         """Merge the run that is ready."""
@@ -112,18 +112,18 @@ class Bench:
 
     def next_run(self) -> None:
         """Make another finished run, its experts under a second name to copy them from."""
-        self.put_away()
+        self.archive()
         for left in (*self._place.glob("copies*"), *self._place.glob("same")):
             shutil.rmtree(left)
         self._ready = ready = self._finished()
         finals = ready.layout.finals
         shutil.copytree(finals, self._place / "same", copy_function=os.link)
 
-    def put_away(self) -> None:
+    def archive(self) -> None:
         """Put away the run that was merged last, if there is one."""
         if self._ready is not None:
-            act = partial(put_away_run, self._layout, self._ready.layout, self._ready.run.skill)
-            self.putting_away.append(seconds_of(act))
+            act = partial(archive_run, self._layout, self._ready.layout, self._ready.run.skill)
+            self.archiving.append(seconds_of(act))
 
     def _save(self, sets: int) -> list[tuple[Path, dict[str, str]]]:
         folder = self._place / "made"
@@ -248,8 +248,8 @@ def measured(size: Size, rounds: int) -> list[Row]:
         pair = paired(
             bench.merge, bench.copy, rounds=rounds, warmups=warmups, before=bench.next_run
         )
-        bench.put_away()
-        later = 1e3 * statistics.median(bench.putting_away[warmups:])
+        bench.archive()
+        later = 1e3 * statistics.median(bench.archiving[warmups:])
         ours, copied = (statistics.median(bench.written[side]) / 1e6 for side in bench.written)
     return [
         pair.row(case),

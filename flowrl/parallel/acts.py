@@ -111,7 +111,7 @@ class Acts:
         left, self._untidied = self._untidied, []
         for task in left:
             try:
-                self._workshop.put_away(task)
+                self._workshop.archive(task)
             except SKILL_ERRORS as error:
                 self._met(task, error)
                 if not isinstance(error, FlowrlError) or isinstance(error, BusyError):

@@ -24,7 +24,7 @@ from flowrl.launchers.job import Job
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folder import PreparedRun, fail_run, live_runs, resume_training_run
 from flowrl.parallel.signals import Task
-from flowrl.parallel.training_processor import merge_run, put_away_run
+from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import read_run
@@ -92,10 +92,10 @@ class TrainingBackend:
             policy=policy_named(self._config.merge_policy),
         )
 
-    def put_away(self, task: Task) -> None:
+    def archive(self, task: Task) -> None:
         """Archive a merged run's records and remove its folder, if it is still there."""
         with suppress(FileRefusedError):  # another attempt's folder is there by now
-            put_away_run(self._layout, self._own(_as_it_is, task).layout, task.skill)
+            archive_run(self._layout, self._own(_as_it_is, task).layout, task.skill)
 
     def discard(self, task: Task) -> Path | None:
         """Move a failed attempt's folder aside, for reading."""

@@ -74,7 +74,7 @@ def process_completed_training(
     place = RunPaths(Path(run_folder), global_expert_idx)
     policy = merge_policy or FrameRule()
     merged = merge_run(layout, place, skill_name, accounting=frame_accounting, policy=policy)
-    put_away_run(layout, place, skill_name)
+    archive_run(layout, place, skill_name)
     return merged
 
 
@@ -100,7 +100,7 @@ def merge_run(
         return _summary(place, run, _commit(store, place, run, offers=offers, policy=policy))
 
 
-def put_away_run(layout: GraphPaths, place: RunPaths, skill: str) -> None:
+def archive_run(layout: GraphPaths, place: RunPaths, skill: str) -> None:
     """The second half: archive a merged run's records, remove its folder, collect garbage.
 
     Nothing waits for it, and what it leaves undone `recover_graph` does at the next start.
@@ -111,7 +111,7 @@ def put_away_run(layout: GraphPaths, place: RunPaths, skill: str) -> None:
     run = _read(place, skill)
     if run.run_id in store.manifest().merged:
         comparisons.clear(layout, run.run_id)
-        _put_away(place, _archive(layout, place, skill))
+        _archive_records(place, _archive(layout, place, skill))
         store.collect_garbage(pinned_versions(layout))
 
 
@@ -209,7 +209,7 @@ def _commit(
     return commit
 
 
-def _put_away(place: RunPaths, archive: RunPaths) -> None:
+def _archive_records(place: RunPaths, archive: RunPaths) -> None:
     """Archive a merged run, then remove its folder."""
     storage.fault_point("merge.committed")
     storage.make_dir(archive.folder)

@@ -37,7 +37,7 @@ class Workshop(Protocol):
         """Merge the run, or find that it was merged; says its run_id, frames and success_rate."""
         ...
 
-    def put_away(self, task: Task) -> object:
+    def archive(self, task: Task) -> object:
         """Tidy up after a merged run, once those that waited for it have been started."""
         ...
 
@@ -77,7 +77,7 @@ class CallbackWorkshop:
         """Call `process`."""
         return self._process(task)
 
-    def put_away(self, task: Task) -> None:
+    def archive(self, task: Task) -> None:
         """Forget the run; `process` has tidied up."""
         self._jobs.pop(task.run_id or "", None)
 

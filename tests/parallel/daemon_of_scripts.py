@@ -59,7 +59,7 @@ class ScriptWorkshop:
             storage.append_line(ledger, str(task.run_id))
         return {"run_id": task.run_id, "frames": 5, "success_rate": 1.0, "wall_seconds": 0.1}
 
-    def put_away(self, task: Task) -> None:
+    def archive(self, task: Task) -> None:
         pass
 
     def discard(self, task: Task) -> None:

@@ -85,7 +85,7 @@ class LoadWorkshop:
         self.figures.merged += 1
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
-    def put_away(self, task: Task) -> None:
+    def archive(self, task: Task) -> None:
         self.discard(task)
 
     def recover(self) -> None:

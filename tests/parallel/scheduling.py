@@ -160,7 +160,7 @@ class FakeWorkshop:
             "again": again,
         }
 
-    def put_away(self, task: Task) -> None:
+    def archive(self, task: Task) -> None:
         self.world.op("put away")
         assert task.run_id in self.world.ledger
         if self.world.folders.get(task.skill) == task.run_id:

@@ -69,7 +69,7 @@ class NamedRuns:
         storage.remove_tree(place.folder)
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
-    def put_away(self, task: Task) -> None:
+    def archive(self, task: Task) -> None:
         pass
 
     def discard(self, task: Task) -> None:

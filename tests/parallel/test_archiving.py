@@ -6,7 +6,7 @@ import pytest
 
 from flowrl.errors import BusyError
 from flowrl.experts.merge import FrameRule
-from flowrl.parallel.training_processor import merge_run, put_away_run, recover_graph
+from flowrl.parallel.training_processor import archive_run, merge_run, recover_graph
 from flowrl.paths import GraphPaths
 from tests.parallel.making import WOOD, finish, frames, prepare
 from tests.parallel.scheduling import FakeWorkshop, words
@@ -23,11 +23,11 @@ class Recording(FakeWorkshop):
         self.calls.append(("prepare", task.skill))
         return super().prepare(task)
 
-    def put_away(self, task):
+    def archive(self, task):
         self.calls.append(("put away", task.skill))
         if self.errors:
             raise self.errors.pop()
-        super().put_away(task)
+        super().archive(task)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def daemon(start, world):
     return daemon
 
 
-def test_a_dependant_is_started_before_the_merged_run_is_put_away(daemon, world):
+def test_a_dependant_is_started_before_the_merged_run_is_archived(daemon, world):
     world.end("A")
     daemon.tick()
     assert words(daemon) == {"A": "completed", "B": "running"}
@@ -52,7 +52,7 @@ def test_a_dependant_is_started_before_the_merged_run_is_put_away(daemon, world)
 @pytest.mark.parametrize(
     "error", [BusyError("held"), OSError(28, "no space")], ids=["lock", "disk"]
 )
-def test_a_run_that_cannot_be_put_away_now_is_put_away_later(daemon, world, error):
+def test_a_run_that_cannot_be_archived_now_is_archived_later(daemon, world, error):
     world.end("A")
     daemon.workshop.errors = [error]
     daemon.tick()
@@ -62,7 +62,7 @@ def test_a_run_that_cannot_be_put_away_now_is_put_away_later(daemon, world, erro
     assert daemon.workshop.calls.count(("put away", "A")) == 2
 
 
-def test_what_a_killed_daemon_has_merged_and_not_put_away_is_put_away_at_the_next_start(tmp_path):
+def test_what_a_killed_daemon_has_merged_and_not_archived_is_archived_at_the_next_start(tmp_path):
     layout = GraphPaths(tmp_path)
     place = prepare(layout, WOOD, 0, {}).layout
     finish(place, {0: 50})
@@ -79,5 +79,5 @@ def test_a_run_that_is_not_merged_is_not_put_away(tmp_path):
     layout = GraphPaths(tmp_path)
     place = prepare(layout, WOOD, 0, {}).layout
     finish(place, {0: 50})
-    put_away_run(layout, place, WOOD)
+    archive_run(layout, place, WOOD)
     assert place.result_json.exists()
