@@ -1,4 +1,4 @@
-"""Run folders after they were made: launched again, failed, or pinning what they started from."""
+"""Find, resume and fail run folders; list the expert versions that live runs started from."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class PreparedRun:
 
     @property
     def module_path(self) -> Path:
-        """The generated module, which the trainer is given."""
+        """The generated module; the trainer's `--module_path`."""
         return self.layout.module
 
     @property
     def policies_folder(self) -> Path:
-        """Where seeds are and final experts go."""
+        """The folder of the seed experts and the final experts."""
         return self.layout.policies
 
     def __iter__(self) -> Iterator[Path]:
@@ -50,7 +50,7 @@ class PreparedRun:
 
 
 def is_run_folder(name: str) -> bool:
-    """Whether a folder name is one that a live run's folder can have.
+    """Return whether a live run's folder can have this name.
 
     >>> is_run_folder("skill_7_Place_Table"), is_run_folder("skill_07_Place_Table")
     (True, False)
@@ -59,7 +59,7 @@ def is_run_folder(name: str) -> bool:
 
 
 def live_runs(layout: GraphPaths) -> Iterator[RunPaths]:
-    """Every run folder that was neither merged nor failed, by name."""
+    """The run folders of the graph that are neither merged nor failed, sorted by name."""
     if not layout.training_runs.is_dir():
         return
     for path in sorted(layout.training_runs.iterdir()):
@@ -69,108 +69,108 @@ def live_runs(layout: GraphPaths) -> Iterator[RunPaths]:
 
 
 def pinned_versions(layout: GraphPaths) -> frozenset[tuple[int, str]] | None:
-    """The (index, version) of everything that a live run started from: it is not garbage.
+    """The (index, version) of every expert that a live run started from; these are not garbage.
 
-    None says that a run's record is damaged: nobody knows what it pins, so nothing is garbage.
+    None means that a run's record is damaged, so that no version can be told to be garbage.
     """
     pinned: set[tuple[int, str]] = set()
-    for run_layout in live_runs(layout):
+    for paths in live_runs(layout):
         try:
-            ancestors = read_run(run_layout).ancestors
+            ancestors = read_run(paths).ancestors
         except FileRefusedError as error:
             logger.warning("no version is collected: %s", error)
             return None
-        pinned.update((ancestor.index, ancestor.version) for ancestor in ancestors)
+        pinned.update((version.index, version.version) for version in ancestors)
     return frozenset(pinned)
 
 
-def sweep_parts(layout: GraphPaths) -> None:
+def remove_part_files(layout: GraphPaths) -> None:
     """Remove the half-written files that dead writers left anywhere in the graph."""
-    rooms = sorted(path for path in layout.root.iterdir() if not path.is_symlink())
-    dead = (place.folder for place in live_runs(layout) if not lock_held(place.folder))
-    for folder in (layout.root, *rooms, *dead):
+    folders = sorted(path for path in layout.root.iterdir() if not path.is_symlink())
+    dead = (paths.folder for paths in live_runs(layout) if not lock_held(paths.folder))
+    for folder in (layout.root, *folders, *dead):
         storage.remove_part_files(folder)
 
 
 def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:
-    """Make the same attempt ready to be launched again; its checkpoints and log stay.
+    """Make the same attempt ready to launch again; its checkpoints and log stay.
 
     Raises:
       BusyError: a process of this run still lives.
       FileRefusedError: there is no such run folder, or its run.json is of another run.
     """
-    place = layout.run(expert, skill)
-    run = read_run(place)
+    paths = layout.run(expert, skill)
+    run = read_run(paths)
     if (run.expert, run.skill) != (expert, skill):
         raise FileRefusedError(
-            f"{place.run_json} is of expert {run.expert} ({run.skill}), not of expert {expert} "
+            f"{paths.run_json} is of expert {run.expert} ({run.skill}), not of expert {expert} "
             f"({skill}); retry the skill"
         )
-    refuse_living(place)
-    for left in (place.start_json, place.exit_json, place.result_json):
+    refuse_live_process(paths)
+    for left in (paths.start_json, paths.exit_json, paths.result_json):
         storage.remove_file(left)
-    return PreparedRun(layout=place, run=run)
+    return PreparedRun(layout=paths, run=run)
 
 
-def refuse_living(place: RunPaths) -> None:
-    """Raise BusyError when a process of the run in this folder still lives."""
-    if lock_held(place.folder):
-        raise BusyError(f"{place.lock} is held: a process of this run lives; wait or cancel it")
+def refuse_live_process(paths: RunPaths) -> None:
+    """Raise BusyError if a process of the run in this folder still lives."""
+    if lock_held(paths.folder):
+        raise BusyError(f"{paths.lock} is held: a process of this run lives; wait or cancel it")
 
 
 def fail_run(
     layout: GraphPaths, expert: int, skill: str, attempt: int | None = None
 ) -> Path | None:
-    """Move a run folder to `training_runs/failed/`; returns its new place, None without one.
+    """Move a run folder to `training_runs/failed/`; returns its new path, None without a folder.
 
-    The attempt is read from run.json when it is not said. The newest failures of each skill are
+    The attempt is read from run.json if it is not given. The newest failures of each skill are
     kept for reading.
 
     Raises:
       BusyError: a process of this run still lives; the folder stays where it is.
     """
-    place = layout.run(expert, skill)
-    if not place.folder.is_dir():
+    paths = layout.run(expert, skill)
+    if not paths.folder.is_dir():
         return None
-    if not becomes_free(place.folder):  # a runner that has recorded the end is still ending
-        refuse_living(place)
-    number = _attempt(place) if attempt is None else attempt
+    if not becomes_free(paths.folder):  # a runner that has recorded the end is still ending
+        refuse_live_process(paths)
+    number = _attempt(paths) if attempt is None else attempt
     stem = layout.failed_run(expert, skill, 0).name.removesuffix(".attempt0")
     failures = _failures(layout, stem)
     newest = max(failures, default=(0, -1))
     series = newest[0] if (newest[0], number) > newest else newest[0] + 1
     target = layout.failed_run(expert, skill, number)
-    if series:  # attempts began anew after a retry by hand
+    if series:  # attempts are counted from 1 again after a retry by hand
         target = target.with_name(f"{target.name}.{series}")
-    storage.move_dir(place.folder, target)
+    storage.move_dir(paths.folder, target)
     failures[series, number] = target
     for key in sorted(failures)[:-KEPT_FAILURES]:
         storage.remove_tree(failures[key])
     return target
 
 
-def remove_strays(layout: GraphPaths, expert: int, skill: str) -> None:
-    """Remove this skill's folders of other numbers, which nobody has ever launched.
+def remove_unlaunched(layout: GraphPaths, expert: int, skill: str) -> None:
+    """Remove the skill's folders with another expert number that no launcher was given.
 
-    A daemon made them that was killed before it had saved the number it gave the skill.
+    A scheduler that is killed before it saves the number it gave the skill leaves such a folder.
     """
     own = layout.run(expert, skill).folder.name.removeprefix(f"skill_{expert}")
-    for place in live_runs(layout):
-        never_launched = spec.is_missing(place.folder) and not os.path.lexists(place.lock)
-        named = place.folder.name == f"skill_{place.expert}{own}"
-        if named and place.expert != expert and never_launched:
-            storage.remove_tree(place.folder)
+    for paths in live_runs(layout):
+        never_launched = spec.is_missing(paths.folder) and not os.path.lexists(paths.lock)
+        same_skill = paths.folder.name == f"skill_{paths.expert}{own}"
+        if same_skill and paths.expert != expert and never_launched:
+            storage.remove_tree(paths.folder)
 
 
-def _attempt(place: RunPaths) -> int:
+def _attempt(paths: RunPaths) -> int:
     try:
-        return read_run(place).attempt
+        return read_run(paths).attempt
     except FileRefusedError:
         return 0
 
 
 def _failures(layout: GraphPaths, stem: str) -> dict[tuple[int, int], Path]:
-    """A skill's failed attempts by (series, attempt), which is the order they failed in."""
+    """A skill's failed attempts by (series, attempt), the order in which they failed."""
     found: dict[tuple[int, int], Path] = {}
     for path in layout.failed_runs.glob(f"{stem}.attempt*"):
         parts = _ATTEMPT.fullmatch(path.name.removeprefix(stem))

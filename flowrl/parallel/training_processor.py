@@ -25,7 +25,7 @@ from flowrl.experts.staging import Staging
 from flowrl.experts.store import Commit, ExpertStore, Offer
 from flowrl.launchers.files import lock_held
 from flowrl.parallel import comparisons
-from flowrl.parallel.run_folder import live_runs, pinned_versions, sweep_parts
+from flowrl.parallel.run_folder import live_runs, pinned_versions, remove_part_files
 from flowrl.parallel.verification import records, tracker_folders, verified_offers
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_result, read_run
@@ -131,7 +131,7 @@ def recover_graph(
     ExpertStore(layout).recover(pinned_versions(layout))
     for folder in (layout.training_runs, layout.failed_runs):
         storage.remove_leftovers(folder)
-    sweep_parts(layout)
+    remove_part_files(layout)
     comparisons.sweep(layout, _run_ids(layout))
     merged: list[dict[str, Any]] = []
     refused: dict[Path, str] = {}

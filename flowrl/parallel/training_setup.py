@@ -33,8 +33,8 @@ from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.parallel.run_folder import (
     PreparedRun,
     fail_run,
-    refuse_living,
-    remove_strays,
+    refuse_live_process,
+    remove_unlaunched,
 )
 from flowrl.parallel.vouching import kept_verdicts
 from flowrl.paths import GraphPaths, RunPaths
@@ -190,7 +190,7 @@ def _write_folder(store: ExpertStore, run: TrainingRun, module: str) -> Prepared
     """Build the run's folder under a temporary name, then rename it durably."""
     layout = store.layout
     paths = layout.run(run.expert, run.skill)
-    refuse_living(paths)
+    refuse_live_process(paths)
     building = RunPaths(paths.folder.with_name(f".tmp-{paths.folder.name}"), run.expert)
     try:
         storage.remove_tree(building.folder)
@@ -200,7 +200,7 @@ def _write_folder(store: ExpertStore, run: TrainingRun, module: str) -> Prepared
         _copy_seeds(store, building, run)
         write_run(building, run, durable=False)
         fail_run(layout, run.expert, run.skill)
-        remove_strays(layout, run.expert, run.skill)
+        remove_unlaunched(layout, run.expert, run.skill)
         storage.fault_point("prepare.built")
         storage.flush_tree(building.folder)
         storage.move_dirs({paths.folder: building.folder}, durable=False)

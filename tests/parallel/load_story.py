@@ -199,7 +199,7 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
     )
     scheduler.figures = figures
     with scheduler:
-        run_folder.sweep_parts(scheduler.layout)  # as the real story's recovery does
+        run_folder.remove_part_files(scheduler.layout)  # as the real story's recovery does
         storage.remove_leftovers(root / "runs")
         storage.remove_part_files(root)
         for folder in (root / "runs").glob("*"):
