@@ -114,7 +114,7 @@ class Feeder:
     def catch_up(self) -> None:
         """Tell the flow what ended before this start; set aside what is not asked for now."""
         for entry in list(self._scheduler.state.entries.values()):
-            wanted = entry.skill in self._flow.wanted
+            wanted = entry.skill in self._flow.requested
             match entry.status:
                 case Completed():
                     self._flow.on_skill_complete(entry.skill)
@@ -145,7 +145,7 @@ class Feeder:
         entries = self._scheduler.state.entries
         return all(
             name in entries and isinstance(entries[name].status, Completed)
-            for name in self._flow.wanted
+            for name in self._flow.requested
         )
 
     def _add(self, name: str, skill: Skill) -> None:

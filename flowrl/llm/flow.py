@@ -1,4 +1,4 @@
-"""Flow decides which skill comes next; today from a library, in the order of its needs."""
+"""Choose which skill to train next; today from the skill library, requirements first."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flowrl.skills.skill import Skill
 
 
 class Flow:
-    """Hands out skills one by one and pauses while the frontier is blocked.
+    """Returns skills one by one, and pauses while the frontier is blocked.
 
-    Skills that can start at once come first. When only skills are left that wait for one still in
-    training, one of them is handed out and the frontier is blocked: what comes next may depend on
-    how the training turns out. `training_skills` holds what was handed out and has not ended.
+    Skills that can start at once come first. If all remaining skills wait for one in training, one
+    of them is returned and the frontier is blocked: what comes next may depend on how the training
+    ends. `training_skills` are the skills that were returned and have not ended.
 
     >>> flow = Flow(SkillGraph([]), known=())
     >>> flow.next_skill() is None
@@ -30,7 +30,7 @@ class Flow:
         target: str | None = None,
         max_nodes: int | None = None,
     ) -> None:
-        """Start from the skills that are `known` to the scheduler already."""
+        """Start after the skills that the scheduler already has (`known`)."""
         self._graph = graph
         self._order = skills_towards(graph, target=target, max_nodes=max_nodes)
         self._needs = {name: graph.hangs_on(name) for name in self._order}
@@ -40,21 +40,21 @@ class Flow:
         self.training_skills: set[str] = set(known)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """The skills to train, needs first, whether or not they are handed out."""
+    def requested(self) -> tuple[str, ...]:
+        """All skills to train, requirements first."""
         return self._order
 
     @property
     def exhausted(self) -> bool:
-        """Nothing is left to hand out."""
+        """Whether every skill to train was returned."""
         return all(name in self._known for name in self._order)
 
     def next_skill(self) -> tuple[str, Skill] | None:
-        """The next skill and its definition; from now on it counts as in training."""
-        unknown = [name for name in self._order if name not in self._known]
-        if not unknown:
+        """Return the next skill and its definition; it counts as in training from now on."""
+        remaining = [name for name in self._order if name not in self._known]
+        if not remaining:
             return None
-        name = next((name for name in unknown if not self._waits(name)), unknown[0])
+        name = next((name for name in remaining if not self._waits(name)), remaining[0])
         self._known.add(name)
         self.training_skills.add(name)
         self._newest = name
@@ -65,22 +65,22 @@ class Flow:
         return self._graph.needs(skill)
 
     def weight(self, skill: str) -> int:
-        """How many of the skills to train wait for this one, directly or not."""
+        """The number of skills to train that need this one, directly or not."""
         return self._weights[skill]
 
     def check_frontier_blocked(self) -> bool:
-        """Whether the newest skill, and every one to come, waits for one still in training."""
-        unknown = (name for name in self._order if name not in self._known)
+        """Return whether the newest skill and all remaining ones wait for one in training."""
+        remaining = (name for name in self._order if name not in self._known)
         if self._newest is None or not self._waits(self._newest):
             return False
-        return all(self._waits(name) for name in unknown)
+        return all(self._waits(name) for name in remaining)
 
     def on_skill_complete(self, skill: str) -> None:
-        """Hear that a skill's expert is merged, which may unblock the frontier."""
+        """Note that a skill's expert is merged, which may unblock the frontier."""
         self.training_skills.discard(skill)
 
     def on_skill_failed(self, skill: str) -> None:
-        """Hear that a skill is given up; the frontier goes on without it."""
+        """Note that a skill is given up; the others go on without it."""
         self.training_skills.discard(skill)
 
     def _waits(self, skill: str) -> bool:
@@ -90,7 +90,7 @@ class Flow:
 def skills_towards(
     graph: SkillGraph, *, target: str | None, max_nodes: int | None
 ) -> tuple[str, ...]:
-    """The skills to train, needs first.
+    """Return the skills to train, requirements first.
 
     Raises:
       GraphError: the target is unknown, or needs more than `max_nodes` skills.
@@ -101,10 +101,10 @@ def skills_towards(
         raise GraphError(
             f"--target_skill {target!r} is no skill here; there are: {', '.join(graph.order())}"
         )
-    wanted = (*graph.all_needs(target), target)
-    if max_nodes is not None and len(wanted) > max_nodes:
+    skills = (*graph.all_needs(target), target)
+    if max_nodes is not None and len(skills) > max_nodes:
         raise GraphError(
-            f"{target} takes {len(wanted)} skills ({', '.join(wanted)}), over "
-            f"--max_nodes {max_nodes}; raise it to {len(wanted)} or leave it out"
+            f"{target} takes {len(skills)} skills ({', '.join(skills)}), over "
+            f"--max_nodes {max_nodes}; raise it to {len(skills)} or leave it out"
         )
-    return wanted
+    return skills
