@@ -1,7 +1,8 @@
-"""Which generated modules a trainer or an evaluation may run: those whose code has verdicts.
+"""Which generated modules a trainer or an evaluation may run: those whose code is approved.
 
-A run's verdicts are in its run.json, which was written with the module. A module without run.json
-is judged here and now, in a process of its own.
+A run's approvals are in its run.json, which was written with the module. Code of a module without a
+run.json is tried here and now, in a process of its own. A module of its own because it alone reads
+run folders.
 """
 
 from __future__ import annotations
@@ -13,56 +14,54 @@ from pathlib import Path
 from flowrl.envs.skill_module import ReadModule, TaskModule, load_module, read_module
 from flowrl.errors import SkillError
 from flowrl.paths import RunPaths
-from flowrl.runs import Verdict, read_run
-from flowrl.skills.judging import Limits, Refusal, Subject, verdicts_on
+from flowrl.runs import CodeApproval, read_run
 from flowrl.skills.skill import Origin
-from flowrl.skills.verdicts import VerdictStore
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, approvals_of
 
 
 def open_module(path: Path, limits: Limits | None = None) -> TaskModule:
-    """The tasks of a generated module whose functions all have a verdict.
+    """The tasks of a generated module whose functions are all approved.
 
     Raises:
-      SkillError: the module departs from the frame, or a step's functions have no verdict.
-      GateError: a function asks for something the gate does not admit.
+      SkillError: the module departs from the frame, or a step's functions are not approved.
+      GateError: a function contains something that is not admitted.
     """
-    verdicts = recorded_verdicts(path)
-    if verdicts is None:
-        load_module(path)  # the gate comes before the trial
-        verdicts = _judged(path, limits)
-    return load_module(path, verdicts=verdicts)
+    approvals = recorded_approvals(path)
+    if approvals is None:
+        load_module(path)  # the syntax check comes before the dry run
+        approvals = _approved(path, limits)
+    return load_module(path, approvals=approvals)
 
 
-def recorded_verdicts(path: Path) -> Collection[Verdict] | None:
-    """What the run.json beside a module says; None when there is none."""
+def recorded_approvals(path: Path) -> Collection[CodeApproval] | None:
+    """The approvals in the run.json beside a module; None when there is no run.json."""
     if not (path.stem.isascii() and path.stem.isdecimal()):
         return None
     layout = RunPaths(path.parent, int(path.stem))
-    if not layout.run_json.exists():
-        return None
-    return read_run(layout).verdicts
+    return read_run(layout).approvals if layout.run_json.exists() else None
 
 
-def _judged(path: Path, limits: Limits | None) -> list[Verdict]:
-    """Verdicts on all functions of a module, remembered beside it."""
-    read, store = read_module(path), VerdictStore(path.parent / "verdicts")
-    subjects = _subjects(read)
-    found: list[Verdict] = []
-    for answer in verdicts_on(subjects, store, limits):
-        if isinstance(answer, Refusal):
-            raise SkillError(answer.text)
-        found.append(answer)
-    for subject, verdict in zip(subjects, found, strict=True):
-        if store.find(verdict.digest) is None:
-            store.keep(verdict, skill=subject.skill)
+def _approved(path: Path, limits: Limits | None) -> list[CodeApproval]:
+    """Approvals of all functions of a module, kept beside it."""
+    read, store = read_module(path), ApprovalStore(path.parent / "approvals")
+    codes = _codes(read)
+    found: list[CodeApproval] = []
+    for outcome in approvals_of(codes, store, limits):
+        if isinstance(outcome, Refusal):
+            raise SkillError(outcome.text)
+        found.append(outcome)
+    for code, approval in zip(codes, found, strict=True):
+        if store.find(approval.digest) is None:
+            store.keep(approval, skill=code.skill)
     return found
 
 
-def _subjects(read: ReadModule) -> list[Subject]:
+def _codes(read: ReadModule) -> list[SkillCode]:
     return [
-        Subject(
+        SkillCode(
             skill=step["skill"],
-            env_name=read.env_name,
+            env_name=read.game.name,
             is_done=ast.unparse(done),
             reward=ast.unparse(reward),
             origin=Origin(read.frame.place, done.lineno, reward.lineno),

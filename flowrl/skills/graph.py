@@ -18,15 +18,14 @@ import networkx as nx
 
 from flowrl.errors import GraphError
 from flowrl.paths import slug
-from flowrl.skills.games import GAMES
-from flowrl.skills.learnable import learnable, why_impossible
-from flowrl.skills.planning import Planner
-from flowrl.skills.simulation import CAPACITY, ephemeral_items, simulate
+from flowrl.skills.planner import (
+    CAPACITY,
+    Planner,
+    ephemeral_items,
+    learnable,
+    why_impossible,
+)
 from flowrl.skills.skill import Skill, Step, load_library
-
-__all__ = ["SkillGraph", "load_graph", "simulate"]
-
-CAPACITIES = {env_name: game.capacity for env_name, game in GAMES.items()}
 
 
 class SkillGraph:
@@ -72,17 +71,16 @@ class SkillGraph:
         return self._found.direct[name]
 
     def all_needs(self, name: str) -> tuple[str, ...]:
-        """All skills that a skill hangs on, each after its own needs.
+        """The skills of `transitive_needs`, each after its own needs.
 
         Raises:
           GraphError: the skill is unknown, or can never be learned.
         """
-        self._require_possible(name)
-        needed = self._needed[name]
+        needed = self.transitive_needs(name)
         return tuple(other for other in self._order if other in needed)
 
-    def hangs_on(self, name: str) -> frozenset[str]:
-        """The skills of `all_needs`, as a set.
+    def transitive_needs(self, name: str) -> frozenset[str]:
+        """All skills that must be learned before this one.
 
         Raises:
           GraphError: the skill is unknown, or can never be learned.
@@ -109,7 +107,7 @@ class SkillGraph:
         """The steps that lead from an empty inventory to this skill at this count.
 
         The last step is the skill itself, the others are among `all_needs(name)`. Counts are
-        levels: see `flowrl.skills.simulation`. The same graph always gives the same plan.
+        levels: see `flowrl.skills.planner`. The same graph always gives the same plan.
 
         Raises:
           GraphError: the skill is unknown, can never be learned, or exceeds the capacity.
@@ -157,13 +155,13 @@ class SkillGraph:
 
 
 def load_graph(env_name: str, skills_dir: Path | None = None) -> SkillGraph:
-    """The checked graph of an environment's library, with the capacity of its inventory.
+    """The checked graph of a game's library, with the capacity of its inventory.
 
     Raises:
       FlowrlError: as `load_library` and `SkillGraph.check`.
     """
     skills = load_library(env_name, skills_dir)
-    graph = SkillGraph(skills.values(), capacity=CAPACITIES[env_name])
+    graph = SkillGraph(skills.values(), capacity=find_game(env_name).capacity)
     graph.check()
     return graph
 

@@ -1,15 +1,25 @@
-"""The trial: skill functions are traced, held against a budget and computed on kept moments.
+"""The dry run's process: `python -m flowrl.skills.validation.worker`, started by `dry_run`.
 
-Layers two and three of the gate. This runs in a process that may be killed (`flowrl.trial`): to
-trace a function is to run it, with abstract arrays in the place of features.
+Skill functions are traced, held against a budget and computed on the kept moments of the game. To
+trace a function is to run it, with abstract arrays in place of features, so this process may be
+killed. It reads one JSON object from standard input and writes one JSON line per event to standard
+output. Once it has loaded what it needs it gives up the rest: it can write no file, and its memory
+and its CPU time are limited.
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -17,9 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from flowrl.envs.moments import moments, shape_of_one
-from flowrl.envs.skill_module import namespace_of
-from flowrl.skills.games import table_of
+from flowrl.games.base import COUNT, find_game
+from flowrl.skills.skill import Origin
+from flowrl.skills.validation.dry_run import EXIT_MEMORY, SkillCode
+from flowrl.skills.validation.execution import execute_functions
 
 EQUATION_LIMIT = 2_000
 ELEMENT_LIMIT = 1_000_000  # of one intermediate array
@@ -30,27 +41,17 @@ _RAISED = (
     *(TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
     *(AssertionError, RuntimeError, ImportError, SyntaxError, StopIteration),
 )
-_BRANCHES = (ast.If, ast.IfExp, ast.BoolOp)  # all by which gated code can choose
+_BRANCHES = (ast.If, ast.IfExp, ast.BoolOp)  # all that lets checked code choose
+_OPEN_FILES = 256
+_PR_SET_PDEATHSIG = 1
 
 
-class RefusedError(Exception):
+class _RefusedError(Exception):
     """What a function does that it may not: its line, what, and the remedy."""
 
     def __init__(self, line: int, what: str, remedy: str) -> None:
         super().__init__(what)
         self.line, self.what, self.remedy = line, what, remedy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
-    """Two functions to be tried for a game; the lines are those of their place."""
-
-    env_name: str
-    is_done: str
-    reward: str
-    is_done_line: int
-    reward_line: int
-    trusted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +63,80 @@ class _Function:
     chooses: bool  # by its count
 
 
-def warm_up() -> None:
-    """Start JAX's threads and load what the first trial would."""
+def main() -> int:
+    """Try all codes of the order; returns the exit code."""
+    _die_with_parent()
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    order = json.load(sys.stdin)
+    codes = [SkillCode(**{**data, "origin": Origin(**data["origin"])}) for data in order["codes"]]
+    for number in range(3):  # whatever is printed goes nowhere
+        os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    _warm_up()
+    _limit(megabytes=order["megabytes"], cpu_seconds=order["cpu_seconds"])
+    _report(reports, event="ready")
+    for number, code in enumerate(codes):
+        try:
+            _try_one(reports, number, code)
+        except MemoryError:
+            os._exit(EXIT_MEMORY)
+    return 0
+
+
+def _try_one(reports: Any, number: int, code: SkillCode) -> None:
+    def entering(name: str, line: int) -> None:
+        _report(reports, event="begins", code=number, name=name, line=line)
+
+    try:
+        most = _try_code(code, entering)
+    except _RefusedError as refused:
+        why = {"line": refused.line, "what": refused.what, "remedy": refused.remedy}
+        _report(reports, event="refused", code=number, **why)
+    else:
+        _report(reports, event="passed", code=number, most_count=most)
+
+
+def _report(reports: Any, **fields: Any) -> None:
+    reports.write(json.dumps(fields) + "\n")
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit(*, megabytes: int, cpu_seconds: int) -> None:
+    """From here on: so much more memory than now, no file, no core dump."""
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - not a Path of ours
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    wanted = {
+        resource.RLIMIT_AS: now + megabytes * 2**20,
+        resource.RLIMIT_CPU: cpu_seconds,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+    }
+    for limit, value in wanted.items():
+        _, most = resource.getrlimit(limit)
+        bound = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(limit, (bound, bound))
+
+
+def _warm_up() -> None:
+    """Start JAX's threads and load what the first trial does."""
     jax.vmap(jnp.sum)(jnp.ones((2, 3))).block_until_ready()
 
 
-def try_code(code: Code, entering: Callable[[str, int], None]) -> int | None:
+def _try_code(code: SkillCode, entering: Callable[[str, int], None]) -> int | None:
     """Try both functions; the largest count they were tried with, None when any will do.
 
     `entering` hears the name and the line of each function before it is run.
 
     Raises:
-      RefusedError: one of them cannot be computed, is over the budget or returns something else.
+      _RefusedError: one of them cannot be computed, is over the budget or returns something else.
     """
-    done = _read(code, "task_is_done", code.is_done, code.is_done_line)
-    reward = _read(code, "task_reward", code.reward, code.reward_line)
-    most = max(table_of(code.env_name).capacity, 64)
+    done = _read(code, "task_is_done", code.is_done, code.origin.is_done)
+    reward = _read(code, "task_reward", code.reward, code.origin.reward)
+    most = max(find_game(code.env_name).capacity, 64)
     for function in (done, reward):
         entering(function.name, function.line)
         for count in _counts(function, most):
@@ -86,46 +145,57 @@ def try_code(code: Code, entering: Callable[[str, int], None]) -> int | None:
 
 
 def _counts(function: _Function, most: int) -> tuple[int, ...]:
-    if "n" not in function.asks:
+    if COUNT not in function.asks:
         return (1,)
     return tuple(range(1, most + 1)) if function.chooses else (*_FEW, most, LARGEST_COUNT)
 
 
-def _read(code: Code, name: str, source: str, line: int) -> _Function:
+def _read(code: SkillCode, name: str, source: str, line: int) -> _Function:
     """The function, compiled so that its lines are those of its place."""
     try:
         tree = ast.parse("\n" * (line - 1) + source)
-        compiled = compile(tree, name, "exec", dont_inherit=True)
+        [definition] = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        game = find_game(code.env_name)
+        [call] = execute_functions([definition], game, place=name, trusted=code.trusted)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise RefusedError(line, f"{name} is not Python: {error}", "correct it") from error
-    [definition] = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        raise _RefusedError(line, f"{name} is not Python: {error}", "correct it") from error
     asks = tuple(argument.arg for argument in definition.args.args)
-    names = namespace_of(table_of(code.env_name).package, trusted=code.trusted)
-    exec(compiled, names)  # noqa: S102 - limits hold here
     chooses = code.trusted or any(isinstance(node, _BRANCHES) for node in ast.walk(definition))
     return _Function(
-        call=names[definition.name],
+        call=call,
         asks=asks,
         name=name,
         line=line,
-        chooses=chooses and "n" in asks,
+        chooses=chooses and COUNT in asks,
     )
 
 
 def _try(function: _Function, count: int, env_name: str) -> None:
-    known = moments(env_name)
-    features = {name: known[name] for name in function.asks if name != "n"}
-    traced = _traced(function, count, shape_of_one(features))
+    features = {name: _moments(env_name)[name] for name in function.asks if name != COUNT}
+    shapes = _shapes_of_one(features)
+    traced = _traced(function, count, shapes)
     _check_budget(function, traced.jaxpr, traced.consts)
     if count in (*_FEW, LARGEST_COUNT):
         _check_values(function, traced, features, count)
-    if count == 1 and str(_traced(function, count, shape_of_one(features))) != str(traced):
+    if count == 1 and str(_traced(function, count, shapes)) != str(traced):
         raise _refused(function, "is another computation each time", "compute from features alone")
+
+
+@cache
+def _moments(env_name: str) -> Mapping[str, Any]:
+    return find_game(env_name).make().moments()
+
+
+def _shapes_of_one(features: Mapping[str, Any]) -> dict[str, Any]:
+    """The features of one moment as shapes and types, to trace with."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), dict(features)
+    )
 
 
 def _traced(function: _Function, count: int, shapes: Mapping[str, Any]) -> core.ClosedJaxpr:
     def call(features: Mapping[str, Any]) -> jax.Array:
-        given = {**features, **({"n": count} if "n" in function.asks else {})}
+        given = {**features, **({COUNT: count} if COUNT in function.asks else {})}
         return jnp.asarray(function.call(**given))
 
     try:
@@ -197,15 +267,19 @@ def _check_values(
         raise _refused(function, what, "divide by what is never 0, or choose with jnp.where before")
 
 
-def _raised(function: _Function, error: Exception) -> RefusedError:
+def _raised(function: _Function, error: Exception) -> _RefusedError:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)]
     names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     own = [line for line, name in zip(lines, names, strict=True) if name == function.name]
     text = " ".join(str(error).partition("\n")[0].partition(" The error occurred")[0].split())[:120]
     what = f"{function.name} raises {type(error).__name__}: {text}"
     remedy = "choose by features with jnp.where" if "Tracer" in what else "correct the function"
-    return RefusedError((own or [function.line])[-1] or function.line, what, remedy)
+    return _RefusedError((own or [function.line])[-1] or function.line, what, remedy)
 
 
-def _refused(function: _Function, what: str, remedy: str) -> RefusedError:
-    return RefusedError(function.line, f"{function.name} {what}", remedy)
+def _refused(function: _Function, what: str, remedy: str) -> _RefusedError:
+    return _RefusedError(function.line, f"{function.name} {what}", remedy)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

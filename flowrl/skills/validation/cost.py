@@ -1,10 +1,10 @@
-"""The gate's fourth part: how large whole numbers can grow, and how much loops repeat.
+"""What skill code costs before it is traced: how large whole numbers grow, what loops repeat.
 
-Python's whole numbers have no bound: one that is squared again and again fills the memory of
-whoever computes it, and it is computed while JAX traces, where no budget of JAX's holds. So the
-statements are walked as they would run, with an upper bound of bits in the place of each number.
-Arrays and floats have a fixed width and are FIXED; how large arrays grow is for the trial to say,
-which traces them without making them.
+Python's whole numbers have no bound: one that is squared again and again fills the memory of the
+process that computes it, and it is computed while JAX traces, where no budget of JAX's holds. So
+the statements are walked as they would run, with an upper bound of bits in place of each number.
+Arrays and floats have a fixed width and are FIXED; the dry run says how large arrays grow, because
+it traces them without making them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping
 
-from flowrl.skills.admitted import CALLS
-from flowrl.skills.refusals import refusal
+from flowrl.skills.validation.allowed import CALLS, refusal
 
 BITS_LIMIT = 16_384  # of one whole number
 WORK_LIMIT = 20_000  # pieces of syntax, each counted as often as loops repeat it

@@ -1,7 +1,8 @@
 """Have skill code tried in a process that may be killed, many functions in one.
 
-The process loads JAX once and says what it is about to run. When it dies or takes too long, the
-function it was in is refused for that reason, and another process goes on with those after it.
+The process (`flowrl.skills.validation.worker`) loads JAX once and reports each function before it
+runs it. When it dies or takes too long, the function it was in is refused for that reason, and
+another process continues with those after it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from flowrl.errors import LaunchError
-from flowrl.runs import Verdict
+from flowrl.runs import CodeApproval
 from flowrl.skills.skill import Origin, Skill
-from flowrl.skills.verdicts import VerdictStore, code_digest, parsed_function
+from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
-_PACKAGE_ROOT = Path(__file__).parents[2]
-_EXIT_MEMORY = 3  # of flowrl.trial
+_PACKAGE_ROOT = Path(__file__).parents[3]
+EXIT_MEMORY = 3  # of the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """Two functions to be judged for a game; `skill` and `origin` say whose they are."""
+class SkillCode:
+    """The two functions of a skill in a game; `origin` is where they are written."""
 
     skill: str
     env_name: str
@@ -50,9 +51,9 @@ class Subject:
     trusted: bool = False
 
     @staticmethod
-    def of(skill: Skill, env_name: str) -> Subject:
+    def of(skill: Skill, env_name: str) -> SkillCode:
         """A skill's functions."""
-        return Subject(
+        return SkillCode(
             skill=skill.name,
             env_name=env_name,
             is_done=skill.is_done,
@@ -77,130 +78,132 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class _Place:
-    """What the process said last: which code it is in, and where."""
+class _Progress:
+    """What the worker reported last: the code it is in, and where."""
 
     code: int
     name: str
     line: int
 
 
-def judge(subjects: Sequence[Subject], limits: Limits | None = None) -> list[Verdict | Refusal]:
-    """A verdict, or why there is none, for each of the subjects.
+def try_codes(
+    codes: Sequence[SkillCode], limits: Limits | None = None
+) -> list[CodeApproval | Refusal]:
+    """An approval, or why there is none, for each of the codes.
 
     Raises:
-      LaunchError: the process of the trial does not start.
+      LaunchError: the worker does not start.
     """
     limits = limits or Limits()
-    found: dict[int, Verdict | Refusal] = {}
-    while len(found) < len(subjects):
-        rest = [number for number in range(len(subjects)) if number not in found]
-        trial = _Trial([subjects[number] for number in rest], limits)
-        found |= {rest[number]: answer for number, answer in trial.run().items()}
-    return [found[number] for number in range(len(subjects))]
+    found: dict[int, CodeApproval | Refusal] = {}
+    while len(found) < len(codes):
+        rest = [number for number in range(len(codes)) if number not in found]
+        attempt = _Attempt([codes[number] for number in rest], limits)
+        found |= {rest[number]: outcome for number, outcome in attempt.run().items()}
+    return [found[number] for number in range(len(codes))]
 
 
-def verdicts_on(
-    subjects: Sequence[Subject], store: VerdictStore, limits: Limits | None = None
-) -> list[Verdict | Refusal]:
-    """The verdicts that are there already, and new ones for the rest, which are not kept."""
-    known = [store.find(subject.digest) for subject in subjects]
-    unknown = [one for one, verdict in zip(subjects, known, strict=True) if verdict is None]
-    fresh = iter(judge(unknown, limits))
-    return [next(fresh) if verdict is None else verdict for verdict in known]
+def approvals_of(
+    codes: Sequence[SkillCode], store: ApprovalStore, limits: Limits | None = None
+) -> list[CodeApproval | Refusal]:
+    """The kept approvals, and new ones for the other codes, which are not kept yet."""
+    kept = [store.find(code.digest) for code in codes]
+    unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
+    fresh = iter(try_codes(unknown, limits))
+    return [next(fresh) if approval is None else approval for approval in kept]
 
 
-class _Trial:
-    """One process and what came of it."""
+class _Attempt:
+    """One worker and its outcomes."""
 
-    def __init__(self, subjects: Sequence[Subject], limits: Limits) -> None:
-        self._subjects = subjects
+    def __init__(self, codes: Sequence[SkillCode], limits: Limits) -> None:
+        self._codes = codes
         self._limits = limits
-        self._found: dict[int, Verdict | Refusal] = {}
-        self._place: _Place | None = None
+        self._found: dict[int, CodeApproval | Refusal] = {}
+        self._progress: _Progress | None = None
         self._ready = False
 
-    def run(self) -> Mapping[int, Verdict | Refusal]:
-        """What was found out before the process ended: of one skill at least."""
-        with tempfile.TemporaryDirectory(prefix="flowrl-trial-") as folder:
+    def run(self) -> Mapping[int, CodeApproval | Refusal]:
+        """The outcomes before the process ended: of one skill at least."""
+        with tempfile.TemporaryDirectory(prefix="flowrl-dry-run-") as folder:
             errors = Path(folder, "errors")
-            with errors.open("wb") as said:
-                process = _start(Path(folder), said)
+            with errors.open("wb") as output:
+                process = _start(Path(folder), output)
             ended = False
             try:
                 ended = self._listen(process)
             finally:
                 _end(process, grace_seconds=5.0 if ended else 0.0)
             if not self._ready:
-                last = errors.read_text(errors="replace").strip()[-300:] or "it said nothing"
-                raise LaunchError(f"the trial of skill code does not start: {last}; try again")
-        if self._place is not None:
-            self._found[self._place.code] = self._refusal(*self._why(process, ended=ended))
-        elif len(self._found) < len(self._subjects):
-            raise LaunchError("the trial of skill code ended too early; try again")
+                last = errors.read_text(errors="replace").strip()[-300:] or "no message"
+                raise LaunchError(f"the dry run of skill code does not start: {last}; try again")
+        if self._progress is not None:
+            self._found[self._progress.code] = self._refusal(*self._why(process, ended=ended))
+        elif len(self._found) < len(self._codes):
+            raise LaunchError("the dry run of skill code ended too early; try again")
         return self._found
 
     def _listen(self, process: subprocess.Popen[bytes]) -> bool:
-        """Note all that it says; False when it took too long, else True at its end."""
+        """Note all its reports; False when it took too long, else True at its end."""
         if process.stdin is None or process.stdout is None:
-            raise LaunchError("the trial of skill code has no pipes; try again")
+            raise LaunchError("the dry run of skill code has no pipes; try again")
         try:
             process.stdin.write(json.dumps(self._order()).encode())
             process.stdin.close()
         except BrokenPipeError:
-            return True  # it has died, as its end will say
-        answers = _Answers(process.stdout.fileno())
-        for line in answers.until(self._deadline):
+            return True  # it has died; its exit code tells why
+        lines = _Lines(process.stdout.fileno())
+        for line in lines.until(self._deadline):
             self._note(json.loads(line))
-        return not answers.late
+        return not lines.late
 
     def _order(self) -> dict[str, Any]:
         limits = self._limits
         cpus = os.cpu_count() or 1  # a function may keep all of them busy
-        seconds = int(limits.seconds * cpus * len(self._subjects) + limits.start_seconds)
-        codes = [_facts(subject) for subject in self._subjects]
+        seconds = int(limits.seconds * cpus * len(self._codes) + limits.start_seconds)
+        codes = [asdict(code) for code in self._codes]
         return {"codes": codes, "megabytes": limits.megabytes, "cpu_seconds": seconds}
 
     def _deadline(self) -> float:
         return self._limits.seconds if self._ready else self._limits.start_seconds
 
-    def _note(self, facts: Mapping[str, Any]) -> None:
-        match facts["event"]:
+    def _note(self, report: Mapping[str, Any]) -> None:
+        match report["event"]:
             case "ready":
                 self._ready = True
             case "begins":
-                self._place = _Place(facts["code"], facts["name"], facts["line"])
+                self._progress = _Progress(report["code"], report["name"], report["line"])
             case "passed":
-                subject, most = self._subjects[facts["code"]], facts["most_count"]
-                self._place = None
-                self._found[facts["code"]] = Verdict(
-                    digest=subject.digest, trusted=subject.trusted, most_count=most
+                code, most = self._codes[report["code"]], report["most_count"]
+                self._progress = None
+                self._found[report["code"]] = CodeApproval(
+                    digest=code.digest, trusted=code.trusted, most_count=most
                 )
             case _:
-                self._place = _Place(facts["code"], "", facts["line"])
-                self._found[facts["code"]] = self._refusal(facts["what"], facts["remedy"])
-                self._place = None
+                self._progress = _Progress(report["code"], "", report["line"])
+                self._found[report["code"]] = self._refusal(report["what"], report["remedy"])
+                self._progress = None
 
     def _refusal(self, what: str, remedy: str) -> Refusal:
-        place = self._place
-        if place is None:
-            raise LaunchError("the trial of skill code refused nothing; try again")
-        origin = self._subjects[place.code].origin
-        return Refusal(_plain(f"{origin.place}:{place.line}: {what}; {remedy}"))
+        progress = self._progress
+        if progress is None:
+            raise LaunchError("the dry run of skill code refused nothing; try again")
+        origin = self._codes[progress.code].origin
+        return Refusal(_plain(f"{origin.place}:{progress.line}: {what}; {remedy}"))
 
     def _why(self, process: subprocess.Popen[bytes], *, ended: bool) -> tuple[str, str]:
-        name = self._place.name if self._place else ""
+        name = self._progress.name if self._progress else ""
         limits, code = self._limits, process.returncode
         if not ended or code == -signal.SIGXCPU:
             return f"{name} took longer than {limits.seconds:g} s", "make it smaller"
-        if code in (_EXIT_MEMORY, -signal.SIGABRT):
+        if code in (EXIT_MEMORY, -signal.SIGABRT):
             return f"{name} needed more than {limits.megabytes:,} MB", "make its arrays smaller"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"{name} ended its process with {how}", "make it simpler"
 
 
-class _Answers:
-    """Lines from a pipe, as long as none lets too long wait for itself."""
+class _Lines:
+    """Lines from a pipe, until one takes too long."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -234,13 +237,13 @@ def _start(folder: Path, errors: Any) -> subprocess.Popen[bytes]:
     cwd = folder / "empty"
     cwd.mkdir()
     return subprocess.Popen(
-        (sys.executable, "-P", "-m", "flowrl.trial"),
+        (sys.executable, "-P", "-m", "flowrl.skills.validation.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
         cwd=cwd,
         env=env,
-        start_new_session=True,  # its group is killed as one, and Ctrl-C is ours to answer
+        start_new_session=True,  # its group is killed as one; Ctrl-C reaches only us
     )
 
 
@@ -249,7 +252,7 @@ def _python_path() -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes], *, grace_seconds: float) -> None:
-    """See to it that it is gone; how one ends by itself says more than our signal."""
+    """Wait for its end, then kill it; its own exit code says more than our signal."""
     if process.stdout is not None:
         process.stdout.close()
     try:
@@ -260,16 +263,5 @@ def _end(process: subprocess.Popen[bytes], *, grace_seconds: float) -> None:
 
 
 def _plain(text: str) -> str:
-    """The text without what a terminal would obey: trusted code words its own errors."""
+    """The text without control characters: trusted code writes its own error messages."""
     return "".join(char if char.isprintable() else "�" for char in text)
-
-
-def _facts(subject: Subject) -> dict[str, Any]:
-    return {
-        "env_name": subject.env_name,
-        "is_done": subject.is_done,
-        "reward": subject.reward,
-        "is_done_line": subject.origin.is_done,
-        "reward_line": subject.origin.reward,
-        "trusted": subject.trusted,
-    }

@@ -7,7 +7,7 @@ probabilities over all cells of the map, though they appear only near the player
 of the map is made to look at 63 cells of it. Here, instead,
 
 - loops that carry nothing on take all their turns at once,
-- random numbers are computed without loops (`flowrl.envs.quick_random`),
+- the cipher behind jax's random numbers is written out, bit for bit, for up to FEW numbers,
 - mobs are placed on the part of the map where they can appear, rows first and then one row alone:
   the same cell from the same random number, but for rounding where two cells meet, about once in a
   hundred thousand draws,
@@ -23,6 +23,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -30,18 +31,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.envs import quick_random
-
 CLASSIC = "craftax.craftax_classic"
 LEAST_CELLS = 512  # below, one level is as fast
 RIPE = 600  # steps that a plant grows
+FEW = 8  # numbers at once; for more the loop does not matter
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
 _KINDS = ("cows", "zombies", "skeletons", "passive_mobs", "melee_mobs", "ranged_mobs")
 
 
-def craftax_step(package: str, *, fast_choice: bool = True) -> Callable[..., tuple[Any, Any]]:
+def craftax_step(package: str, *, fast: bool = True) -> Callable[..., tuple[Any, Any]]:
     """The `craftax_step(key, world, action, params, static_params)` of a Craftax package."""
     logic = importlib.import_module(f"{package}.game_logic")
-    if not fast_choice:
+    if not fast:
         return logic.craftax_step
     if package != CLASSIC:
         random = _Overlay(jax.random, choice=choice)
@@ -53,10 +55,10 @@ def craftax_step(package: str, *, fast_choice: bool = True) -> Callable[..., tup
     return names["craftax_step"]
 
 
-def craftax_view(package: str, *, fast_choice: bool = True) -> Callable[[Any], jax.Array]:
+def craftax_view(package: str, *, fast: bool = True) -> Callable[[Any], jax.Array]:
     """The symbolic observation of a world of a Craftax package."""
     renderer = importlib.import_module(f"{package}.renderer")
-    if not fast_choice or package != CLASSIC:
+    if not fast or package != CLASSIC:
         return renderer.render_craftax_symbolic
     names = _rebuilt(renderer)
     names["jnp"] = _Overlay(jnp, pad=_Padded)
@@ -66,8 +68,8 @@ def craftax_view(package: str, *, fast_choice: bool = True) -> Callable[[Any], j
 def _rebuilt(module: Any) -> dict[str, Any]:
     """A module's names, with its functions rebuilt so as to use one another and our jax."""
     names = dict(vars(module))
-    drawing = {"choice": choice, "split": quick_random.split}
-    drawing |= {"uniform": quick_random.uniform, "randint": quick_random.randint}
+    drawing = {"choice": choice, "split": split}
+    drawing |= {"uniform": uniform, "randint": randint}
     lax = _Overlay(jax.lax, scan=scan, dynamic_slice=_cut)
     names["jax"] = _Overlay(jax, random=_Overlay(jax.random, **drawing), lax=lax)
     for name, value in vars(module).items():
@@ -198,10 +200,10 @@ def choice(
     """`jax.random.choice`, in two levels for one draw from a square map's cells."""
     side = math.isqrt(len(a)) if p is not None else 0
     if shape != (1,) or not replace or p is None or side**2 != len(a) or len(a) < LEAST_CELLS:
-        return quick_random.choice(key, a, shape=shape, replace=replace, p=p)
+        return choice_of_few(key, a, shape=shape, replace=replace, p=p)
     rows = p.reshape(side, side)
     up_to_row = jnp.cumsum(rows.sum(axis=1))
-    drawn = up_to_row[-1] * (1 - quick_random.uniform(key, shape))[0]
+    drawn = up_to_row[-1] * (1 - uniform(key, shape))[0]
     row = jnp.minimum((up_to_row < drawn).sum(), side - 1)
     before = jnp.where(row > 0, up_to_row[row - 1], 0)
     up_to_cell = before + jnp.cumsum(rows[row])
@@ -219,3 +221,81 @@ class _Overlay:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._under, name)
+
+
+def _is_plain_key(key: jax.Array) -> bool:
+    """Whether the key is of the kind whose splits and draws are written out here."""
+    typed = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
+    partitionable = jax.config.values["jax_threefry_partitionable"]
+    return typed and partitionable and str(jax.random.key_impl(key)) == "threefry2x32"
+
+
+def split(key: jax.Array, num: int = 2) -> jax.Array:
+    """`jax.random.split` into a few keys."""
+    if not _is_plain_key(key) or num > FEW:
+        return jax.random.split(key, num)
+    halves = jnp.stack(_threefry(jax.random.key_data(key), num), axis=-1)
+    return jax.random.wrap_key_data(halves, impl=jax.random.key_impl(key))
+
+
+def uniform(key: jax.Array, shape: tuple[int, ...] = (), **limits: Any) -> jax.Array:
+    """`jax.random.uniform` of a few float32 numbers between 0 and 1."""
+    if not _is_plain_key(key) or np.prod(shape) > FEW or limits:
+        return jax.random.uniform(key, shape, **limits)
+    ones = jnp.uint32(0x3F800000)  # the bits of 1.0; the drawn ones become its fraction
+    return jax.lax.bitcast_convert_type((bits(key, shape) >> 9) | ones, jnp.float32) - 1
+
+
+def randint(
+    key: jax.Array, shape: tuple[int, ...], minval: Any, maxval: Any, **kind: Any
+) -> jax.Array:
+    """`jax.random.randint` of a few int32 numbers, the limits being known."""
+    plain = isinstance(minval, int) and isinstance(maxval, int) and not kind
+    if not _is_plain_key(key) or np.prod(shape) > FEW or not plain or minval >= maxval:
+        return jax.random.randint(key, shape, minval, maxval, **kind)
+    high, low = (bits(half, shape) for half in split(key))
+    span = np.uint32(maxval - minval)
+    with np.errstate(over="ignore"):
+        factor = np.uint32(2**16) % span
+        factor = (factor * factor) % span
+    return jnp.int32(minval) + (((high % span) * factor + low % span) % span).astype(jnp.int32)
+
+
+def choice_of_few(
+    key: jax.Array, a: Any, *, shape: tuple[int, ...] = (), replace: bool = True, p: Any = None
+) -> jax.Array:
+    """`jax.random.choice` of one of a few things."""
+    if not _is_plain_key(key) or shape or not replace or len(a) > FEW:
+        return jax.random.choice(key, a, shape=shape, replace=replace, p=p)
+    if p is None:
+        return jnp.asarray(a)[randint(key, (), 0, len(a))]
+    up_to = jnp.cumsum(p)
+    drawn = up_to[-1] * (1 - uniform(key))
+    return jnp.asarray(a)[(up_to < drawn).sum()]
+
+
+def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`jax.random.bits` of a few numbers."""
+    count = int(np.prod(shape))
+    high, low = _threefry(jax.random.key_data(key), count)
+    return (high ^ low).reshape(shape)
+
+
+@partial(jax.jit, static_argnums=1)
+def _threefry(words: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The block cipher Threefry-2x32 in 20 rounds, of the numbers below `count`.
+
+    Jitted, so that it is traced once and not for every draw.
+    """
+    first, second = words
+    counts = np.arange(count, dtype=np.uint32)
+    keys = (first, second, first ^ second ^ jnp.uint32(_PARITY))
+    x0 = jnp.broadcast_to(keys[0], counts.shape)
+    x1 = keys[1] + counts
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = x0 ^ ((x1 << rotation) | (x1 >> (32 - rotation)))
+        x0 = x0 + keys[(group + 1) % 3]
+        x1 = x1 + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return x0, x1

@@ -1,0 +1,384 @@
+"""A game that walks a plan: tasks as data, so that one compiled program serves many plans.
+
+To compile a timestep of Craftax takes half a minute of CPU time, to run it a millisecond. So the
+trainer's program does not hold one plan: it holds the success functions of all library skills, and
+which of them apply to an episode, in what order and with which counts, is data that the program is
+given. The functions cost next to nothing beside a timestep of the game.
+
+The functions of a user's own skill are compiled in, with its count as a constant; plans with the
+same such skills share a program, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flowrl.envs.base import StepOutput
+from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
+from flowrl.errors import SkillError
+from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
+from flowrl.skills.skill import load_library
+from flowrl.skills.validation.cache import code_digest, parsed_function
+from flowrl.skills.validation.execution import execute_functions
+
+LEAST_COLUMNS = 8
+
+
+class Plan(NamedTuple):
+    """A plan as arrays, int32[columns]; rows beyond `last` have no meaning and are not reached."""
+
+    functions: Any
+    """Index into the environment's success functions."""
+    count: Any
+    """n"""
+    limit: Any
+    """Most environment steps."""
+    expert: Any
+    """Local index of the expert that acts."""
+    last: Any
+    """int32[]: the plan's last step."""
+
+
+class WalkState(NamedTuple):
+    """One episode: the world, the plan, and how far it has come in it."""
+
+    world: Any
+    """As the game's engine makes it."""
+    plan: Plan
+    """The same in every episode; here, so that one compiled program walks any plan."""
+    task: jax.Array
+    """int32: index of the plan's step under way."""
+    success: jax.Array
+    """bool[columns]: steps completed in this episode."""
+    length: jax.Array
+    """int32: environment steps of this episode."""
+    task_length: jax.Array
+    """int32: environment steps of the plan's step under way."""
+    total: jax.Array
+    """f32: sum of this episode's rewards."""
+
+
+def make_env(
+    env_name: str,
+    module: TaskModule,
+    *,
+    max_task_steps: int,
+    success_bonus: float = 1.0,
+    engine: Engine | None = None,
+    share: bool = False,
+) -> SkillEnv:
+    """A game that walks the module's plan.
+
+    Args:
+      max_task_steps: an episode is cut when one task takes as many steps, unless the task has a
+        limit of its own.
+      success_bonus: reward for completing a task, on top of the task's own; it lets a skill
+        whose reward function is silent be learned.
+      engine: steps the game; by default the one that the game makes.
+      share: compile to the same program for every plan of library skills.
+
+    Raises:
+      ConfigError: the game is unknown.
+      SkillError: the module was written for another game.
+    """
+    game = find_game(env_name)
+    if game.name != module.game.name:
+        raise SkillError(
+            f"the module was written for {module.game.name}, --env_name is {env_name}; "
+            "write it again with generate_module_with_remapping"
+        )
+    make = shared_functions if share else own_functions
+    functions, plan = make(module, max_task_steps=max_task_steps)
+    return SkillEnv(
+        game=game,
+        given_engine=engine,
+        module=module,
+        functions=functions,
+        plan=plan,
+        success_bonus=success_bonus,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SkillEnv:
+    """One environment that walks a plan; `BatchedEnv` makes a `WalkingEnv` of it.
+
+    The plan moves on by at most one task per step, so that every task has a step in which its
+    expert acts, earns its bonus and is counted: a task that is already done when it begins
+    takes one step. A player's death ends the episode; it carries no penalty but the reward that
+    the skill's author gives and the return that is lost.
+    """
+
+    game: Game
+    given_engine: Engine | None
+    module: TaskModule
+    functions: tuple[SuccessFunctions, ...]
+    plan: Plan
+    success_bonus: float
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The game itself, which is loaded when it is first needed: a second of CPU time."""
+        return self.game.make() if self.given_engine is None else self.given_engine
+
+    @property
+    def observation_size(self) -> int:
+        """Length of one observation."""
+        return self.game.observation_size
+
+    @property
+    def num_actions(self) -> int:
+        """Actions are 0 … num_actions - 1."""
+        return self.game.num_actions
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of the run."""
+        return len(self.module.global_to_local)
+
+    @property
+    def num_tasks(self) -> int:
+        """Length of the plan."""
+        return len(self.module.tasks)
+
+    def new_world(self, key: jax.Array) -> Any:
+        """A newly generated world."""
+        return settle(self.engine.reset(key))
+
+    def begin_in(self, world: Any, plan: Plan | None = None) -> WalkState:
+        """A new episode in a given world, at the first task of `plan` (default: the module's)."""
+        plan = Plan(*map(jnp.asarray, self.plan)) if plan is None else plan
+        return WalkState(
+            world=world,
+            plan=plan,
+            task=jnp.zeros((), jnp.int32),
+            success=jnp.zeros(plan.functions.shape, bool),
+            length=jnp.zeros((), jnp.int32),
+            task_length=jnp.zeros((), jnp.int32),
+            total=jnp.zeros((), jnp.float32),
+        )
+
+    def observe(self, state: WalkState) -> jax.Array:
+        """The game's observation, unchanged: f32[observation_size]."""
+        return self.engine.observe(state.world)
+
+    def current_expert(self, state: WalkState) -> jax.Array:
+        """int32: local index of the expert that acts next."""
+        return state.plan.expert[state.task]
+
+    def advance(
+        self, key: jax.Array, state: WalkState, action: jax.Array
+    ) -> tuple[WalkState, StepOutput]:
+        """Take one action, without a reset: after `done` the state is that of the old episode."""
+        world, env_reward = self.engine.step(key, state.world, action)
+        world = settle(world)
+        over = self.engine.is_over(world)
+        completed, reward = self._success_and_reward(
+            state, WorldStep(state.world, world, jnp.asarray(env_reward, jnp.float32))
+        )
+        return self._walk(state, world, completed=completed, reward=reward, over=over)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, WalkState]:
+        """A new episode and its first observation."""
+        state = self.begin_in(self.new_world(key))
+        return self.observe(state), state
+
+    def step(
+        self, key: jax.Array, state: WalkState, action: jax.Array
+    ) -> tuple[jax.Array, WalkState, StepOutput]:
+        """Take one action; an episode that ended is followed by a new one.
+
+        Under vmap every environment would generate a world in every step: use `BatchedEnv`.
+        """
+        step_key, world_key = jax.random.split(key)
+        state, output = self.advance(step_key, state, action)
+        state = jax.lax.cond(
+            output.done, lambda: self.begin_in(self.new_world(world_key), state.plan), lambda: state
+        )
+        return self.observe(state), state, output
+
+    def _walk(
+        self,
+        state: WalkState,
+        world: Any,
+        *,
+        completed: jax.Array,
+        reward: jax.Array,
+        over: jax.Array,
+    ) -> tuple[WalkState, StepOutput]:
+        """Move the plan on and say what the step was."""
+        plan = state.plan
+        reward = reward + self.success_bonus * completed
+        ended = over | (completed & (state.task == plan.last))
+        columns = jnp.arange(state.success.shape[0])
+        walked = WalkState(
+            world=world,
+            plan=plan,
+            task=jnp.minimum(state.task + completed, plan.last).astype(jnp.int32),
+            success=state.success | (completed & (columns == state.task)),
+            length=state.length + 1,
+            task_length=jnp.where(completed, 0, state.task_length + 1),
+            total=state.total + reward,
+        )
+        truncated = ~ended & (walked.task_length >= plan.limit[state.task])
+        done = ended | truncated
+        return walked, StepOutput(
+            reward=reward,
+            done=done,
+            boundary=done | completed,
+            truncated=truncated,
+            task=state.task,
+            expert=plan.expert[state.task],
+            next_expert=plan.expert[jnp.where(done, 0, walked.task)],
+            task_success=walked.success,
+            episode_length=walked.length,
+            episode_return=walked.total,
+        )
+
+    def _success_and_reward(self, state: WalkState, step: WorldStep) -> tuple[jax.Array, jax.Array]:
+        """Whether the current task is done, bool[], and the reward it gives, f32[].
+
+        All functions are computed and one value is picked: under vmap a switch would do the same.
+        """
+        called = [f for pair in self.functions for f in (pair.is_done, pair.reward)]
+        features = self.engine.features((name for f in called for name in features_of(f)), step)
+        count = state.plan.count[state.task]
+        done = [_call(pair, pair.is_done, features, count) for pair in self.functions]
+        reward = [_call(pair, pair.reward, features, count) for pair in self.functions]
+        chosen = state.plan.functions[state.task]
+        return (
+            jnp.stack([value.astype(bool) for value in done])[chosen],
+            jnp.stack([value.astype(jnp.float32) for value in reward])[chosen],
+        )
+
+
+def own_functions(
+    module: TaskModule, *, max_task_steps: int
+) -> tuple[tuple[SuccessFunctions, ...], Plan]:
+    """The functions of this plan alone, in its order, and the plan."""
+    functions = tuple(task.functions for task in module.tasks)
+    columns = len(functions)
+    return functions, _plan(module, range(columns), max_task_steps, columns=columns)
+
+
+def shared_functions(
+    module: TaskModule, *, max_task_steps: int
+) -> tuple[tuple[SuccessFunctions, ...], Plan]:
+    """The functions of the game's library, then those that this plan has besides, and the plan.
+
+    The number of columns is a power of two, 8 at least.
+    """
+    library = library_functions(module.game.name)
+    numbers = {digest: number for number, digest in enumerate(library)}
+    functions = list(library.values())
+    chosen: list[int] = []
+    for task in module.tasks:
+        key = task.digest if task.digest in library else _compiled_key(task)
+        if key not in numbers:
+            numbers[key] = len(functions)
+            functions.append(task.functions)
+        chosen.append(numbers[key])
+    columns = max(LEAST_COLUMNS, 1 << (len(chosen) - 1).bit_length())
+    return tuple(functions), _plan(module, chosen, max_task_steps, columns=columns)
+
+
+def compiled_functions(module: TaskModule) -> list[str]:
+    """Keys of the functions that are compiled in besides the library's, in their order."""
+    library = library_functions(module.game.name)
+    keys = (_compiled_key(task) for task in module.tasks if task.digest not in library)
+    return list(dict.fromkeys(keys))
+
+
+@cache
+def library_functions(env_name: str) -> dict[str, SuccessFunctions]:
+    """The functions of all library skills of a game by the digest of their code, in its order."""
+    found: dict[str, SuccessFunctions] = {}
+    for skill in load_library(env_name).values():
+        place = f"the library's {skill.name}"
+        pair = [parsed_function(text, place) for text in (skill.is_done, skill.reward)]
+        load = cache(partial(_executed, pair, env_name))
+        functions = SuccessFunctions(skill.name, load, takes_count=True)
+        found.setdefault(code_digest(*pair, env_name), functions)
+    return found
+
+
+def features_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The features a skill function asks for; n has its value as a default and is none."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(item.name for item in parameters if item.default is inspect.Parameter.empty)
+
+
+def settle(tree: Any) -> Any:
+    """The same values with settled types, so that reset and step agree and compile once.
+
+    New worlds may hold Python numbers, which jax types weakly; stepped ones do not.
+    """
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
+
+
+def _call(
+    functions: SuccessFunctions,
+    function: Callable[..., Any],
+    features: dict[str, Any],
+    count: jax.Array,
+) -> jax.Array:
+    """A skill function's value, one number; `count` is its n where that is not written in it."""
+    place = f"{function.__name__} of skill {functions.skill!r}"
+    given = {name: features[name] for name in features_of(function)}
+    if functions.takes_count and COUNT in inspect.signature(function).parameters:
+        given[COUNT] = count
+    try:
+        value = jnp.asarray(function(**given))
+    except (TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError) as why:
+        raise SkillError(f"{place} cannot be computed: {why}; correct the skill") from why
+    if value.shape:
+        raise SkillError(f"{place} returns shape {value.shape}; return one number")
+    return value
+
+
+def _compiled_key(task: Task) -> str:
+    return f"{task.digest} {task.count}"
+
+
+def _executed(pair: Sequence[ast.FunctionDef], env_name: str) -> list[Callable[..., Any]]:
+    """Library functions, which are approved; n, if asked for, gets a default."""
+    game = find_game(env_name)
+    return [execute_functions([_with_count(f)], game, place=f.name)[0] for f in pair]
+
+
+def _with_count(function: ast.FunctionDef) -> ast.FunctionDef:
+    asked = [argument for argument in function.args.args if argument.arg != COUNT]
+    with_count = copy.deepcopy(function)
+    if len(asked) < len(function.args.args):
+        with_count.args.args = [*asked, ast.arg(arg=COUNT)]
+        with_count.args.defaults = [ast.Constant(value=1)]
+    return with_count
+
+
+def _plan(
+    module: TaskModule, functions: Sequence[int], max_task_steps: int, *, columns: int
+) -> Plan:
+    tasks = module.tasks
+    return Plan(
+        functions=_row(functions, columns),
+        count=_row([task.count for task in tasks], columns),
+        limit=_row([task.max_steps or max_task_steps for task in tasks], columns),
+        expert=_row([task.expert_local for task in tasks], columns),
+        last=np.asarray(len(tasks) - 1, np.int32),
+    )
+
+
+def _row(values: Sequence[int], columns: int) -> np.ndarray:
+    row = np.zeros(columns, np.int32)
+    row[: len(values)] = values
+    return row

@@ -1,0 +1,1 @@
+"""Games: one object for each, found by its name."""

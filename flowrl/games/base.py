@@ -1,0 +1,188 @@
+"""A game: everything that flowrl knows of one, as one object that is found by its name.
+
+The entry-point group `flowrl.games` names the installed games: an entry point's name is the game's
+name (`--env_name`), its value a `Game`. Importing a game does not import JAX, because the scheduler
+does so; `make` and `renderer` import what they need when they are called. `docs/how-to.md` shows
+how to add a game.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import importlib.util
+import keyword
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from flowrl.errors import ConfigError
+
+GROUP = "flowrl.games"
+COUNT = "n"  # the parameter of skill functions that is the count of the plan's step
+INVENTORIES = ("inventory", "inventory_diff")  # features whose fields are the game's items
+# pyproject.toml lists the same two; a source tree that is not installed has no entry points.
+_SHIPPED = {
+    "Craftax-Classic-Symbolic-v1": "flowrl.games.craftax:CLASSIC",
+    "Craftax-Symbolic-v1": "flowrl.games.craftax:FULL",
+}
+_WORD = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")  # no leading, trailing or double underscore
+
+
+class WorldStep(NamedTuple):
+    """One timestep of one environment: the world before and after it, and the game's reward."""
+
+    before: Any
+    after: Any
+    env_reward: Any
+    """f32[]"""
+
+
+class Engine(Protocol):
+    """One environment of a game without plans and resets; its functions are pure and are jitted.
+
+    A world is a pytree of arrays, whose shapes and dtypes are the same in all worlds.
+    """
+
+    def reset(self, key: Any) -> Any:
+        """A new world."""
+        ...
+
+    def step(self, key: Any, world: Any, action: Any) -> tuple[Any, Any]:
+        """The world after an action, int32[], and the game's own reward, a scalar."""
+        ...
+
+    def observe(self, world: Any) -> Any:
+        """The observation: f32[observation_size]."""
+        ...
+
+    def is_over(self, world: Any) -> Any:
+        """bool[]: the player is dead, or has won; flowrl sets the time limits."""
+        ...
+
+    def features(self, names: Iterable[str], step: WorldStep) -> dict[str, Any]:
+        """The named features of a timestep, each of the shape that `Game.features` says."""
+        ...
+
+    def moments(self) -> Mapping[str, Any]:
+        """Every feature in M timesteps, leaves `[M, …]`: new skill code is tried on them.
+
+        They should include states that a random player never sees.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """A game, as far as it can be known without running it, and the functions that run it.
+
+    Raises:
+      ConfigError: a feature, item or enum has a name that skill code could not use.
+    """
+
+    name: str
+    observation_size: int
+    num_actions: int
+    capacity: int
+    """How many of each item the inventory holds."""
+    features: Mapping[str, str]
+    """What skill functions may ask for: name → type, shape and meaning."""
+    items: frozenset[str] = frozenset()
+    """The fields of the features `inventory` and `inventory_diff`."""
+    constants: str = ""
+    """The module that defines the enums; it may import JAX."""
+    enums: Mapping[str, frozenset[str]]
+    """Enum → its members, which skill code writes as `BlockType.TREE.value`."""
+    library: Path
+    """The folder of the skills that come with the game; may hold their `approvals.json`."""
+    sources: tuple[str, ...]
+    """Top-level packages and modules whose code decides what a compiled program computes."""
+    make: Callable[[], Engine]
+    renderer: Callable[[], Callable[[Any], Any]] | None = None
+    """Makes a function from a world to its picture, uint8[height, width, 3]."""
+
+    def __post_init__(self) -> None:
+        for word in (*self.features, *self.items, *self.enums):
+            taken = keyword.iskeyword(word) or hasattr(builtins, word) or word in ("jax", "jnp")
+            if taken or not _WORD.fullmatch(word):
+                raise ConfigError(f"the game {self.name} names {word!r}; use a plain Python name")
+        clash = {*self.features, COUNT} & self.enums.keys()
+        if clash or COUNT in self.features:
+            raise ConfigError(f"the game {self.name} uses a name twice: {clash or COUNT}")
+
+    @property
+    def import_line(self) -> str:
+        """The statement by which a generated module imports the enums; empty without any."""
+        names = ", ".join(sorted(self.enums))
+        return f"from {self.constants} import {names}" if names else ""
+
+    def code_digest(self) -> str:
+        """sha256 over the Python files of `sources`."""
+        total = hashlib.sha256(self.name.encode())
+        for root in (Path(place) for name in self.sources for place in _places(name)):
+            for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+                total.update(f"{path.relative_to(root.parent)} {content}\n".encode())
+        return total.hexdigest()
+
+
+def game_names() -> tuple[str, ...]:
+    """The names of all installed games, those that come with flowrl first."""
+    return tuple(_entry_points())
+
+
+def known_games() -> tuple[Game, ...]:
+    """All installed games.
+
+    Raises:
+      ConfigError: one of them cannot be loaded.
+    """
+    return tuple(map(find_game, game_names()))
+
+
+def find_game(name: object) -> Game:
+    """The game of this name.
+
+    Raises:
+      ConfigError: it is unknown, or cannot be loaded.
+    """
+    if isinstance(name, str) and (name in _SHIPPED or name in _entry_points()):
+        return _loaded(name)
+    raise ConfigError(
+        f"--env_name {name} is unknown; choose one of {', '.join(game_names())}, or add a game by "
+        f"an entry point in the group {GROUP} (docs/how-to.md, Add a game)"
+    )
+
+
+@functools.cache
+def _loaded(name: str) -> Game:
+    value = _SHIPPED.get(name)
+    point = _entry_points()[name] if value is None else EntryPoint(name, value, GROUP)
+    try:
+        game = point.load()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        what = f"the game {name!r} ({point.value}) cannot be loaded: {error}"
+        raise ConfigError(f"{what}; repair or uninstall its package") from error
+    if not isinstance(game, Game) or game.name != name:
+        raise ConfigError(f"the entry point {point.value} is not a Game of the name {name!r}")
+    return game
+
+
+@functools.cache
+def _entry_points() -> Mapping[str, EntryPoint]:
+    """Every entry point by its name; nothing replaces a game that comes with flowrl."""
+    found = {name: EntryPoint(name, value, GROUP) for name, value in _SHIPPED.items()}
+    others = {point.name: point for point in entry_points(group=GROUP)}
+    return {**found, **{name: others[name] for name in others if name not in found}}
+
+
+def _places(package: str) -> list[str]:
+    """The folder of a package, or the file of a module, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return []
+    return list(spec.submodule_search_locations or [spec.origin or ""])

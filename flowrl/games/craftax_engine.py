@@ -1,0 +1,298 @@
+"""Craftax's two games as engines, and the features of their worlds.
+
+A feature is computed only when a skill function asks for it; `flowrl.games.craftax` lists them.
+Positions are (dy, dx), the thing's less the player's; distance is |dy| + |dx|, the steps it takes
+to walk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from craftax.craftax_env import make_craftax_env_from_name
+
+from flowrl.errors import SkillError
+from flowrl.games.base import INVENTORIES, WorldStep
+from flowrl.games.fast_craftax import craftax_step, craftax_view
+
+NEAREST = 5  # positions per block type
+OUT_OF_SIGHT = 30  # stands for "none in view" in both coordinates
+HEALTH_WEIGHT = 0.1  # of a lost point of health, as in the game's own reward
+WORD_BITS = 32
+NEVER = np.iinfo(np.int32).max
+_MOBS = {
+    "craftax.craftax_classic": ("zombies", "cows", "skeletons"),
+    "craftax.craftax": ("melee_mobs", "passive_mobs", "ranged_mobs"),
+}
+_STATES = {
+    "craftax.craftax_classic": "craftax.craftax_classic.envs.craftax_state",
+    "craftax.craftax": "craftax.craftax.craftax_state",
+}
+
+
+class CraftaxEngine:
+    """An `Engine`: one of the Craftax packages, of which each part is loaded when it is needed.
+
+    Args:
+      name: the game's name, which Craftax knows too.
+      package: `craftax.craftax_classic` or `craftax.craftax`.
+      fast: step and observe by `flowrl.games.fast_craftax`; False is Craftax's own code.
+    """
+
+    def __init__(self, name: str, package: str, *, fast: bool = True) -> None:
+        self._name, self._package, self._fast = name, package, fast
+
+    def reset(self, key: jax.Array) -> Any:
+        """A newly generated world: Craftax's EnvState."""
+        return self._env.reset_env(key, self._params)[1]
+
+    def step(self, key: jax.Array, world: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        """The world after an action, int32[], and the game's own reward, a scalar."""
+        return self._step(key, world, action, self._params, self._env.static_env_params)
+
+    def observe(self, world: Any) -> jax.Array:
+        """Craftax's symbolic observation: f32[observation_size]."""
+        return self._view(world)
+
+    def is_over(self, world: Any) -> jax.Array:
+        """bool[]: the player is dead, or has won."""
+        return self._env.is_terminal(world, self._params)
+
+    def features(self, names: Iterable[str], step: WorldStep) -> dict[str, Any]:
+        """The named features of a timestep.
+
+        Raises:
+          SkillError: there is no feature of that name.
+        """
+        return {name: _feature(name, self._constants, step) for name in sorted(set(names))}
+
+    def moments(self) -> Mapping[str, Any]:
+        """Every feature, leaves `[moments, …]`; inventories are Craftax's own struct.
+
+        Half of the moments were played: new worlds, and some in which a random player had been for
+        a while. The other half has inventories, achievements, positions and needs that a random
+        player never sees, drawn at random within the game's bounds; the last two are a moment of
+        zeros and one of the largest values. `scripts/write_moments.py` makes the files.
+        """
+        with np.load(moments_file(self._package), allow_pickle=False) as file:
+            leaves = {name: file[name] for name in file.files}
+        inventory = importlib.import_module(_STATES[self._package]).Inventory
+        features: dict[str, Any] = {name: leaf for name, leaf in leaves.items() if "." not in name}
+        for name in INVENTORIES:
+            items = [field.name for field in dataclasses.fields(inventory)]
+            features[name] = inventory(**{item: leaves[f"{name}.{item}"] for item in items})
+        return features
+
+    @cached_property
+    def _env(self) -> Any:
+        with jax.ensure_compile_time_eval():  # its constants outlive a trace that asks first
+            importlib.import_module(f"{self._package}.constants")
+            return make_craftax_env_from_name(self._name, auto_reset=False)
+
+    @cached_property
+    def _params(self) -> Any:
+        # The time limit is ours: without Craftax's own, its `done` means death or victory.
+        with jax.ensure_compile_time_eval():
+            return self._env.default_params.replace(max_timesteps=NEVER)
+
+    @cached_property
+    def _step(self) -> Callable[..., tuple[Any, Any]]:
+        with jax.ensure_compile_time_eval():
+            return craftax_step(self._package, fast=self._fast)
+
+    @cached_property
+    def _view(self) -> Callable[[Any], jax.Array]:
+        with jax.ensure_compile_time_eval():
+            return craftax_view(self._package, fast=self._fast)
+
+    @cached_property
+    def _constants(self) -> _Constants:
+        with jax.ensure_compile_time_eval():
+            return _Constants.of(self._package)
+
+
+def moments_file(package: str) -> Path:
+    """Where the moments of a Craftax package are kept."""
+    return Path(__file__).parent / "moments" / f"{package.rpartition('.')[2]}.npz"
+
+
+def pixel_renderer(package: str) -> Callable[[Any], jax.Array]:
+    """Craftax's own pictures of worlds: uint8[height, width, 3]."""
+    renderer = importlib.import_module(f"{package}.renderer")
+    size = importlib.import_module(f"{package}.constants").BLOCK_PIXEL_SIZE_IMG
+    draw = renderer.make_craftax_pixel_renderer(size)
+    return jax.jit(lambda world: jnp.clip(draw(world), 0, 255).astype(jnp.uint8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Constants:
+    """What the features need to know of one of the two Craftax packages."""
+
+    package: str
+    num_blocks: int
+    out_of_bounds: int
+    directions: np.ndarray
+    """int32[actions, 2]: the step of each direction."""
+    cells: np.ndarray
+    """int32[cells in view, 2]: offsets from the player, nearest first, then by row, column."""
+
+    @classmethod
+    def of(cls, package: str) -> _Constants:
+        """The constants of a package."""
+        constants = importlib.import_module(f"{package}.constants")
+        return cls(
+            package=package,
+            num_blocks=len(constants.BlockType),
+            out_of_bounds=constants.BlockType.OUT_OF_BOUNDS.value,
+            directions=np.asarray(constants.DIRECTIONS),
+            cells=_cells_in_view(*constants.OBS_DIM),
+        )
+
+    @property
+    def reach(self) -> np.ndarray:
+        """int32[2]: how far the player sees up or down, and left or right."""
+        return self.cells.max(axis=0)
+
+
+def _feature(name: str, known: _Constants, step: WorldStep) -> Any:
+    if name in _OF_STEP:
+        return _OF_STEP[name](step)
+    if name in _OF_WORLD:
+        return _OF_WORLD[name](known, step.after)
+    base = name.removesuffix("_prev")
+    if base != name and base in _OF_WORLD:
+        return _OF_WORLD[base](known, step.before)
+    base = name.removesuffix("_diff")
+    if base != name and base in _OF_WORLD:
+        values = [_OF_WORLD[base](known, world) for world in (step.after, step.before)]
+        return jax.tree.map(jnp.subtract, *values)
+    raise SkillError(
+        f"there is no feature {name!r}; ask for one of {sorted({*_OF_WORLD, *_OF_STEP})}"
+    )
+
+
+def _cells_in_view(height: int, width: int) -> np.ndarray:
+    rows, columns = height // 2, width // 2
+    offsets = [(dy, dx) for dy in range(-rows, rows + 1) for dx in range(-columns, columns + 1)]
+    return np.array(sorted(offsets, key=lambda cell: (abs(cell[0]) + abs(cell[1]), cell)), np.int32)
+
+
+def _blocks(world: Any) -> jax.Array:
+    """The map of the player's floor."""
+    return world.map if world.map.ndim == 2 else world.map[world.player_level]
+
+
+def _block_at(known: _Constants, blocks: jax.Array, positions: jax.Array) -> jax.Array:
+    """BlockType values at positions `[..., 2]`, which may lie outside the map."""
+    size = jnp.array(blocks.shape)
+    inside = ((positions >= 0) & (positions < size)).all(axis=-1)
+    rows, columns = jnp.moveaxis(jnp.clip(positions, 0, size - 1), -1, 0)
+    found = blocks.at[rows, columns].get(mode="promise_in_bounds")
+    return jnp.where(inside, found, known.out_of_bounds)
+
+
+def _closest_blocks(known: _Constants, world: Any) -> jax.Array:
+    """int32[block types, 2, NEAREST]: the first cells of each type, in order of distance.
+
+    The order of the cells is the same in every step, so each type's cells become the bits of a
+    few words and the nearest are the lowest bits: no sorting, no top-k.
+    """
+    seen = _block_at(known, _blocks(world), world.player_position + known.cells)
+    matches = seen[None, :] == jnp.arange(known.num_blocks)[:, None]
+    cells = len(known.cells)
+    words = _pack(matches)
+    found = []
+    for _ in range(NEAREST):
+        index, words = _pop_lowest(words, none=cells)
+        found.append(index)
+    offsets = np.concatenate([known.cells, np.full((1, 2), OUT_OF_SIGHT, np.int32)])
+    return jnp.asarray(offsets)[jnp.stack(found, axis=-1)].swapaxes(-1, -2)
+
+
+def _pack(matches: jax.Array) -> list[jax.Array]:
+    """Rows of booleans as words, cell i as bit i % 32 of word i // 32."""
+    words = []
+    for start in range(0, matches.shape[-1], WORD_BITS):
+        part = matches[:, start : start + WORD_BITS]
+        weights = jnp.left_shift(jnp.uint32(1), jnp.arange(part.shape[-1], dtype=jnp.uint32))
+        words.append(jnp.where(part, weights, 0).sum(axis=-1, dtype=jnp.uint32))
+    return words
+
+
+def _pop_lowest(words: list[jax.Array], *, none: int) -> tuple[jax.Array, list[jax.Array]]:
+    """The index of the lowest bit set over all words (`none`: no bit), and the rest."""
+    index = jnp.full(words[0].shape, none, jnp.int32)
+    taken = jnp.zeros(words[0].shape, bool)
+    rest = []
+    for number, word in enumerate(words):
+        here = (word != 0) & ~taken
+        bit = jax.lax.population_count((word & -word) - 1).astype(jnp.int32)
+        index = jnp.where(here, WORD_BITS * number + bit, index)
+        rest.append(jnp.where(here, word & (word - 1), word))
+        taken |= here
+    return index, rest
+
+
+def _facing_block(known: _Constants, world: Any) -> jax.Array:
+    ahead = world.player_position + jnp.asarray(known.directions)[world.player_direction]
+    return _block_at(known, _blocks(world), ahead).astype(jnp.int32)
+
+
+def _nearest_mobs(known: _Constants, world: Any) -> jax.Array:
+    """int32[3, 2]: offsets of the nearest mob of each kind in view."""
+    kinds = _MOBS[known.package]
+    return jnp.stack([_nearest(known, world, getattr(world, kind)) for kind in kinds])
+
+
+def _nearest(known: _Constants, world: Any, mobs: Any) -> jax.Array:
+    if mobs.mask.ndim == 2:
+        mobs = jax.tree.map(lambda leaf: leaf[world.player_level], mobs)
+    offsets = mobs.position - world.player_position
+    visible = mobs.mask & (jnp.abs(offsets) <= known.reach).all(axis=-1)
+    distance = jnp.where(visible, jnp.abs(offsets).sum(axis=-1), 2 * OUT_OF_SIGHT)
+    return jnp.where(visible.any(), offsets[jnp.argmin(distance)], OUT_OF_SIGHT)
+
+
+def _intrinsics(_: _Constants, world: Any) -> jax.Array:
+    values = (world.player_health, world.player_food, world.player_drink, world.player_energy)
+    return jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
+
+
+def _player_level(_: _Constants, world: Any) -> jax.Array:
+    return jnp.asarray(getattr(world, "player_level", 0), jnp.int32)
+
+
+def _monsters_killed(_: _Constants, world: Any) -> jax.Array:
+    return jnp.asarray(getattr(world, "monsters_killed", np.zeros(1)), jnp.int32)
+
+
+def _health_penalty(step: WorldStep) -> jax.Array:
+    change = step.after.player_health - step.before.player_health
+    return HEALTH_WEIGHT * jnp.minimum(change, 0).astype(jnp.float32)
+
+
+_OF_WORLD: Mapping[str, Callable[[_Constants, Any], Any]] = {
+    "inventory": lambda _, world: world.inventory,
+    "closest_blocks": _closest_blocks,
+    "facing_block": _facing_block,
+    "player_intrinsics": _intrinsics,
+    "achievements": lambda _, world: world.achievements.astype(jnp.int32),
+    "player_level": _player_level,
+    "monsters_killed": _monsters_killed,
+    "nearest_mobs": _nearest_mobs,
+}
+_OF_STEP: Mapping[str, Callable[[WorldStep], Any]] = {
+    "is_sleeping": lambda step: step.after.is_sleeping,
+    "was_sleeping": lambda step: step.before.is_sleeping,
+    "env_reward": lambda step: step.env_reward,
+    "health_penalty": _health_penalty,
+}

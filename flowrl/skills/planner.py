@@ -1,0 +1,366 @@
+"""Plans: what steps do to an inventory, which skills can be learned, which steps lead to one.
+
+**Counts are levels.** A step with count n ends when its skill's done-condition holds at n, and
+then the agent has *at least* `gain.at(n)` of each gained item: the level n is reached, not added.
+Collect Wood × 3 with one wood in the bag yields three wood, not four. Before the step the agent
+must have `requirements.at(n)`, and `consumption.at(n)` is taken away during it: the most that it
+can cost, also where part of the level was there already. What is simulated is thus a lower bound,
+and a plan that succeeds here never asks for an item that it did not provide for.
+
+So the count of a provider is the *whole* amount that later steps need of the item until the next
+provider of it: what they consume together, or the largest amount that one of them must see.
+
+**Facts.** Resources, tools and achievements are all items: a tool is an item that nobody consumes.
+An ephemeral item (near a table) lasts only while the player stays. A step *stays* when it requires
+or gains an ephemeral item (placing, crafting); any other step may walk away, and ends them all.
+
+**Capacity.** No level can be above the capacity of the inventory.
+
+**Planning.** A plan is built backwards from the goal. Of what is needed at a moment, the ephemeral
+comes first, so that its provider stands right before its consumer; tools that are made at the same
+place join it there; then the item whose provider needs the most other skills, so that what many
+steps need is gathered once, early. Then counts are the smallest that suffice, and steps that are
+superfluous are removed until none is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from flowrl.errors import CycleError, GraphError, UnknownNeedError
+from flowrl.skills.skill import Skill, Step
+
+CAPACITY = 9  # of each item, unless the game says another
+_STEP_LIMIT = 1_000
+
+
+def simulate(
+    skills: Mapping[str, Skill], steps: Iterable[Step], *, capacity: int = CAPACITY
+) -> dict[str, int]:
+    """What the agent has after the steps, from an empty inventory.
+
+    Raises:
+      GraphError: a step is unknown, lacks what it requires, or exceeds the capacity.
+    """
+    ephemeral = ephemeral_items(skills.values())
+    levels: dict[str, int] = {}
+    for place, step in enumerate(steps):
+        skill = skills.get(step.skill)
+        if skill is None:
+            raise GraphError(f"step {place}, {_shown(step)}, is of an unknown skill")
+        for item, need in entry_needs(skill, step.count).items():
+            if levels.get(item, 0) < need:
+                has = f"has {levels.get(item, 0)}"
+                raise GraphError(f"step {place}, {_shown(step)}, needs {need} {item} and {has}")
+        levels = _levels_after(levels, skill, step, ephemeral)
+        for item, level in levels.items():
+            if level > capacity:
+                what = f"step {place}, {_shown(step)}, would reach {level} {item}"
+                raise GraphError(f"{what}, above the capacity of {capacity}")
+    return levels
+
+
+def entry_needs(skill: Skill, count: int) -> dict[str, int]:
+    """What must be there when a step starts: what it requires or consumes, item by item."""
+    needs: dict[str, int] = {}
+    for item, amount in chain(skill.requirements.items(), skill.consumption.items()):
+        if amount.at(count) > 0:
+            needs[item] = max(needs.get(item, 0), amount.at(count))
+    return needs
+
+
+def needs_before(
+    needs: Mapping[str, int], skill: Skill, count: int, *, ephemeral: frozenset[str]
+) -> dict[str, int] | None:
+    """What must be there before a step so that `needs` holds after it.
+
+    None when it cannot: the step would end an ephemeral item that is needed after it.
+    """
+    before = {
+        item: need
+        for item, need in needs.items()
+        if item not in skill.gain or skill.gain[item].at(count) < need
+    }
+    if not stays(skill, ephemeral) and not ephemeral.isdisjoint(before):
+        return None
+    for item, amount in skill.consumption.items():
+        if item in before:
+            before[item] += amount.at(count)
+    for item, need in entry_needs(skill, count).items():
+        before[item] = max(before.get(item, 0), need)
+    return before
+
+
+def ephemeral_items(skills: Iterable[Skill]) -> frozenset[str]:
+    """The items that any of the skills calls ephemeral."""
+    return frozenset(chain.from_iterable(skill.ephemeral for skill in skills))
+
+
+def stays(skill: Skill, ephemeral: frozenset[str]) -> bool:
+    """Whether ephemeral items outlast the skill: it requires or gains one itself."""
+    return any(item in ephemeral for item in chain(skill.requirements, skill.gain))
+
+
+def _levels_after(
+    levels: Mapping[str, int], skill: Skill, step: Step, ephemeral: frozenset[str]
+) -> dict[str, int]:
+    kept = stays(skill, ephemeral)
+    after = {item: level for item, level in levels.items() if kept or item not in ephemeral}
+    for item, amount in skill.consumption.items():
+        after[item] = after.get(item, 0) - amount.at(step.count)
+    for item, amount in skill.gain.items():
+        after[item] = max(after.get(item, 0), amount.at(step.count))
+    return {item: level for item, level in after.items() if level > 0}
+
+
+def _shown(step: Step) -> str:
+    return f"{step.skill} × {step.count}"
+
+
+def count_for(skill: Skill, item: str, need: int, *, capacity: int) -> int | None:
+    """The least count at which a skill yields this much of an item; None when none does."""
+    count = skill.gain[item].least_n(need) if item in skill.gain else None
+    if count is None or any(amount.at(count) > capacity for amount in skill.gain.values()):
+        return None
+    return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnable:
+    """The skills that can be learned, found round by round.
+
+    The first round takes the skills that need nothing, each next one those whose every need is
+    yielded, in the amount asked for, by a skill of an earlier round.
+    """
+
+    rank: Mapping[str, int]  # skill → its place in the order of rounds; none for the impossible
+    direct: Mapping[str, tuple[str, ...]]  # skill → the providers of its needs
+    gainers: Mapping[str, tuple[str, ...]]  # item → the skills that yield it, preferred first
+
+
+def direct_needs(skill: Skill) -> dict[str, int]:
+    """What a skill takes at count 1, and 1 of what it takes at higher counts only."""
+    amounts = (*skill.requirements.items(), *skill.consumption.items())
+    return {item: 1 for item, amount in amounts if amount} | entry_needs(skill, 1)
+
+
+def able(skills: Iterable[Skill], item: str, need: int, *, capacity: int) -> tuple[str, ...]:
+    """Those of the skills that can yield this much of an item at some count."""
+    counts = ((skill, count_for(skill, item, need, capacity=capacity)) for skill in skills)
+    return tuple(skill.name for skill, count in counts if count is not None)
+
+
+def learnable(skills: Mapping[str, Skill], *, capacity: int) -> Learnable:
+    """Who can be learned, and from whom each need comes, always in the same way."""
+    direct: dict[str, tuple[str, ...]] = {}
+    yielders: dict[str, list[Skill]] = {}
+    learned = _next_round(skills, direct, yielders, capacity=capacity)
+    while learned:
+        direct |= learned
+        for skill in _growing_first(skills[name] for name in learned):
+            for item in _yields(skill):
+                yielders.setdefault(item, []).append(skill)
+        learned = _next_round(skills, direct, yielders, capacity=capacity)
+    for skill in skills.values():
+        for item in _yields(skill) if skill.name not in direct else ():
+            yielders.setdefault(item, []).append(skill)
+    return Learnable(
+        rank={name: place for place, name in enumerate(direct)},
+        direct=direct,
+        gainers={item: tuple(skill.name for skill in offers) for item, offers in yielders.items()},
+    )
+
+
+def why_impossible(
+    name: str, skills: Mapping[str, Skill], found: Learnable, *, capacity: int
+) -> GraphError:
+    """Follow needs that cannot be provided until one is unknown or the path closes."""
+    path = [name]
+    while True:
+        skill = skills[path[-1]]
+        offers = {
+            (item, need): able(
+                (skills[gainer] for gainer in found.gainers.get(item, ())),
+                item,
+                need,
+                capacity=capacity,
+            )
+            for item, need in direct_needs(skill).items()
+        }
+        (item, need), gainers = next(
+            (wanted, names)
+            for wanted, names in offers.items()
+            if found.rank.keys().isdisjoint(names)
+        )
+        if not gainers:
+            return UnknownNeedError(_missing(skill, item, need, found))
+        path.append(next((other for other in gainers if other != skill.name), skill.name))
+        if path[-1] in path[:-1]:
+            drawn = " → ".join(path[path.index(path[-1]) :])
+            return CycleError(f"skills need one another in a circle: {drawn}; drop one need")
+
+
+def _next_round(
+    skills: Mapping[str, Skill],
+    direct: Mapping[str, tuple[str, ...]],
+    yielders: Mapping[str, list[Skill]],
+    *,
+    capacity: int,
+) -> dict[str, tuple[str, ...]]:
+    learned: dict[str, tuple[str, ...]] = {}
+    for name, skill in skills.items():
+        if name in direct:
+            continue
+        offers = [
+            able(yielders.get(item, ()), item, need, capacity=capacity)
+            for item, need in direct_needs(skill).items()
+        ]
+        if all(offers):
+            learned[name] = tuple(dict.fromkeys(names[0] for names in offers))
+    return learned
+
+
+def _growing_first(skills: Iterable[Skill]) -> list[Skill]:
+    """Skills whose gain grows with the count before those that yield a fixed amount."""
+    return sorted(skills, key=lambda skill: not any(gain.per for gain in skill.gain.values()))
+
+
+def _yields(skill: Skill) -> list[str]:
+    return [item for item, amount in skill.gain.items() if amount]
+
+
+def _missing(skill: Skill, item: str, need: int, found: Learnable) -> str:
+    close = difflib.get_close_matches(item, found.gainers, n=3, cutoff=0.5)
+    offers = ", ".join(f"{gain} ({found.gainers[gain][0]})" for gain in close) or "none"
+    amount = f"{need} {item}" if item in found.gainers else repr(item)
+    return f"{skill.name!r} requires {amount}, which no skill gains; closest are {offers}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """All that planning knows: the skills, who provides each item, and the order among them."""
+
+    skills: Mapping[str, Skill]
+    providers: Mapping[str, Sequence[str]]  # item → skills that yield it, preferred first
+    rank: Mapping[str, int]  # skill → its place in a topological order
+    ephemeral: frozenset[str]
+    capacity: int
+
+    def plan(self, goal: Step) -> tuple[Step, ...]:
+        """The steps that make the goal's needs true from an empty inventory, then the goal.
+
+        Raises:
+          GraphError: more of an item is needed at once than can be carried or provided.
+        """
+        self._check_goal(goal)
+        names = [step.skill for step in self._ordered(goal)]
+        return self._pruned(names, goal)
+
+    def _check_goal(self, goal: Step) -> None:
+        skill = self.skills[goal.skill]
+        levels = {item: amount.at(goal.count) for item, amount in skill.gain.items()}
+        for item, level in (*levels.items(), *entry_needs(skill, goal.count).items()):
+            if level > self.capacity:
+                what = f"{goal.skill} × {goal.count} needs or yields {level} {item}"
+                raise GraphError(f"{what}; at most {self.capacity} can be carried")
+
+    def _ordered(self, goal: Step) -> list[Step]:
+        steps = [goal]
+        needs = entry_needs(self.skills[goal.skill], goal.count)
+        while needs:
+            step, needs = self._step_before(needs, steps[-1])
+            steps.append(step)
+            if len(steps) > _STEP_LIMIT:
+                raise GraphError(f"the plan for {goal.skill!r} has over {_STEP_LIMIT} steps")
+        return steps[::-1]
+
+    def _step_before(self, needs: Mapping[str, int], after: Step) -> tuple[Step, dict[str, int]]:
+        """The first preferred step that can come right before `after`, and what it leaves."""
+        for step in self._by_preference(needs):
+            before = self._before(needs, step)
+            if before is not None:
+                return step, before
+        wanted = ", ".join(f"{need} {item}" for item, need in sorted(needs.items()))
+        raise GraphError(
+            f"nothing can provide {wanted} before {after.skill!r} within a capacity of "
+            f"{self.capacity}; lower what the skills require or consume"
+        )
+
+    def _by_preference(self, needs: Mapping[str, int]) -> list[Step]:
+        found = {item: self._provider(item, need) for item, need in needs.items()}
+        steps = {item: step for item, step in found.items() if step is not None}
+        here = not self.ephemeral.isdisjoint(needs)
+
+        def late_first(item: str) -> tuple[bool, int, str]:
+            return item in self.ephemeral, -self.rank[steps[item].skill], item
+
+        items = [item for item in steps if not here or self._stays(steps[item].skill)]
+        return [steps[item] for item in sorted(items, key=late_first)]
+
+    def _before(self, needs: Mapping[str, int], step: Step) -> dict[str, int] | None:
+        """What must be there before the step; None when that can never be."""
+        skill = self.skills[step.skill]
+        before = needs_before(needs, skill, step.count, ephemeral=self.ephemeral)
+        if before is None or not all(self._provider(*need) for need in before.items()):
+            return None
+        return before
+
+    def _provider(self, item: str, need: int) -> Step | None:
+        """The preferred skill that can reach this level, at the smallest count that does."""
+        for name in self.providers.get(item, ()) if need <= self.capacity else ():
+            count = count_for(self.skills[name], item, need, capacity=self.capacity)
+            if count is not None:
+                return Step(skill=name, count=count)
+        return None
+
+    def _stays(self, name: str) -> bool:
+        return stays(self.skills[name], self.ephemeral)
+
+    def _pruned(self, names: list[str], goal: Step) -> tuple[Step, ...]:
+        steps = self._counted(names, goal)
+        if steps is None:
+            raise GraphError(f"no order of steps makes {goal.skill!r} possible")
+        shorter = self._one_less(names, goal)
+        while shorter is not None:
+            names, steps = shorter
+            shorter = self._one_less(names, goal)
+        return steps
+
+    def _one_less(self, names: list[str], goal: Step) -> tuple[list[str], tuple[Step, ...]] | None:
+        for place in self._superfluous(names):
+            shorter = names[:place] + names[place + 1 :]
+            steps = self._counted(shorter, goal)
+            if steps is not None:
+                return shorter, steps
+        return None
+
+    def _superfluous(self, names: list[str]) -> Iterator[int]:
+        """Places worth trying to leave out, last first: no needed item hangs on that step alone."""
+        providers = Counter(item for name in names for item in self.skills[name].gain)
+        needed = {item for name in names for item in entry_needs(self.skills[name], 1)}
+        for place in range(len(names) - 2, -1, -1):
+            if all(
+                providers[item] > 1 or item not in needed for item in self.skills[names[place]].gain
+            ):
+                yield place
+
+    def _counted(self, names: list[str], goal: Step) -> tuple[Step, ...] | None:
+        """The steps in this order with the smallest counts; None when they do not succeed."""
+        steps = [goal]
+        needs: dict[str, int] | None = entry_needs(self.skills[goal.skill], goal.count)
+        for name in reversed(names[:-1]):
+            step = Step(skill=name, count=self._smallest_count(name, needs))
+            needs = self._before(needs, step)
+            if needs is None:
+                return None
+            steps.append(step)
+        return tuple(reversed(steps)) if not needs else None
+
+    def _smallest_count(self, name: str, needs: Mapping[str, int]) -> int:
+        gain = self.skills[name].gain
+        counts = [gain[item].least_n(needs[item]) or 1 for item in gain if item in needs]
+        return max(counts, default=1)

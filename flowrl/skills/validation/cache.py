@@ -1,0 +1,128 @@
+"""Approvals of skill code: which pairs of functions have passed all checks, by their digest.
+
+An approval is about code and not about a file or a name: the digest is taken of both functions'
+syntax, without comments, docstrings and the count, together with the game and the versions of the
+checks and of JAX. So a skill and the generated modules of all its runs share one approval, and code
+that was changed afterwards has none.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl import storage
+from flowrl.storage import records
+from flowrl.errors import FileRefusedError, SkillError
+from flowrl.games.base import Game, find_game, game_names
+from flowrl.runs import CodeApproval
+
+CHECKS_VERSION = 1  # raised whenever a check refuses what it admitted before
+_ROLES = ("task_is_done", "task_reward")
+_LIMIT_BYTES = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptApproval:
+    """An approval on disk; `skill` tells people whose code it is about."""
+
+    skill: str
+    approval: CodeApproval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryApprovals:
+    """The file `approvals.json` in the folder of a game's library."""
+
+    approvals: tuple[KeptApproval, ...]
+
+
+class ApprovalStore:
+    """The approvals kept in a folder, one sealed file each; games bring those of their library."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, digest: str) -> CodeApproval | None:
+        """The approval of this code, if it has one.
+
+        Raises:
+          FileRefusedError: a kept approval is damaged; says which.
+        """
+        for name in game_names():
+            if digest in shipped(name):
+                return shipped(name)[digest]
+        path = self._folder / f"{digest}.json"
+        if not path.exists():
+            return None
+        kept = records.read(path, KeptApproval, limit_bytes=_LIMIT_BYTES, remedy="remove it")
+        if kept.approval.digest != digest:
+            raise FileRefusedError(f"{path} is about {kept.approval.digest}; remove it")
+        return kept.approval
+
+    def keep(self, approval: CodeApproval, *, skill: str) -> None:
+        """Write an approval; `skill` tells people whose code it is about."""
+        storage.make_dir(self._folder)
+        kept = KeptApproval(skill=skill, approval=approval)
+        records.write(self._folder / f"{approval.digest}.json", kept)
+
+
+def shipped_file(game: Game) -> Path:
+    """Where a game keeps the approvals of its library."""
+    return game.library / "approvals.json"
+
+
+@functools.cache
+def shipped(env_name: str) -> Mapping[str, CodeApproval]:
+    """The approvals that come with a game's library, by digest; it may have none."""
+    path = shipped_file(find_game(env_name))
+    if not path.exists():
+        return {}
+    kept = records.read(path, LibraryApprovals).approvals
+    return {each.approval.digest: each.approval for each in kept}
+
+
+def code_digest(is_done: ast.FunctionDef, reward: ast.FunctionDef, env_name: str) -> str:
+    """The digest of two functions in a game, whatever their names and their count are."""
+    sources = [_normal(part, role) for part, role in zip((is_done, reward), _ROLES, strict=True)]
+    parts = [CHECKS_VERSION, jax_version(), env_name, *sources]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def parsed_function(source: str, place: str) -> ast.FunctionDef:
+    """The one function that a source defines.
+
+    Raises:
+      SkillError: it is not Python, or not one function.
+    """
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SkillError(f"{place}: its code is not Python: {error}; correct the skill") from error
+    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
+        raise SkillError(f"{place}: a function must be one `def` and nothing beside it")
+    return body[0]
+
+
+@functools.cache
+def jax_version() -> str:
+    """JAX's version without its last number, read without loading it."""
+    return ".".join(importlib.metadata.version("jax").split(".")[:2])
+
+
+def _normal(function: ast.FunctionDef, role: str) -> str:
+    normal = copy.copy(function)  # as deep as it is changed
+    normal.name = role
+    normal.args = copy.copy(function.args)
+    normal.args.defaults = []
+    normal.args.args = sorted(function.args.args, key=lambda argument: argument.arg)
+    if ast.get_docstring(function, clean=False) is not None and len(function.body) > 1:
+        normal.body = function.body[1:]
+    return ast.unparse(normal)
