@@ -16,13 +16,13 @@ from flowrl import console, notices
 from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.experts.policies import policy_named
+from flowrl.games.base import find_game
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, slots, visible_devices
 from flowrl.launchers.job import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
-from flowrl.parallel import vouching
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_book import SkillBook
@@ -31,8 +31,9 @@ from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
 from flowrl.report.training_screen import training_screen
-from flowrl.skills.graph import CAPACITIES, SkillGraph
+from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library
+from flowrl.skills.validation import approval
 from flowrl.storage import records
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
@@ -48,13 +49,13 @@ def train_graph(
     book = SkillBook(layout)
     graph = open_graph(config, book)
     skills_towards(graph, target=config.target_skill, max_nodes=config.max_nodes)
-    verdicts = vouching.judged(
+    approvals = approval.approve_skills(
         layout, graph.skills.values(), config.env_name, trust=config.trust_skills
     )
     scheduler = open_scheduler(layout, config, launcher or open_launcher(config))
     screen = training_screen(layout, console.ERRORS, goal=config.success_state_rate, live=live)
     with scheduler, screen:
-        vouching.keep(layout, verdicts)
+        approval.keep_approvals(layout, approvals)
         policy = policy_named(config.merge_policy)
         recover_graph(layout, policy, min_success_rate=config.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
@@ -83,7 +84,7 @@ def train_graph(
 def open_graph(config: BottomUpConfig, book: SkillBook) -> SkillGraph:
     """The skills of the library and of `--skills_dir`, those in training as they were recorded."""
     skills = book.over(load_library(config.env_name, config.skills_dir, trust=config.trust_skills))
-    graph = SkillGraph(skills.values(), capacity=CAPACITIES[config.env_name])
+    graph = SkillGraph(skills.values(), capacity=find_game(config.env_name).capacity)
     graph.check()
     return graph
 

@@ -20,9 +20,9 @@ from flowrl import checkpoints
 from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.envs.admission import open_module
-from flowrl.envs.craftax import make_env
 from flowrl.envs.skill_module import TaskModule
-from flowrl.envs.wrappers import BatchedEnv, BatchedState
+from flowrl.envs.tasks import make_env
+from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts.intervals import wilson
 from flowrl.experts.store import ExpertStore

@@ -229,9 +229,9 @@ class GraphPaths:
         return self.skill_files / f"{slug(skill)}.json"
 
     @property
-    def verdicts(self) -> Path:
+    def approvals(self) -> Path:
         """Which skill code has passed the gate and the trial, one file per digest."""
-        return self.root / "verdicts"
+        return self.root / "approvals"
 
     @property
     def comparisons(self) -> Path:

@@ -62,10 +62,10 @@ class ExpertVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CodeApproval:
     """Two skill functions that may be run, by the digest of their code.
 
-    `trusted`: the syntax gate was lifted for them. `most_count`: they choose by their count and
+    `trusted`: the syntax check was lifted for them. `most_count`: they choose by their count and
     were tried with every count up to this one; None: any count will do.
     """
 
@@ -90,7 +90,7 @@ class TrainingRun:
     ancestors: tuple[ExpertVersion, ...]
     config: Mapping[str, Any]
     module_sha256: Word | None = None  # of the generated module; None until it is generated
-    verdicts: tuple[Verdict, ...] = ()  # on the functions of its plan's steps
+    approvals: tuple[CodeApproval, ...] = ()  # on the functions of its plan's steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

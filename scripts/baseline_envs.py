@@ -1,7 +1,7 @@
 """Environments as Craftax's users wrap them today: one with its log, many with optimistic resets.
 
-The tasks are flowrl's: the functions of a plan's skills judge and reward, so that both sides do the
-same work. All else is Craftax as shipped.
+The tasks are flowrl's: the functions of a plan's skills decide success and reward,
+so that both sides do the same work. All else is Craftax as shipped.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from craftax.craftax_env import make_craftax_env_from_name
 
 from flowrl.config import PPOConfig
-from flowrl.envs.craftax import settle
-from flowrl.envs.features import Game, Moment, asked_by, compute
 from flowrl.envs.skill_module import TaskModule
+from flowrl.envs.tasks import features_of, settle
+from flowrl.games.base import WorldStep
 
 RESET_RATIO = 16  # environments that share one new world per step
 SUCCESS_BONUS = 1.0
@@ -54,7 +54,7 @@ class TaskEnv:
         self.num_actions = self.craftax.num_actions
         self.num_experts = len(module.global_to_local)
         self._tasks = module.tasks
-        self._game = Game.of(module.game)
+        self._engine = module.game.make()
         self._limits = jnp.array([task.max_steps or config.max_task_steps for task in module.tasks])
         self._experts = jnp.array([task.expert_local for task in module.tasks])
 
@@ -66,8 +66,8 @@ class TaskEnv:
         obs, world, reward, over, info = self.craftax.step_env(
             key, state.world, action, self.params
         )
-        moment = Moment(state.world, world, jnp.asarray(reward, jnp.float32))
-        completed, reward = self._judge(state.task, moment)
+        change = WorldStep(state.world, world, jnp.asarray(reward, jnp.float32))
+        completed, reward = self._success_and_reward(state.task, change)
         success = completed & (state.task == len(self._tasks) - 1)
         length = jnp.where(completed, 0, state.task_length + 1)
         done = over | success | (length >= self._limits[state.task])
@@ -79,15 +79,18 @@ class TaskEnv:
     def current_expert(self, state: TaskState) -> jax.Array:
         return self._experts[state.task]
 
-    def _judge(self, task: jax.Array, moment: Moment) -> tuple[jax.Array, jax.Array]:
-        functions = [f for known in self._tasks for f in (known.is_done, known.reward)]
-        features = compute((name for f in functions for name in asked_by(f)), self._game, moment)
+    def _success_and_reward(
+        self, task: jax.Array, change: WorldStep
+    ) -> tuple[jax.Array, jax.Array]:
+        pairs = [known.functions for known in self._tasks]
+        called = [f for pair in pairs for f in (pair.is_done, pair.reward)]
+        features = self._engine.features((name for f in called for name in features_of(f)), change)
 
         def call(function: Callable[..., Any]) -> Any:
-            return function(**{name: features[name] for name in asked_by(function)})
+            return function(**{name: features[name] for name in features_of(function)})
 
-        completed = jnp.stack([jnp.asarray(call(known.is_done), bool) for known in self._tasks])
-        rewards = [jnp.asarray(call(known.reward), jnp.float32) for known in self._tasks]
+        completed = jnp.stack([jnp.asarray(call(pair.is_done), bool) for pair in pairs])
+        rewards = [jnp.asarray(call(pair.reward), jnp.float32) for pair in pairs]
         return completed[task], jnp.stack(rewards)[task] + SUCCESS_BONUS * completed[task]
 
 

@@ -7,9 +7,9 @@ the public PPO baselines, which generates one world for 16 environments in every
 episodes that end at once share them; and Craftax's own step with flowrl's resets, which tells what
 the step alone is worth. The small form leaves out the wrapper and full Craftax.
 
-flowrl's side is the environment that its trainer steps, with the judges of one skill, and the time
-in which used worlds are replaced between two loops counts. Episodes end by death and after EPISODE
-steps on both sides, so equally many worlds are needed.
+flowrl's side is the environment that its trainer steps, with the success functions of one skill,
+and the time in which used worlds are replaced between two loops counts. Episodes end by death and
+after EPISODE steps on both sides, so equally many worlds are needed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import jax.numpy as jnp
 from benchmarking import Row, arguments, paired, report
 from craftax.craftax_env import make_craftax_env_from_name
 
-from flowrl.envs.craftax import make_env, settle
 from flowrl.envs.skill_module import load_module
-from flowrl.envs.wrappers import BatchedEnv
+from flowrl.envs.tasks import make_env, settle
+from flowrl.envs.vector import BatchedEnv
+from flowrl.games.craftax_engine import CraftaxEngine
 
 CLASSIC, FULL = "Craftax-Classic-Symbolic-v1", "Craftax-Symbolic-v1"
 PACKAGES = {CLASSIC: "craftax_classic", FULL: "craftax"}
@@ -38,6 +39,8 @@ MODULE = '''"""A plan of one skill that nobody completes: death or the time limi
 import jax
 import jax.numpy as jnp
 from craftax.{package}.constants import Achievement, Action, BlockType
+
+GAME = {name!r}
 
 GLOBAL_TO_LOCAL = {{0: 0}}
 
@@ -100,10 +103,12 @@ class Stepper:
         jax.block_until_ready((self.state, seen))
 
 
-def ours(case: Case, *, fast_choice: bool = True) -> Stepper:
+def ours(case: Case, *, fast: bool = True) -> Stepper:
     """flowrl's environments, a new world for every episode."""
-    module = load_module(MODULE.format(package=PACKAGES[case.env_name]))
-    env = make_env(case.env_name, module, max_task_steps=EPISODE, fast_choice=fast_choice)
+    name, package = case.env_name, PACKAGES[case.env_name]
+    module = load_module(MODULE.format(package=package, name=name))
+    engine = CraftaxEngine(name, f"craftax.{package}", fast=fast)
+    env = make_env(name, module, max_task_steps=EPISODE, engine=engine)
     batch = BatchedEnv(env, stock=max(STOCK, 2 * case.num_envs))
 
     def take(key: jax.Array, state: Any, actions: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
@@ -151,7 +156,7 @@ def optimistic(case: Case) -> Stepper:
 
 def own_step(case: Case) -> Stepper:
     """Craftax's own step and observation, with flowrl's resets."""
-    return ours(case, fast_choice=False)
+    return ours(case, fast=False)
 
 
 def _first(env: Any, params: Any, num_envs: int) -> Any:

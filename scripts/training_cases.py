@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.config import PPOConfig, TrainConfig
-from flowrl.envs.interface import WalkingEnv
+from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import RunPaths

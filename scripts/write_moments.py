@@ -1,49 +1,58 @@
 """Write the moments that skill code is tried on: `python scripts/write_moments.py`.
 
-Run it when a feature's meaning or shape changes; `tests/envs/test_trial.py` says when.
+Run it when a feature's meaning or shape changes; `tests/games/test_craftax_engine.py` says when.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from craftax.craftax_env import make_craftax_env_from_name
 
-from flowrl.envs.craftax import settle
-from flowrl.envs.fast_choice import craftax_step
-from flowrl.envs.features import OUT_OF_SIGHT, Game, Moment, compute
-from flowrl.envs.moments import flat, moments_file
-from flowrl.skills.admitted import INJECTED
-from flowrl.skills.games import GAMES, GameTable
+from flowrl.envs.tasks import settle
+from flowrl.games.base import Game, WorldStep
+from flowrl.games.craftax import CLASSIC, FULL
+from flowrl.games.craftax_engine import OUT_OF_SIGHT, moments_file
 
 WORLDS = 8
 AGES = (1, 40, 160)  # steps that a random player has been there
 DRAWN = 22
 
 
-def played(game: GameTable) -> dict[str, np.ndarray]:
+def flat(features: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The features as arrays under the names of their leaves."""
+    leaves: dict[str, np.ndarray] = {}
+    for name, value in features.items():
+        if dataclasses.is_dataclass(value):
+            for item in dataclasses.fields(value):
+                leaves[f"{name}.{item.name}"] = np.asarray(getattr(value, item.name))
+        else:
+            leaves[name] = np.asarray(value)
+    return leaves
+
+
+def played(game: Game) -> dict[str, np.ndarray]:
     """Features of worlds that were really there."""
-    env: Any = make_craftax_env_from_name(game.env_name, auto_reset=False)
-    params, known = env.default_params, Game.of(game.package)
-    step = craftax_step(game.package, fast_choice=True)
-    names = [name for name in INJECTED if name != "n"]
+    engine = game.make()
 
     def play(key, steps):
-        world = settle(env.reset_env(key, params)[1])
+        world = settle(engine.reset(key))
 
         def on(carry, _):
             world, key = carry
             key, action_key, step_key = jax.random.split(key, 3)
             action = jax.random.randint(action_key, (), 0, game.num_actions)
-            after, reward = step(step_key, world, action, params, env.static_env_params)
+            after, reward = engine.step(step_key, world, action)
             return (settle(after), key), (world, settle(after), reward)
 
         _, (before, after, reward) = jax.lax.scan(on, (world, key), None, length=steps)
         last = jax.tree.map(lambda leaf: leaf[-1], (before, after, reward))
-        return compute(names, known, Moment(last[0], last[1], jnp.float32(last[2])))
+        change = WorldStep(last[0], last[1], jnp.float32(last[2]))
+        return engine.features(game.features, change)
 
     found = []
     for age in AGES:
@@ -52,10 +61,10 @@ def played(game: GameTable) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
-def drawn(real: dict[str, np.ndarray], game: GameTable) -> dict[str, np.ndarray]:
+def drawn(real: dict[str, np.ndarray], game: Game) -> dict[str, np.ndarray]:
     """Features that a random player never sees, within the game's bounds."""
     random = np.random.default_rng(7)
-    blocks = len(game.members["BlockType"])
+    blocks = len(game.enums["BlockType"])
     bounds = {
         "facing_block": (0, blocks - 1),
         "player_intrinsics": (0, 9),
@@ -92,11 +101,11 @@ def drawn(real: dict[str, np.ndarray], game: GameTable) -> dict[str, np.ndarray]
 
 
 def main() -> None:
-    for game in GAMES.values():
+    for game in (CLASSIC, FULL):
         real = played(game)
         other = drawn(real, game)
         both: dict[str, Any] = {name: np.concatenate([real[name], other[name]]) for name in real}
-        path = moments_file(game.env_name)
+        path = moments_file(game.constants.rpartition(".")[0])
         path.parent.mkdir(exist_ok=True)
         np.savez_compressed(path, **both)
         print(f"{path}: {len(both)} arrays, {path.stat().st_size:,} bytes")

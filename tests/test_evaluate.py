@@ -14,9 +14,9 @@ from rich.console import Console
 
 from flowrl import evaluate, program_cache
 from flowrl.config import PPOConfig
-from flowrl.envs.craftax import WalkState
-from flowrl.envs.interface import StepOutput
-from flowrl.envs.wrappers import BatchedEnv
+from flowrl.envs.base import StepOutput
+from flowrl.envs.tasks import WalkState
+from flowrl.envs.vector import BatchedEnv
 from flowrl.evaluate import ROWS, Evaluation, StepRate, Tally
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE

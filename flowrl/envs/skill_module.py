@@ -15,7 +15,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from flowrl.storage import read_bytes
 from flowrl.errors import ConfigError, SkillError
 from flowrl.games.base import COUNT, Game, find_game
 from flowrl.runs import CodeApproval
@@ -24,6 +23,7 @@ from flowrl.skills.validation.allowed import check_names
 from flowrl.skills.validation.cache import code_digest
 from flowrl.skills.validation.execution import execute_functions
 from flowrl.skills.validation.syntax import check_function, literal, parse_source
+from flowrl.storage import read_bytes
 
 MODULE_LIMIT_BYTES = 2_000_000
 REMEDY = "write it again with generate_module_with_remapping"
@@ -86,7 +86,7 @@ def load_module(
     """The tasks of a generated module, given as a file or as its text.
 
     With `approvals`, the functions of every step must have one of them, which also lifts the syntax
-    gate for those it trusts. `flowrl.envs.admission` finds the approvals that a file has.
+    check for those it trusts. `flowrl.envs.admission` finds the approvals that a file has.
 
     Raises:
       SkillError: the module departs from the frame, or a step's functions have no approval; says
@@ -95,7 +95,7 @@ def load_module(
     """
     read = read_module(source)
     trusted = {k for k, approval in enumerate(_found(read, approvals)) if approval.trusted}
-    read.frame.check_functions(read.functions, read.plan, game=read.game, trusted=trusted)
+    read.frame.check_functions(read.functions, read.plan, trusted=trusted)
     check_names(read.functions, read.frame.place, games=(read.game,))
     return TaskModule(
         game=read.game,
@@ -324,14 +324,13 @@ class Frame:
         functions: Sequence[ast.FunctionDef],
         plan: Sequence[Mapping[str, Any]],
         *,
-        game: Game,
         trusted: Collection[int],
     ) -> None:
         """Check the syntax of every step's functions; it is lifted for the trusted ones."""
         for k, step in enumerate(plan):
             for function in functions[2 * k : 2 * k + 2]:
                 self._check_default(function, step["count"])
-                check_function(function, self.place, games=(game,), trusted=k in trusted)
+                check_function(function, self.place, trusted=k in trusted)
 
     def _check_default(self, function: ast.FunctionDef, count: int) -> None:
         """The only default of a function, if any, is `n=<the step's count>`."""

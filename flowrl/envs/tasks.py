@@ -305,10 +305,10 @@ def library_functions(env_name: str) -> dict[str, SuccessFunctions]:
     found: dict[str, SuccessFunctions] = {}
     for skill in load_library(env_name).values():
         place = f"the library's {skill.name}"
-        pair = [parsed_function(text, place) for text in (skill.is_done, skill.reward)]
-        load = cache(partial(_executed, pair, env_name))
+        done, reward = (parsed_function(text, place) for text in (skill.is_done, skill.reward))
+        load = cache(partial(_executed, (done, reward), env_name))
         functions = SuccessFunctions(skill.name, load, takes_count=True)
-        found.setdefault(code_digest(*pair, env_name), functions)
+        found.setdefault(code_digest(done, reward, env_name), functions)
     return found
 
 

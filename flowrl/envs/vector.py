@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.envs.catalogue import Plan
-from flowrl.envs.craftax import SkillEnv, WalkState
-from flowrl.envs.interface import StepOutput
+from flowrl.envs.base import StepOutput
+from flowrl.envs.tasks import Plan, SkillEnv, WalkState
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 
 BATCH = 8  # worlds generated at once: fewer cost as much, more are slower per world on CPUs

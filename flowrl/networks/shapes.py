@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowrl.skills.games import table_of
+from flowrl.games.base import find_game
 
 HIDDEN_LAYERS = 3
 LAYERS = tuple(f"dense_{number}" for number in range(HIDDEN_LAYERS + 1))
@@ -14,7 +14,7 @@ def env_sizes(env_name: str) -> tuple[int, int]:
     Raises:
       ConfigError: the environment is unknown.
     """
-    game = table_of(env_name)
+    game = find_game(env_name)
     return game.observation_size, game.num_actions
 
 

@@ -26,6 +26,7 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
+from flowrl.games.base import find_game
 from flowrl.parallel.claim import Claim
 from flowrl.parallel.run_folder import live_runs
 from flowrl.parallel.signals import NewSkill, Rules, SkillsAdded
@@ -36,7 +37,7 @@ from flowrl.parallel.status import Completed, Entry, Running, Waiting
 from flowrl.parallel.transitions import step
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import ExpertVersion, TrainingRun, read_result, read_run
-from flowrl.skills.graph import CAPACITIES, SkillGraph
+from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from flowrl.storage import locks, records
 
@@ -322,7 +323,7 @@ def recorded_graph(layout: GraphPaths) -> SkillGraph:
     """
     config = recorded_config(layout)
     skills = SkillBook(layout).over(load_library(config.env_name, config.skills_dir))
-    return SkillGraph(skills.values(), capacity=CAPACITIES[config.env_name])
+    return SkillGraph(skills.values(), capacity=find_game(config.env_name).capacity)
 
 
 def recorded_config(layout: GraphPaths) -> BottomUpConfig:
@@ -355,10 +356,9 @@ def usable_config(layout: GraphPaths) -> BottomUpConfig:
     data = records.read_document(layout.config_json)
     try:
         config = configs.from_json(BottomUpConfig, data)
+        find_game(config.env_name)
     except ConfigError as error:
         raise ConfigError(f"{layout.config_json} cannot be used: {error}") from error
-    if config.env_name not in CAPACITIES:
-        raise ConfigError(f"{layout.config_json} names an unknown env_name {config.env_name!r}")
     return config
 
 

@@ -29,6 +29,7 @@ from flowrl.experts import repair, rooms
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore
 from flowrl.experts.wholeness import refuse_other
+from flowrl.games.base import Game, find_game
 from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.parallel.run_folder import (
     PreparedRun,
@@ -36,14 +37,14 @@ from flowrl.parallel.run_folder import (
     refuse_live_process,
     remove_unlaunched,
 )
-from flowrl.parallel.vouching import kept_verdicts
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import ExpertVersion, PlannedStep, Shapes, TrainingRun, write_run
-from flowrl.skills.games import GameTable, table_of
-from flowrl.skills.gate import check_function, check_names
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
-from flowrl.skills.verdicts import parsed_function
+from flowrl.skills.validation.allowed import check_names
+from flowrl.skills.validation.approval import kept_approvals
+from flowrl.skills.validation.cache import parsed_function
+from flowrl.skills.validation.syntax import check_function
 
 
 def build_remapping(
@@ -128,7 +129,7 @@ def prepare_training_run(  # noqa: PLR0913
     run = replace(
         run,
         module_sha256=hashlib.sha256(module.encode()).hexdigest(),
-        verdicts=kept_verdicts(layout, run, graph.skills),
+        approvals=kept_approvals(layout, run, graph.skills),
     )
     try:
         return _write_folder(store, replace(run, ancestors=seeds), module)
@@ -233,9 +234,9 @@ def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]
 
     Raises:
       SkillError: the plan names an unknown skill, or a skill's function is not one function.
-      GateError: a function asks for something the gate does not admit.
+      GateError: a function contains something that is not admitted.
     """
-    game = table_of(run.config.get("env_name"))
+    game = find_game(run.config.get("env_name"))
     for name in dict.fromkeys(step.skill for step in run.plan):
         if name not in skills:
             raise SkillError(f"the plan names the skill {name!r}, which is not in the graph")
@@ -244,14 +245,14 @@ def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]
     return "\n\n\n".join([_head(run, game), *steps]) + "\n"
 
 
-def _check_game(skill: Skill, game: GameTable) -> None:
+def _check_game(skill: Skill, game: Game) -> None:
     """Raise GateError if a skill names things that the game does not have."""
     place = f"skill {skill.name!r}"
     functions = [parsed_function(source, place) for source in (skill.is_done, skill.reward)]
-    check_names(functions, place, env_name=game.env_name)
+    check_names(functions, place, games=(game,))
 
 
-def _head(run: TrainingRun, game: GameTable) -> str:
+def _head(run: TrainingRun, game: Game) -> str:
     global_to_local, local_to_global = Remapping(run.experts)
     plan = "".join(f"    {_entry(step)},\n" for step in run.plan)
     title = f"Run of skill {run.skill!r} as expert {run.expert}, attempt {run.attempt}."
@@ -263,8 +264,9 @@ def _head(run: TrainingRun, game: GameTable) -> str:
         "\n"
         "import jax\n"
         "import jax.numpy as jnp\n"
-        f"from {game.package}.constants import Achievement, Action, BlockType\n"
+        f"{game.import_line}\n"
         "\n"
+        f"GAME = {game.name!r}\n"
         f"GLOBAL_TO_LOCAL = {global_to_local}\n"
         f"LOCAL_TO_GLOBAL = {local_to_global}\n"
         f"PLAN = [\n{plan}]"

@@ -12,7 +12,7 @@ import numpy as np
 
 from flowrl import checkpoints
 from flowrl.config import PPOConfig, to_json, values
-from flowrl.envs.interface import StepOutput, WalkingEnv
+from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.networks import dispatch
 from flowrl.networks.dispatch import Dense, Packed
 from flowrl.networks.shapes import expert_shapes

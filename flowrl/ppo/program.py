@@ -13,11 +13,10 @@ import numpy as np
 from flowrl import checkpoints, runs, storage
 from flowrl.config import PPOConfig, TrainConfig
 from flowrl.envs.admission import open_module
-from flowrl.envs.catalogue import own_judges
-from flowrl.envs.craftax import SkillEnv, make_env
-from flowrl.envs.interface import WalkingEnv
+from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule
-from flowrl.envs.wrappers import BatchedEnv
+from flowrl.envs.tasks import SkillEnv, compiled_functions, make_env
+from flowrl.envs.vector import BatchedEnv
 from flowrl.launchers.environment import compile_cache
 from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.ppo import resuming
@@ -91,8 +90,9 @@ def open_cache(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int
     folder = compile_cache(config.compile_cache, os.environ) / "programs"
     facts = {
         "env_name": config.env_name,
-        "judges": own_judges(walk.module),
-        "columns": len(walk.plan.judge),
+        "game_code": walk.game.code_digest(),
+        "functions": compiled_functions(walk.module),
+        "columns": len(walk.plan.functions),
         "world_pool": world_pool,
         "stock": stock,
     }

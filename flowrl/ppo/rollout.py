@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.config import PPOConfig
-from flowrl.envs.interface import StepOutput, WalkingEnv
+from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.networks import dispatch
 from flowrl.networks.dispatch import Packed
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.config import PPOConfig
-from flowrl.envs.interface import WalkingEnv
+from flowrl.envs.base import WalkingEnv
 from flowrl.errors import TrainingError
 from flowrl.networks.dispatch import Packed
 from flowrl.ppo.acting import group_size, threads_of

@@ -1,7 +1,7 @@
 """Learning from a rollout: estimate advantages, then passes over shuffled minibatches.
 
 Acting and learning are two compiled programs. Acting holds the game, which is slow to compile and
-the same for all plans and numbers of experts (`flowrl.envs.catalogue`); learning compiles quickly.
+the same for all plans and numbers of experts (`flowrl.envs.tasks`); learning compiles quickly.
 """
 
 from __future__ import annotations

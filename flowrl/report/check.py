@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flowrl.errors import ConfigError, FlowrlError, GateError
-from flowrl.skills.games import GAMES
-from flowrl.skills.gate import check_names
-from flowrl.skills.judging import Limits, Refusal, Subject, judge
+from flowrl.errors import ConfigError, FlowrlError
+from flowrl.games.base import known_games
 from flowrl.skills.skill import Skill, load_skill
-from flowrl.skills.verdicts import parsed_function
+from flowrl.skills.validation.allowed import fitting_games
+from flowrl.skills.validation.cache import parsed_function
+from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, try_codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +45,22 @@ def show(files: Sequence[Path], *, trace: bool, as_json: bool) -> int:
 def check_files(
     files: Sequence[Path], *, trace: bool = True, limits: Limits | None = None
 ) -> list[Checked]:
-    """Every file through the gate and, with `trace`, through the trial: all of them in one."""
+    """The checks of every file: syntax, cost, names and, with `trace`, one dry run of them all."""
     read = [_read(path) for path in files]
-    subjects = [
-        (number, Subject.of(skill, env_name))
+    codes = [
+        (number, SkillCode.of(skill, env_name))
         for number, skill in enumerate(read)
         if isinstance(skill, Skill)
         for env_name in _games(skill)
     ]
-    answers = (
-        judge([subject for _, subject in subjects], limits) if trace else [None] * len(subjects)
-    )
+    outcomes = try_codes([code for _, code in codes], limits) if trace else [None] * len(codes)
     good: dict[int, list[str]] = {}
     why = {number: each for number, each in enumerate(read) if isinstance(each, str)}
-    for (number, subject), answer in zip(subjects, answers, strict=True):
-        if isinstance(answer, Refusal):
-            why.setdefault(number, answer.text)
+    for (number, code), outcome in zip(codes, outcomes, strict=True):
+        if isinstance(outcome, Refusal):
+            why.setdefault(number, outcome.text)
         else:
-            good.setdefault(number, []).append(subject.env_name)
+            good.setdefault(number, []).append(code.env_name)
     return [
         Checked(
             file=str(path),
@@ -74,7 +72,7 @@ def check_files(
 
 
 def _read(path: Path) -> Skill | str:
-    """The skill that passes the gate, or why it does not."""
+    """The skill, or why its syntax is refused."""
     try:
         return load_skill(path)
     except FlowrlError as error:
@@ -82,14 +80,6 @@ def _read(path: Path) -> Skill | str:
 
 
 def _games(skill: Skill) -> list[str]:
-    """The games that have all that the skill names: one at least, or it had been refused."""
+    """The games that have all that the skill names: one at least, or it would be refused."""
     functions = [parsed_function(code, skill.name) for code in (skill.is_done, skill.reward)]
-    return [env_name for env_name in GAMES if _fits(functions, env_name)]
-
-
-def _fits(functions: list, env_name: str) -> bool:
-    try:
-        check_names(functions, "skill", env_name=env_name)
-    except GateError:
-        return False
-    return True
+    return [game.name for game in fitting_games(functions, known_games())]

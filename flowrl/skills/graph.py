@@ -17,6 +17,7 @@ from types import MappingProxyType
 import networkx as nx
 
 from flowrl.errors import GraphError
+from flowrl.games.base import find_game
 from flowrl.paths import slug
 from flowrl.skills.planner import (
     CAPACITY,

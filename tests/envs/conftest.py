@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import pytest
 
-from flowrl.envs.craftax import SkillEnv, make_env
 from flowrl.envs.skill_module import load_module
+from flowrl.envs.tasks import SkillEnv, make_env
 from tests.envs.making import CLASSIC, FULL, module_text
 
 PACKAGES = {CLASSIC: "craftax_classic", FULL: "craftax"}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 CLASSIC = "Craftax-Classic-Symbolic-v1"
 FULL = "Craftax-Symbolic-v1"
+GAMES = {"craftax_classic": CLASSIC, "craftax": FULL}
 
 
 class Written(NamedTuple):
@@ -49,6 +50,7 @@ def module_text(steps: Sequence[Written] = PLAN, *, package: str = "craftax_clas
         '"""Run of a skill, for a test."""',
         "import jax\nimport jax.numpy as jnp\n"
         f"from craftax.{package}.constants import Achievement, Action, BlockType",
+        f"GAME = {GAMES[package]!r}",
         f"GLOBAL_TO_LOCAL = { {expert: local for local, expert in enumerate(experts)} }",
         f"LOCAL_TO_GLOBAL = {dict(enumerate(experts))}",
         f"PLAN = {plan}",

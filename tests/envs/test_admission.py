@@ -1,4 +1,4 @@
-"""What a trainer or an evaluation runs has a verdict, or nothing of it runs."""
+"""What a trainer or an evaluation runs is approved, or nothing of it runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from flowrl.errors import GateError, SkillError
 from flowrl.paths import RunPaths
 from flowrl.ppo import program
 from flowrl.ppo.stopping import StopWish
-from flowrl.runs import Verdict
-from flowrl.skills.verdicts import VerdictStore, code_digest
+from flowrl.runs import CodeApproval
+from flowrl.skills.validation.cache import ApprovalStore, code_digest
 from tests.envs.making import STONE, WOOD, module_text
-from tests.ppo.modules import RELAY_PLAN, relay_run, run_folder, vouched
+from tests.ppo.modules import RELAY_PLAN, approved, relay_run, run_folder
 
 TRUSTED = WOOD._replace(
     reward="(inventory):\n    return sum([float(k) for k in range(3)]) + inventory.wood"
@@ -31,28 +31,28 @@ def layout(tmp_path):
     return run_folder(tmp_path / "run")
 
 
-def unjudged(*_):
-    raise AssertionError("a run that has verdicts is not judged again")
+def untried(*_):
+    raise AssertionError("a run that has approvals is not tried again")
 
 
-def test_a_run_whose_code_has_verdicts_is_opened_without_a_trial(layout, monkeypatch):
+def test_a_run_whose_code_has_approvals_is_opened_without_a_dry_run(layout, monkeypatch):
     relay_run(layout)
-    monkeypatch.setattr(admission, "verdicts_on", unjudged)
+    monkeypatch.setattr(admission, "approvals_of", untried)
     assert [task.skill for task in open_module(layout.module).tasks] == ["Go First", "Go Second"]
 
 
-def test_the_trainer_refuses_a_run_whose_code_has_no_verdict(layout):
-    relay_run(layout, verdicts=(Verdict(digest="0" * 64),))
-    with pytest.raises(SkillError, match=r"9\.py:\d+: the code of step 'Go First' has no verdict"):
+def test_the_trainer_refuses_a_run_whose_code_has_no_approval(layout):
+    relay_run(layout, approvals=(CodeApproval(digest="0" * 64),))
+    with pytest.raises(SkillError, match=r"9\.py:\d+: the code of step 'Go First' has no approval"):
         open_module(layout.module)
-    with pytest.raises(SkillError, match="has no verdict; prepare the run again"):
+    with pytest.raises(SkillError, match="has no approval; prepare the run again"):
         program.run(TrainConfig(module_path=layout.module), StopWish())
 
 
-def test_a_run_of_today_without_any_verdict_is_refused_and_not_judged(layout, monkeypatch):
-    relay_run(layout, verdicts=())
-    monkeypatch.setattr(admission, "verdicts_on", unjudged)
-    with pytest.raises(SkillError, match="has no verdict"):
+def test_a_run_of_today_without_any_approval_is_refused_and_not_tried(layout, monkeypatch):
+    relay_run(layout, approvals=())
+    monkeypatch.setattr(admission, "approvals_of", untried)
+    with pytest.raises(SkillError, match="has no approval"):
         open_module(layout.module)
 
 
@@ -64,7 +64,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
-def test_code_that_was_changed_afterwards_has_no_verdict(layout, old, new):
+def test_code_that_was_changed_afterwards_has_no_approval(layout, old, new):
     relay_run(layout)
     text = layout.module.read_text()
     assert old in text
@@ -73,54 +73,54 @@ def test_code_that_was_changed_afterwards_has_no_verdict(layout, old, new):
         open_module(layout.module)
 
 
-def test_the_verdict_heeds_neither_names_nor_counts_nor_comments(layout):
+def test_the_approval_heeds_neither_names_nor_counts_nor_comments(layout):
     relay_run(layout)
     text = layout.module.read_text()
     layout.module.write_text(text.replace("    return", "    # why\n    return"))
     assert len(open_module(layout.module).tasks) == len(RELAY_PLAN)
-    assert len(vouched(layout)) == 1, "both steps have the same code"
+    assert len(approved(layout)) == 1, "both steps have the same code"
 
 
-def test_a_module_of_its_own_is_judged_once_and_remembered(tmp_path, monkeypatch):
+def test_a_module_of_its_own_is_tried_once_and_remembered(tmp_path, monkeypatch):
     module = tmp_path / "0.py"
     module.write_text(module_text([WOOD, STONE]))
     assert len(open_module(module).tasks) == 2
-    assert len(list((tmp_path / "verdicts").glob("*.json"))) == 2
-    monkeypatch.setattr("flowrl.skills.judging._Trial", unjudged)
+    assert len(list((tmp_path / "approvals").glob("*.json"))) == 2
+    monkeypatch.setattr("flowrl.skills.validation.dry_run._Attempt", untried)
     assert len(open_module(module).tasks) == 2
 
 
-def test_a_module_of_its_own_that_fails_the_trial_is_refused(tmp_path):
+def test_a_module_of_its_own_that_fails_the_dry_run_is_refused(tmp_path):
     module = tmp_path / "0.py"
     step = WOOD._replace(reward="(inventory):\n    return 1 / inventory.wood")
     module.write_text(module_text([step]))
     with pytest.raises(SkillError, match=re.escape("task_reward is not finite")) as refused:
         open_module(module)
     assert str(refused.value).startswith(f"{module}:")
-    assert not list((tmp_path / "verdicts").glob("*.json"))
+    assert not list((tmp_path / "approvals").glob("*.json"))
 
 
-def test_a_damaged_verdict_stops_and_says_which_file(layout):
-    [path] = (layout.folder / "verdicts").glob("*.json")
+def test_a_damaged_approval_stops_and_says_which_file(layout):
+    [path] = (layout.folder / "approvals").glob("*.json")
     path.write_text(path.read_text().replace('"trusted": false', '"trusted": true'))
     with pytest.raises(Exception, match=re.escape(str(path))):
         open_module(layout.module)
 
 
-def verdict_on(text: str, **facts) -> Verdict:
+def approval_of(text: str, **facts) -> CodeApproval:
     read = read_module(text)
     [(done, reward)] = read.pairs
-    return Verdict(digest=code_digest(done, reward, read.env_name), **facts)
+    return CodeApproval(digest=code_digest(done, reward, read.game.name), **facts)
 
 
-def test_trust_is_the_verdicts_to_give_and_not_the_modules():
+def test_trust_is_the_approvals_to_give_and_not_the_modules():
     text = module_text([TRUSTED])
     with pytest.raises(GateError):
         load_module(text)
     with pytest.raises(GateError):
-        load_module(text, verdicts=[verdict_on(text)])
-    [task] = load_module(text, verdicts=[verdict_on(text, trusted=True)]).tasks
-    names = task.reward.__globals__["__builtins__"]
+        load_module(text, approvals=[approval_of(text)])
+    [task] = load_module(text, approvals=[approval_of(text, trusted=True)]).tasks
+    names = task.functions.reward.__globals__["__builtins__"]
     assert "sum" in names
     assert not {"__import__", "open", "eval", "exec", "getattr", "type", "compile"} & set(names)
 
@@ -128,13 +128,13 @@ def test_trust_is_the_verdicts_to_give_and_not_the_modules():
 def test_trust_of_one_step_reaches_no_other():
     text = module_text([WOOD, STONE._replace(reward=TRUSTED.reward)])
     read = read_module(text)
-    verdicts = [
-        Verdict(digest=code_digest(done, reward, read.env_name), trusted=k == 1)
+    approvals = [
+        CodeApproval(digest=code_digest(done, reward, read.game.name), trusted=k == 1)
         for k, (done, reward) in enumerate(read.pairs)
     ]
-    first, second = load_module(text, verdicts=verdicts).tasks
-    assert "sum" not in first.reward.__globals__["__builtins__"]
-    assert "sum" in second.reward.__globals__["__builtins__"]
+    first, second = load_module(text, approvals=approvals).tasks
+    assert "sum" not in first.functions.reward.__globals__["__builtins__"]
+    assert "sum" in second.functions.reward.__globals__["__builtins__"]
 
 
 def test_a_count_that_was_not_tried_is_refused():
@@ -142,30 +142,30 @@ def test_a_count_that_was_not_tried_is_refused():
         count=65, is_done="(inventory, n=65):\n    return inventory.wood >= (n if n < 9 else 9)"
     )
     text = module_text([step])
-    verdict = verdict_on(text, most_count=64)
+    approval = approval_of(text, most_count=64)
     with pytest.raises(SkillError, match="was tried up to n=64, not to n=65"):
-        load_module(text, verdicts=[verdict])
-    assert load_module(text, verdicts=[dataclasses.replace(verdict, most_count=65)])
+        load_module(text, approvals=[approval])
+    assert load_module(text, approvals=[dataclasses.replace(approval, most_count=65)])
 
 
 def test_an_evaluation_opens_modules_the_same_way():
     assert evaluate.open_module is program.open_module is open_module
 
 
-def test_verdicts_are_found_again_by_their_digest_alone(tmp_path):
-    store = VerdictStore(tmp_path / "verdicts")
+def test_approvals_are_found_again_by_their_digest_alone(tmp_path):
+    store = ApprovalStore(tmp_path / "approvals")
     assert store.find("a" * 64) is None
-    verdict = Verdict(digest="a" * 64, trusted=True, most_count=9)
-    store.keep(verdict, skill="Any")
-    assert VerdictStore(tmp_path / "verdicts").find("a" * 64) == verdict
-    (tmp_path / "verdicts" / f"{'b' * 64}.json").write_bytes(
-        (tmp_path / "verdicts" / f"{'a' * 64}.json").read_bytes()
+    approval = CodeApproval(digest="a" * 64, trusted=True, most_count=9)
+    store.keep(approval, skill="Any")
+    assert ApprovalStore(tmp_path / "approvals").find("a" * 64) == approval
+    (tmp_path / "approvals" / f"{'b' * 64}.json").write_bytes(
+        (tmp_path / "approvals" / f"{'a' * 64}.json").read_bytes()
     )
     with pytest.raises(Exception, match="is damaged: it is about a"):
         store.find("b" * 64)
 
 
-def test_a_module_that_no_run_lies_beside_has_no_recorded_verdicts(tmp_path):
+def test_a_module_that_no_run_lies_beside_has_no_recorded_approvals(tmp_path):
     (tmp_path / "mine.py").write_text(module_text([WOOD]))
-    assert admission.recorded_verdicts(tmp_path / "mine.py") is None
-    assert admission.recorded_verdicts(RunPaths(tmp_path, 3).module) is None
+    assert admission.recorded_approvals(tmp_path / "mine.py") is None
+    assert admission.recorded_approvals(RunPaths(tmp_path, 3).module) is None

@@ -8,20 +8,20 @@ from types import SimpleNamespace
 import pytest
 
 from flowrl.config import PPOConfig, to_json
-from flowrl.envs.features import asked_by
 from flowrl.envs.skill_module import load_module
+from flowrl.envs.tasks import features_of
 from flowrl.errors import FileRefusedError, GateError, SkillError
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.skill import load_library
-from tests.envs.making import CLASSIC, PLAN, STONE, WOOD, module_text
+from tests.envs.making import CLASSIC, FULL, PLAN, STONE, WOOD, module_text
 
 TEXT = module_text()
 
 
 def test_a_module_says_its_plan_with_local_experts():
     module = load_module(TEXT)
-    assert module.game == "craftax.craftax_classic"
+    assert module.game.name == CLASSIC
     assert module.global_to_local == {0: 0, 2: 1, 5: 2}
     assert module.local_to_global == {0: 0, 1: 2, 2: 5}
     found = [(task.skill, task.count, task.expert_local) for task in module.tasks]
@@ -30,14 +30,14 @@ def test_a_module_says_its_plan_with_local_experts():
 
 def test_the_functions_of_a_module_are_those_of_its_text():
     first, second, _ = load_module(TEXT).tasks
-    assert not first.is_done(SimpleNamespace(wood=1))
-    assert first.is_done(SimpleNamespace(wood=2))
-    assert second.reward(SimpleNamespace(stone=3)) == 30
+    assert not first.functions.is_done(SimpleNamespace(wood=1))
+    assert first.functions.is_done(SimpleNamespace(wood=2))
+    assert second.functions.reward(SimpleNamespace(stone=3)) == 30
 
 
 def test_n_is_a_default_and_not_asked_of_the_environment():
     first = load_module(TEXT).tasks[0]
-    assert asked_by(first.is_done) == ("inventory",)
+    assert features_of(first.functions.is_done) == ("inventory",)
 
 
 def test_a_module_on_disk_names_itself_in_its_errors(tmp_path):
@@ -84,7 +84,11 @@ def test_whatever_the_generator_writes_of_the_library_is_read():
 DEPARTURES = {
     "no docstring": (TEXT.split("\n", 1)[1], "docstring"),
     "another import": (TEXT.replace("import jax\n", "import os\n"), "import jax"),
-    "another game": (TEXT.replace("craftax_classic", "chess"), "one of craftax.craftax_classic"),
+    "an unknown game": (TEXT.replace(CLASSIC, "Chess"), "Chess is unknown; choose one of Craftax"),
+    "another game's enums": (TEXT.replace("craftax_classic", "craftax"), "craftax_classic.const"),
+    "no enums": (re.sub("from .*\n", "", TEXT), "before GAME stands `from craftax"),
+    "no game": (re.sub("GAME = .*\n", "", TEXT), "here stands `GAME = …`"),
+    "a computed game": (TEXT.replace("GAME = ", "GAME = '' + "), "literal"),
     "an import more": (TEXT.replace("GLOBAL_TO", "import os\nGLOBAL_TO", 1), "GLOBAL_TO_LOCAL"),
     "a star import": (TEXT.replace("Achievement, Action, BlockType", "*"), "not `from"),
     "code between": (TEXT.replace("def task_1_is", "print(1)\n\ndef task_1_is"), "task_1_is_done"),
@@ -163,7 +167,7 @@ def test_a_hostile_function_is_refused_before_it_can_run(is_done):
 )
 def test_a_name_of_the_other_game_is_refused(reward, named):
     step = WOOD._replace(reward=reward)
-    assert load_module(module_text([step], package="craftax")).game == "craftax.craftax"
+    assert load_module(module_text([step], package="craftax")).game.name == FULL
     with pytest.raises(GateError, match=re.escape(named)):
         load_module(module_text([step]))
 
@@ -174,7 +178,7 @@ def test_a_decorated_function_is_refused_and_its_decorator_never_called():
 
 
 def test_the_namespace_of_skill_functions_holds_no_other_builtins():
-    function = load_module(TEXT).tasks[0].is_done
+    function = load_module(TEXT).tasks[0].functions.is_done
     assert set(function.__globals__["__builtins__"]) == {
         *("abs", "bool", "float", "int", "len", "max", "min", "range"),
     }

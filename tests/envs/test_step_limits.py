@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from flowrl.config import PPOConfig, to_json
-from flowrl.envs.craftax import SkillEnv, make_env, settle
 from flowrl.envs.skill_module import load_module
+from flowrl.envs.tasks import SkillEnv, make_env, settle
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import load_graph

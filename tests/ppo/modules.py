@@ -8,8 +8,8 @@ from pathlib import Path
 from flowrl import runs
 from flowrl.envs.skill_module import read_module
 from flowrl.paths import RunPaths
-from flowrl.runs import PlannedStep, TrainingRun, Verdict
-from flowrl.skills.verdicts import VerdictStore, code_digest
+from flowrl.runs import CodeApproval, PlannedStep, TrainingRun
+from flowrl.skills.validation.cache import ApprovalStore, code_digest
 
 RELAY_EXPERTS = (3, 5, 9)
 RELAY_PLAN = (
@@ -31,6 +31,7 @@ def module_text(plan, experts, *, done: str = DONE, reward: str = REWARD) -> str
         "import jax",
         "import jax.numpy as jnp",
         "from craftax.craftax_classic.constants import Achievement, Action, BlockType",
+        "GAME = 'Craftax-Classic-Symbolic-v1'",
         f"GLOBAL_TO_LOCAL = { {expert: local for local, expert in enumerate(experts)} }",
         f"LOCAL_TO_GLOBAL = {dict(enumerate(experts))}",
         f"PLAN = {entries}",
@@ -52,16 +53,16 @@ def run_folder(folder: Path, plan=RELAY_PLAN, experts=RELAY_EXPERTS, **text) -> 
     folder.mkdir()
     layout = RunPaths(folder, experts[-1])
     layout.module.write_text(module_text(plan, experts, **text))
-    for verdict in vouched(layout):
-        VerdictStore(folder / "verdicts").keep(verdict, skill="for a test")
+    for approval in approved(layout):
+        ApprovalStore(folder / "approvals").keep(approval, skill="for a test")
     return layout
 
 
-def vouched(layout: RunPaths) -> tuple[Verdict, ...]:
-    """Verdicts on the module's functions that nobody has tried."""
+def approved(layout: RunPaths) -> tuple[CodeApproval, ...]:
+    """Approvals of the module's functions, which were not tried."""
     read = read_module(layout.module)
-    digests = (code_digest(done, reward, read.env_name) for done, reward in read.pairs)
-    return tuple(Verdict(digest=digest) for digest in dict.fromkeys(digests))
+    digests = (code_digest(done, reward, read.game.name) for done, reward in read.pairs)
+    return tuple(CodeApproval(digest=digest) for digest in dict.fromkeys(digests))
 
 
 def relay_run(layout: RunPaths, **changes) -> TrainingRun:
@@ -76,7 +77,7 @@ def relay_run(layout: RunPaths, **changes) -> TrainingRun:
         "ancestors": (),
         "config": {},
         "module_sha256": hashlib.sha256(layout.module.read_bytes()).hexdigest(),
-        "verdicts": vouched(layout),
+        "approvals": approved(layout),
     }
     run = TrainingRun(**{**facts, **changes})
     runs.write_run(layout, run)

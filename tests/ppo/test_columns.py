@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flowrl.config import PPOConfig
-from flowrl.envs.interface import StepOutput
+from flowrl.envs.base import StepOutput
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.ppo import columns, optimizer

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flowrl.envs.interface import StepOutput
+from flowrl.envs.base import StepOutput
 
 
 class State(NamedTuple):

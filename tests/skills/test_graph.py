@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import CycleError, GraphError, UnknownNeedError
-from flowrl.skills.graph import SkillGraph, simulate
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.planner import simulate
 from flowrl.skills.skill import Skill, Step
 from tests.skills.making import skill
 

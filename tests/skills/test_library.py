@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
-from flowrl.skills.graph import load_graph, simulate
-from flowrl.skills.simulation import entry_needs
+from flowrl.skills.graph import load_graph
+from flowrl.skills.planner import entry_needs, simulate
 from flowrl.skills.skill import Skill
 from tests.skills.worlds import BEHIND, Game, game_of
 

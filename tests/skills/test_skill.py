@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.errors import FlowrlError, GateError, SkillError
+from flowrl.errors import ConfigError, FlowrlError, GateError, SkillError
 from flowrl.report.check import check_files
-from flowrl.skills.amount import Amount
 from flowrl.skills.skill import (
+    Amount,
     Skill,
     load_library,
     load_skill,
@@ -176,12 +176,12 @@ def test_every_file_is_checked_and_told_apart(tmp_path):
 
 
 NAMES = {
-    "a block": ("BlockType.TREEE.value", "BlockType.TREEE is not in either game; closest are TREE"),
+    "a block": ("BlockType.TREEE.value", "BlockType.TREEE is not in any game; closest are TREE"),
     "an action": ("Action.PLACE_STON.value", "closest are PLACE_STONE"),
     "an achievement": ("Achievement.EAT_COWS.value", "closest are EAT_COW"),
-    "a block of the other enum": ("BlockType.NOOP.value", "BlockType.NOOP is not in either game"),
+    "a block of the other enum": ("BlockType.NOOP.value", "BlockType.NOOP is not in any game"),
     "an item": ("inventory.wod", "attribute 'wod'; closest are wood"),
-    "a method of an array": ("inventory.sum()", "inventory.sum is not in either game"),
+    "a method of an array": ("inventory.sum()", "inventory.sum is not in any game"),
     "two games at once": (
         "inventory.wood_sword + inventory.sword",
         "Craftax-Classic-Symbolic-v1 has no inventory.sword and Craftax-Symbolic-v1 has no "
@@ -242,7 +242,7 @@ def test_two_skills_that_would_share_a_folder_are_refused(tmp_path, one, other, 
 
 
 def test_an_unknown_environment_or_folder_is_named():
-    with pytest.raises(SkillError, match=r"'Pong'.*Craftax-Classic-Symbolic-v1"):
+    with pytest.raises(ConfigError, match=r"Pong is unknown; .*Craftax-Classic-Symbolic-v1"):
         load_library("Pong")
     with pytest.raises(SkillError, match="nowhere is not a folder"):
         load_library(CLASSIC, Path("nowhere"))

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from craftax.craftax_env import make_craftax_env_from_name
 
-from flowrl.envs import features
+from flowrl.envs.tasks import features_of
+from flowrl.games.base import WorldStep, find_game
 from flowrl.skills.skill import Skill
 
 PACKAGES = {
@@ -22,6 +23,7 @@ HERE = (24, 24)
 AHEAD = (23, 24)
 BEHIND = {"CRAFTING_TABLE": (25, 25), "FURNACE": (25, 23)}  # diagonal, so still in reach
 UP = 3
+_KINDS = ("zombies", "cows", "skeletons", "melee_mobs", "passive_mobs", "ranged_mobs")
 
 
 class Game:
@@ -29,6 +31,7 @@ class Game:
 
     def __init__(self, env_name: str) -> None:
         self.package = PACKAGES[env_name]
+        self.engine = find_game(env_name).make()
         self.constants = importlib.import_module(f"{self.package}.constants")
         env = make_craftax_env_from_name(env_name, auto_reset=False)
         self.params = _quiet(env.default_params)
@@ -44,7 +47,8 @@ class Game:
     def _cleared(self, world: Any) -> Any:
         mobs = {
             name: getattr(world, name).replace(mask=jnp.zeros_like(getattr(world, name).mask))
-            for name in features.MOBS[self.package]
+            for name in _KINDS
+            if hasattr(world, name)
         }
         grass = jnp.full_like(world.map, self.block("GRASS"))
         world = world.replace(map=grass, mob_map=jnp.zeros_like(world.mob_map), **mobs)
@@ -92,13 +96,13 @@ class Game:
     def ask(self, skill: Skill, name: str, before: Any, after: Any, n: int = 1) -> Any:
         """What a function of a skill says about one step."""
         function = self.functions(skill)[name]
-        moment = features.Moment(before, after, jnp.float32(0))
-        wanted = [item for item in features.asked_by(function) if item != "n"]
-        given = features.compute(wanted, features.Game.of(self.package), moment)
+        step = WorldStep(before, after, jnp.float32(0))
+        wanted = [item for item in features_of(function) if item != "n"]
+        given = self.engine.features(wanted, step)
         return function(**given, **({"n": n} if asks_for_n(function) else {}))
 
     def functions(self, skill: Skill) -> dict[str, Callable[..., Any]]:
-        """The two functions of a skill, which has passed the gate."""
+        """The two functions of a skill, which has passed the syntax check."""
         names = ("Achievement", "Action", "BlockType")
         enums = {name: getattr(self.constants, name) for name in names}
         namespace: dict[str, Any] = {"jax": jax, "jnp": jnp, **enums}

@@ -46,7 +46,7 @@ EXCUSED = {
         {"tempfile.TemporaryDirectory"},
         "tries the sandbox out in a folder of its own, outside of any graph",
     ),
-    "skills/judging.py": (
+    "skills/validation/dry_run.py": (
         {"tempfile.TemporaryDirectory", "errors.open", "cwd.mkdir"},
         "tries code out in a folder of its own, outside of any graph",
     ),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from flowrl.errors import GateError
-from flowrl.games.base import COUNT, INVENTORIES, Game
+from flowrl.games.base import COUNT, INVENTORIES, Game, known_games
 
 MODULES = frozenset({"jnp", "jax"})
 CALLS = frozenset({"abs", "min", "max", "len", "float", "int", "bool"})
@@ -58,19 +58,19 @@ def refusal(place: str, node: ast.AST | None, what: str, remedy: str) -> GateErr
     return GateError(f"{place}:{getattr(node, 'lineno', 1)}: {what}; {remedy}")
 
 
-def feature_names(games: Iterable[Game]) -> list[str]:
-    """What skill functions may ask for in any of the games: the count n and the features."""
-    return list(dict.fromkeys([COUNT, *(name for game in games for name in game.features)]))
+def feature_names() -> list[str]:
+    """What skill functions may ask for in some installed game: the count n and the features."""
+    return list(dict.fromkeys([COUNT, *(name for game in known_games() for name in game.features)]))
 
 
-def enum_names(games: Iterable[Game]) -> frozenset[str]:
-    """The enums of all of the games."""
-    return frozenset().union(*(game.enums for game in games))
+def enum_names() -> frozenset[str]:
+    """The enums of all installed games."""
+    return frozenset().union(*(game.enums for game in known_games()))
 
 
-def item_names(games: Iterable[Game]) -> frozenset[str]:
-    """The items of all of the games."""
-    return frozenset().union(*(game.items for game in games))
+def item_names() -> frozenset[str]:
+    """The items of all installed games."""
+    return frozenset().union(*(game.items for game in known_games()))
 
 
 class _Missing(NamedTuple):
@@ -102,9 +102,20 @@ def _missing_names(
     functions: Iterable[ast.FunctionDef], games: Sequence[Game]
 ) -> list[list[_Missing]]:
     """What each of the games lacks."""
-    nodes = [node for function in functions for node in ast.walk(function)]
-    enums, items = enum_names(games), item_names(games)
-    return [list(_missing(nodes, game, enums, items)) for game in games]
+    functions = list(functions)
+    parameters = [parameter for function in functions for parameter in function.args.args]
+    bodies = [node for function in functions for part in function.body for node in ast.walk(part)]
+    enums, items = enum_names(), item_names()
+    return [
+        [*_missing_features(parameters, game), *_missing(bodies, game, enums, items)]
+        for game in games
+    ]
+
+
+def _missing_features(parameters: Iterable[ast.arg], game: Game) -> Iterator[_Missing]:
+    for parameter in parameters:
+        if parameter.arg != COUNT and parameter.arg not in game.features:
+            yield _Missing(parameter, parameter.arg, game.features)
 
 
 def _missing(
@@ -112,8 +123,6 @@ def _missing(
 ) -> Iterator[_Missing]:
     for node in nodes:
         match node:
-            case ast.arg(arg=name) if name != COUNT and name not in game.features:
-                yield _Missing(node, name, game.features)
             case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner in enums:
                 members = game.enums.get(owner, frozenset())
                 if name not in members:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.storage import records
 from flowrl.errors import FileRefusedError, SkillError
 from flowrl.games.base import Game, find_game, game_names
 from flowrl.runs import CodeApproval
+from flowrl.storage import records
 
 CHECKS_VERSION = 1  # raised whenever a check refuses what it admitted before
 _ROLES = ("task_is_done", "task_reward")

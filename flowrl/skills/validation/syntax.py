@@ -86,7 +86,7 @@ def check_skill_source(
             raise refusal(place, node, f"{name} appears twice", "keep one of them")
         seen.add(name)
         if isinstance(node, ast.FunctionDef):
-            check_function(node, place, games=games, trusted=trusted)
+            check_function(node, place, trusted=trusted)
         elif isinstance(node, ast.Assign):
             literal(node.value, place)
     for missing in sorted({"name", "gain", *FUNCTION_NAMES} - seen):
@@ -96,22 +96,21 @@ def check_skill_source(
     return module
 
 
-def check_function(
-    node: ast.FunctionDef, place: str, *, games: Sequence[Game], trusted: bool = False
-) -> None:
-    """Refuse a function unless all it does is arithmetic over the features of the games.
+def check_function(node: ast.FunctionDef, place: str, *, trusted: bool = False) -> None:
+    """Refuse a function unless all it does is arithmetic over the features of games.
 
-    Of a trusted one only the signature is looked at.
+    `check_names` checks that one game has them all. Of a trusted function only the signature is
+    looked at.
 
     Raises:
       GateError: with the place and the remedy.
     """
-    parameters = _check_signature(node, place, feature_names(games))
+    parameters = _check_signature(node, place, feature_names())
     if trusted:
         return
     documented = ast.get_docstring(node, clean=False) is not None
     body = node.body[1:] if documented else node.body
-    _check_body(body, _Scope(place, parameters, games))
+    _check_body(body, _Scope(place, parameters))
     check_growth(body, parameters=parameters, place=place)
 
 
@@ -222,11 +221,11 @@ def _check_body(body: list[ast.stmt], scope: _Scope) -> None:
 class _Scope:
     """The names one function may use, and the checks of what it does with them."""
 
-    def __init__(self, place: str, names: frozenset[str], games: Sequence[Game]) -> None:
+    def __init__(self, place: str, names: frozenset[str]) -> None:
         self.place = place
         self.names = names
-        self.enums = enum_names(games)
-        self.attributes = ATTRIBUTES | item_names(games)
+        self.enums = enum_names()
+        self.attributes = ATTRIBUTES | item_names()
 
     def statement(self, node: ast.stmt, *, iterations: int) -> None:
         self._admit(node)

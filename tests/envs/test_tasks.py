@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from flowrl.config import PPOConfig
-from flowrl.envs.catalogue import library_judges, own_judges, shared
-from flowrl.envs.craftax import make_env
 from flowrl.envs.skill_module import TaskModule, load_module
-from flowrl.envs.wrappers import BatchedEnv, BatchedState, Store
+from flowrl.envs.tasks import compiled_functions, library_functions, make_env, shared_functions
+from flowrl.envs.vector import BatchedEnv, BatchedState, Store
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts
 from flowrl.parallel.training_setup import generate_module_with_remapping
@@ -54,19 +53,19 @@ def module_of(skill: str) -> TaskModule:
     return load_module(generate_module_with_remapping(run, LIBRARY))
 
 
-def test_every_library_skill_is_found_in_the_catalogue_by_its_code():
-    library = library_judges("craftax.craftax_classic")
+def test_every_library_skill_is_found_by_its_code():
+    library = library_functions(CLASSIC)
     for name in LIBRARY:
-        judges, plan = shared(module_of(name), max_task_steps=300)
-        assert judges == tuple(library.values()), name
-        assert [judges[number].skill for number in plan.judge[: plan.last + 1]] == [
+        functions, plan = shared_functions(module_of(name), max_task_steps=300)
+        assert functions == tuple(library.values()), name
+        assert [functions[number].skill for number in plan.functions[: plan.last + 1]] == [
             task.skill for task in module_of(name).tasks
         ]
 
 
 def test_a_plan_as_data_says_counts_limits_and_experts():
     module = module_of("Eat Plant")
-    _, plan = shared(module, max_task_steps=300)
+    _, plan = shared_functions(module, max_task_steps=300)
     tasks = module.tasks
     assert plan.last == len(tasks) - 1
     assert plan.count[: len(tasks)].tolist() == [task.count for task in tasks]
@@ -75,31 +74,32 @@ def test_a_plan_as_data_says_counts_limits_and_experts():
     assert max(plan.limit) > 300
 
 
-def test_a_skill_of_a_users_own_is_judged_by_its_own_functions():
+def test_a_skill_of_a_users_own_has_its_own_functions():
     own = WOOD._replace(is_done="(inventory, n=2):\n    return inventory.wood > n + 7")
     module = load_module(module_text([own]))
-    judges, plan = shared(module, max_task_steps=5)
-    assert judges[plan.judge[0]].is_done is module.tasks[0].is_done
-    assert not judges[plan.judge[0]].counted
-    assert len(judges) == len(library_judges(module.game)) + 1
+    functions, plan = shared_functions(module, max_task_steps=5)
+    assert functions[plan.functions[0]] is module.tasks[0].functions
+    assert not functions[plan.functions[0]].takes_count
+    assert len(functions) == len(library_functions(CLASSIC)) + 1
 
 
 def test_what_is_compiled_in_besides_the_library_tells_plans_apart():
-    assert own_judges(module_of("Eat Plant")) == []
+    assert compiled_functions(module_of("Eat Plant")) == []
     own = WOOD._replace(is_done="(inventory, n=2):\n    return inventory.wood > n + 7")
     other = WOOD._replace(is_done="(inventory, n=2):\n    return inventory.wood > n + 6")
     counted = own._replace(is_done=own.is_done.replace("n=2", "n=3"), count=3)
-    found = [own_judges(load_module(module_text([skill]))) for skill in (own, other, counted)]
-    assert [len(judges) for judges in found] == [1, 1, 1]
-    assert len({tuple(judges) for judges in found}) == 3
+    found = [
+        compiled_functions(load_module(module_text([skill]))) for skill in (own, other, counted)
+    ]
+    assert [len(functions) for functions in found] == [1, 1, 1]
+    assert len({tuple(functions) for functions in found}) == 3
 
 
-def test_neither_reading_a_plan_nor_its_shelf_loads_craftax(tmp_path):
+def test_making_an_environment_does_not_load_craftax(tmp_path):
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from flowrl.envs.catalogue import shared\n"
-        "from flowrl.envs.craftax import make_env\n"
+        "from flowrl.envs.tasks import make_env\n"
         "from flowrl.envs.skill_module import load_module\n"
         "module = load_module(Path(sys.argv[1]))\n"
         "env = make_env(sys.argv[2], module, max_task_steps=9, share=True)\n"

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl.envs.features import NEAREST, OUT_OF_SIGHT, Game, Moment, compute
 from flowrl.errors import SkillError
-from flowrl.skills.gate import INJECTED
+from flowrl.games.base import WorldStep, find_game
+from flowrl.games.craftax_engine import NEAREST, OUT_OF_SIGHT
 from tests.envs.making import CLASSIC, FULL
 
 pytestmark = pytest.mark.craftax
@@ -20,7 +20,7 @@ KINDS = {
     CLASSIC: ("zombies", "cows", "skeletons"),
     FULL: ("melee_mobs", "passive_mobs", "ranged_mobs"),
 }
-FEATURES = [name for name in INJECTED if name != "n"]
+FEATURES = list(find_game(CLASSIC).features)
 
 
 def scrambled(world: Any, rng: np.random.Generator) -> Any:
@@ -116,15 +116,15 @@ def case(request, worlds_of):
     worlds = jax.device_get(worlds)
     picked = [jax.tree.map(lambda leaf, i=i: leaf[i], worlds) for i in range(8)]
     moments = [
-        Moment(
+        WorldStep(
             scrambled(picked[rng.integers(8)], rng),
             scrambled(picked[rng.integers(8)], rng),
             np.float32(rng.normal()),
         )
         for _ in range(40)
     ]
-    features = jax.jit(lambda moment: compute(FEATURES, env.game, moment))
-    constants = importlib.import_module(f"{env.game.package}.constants")
+    features = jax.jit(lambda moment: env.engine.features(FEATURES, moment))
+    constants = importlib.import_module(env.game.constants)
     return (
         request.param,
         constants,
@@ -193,7 +193,7 @@ def test_sleep_reward_and_penalty_are_those_of_the_step(case):
         assert found["health_penalty"] == pytest.approx(0.1 * lost)
 
 
-def test_every_name_that_the_gate_admits_has_a_feature_of_a_plain_type(case):
+def test_every_feature_of_the_game_has_a_plain_type(case):
     found = case[2][0][1]
     assert sorted(found) == sorted(FEATURES)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(found)} == {"int32", "float32", "bool"}
@@ -204,8 +204,8 @@ def test_a_feature_that_nobody_asks_for_is_not_computed(worlds_of):
     world = jax.tree.map(lambda leaf: leaf[0], worlds)
 
     def equations(*names: str) -> int:
-        moment = Moment(world, world, jnp.float32(0))
-        return len(jax.make_jaxpr(lambda m: compute(names, env.game, m))(moment).eqns)
+        moment = WorldStep(world, world, jnp.float32(0))
+        return len(jax.make_jaxpr(lambda m: env.engine.features(names, m))(moment).eqns)
 
     assert equations() == 0
     assert equations("inventory") == 0
@@ -213,6 +213,34 @@ def test_a_feature_that_nobody_asks_for_is_not_computed(worlds_of):
 
 
 def test_an_unknown_feature_is_refused_by_name():
-    moment = Moment(None, None, jnp.float32(0))
+    moment = WorldStep(None, None, jnp.float32(0))
     with pytest.raises(SkillError, match="no feature 'inventory_prev_diff'"):
-        compute(["inventory_prev_diff"], Game.of("craftax.craftax_classic"), moment)
+        find_game(CLASSIC).make().features(["inventory_prev_diff"], moment)
+
+
+@pytest.mark.parametrize("env_name", [CLASSIC, FULL])
+def test_the_kept_moments_have_the_features_of_the_game(env_name, worlds_of):
+    """When this fails: `python scripts/write_moments.py`."""
+    env, worlds = worlds_of(env_name)
+    world = jax.tree.map(lambda leaf: leaf[0], worlds)
+    change = WorldStep(world, world, jnp.float32(0))
+    real = jax.eval_shape(lambda step: env.engine.features(FEATURES, step), change)
+    form = {name: (leaf.shape, leaf.dtype) for name, leaf in _leaves(real).items()}
+    kept = _leaves(env.engine.moments())
+    assert {name: (leaf.shape[1:], leaf.dtype) for name, leaf in kept.items()} == form
+
+
+@pytest.mark.parametrize("env_name", [CLASSIC, FULL])
+def test_the_kept_moments_are_varied(env_name):
+    leaves = _leaves(find_game(env_name).make().moments())
+    assert {len(leaf) for leaf in leaves.values()} == {48}
+    never_zero_in_classic = ("['player_level", "['monsters_killed")
+    for name, leaf in leaves.items():
+        assert np.isfinite(leaf.astype(float)).all()
+        if env_name == FULL or not name.startswith(never_zero_in_classic):
+            assert len(np.unique(leaf)) > 1, name
+
+
+def _leaves(features):
+    paths = jax.tree_util.tree_flatten_with_path(dict(features))[0]
+    return {jax.tree_util.keystr(path): leaf for path, leaf in paths}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl.envs.craftax import make_env
-from flowrl.envs.fast_choice import choice, craftax_step, craftax_view, scan
 from flowrl.envs.skill_module import load_module
+from flowrl.envs.tasks import make_env
+from flowrl.games import fast_craftax
+from flowrl.games.craftax_engine import CraftaxEngine
+from flowrl.games.fast_craftax import choice, craftax_step, craftax_view, scan
 from tests.envs.making import CLASSIC, module_text
 
 SIDES = (48, 64)  # of the maps of full Craftax and of Classic
@@ -70,8 +73,8 @@ def test_craftax_itself_is_left_as_it_was(package):
     before = [dict(vars(module)) for module in modules]
     logic, renderer = modules
     assert craftax_step(package) is not logic.craftax_step
-    assert craftax_step(package, fast_choice=False) is logic.craftax_step
-    assert craftax_view(package, fast_choice=False) is renderer.render_craftax_symbolic
+    assert craftax_step(package, fast=False) is logic.craftax_step
+    assert craftax_view(package, fast=False) is renderer.render_craftax_symbolic
     craftax_view(package)
     assert [dict(vars(module)) for module in modules] == before
     assert logic.jax is jax
@@ -87,7 +90,8 @@ def test_a_loop_that_carries_nothing_on_gives_what_jaxs_gives():
 
 def played(worlds: Any, *, fast: bool) -> tuple[list[np.ndarray], np.ndarray]:
     """What eight episodes of random actions come to: the last worlds, and all that was seen."""
-    env = make_env(CLASSIC, load_module(module_text()), max_task_steps=500, fast_choice=fast)
+    engine = CraftaxEngine(CLASSIC, "craftax.craftax_classic", fast=fast)
+    env = make_env(CLASSIC, load_module(module_text()), max_task_steps=500, engine=engine)
 
     def step(state, key):
         key, action_key = jax.random.split(key)
@@ -109,3 +113,47 @@ def test_an_episode_is_the_same_stepped_fast_and_by_craftaxs_own_code(worlds_of)
     assert all((one == other).all() for one, other in zip(fast[0], plain[0], strict=True))
     assert (fast[1] == plain[1]).all()
     assert len(np.unique(plain[1][-1], axis=0)) == 8
+
+
+WAYS = jnp.array([[0, -1], [0, 1], [-1, 0], [1, 0]])
+FEW = SimpleNamespace(
+    split=fast_craftax.split,
+    uniform=fast_craftax.uniform,
+    randint=fast_craftax.randint,
+    choice=fast_craftax.choice_of_few,
+)
+CALLS = {
+    "split": lambda random, key: jax.random.key_data(random.split(key)),
+    "split in three": lambda random, key: jax.random.key_data(random.split(key, 3)),
+    "uniform": lambda random, key: random.uniform(key),
+    "one uniform": lambda random, key: random.uniform(key, (1,)),
+    "randint": lambda random, key: random.randint(key, (), 0, 4),
+    "randint of an odd span": lambda random, key: random.randint(key, shape=(), minval=2, maxval=7),
+    "choice": lambda random, key: random.choice(key, jnp.arange(8)),
+    "choice of a row": lambda random, key: random.choice(key, WAYS),
+    "choice with odds": lambda random, key: random.choice(
+        key, jnp.arange(5), p=jnp.array([0.3, 0.3, 0.15, 0.125, 0.125])
+    ),
+    "choice with an impossible one": lambda random, key: random.choice(
+        key, jnp.arange(2), p=jnp.array([0.0, 1.0])
+    ),
+    "too many": lambda random, key: random.uniform(key, (20,)),
+    "in other limits": lambda random, key: random.uniform(key, minval=2.0, maxval=3.0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_the_same_key_gives_the_same_numbers(call):
+    keys = jax.random.split(jax.random.key(9), 2000)
+    ours, jaxs = (
+        jax.jit(jax.vmap(lambda key, random=random: call(random, key)))(keys)
+        for random in (FEW, jax.random)
+    )
+    assert ours.dtype == jaxs.dtype
+    assert (np.asarray(ours) == np.asarray(jaxs)).all()
+
+
+def test_keys_of_another_kind_are_left_to_jax():
+    for key in (jax.random.key(3, impl="rbg"), jax.random.PRNGKey(3)):
+        assert not fast_craftax._is_plain_key(key)
+        assert fast_craftax.uniform(key) == jax.random.uniform(key)

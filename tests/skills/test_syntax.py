@@ -1,4 +1,4 @@
-"""The gate admits arithmetic over features and refuses everything else."""
+"""The syntax check admits arithmetic over features and refuses everything else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import re
 import pytest
 
 from flowrl.errors import GateError
-from flowrl.skills.gate import INJECTED, check_function, check_skill_source, parse_source
+from flowrl.games.base import COUNT
+from flowrl.games.craftax import CLASSIC, FULL
+from flowrl.skills.validation.syntax import (
+    check_function,
+    check_skill_source,
+    parse_source,
+)
 from tests.skills.making import IS_DONE, skill_text
 
-ALL = ", ".join(INJECTED)
+GAMES = (CLASSIC, FULL)
+ALL = ", ".join([COUNT, *CLASSIC.features])
 LONG = """inventory, inventory_diff, closest_blocks, closest_blocks_prev, player_intrinsics,
     player_intrinsics_diff, achievements, achievements_diff, n"""
 
@@ -158,15 +165,17 @@ HOSTILE = {
 
 @pytest.mark.parametrize("body", HONEST.values(), ids=HONEST)
 def test_honest_code_passes(body):
-    check_skill_source(skill_text(reward=reward(body)), "skill.py")
-    check_skill_source(skill_text(reward=reward(body, f"{LONG}, env_reward, health_penalty")), "x")
+    check_skill_source(skill_text(reward=reward(body)), "skill.py", games=GAMES)
+    check_skill_source(
+        skill_text(reward=reward(body, f"{LONG}, env_reward, health_penalty")), "x", games=GAMES
+    )
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_code_is_refused_with_its_line_and_a_remedy(body):
     text = skill_text(reward=reward(body))
     with pytest.raises(GateError, match=r"^skill\.py:\d+: .+; .+$") as caught:
-        check_skill_source(text, "skill.py")
+        check_skill_source(text, "skill.py", games=GAMES)
     line = int(str(caught.value).split(":")[1])
     first = text[: text.index("def task_reward")].count("\n") + 1
     assert line >= first
@@ -207,7 +216,7 @@ GROWING = {
 @pytest.mark.parametrize("body", GROWING.values(), ids=GROWING)
 def test_what_grows_by_computing_is_refused_without_being_computed(body):
     with pytest.raises(GateError, match=r"^skill\.py:\d+: .+; .+$"):
-        check_skill_source(skill_text(reward=reward(body)), "skill.py")
+        check_skill_source(skill_text(reward=reward(body)), "skill.py", games=GAMES)
 
 
 STEADY = {
@@ -224,7 +233,7 @@ STEADY = {
 
 @pytest.mark.parametrize("body", STEADY.values(), ids=STEADY)
 def test_what_cannot_grow_past_reason_passes(body):
-    check_skill_source(skill_text(reward=reward(body)), "skill.py")
+    check_skill_source(skill_text(reward=reward(body)), "skill.py", games=GAMES)
 
 
 @pytest.mark.parametrize(
@@ -248,11 +257,13 @@ def test_what_cannot_grow_past_reason_passes(body):
 )
 def test_a_signature_asks_for_features_by_name_and_nothing_more(signature):
     with pytest.raises(GateError):
-        check_skill_source(skill_text(reward=f"{signature}\n    return 0"), "skill.py")
+        check_skill_source(skill_text(reward=f"{signature}\n    return 0"), "skill.py", games=GAMES)
 
 
 def test_the_count_may_stand_as_the_default_of_n():
-    check_skill_source(skill_text(reward="def task_reward(n=3):\n    return n"), "skill.py")
+    check_skill_source(
+        skill_text(reward="def task_reward(n=3):\n    return n"), "skill.py", games=GAMES
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,7 +285,7 @@ def test_the_count_may_stand_as_the_default_of_n():
 )
 def test_a_file_holds_constants_and_two_functions_only(head):
     with pytest.raises(GateError, match=r"^skill\.py:2: "):
-        check_skill_source(skill_text(head=head), "skill.py")
+        check_skill_source(skill_text(head=head), "skill.py", games=GAMES)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +304,7 @@ def test_a_file_holds_constants_and_two_functions_only(head):
 )
 def test_a_text_is_bounded_before_it_is_looked_at(text, complaint):
     with pytest.raises(GateError, match=complaint):
-        check_skill_source(text, "skill.py")
+        check_skill_source(text, "skill.py", games=GAMES)
 
 
 def test_a_generated_modules_functions_pass_one_by_one():
@@ -305,4 +316,6 @@ def test_a_generated_modules_functions_pass_one_by_one():
 
 def test_a_refusal_says_what_may_be_asked_for():
     with pytest.raises(GateError, match=re.escape(ALL)):
-        check_skill_source(skill_text(is_done="def task_is_done(stat):\n    return 0"), "x.py")
+        check_skill_source(
+            skill_text(is_done="def task_is_done(stat):\n    return 0"), "x.py", games=GAMES
+        )

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl.envs.craftax import WalkState
-from flowrl.envs.interface import StepOutput
-from flowrl.envs.wrappers import BATCH, BatchedEnv
+from flowrl.envs.base import StepOutput
+from flowrl.envs.tasks import WalkState
+from flowrl.envs.vector import BATCH, BatchedEnv
 
 ENDS = 1  # the action that ends an episode
 

@@ -1,4 +1,4 @@
-"""New skill code is judged before anything is written, and kept with the graph afterwards."""
+"""New skill code is tried before anything is written, and kept with the graph afterwards."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from flowrl import bottomup_parallel, console, notices
 from flowrl.config import BottomUpConfig, PPOConfig, parse
 from flowrl.errors import SkillError
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel import vouching
-from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
-from flowrl.skills import judging
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
-from flowrl.skills.verdicts import VerdictStore
+from flowrl.skills.validation import approval, dry_run
+from flowrl.skills.validation.cache import ApprovalStore
 from tests.parallel.making import GRAPH, PICKAXE, WOOD, prepare
 from tests.skills.hostile import reward
 from tests.skills.making import skill_text
@@ -51,23 +50,23 @@ def never(*_):
     raise AssertionError("nothing is left to be tried")
 
 
-def test_the_library_needs_no_trial(layout, monkeypatch):
-    monkeypatch.setattr(judging, "_Trial", never)
+def test_the_library_needs_no_dry_run(layout, monkeypatch):
+    monkeypatch.setattr(dry_run, "_Attempt", never)
     skills = load_library(CLASSIC)
-    verdicts = vouching.judged(layout, skills.values(), CLASSIC, trust=False)
-    assert set(verdicts) == set(skills)
-    vouching.keep(layout, verdicts)
-    assert not layout.verdicts.exists(), "they are shipped"
+    approvals = approval.approve_skills(layout, skills.values(), CLASSIC, trust=False)
+    assert set(approvals) == set(skills)
+    approval.keep_approvals(layout, approvals)
+    assert not layout.approvals.exists(), "they are shipped"
 
 
-def test_new_code_is_judged_once_and_then_kept_with_the_graph(layout, folder, monkeypatch):
+def test_new_code_is_tried_once_and_then_kept_with_the_graph(layout, folder, monkeypatch):
     skills = load_library(CLASSIC, folder(fell=NEW)).values()
-    verdicts = vouching.judged(layout, skills, CLASSIC, trust=False)
+    approvals = approval.approve_skills(layout, skills, CLASSIC, trust=False)
     assert not layout.root.exists()
-    vouching.keep(layout, verdicts)
-    assert [path.stem for path in layout.verdicts.iterdir()] == [verdicts["Fell"].digest]
-    monkeypatch.setattr(judging, "_Trial", never)
-    assert vouching.judged(layout, skills, CLASSIC, trust=False) == verdicts
+    approval.keep_approvals(layout, approvals)
+    assert [path.stem for path in layout.approvals.iterdir()] == [approvals["Fell"].digest]
+    monkeypatch.setattr(dry_run, "_Attempt", never)
+    assert approval.approve_skills(layout, skills, CLASSIC, trust=False) == approvals
 
 
 def test_a_refused_skill_ends_the_program_before_anything_is_written(layout, folder, capsys):
@@ -90,32 +89,34 @@ def test_trusted_code_is_admitted_by_the_flag_alone_and_the_status_says_so(layou
     skills = load_library(CLASSIC, mine, trust=True)
     assert [name for name, skill in skills.items() if skill.trusted] == ["Fell"]
     with pytest.raises(SkillError, match="start with --trust_skills, or rewrite it"):
-        vouching.judged(layout, skills.values(), CLASSIC, trust=False)
-    vouching.keep(layout, vouching.judged(layout, skills.values(), CLASSIC, trust=True))
+        approval.approve_skills(layout, skills.values(), CLASSIC, trust=False)
+    approval.keep_approvals(
+        layout, approval.approve_skills(layout, skills.values(), CLASSIC, trust=True)
+    )
     assert notices.read(layout) == {
-        "trusted_skills": "--trust_skills: the syntax gate is lifted for Fell"
+        "trusted_skills": "--trust_skills: the syntax check is lifted for Fell"
     }
-    vouching.keep(layout, {})
+    approval.keep_approvals(layout, {})
     assert notices.read(layout) == {}
 
 
 def test_a_trusted_skill_that_is_kept_with_the_graph_asks_for_the_flag_again(layout, folder):
     skills = load_library(CLASSIC, folder(fell=TRUSTED), trust=True)
-    book = SkillBook(layout)
+    book = SkillSources(layout)
     book.record(skills["Fell"])
     kept = book.recorded()["Fell"]
     assert kept == skills["Fell"]
     with pytest.raises(SkillError, match="--trust_skills"):
-        vouching.judged(layout, [kept], CLASSIC, trust=False)
+        approval.approve_skills(layout, [kept], CLASSIC, trust=False)
 
 
-def test_a_run_carries_the_verdicts_of_its_plan(layout):
+def test_a_run_carries_the_approvals_of_its_plan(layout):
     ready = prepare(layout, WOOD, 0, {})
-    [verdict] = read_run(ready.layout).verdicts
-    assert VerdictStore(layout.verdicts).find(verdict.digest) == verdict
+    [found] = read_run(ready.layout).approvals
+    assert ApprovalStore(layout.approvals).find(found.digest) == found
 
 
-def test_a_run_with_code_that_nobody_judged_carries_no_verdict_on_it(layout, folder):
+def test_a_run_with_code_that_nobody_tried_carries_no_approval_of_it(layout, folder):
     skills = load_library(CLASSIC, folder(fell=NEW))
     ready = prepare_training_run(
         layout=layout,
@@ -126,16 +127,16 @@ def test_a_run_with_code_that_nobody_judged_carries_no_verdict_on_it(layout, fol
         completed={},
         config=PPOConfig(),
     )
-    assert read_run(ready.layout).verdicts == ()
+    assert read_run(ready.layout).approvals == ()
 
 
-def test_every_skill_of_the_library_is_planned_with_verdicts_on_all_steps(layout):
+def test_every_skill_of_the_library_is_planned_with_approvals_on_all_steps(layout):
     names = [step.skill for step in GRAPH.plan(PICKAXE)]
-    subjects = [judging.Subject.of(GRAPH.skills[name], CLASSIC) for name in dict.fromkeys(names)]
-    store = VerdictStore(layout.verdicts)
-    assert all(store.find(subject.digest) for subject in subjects)
+    codes = [dry_run.SkillCode.of(GRAPH.skills[name], CLASSIC) for name in dict.fromkeys(names)]
+    store = ApprovalStore(layout.approvals)
+    assert all(store.find(code.digest) for code in codes)
 
 
-def test_a_file_that_the_gate_admits_is_not_called_trusted(folder):
+def test_a_file_that_the_syntax_check_admits_is_not_called_trusted(folder):
     skills = load_library(CLASSIC, folder(fell=NEW, chop=skill_text()), trust=True)
     assert not any(skill.trusted for skill in skills.values())

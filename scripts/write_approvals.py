@@ -1,0 +1,41 @@
+"""Try the embedded libraries and keep their approvals: `python scripts/write_approvals.py`.
+
+Run it after a change of a library, of the checks or of JAX's version; a test says when.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+from flowrl import storage
+from flowrl.games.base import Game
+from flowrl.games.craftax import CLASSIC, FULL
+from flowrl.skills.skill import load_library
+from flowrl.skills.validation.cache import shipped_file
+from flowrl.skills.validation.dry_run import Refusal, SkillCode, try_codes
+
+
+def write_approvals(game: Game) -> str | None:
+    """Why a skill of the library is refused; None once the file is written."""
+    codes = [SkillCode.of(skill, game.name) for skill in load_library(game.name).values()]
+    approvals = {}
+    for code, outcome in zip(codes, try_codes(codes), strict=True):
+        if isinstance(outcome, Refusal):
+            return outcome.text
+        approvals[outcome.digest] = {"skill": code.skill, **asdict(outcome)}
+    text = json.dumps({"format": 1, "approvals": approvals}, indent=2)
+    storage.write_atomic(shipped_file(game), text + "\n", mode=0o644)
+    print(f"{shipped_file(game)}: {len(approvals)} approvals")
+    return None
+
+
+def main() -> int:
+    refused = [why for game in (CLASSIC, FULL) if (why := write_approvals(game)) is not None]
+    print("\n".join(refused), end="")
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

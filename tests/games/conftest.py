@@ -1,0 +1,3 @@
+"""The generated worlds of the tests of environments."""
+
+from tests.envs.conftest import worlds_of  # noqa: F401

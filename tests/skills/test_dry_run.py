@@ -1,0 +1,146 @@
+"""A dry run ends in time whatever it is given, and one culprit does not condemn the others."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from flowrl.errors import LaunchError
+from flowrl.runs import CodeApproval
+from flowrl.skills.skill import parse_skill
+from flowrl.skills.validation import dry_run
+from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, try_codes
+from tests.envs.making import CLASSIC
+from tests.skills.hostile import reward
+from tests.skills.making import skill_text
+
+QUICK = Limits(seconds=3.0, megabytes=512)
+ENDLESS = "while True:\n    pass"
+GREEDY = "x = []\nwhile True:\n    x += [n] * 1000000"
+RECURSIVE = "def again(k):\n    return again(k + 1)\nreturn again(0)"
+
+
+def code_of(text: str, *, trusted: bool = True, place: str = "skill.py") -> SkillCode:
+    """A file's functions; trusted ones, most of which the syntax check refuses."""
+    skill = parse_skill(text, place=place, env_name=CLASSIC, trusted=trusted)
+    return SkillCode.of(skill, CLASSIC)
+
+
+GOOD = code_of(skill_text(), trusted=False)
+
+
+def test_each_culprit_is_refused_and_the_others_are_approved():
+    """The rows of hostile code: it loops, allocates, recurses, calls back, reads, is random."""
+    culprits = {
+        ENDLESS: "task_reward took longer than 3 s",
+        GREEDY: "task_reward needed more than 512 MB|task_reward took longer than 3 s",
+        "return len([0] * 10**12)": "task_reward needed more than 512 MB",
+        RECURSIVE: "task_reward raises RecursionError",
+        "return 1.0 / (n - 1)": "task_reward raises ZeroDivisionError: float division by zero",
+        "return jax.pure_callback(abs, inventory.wood, inventory.wood)": "uses pure_callback",
+        "jax.debug.callback(abs, inventory.wood)\nreturn 0.0": "uses debug_callback",
+        "jax.debug.print('x')\nreturn 0.0": "uses debug",
+        "return jax.lax.while_loop(lambda x: x > 0, lambda x: x - 1, inventory.wood)": "uses while",
+        "return jax.lax.scan(lambda c, x: (c + 1, x), 0, length=5000)[0]": "over 2000 operations",
+        "return jnp.ones((1000, 1001)).sum()": "makes an array of shape (1000, 1001)",
+        "return jax.random.uniform(jax.random.key(id(n)))": "raises NameError",
+        "import os\nreturn 0.0": "raises ImportError",
+        "return open('/etc/passwd').read()": "raises NameError",
+        "return [c for c in ().__class__.__base__.__subclasses__()][0]": "returns|raises",
+        "jnp.save('/tmp/flowrl-dry-run-was-here', achievements)\nreturn 0.0": "raises",
+        "k = jax.device_count()\nreturn f'{k}'": "raises TypeError",
+        "return nonsense": "raises NameError: name 'nonsense' is not defined",
+        "return 0.0\nyield": "raises TypeError",
+        "return inventory.wood if n else (yield)": "raises TypeError",
+        "nonlocal n\nreturn 0.0": "is not Python",
+        "raise ValueError('\\x1b[2J')": "raises ValueError: �[2J",
+    }
+    codes = [code_of(reward(body)) for body in culprits]
+    outcomes = try_codes([GOOD, *codes, GOOD], QUICK)
+    assert isinstance(outcomes[0], CodeApproval)
+    assert isinstance(outcomes[-1], CodeApproval)
+    for why, outcome in zip(culprits.values(), outcomes[1:-1], strict=True):
+        assert isinstance(outcome, Refusal), why
+        assert re.search(why if "|" in why else re.escape(why), outcome.text)
+        assert re.fullmatch(r"skill\.py:\d+: [^\n]+; [^\n]+", outcome.text), outcome.text
+        assert outcome.text.isprintable()
+    assert not os.path.exists("/tmp/flowrl-dry-run-was-here")  # noqa: PTH110
+
+
+def test_a_refusal_names_the_line_of_the_file():
+    text = reward("a = 1.0\nb = 1 / (n - n)\nreturn a + b")
+    [outcome] = try_codes([code_of(text, trusted=False)], QUICK)
+    line = 1 + text[: text.index("b = 1")].count("\n")
+    assert isinstance(outcome, Refusal)
+    assert outcome.text.startswith(f"skill.py:{line}: task_reward raises ZeroDivisionError")
+
+
+def test_code_that_chooses_by_its_count_is_tried_with_every_one():
+    chooses = code_of(reward("return 1.0 if n > 3 else 0.5"), trusted=False)
+    plain = code_of(reward("return 1.0 * n"), trusted=False)
+    late = code_of(reward("if n == 61:\n    return achievements\nreturn 0.0"), trusted=False)
+    first, second, third = try_codes([chooses, plain, late], QUICK)
+    assert isinstance(first, CodeApproval)
+    assert isinstance(second, CodeApproval)
+    assert (first.most_count, second.most_count) == (64, None)
+    assert isinstance(third, Refusal)
+
+
+def test_trusted_code_may_use_more_of_python_within_the_budget():
+    body = "pairs = [(k, f'{k}') for k in range(3)]\nreturn sum(float(k) for k, _ in pairs) * 1.0"
+    [outcome] = try_codes([code_of(reward(body))], QUICK)
+    assert isinstance(outcome, CodeApproval)
+    assert outcome.trusted
+
+
+@pytest.mark.slow
+def test_the_real_limits_end_what_does_not_end_by_itself():
+    began = time.monotonic()
+    outcomes = try_codes([code_of(reward(body)) for body in (ENDLESS, GREEDY, RECURSIVE)])
+    texts = [outcome.text for outcome in outcomes if isinstance(outcome, Refusal)]
+    assert [text.split(" ", 2)[2].partition(";")[0] for text in texts] == [
+        "took longer than 30 s",
+        "needed more than 1,024 MB",
+        "raises RecursionError: maximum recursion depth exceeded",
+    ]
+    assert time.monotonic() - began < 30 + 60
+
+
+def test_the_process_has_an_environment_and_a_folder_of_its_own(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    started = []
+    popen = subprocess.Popen
+
+    def start(*args, **facts):
+        started.append(facts)
+        return popen(*args, **facts)
+
+    monkeypatch.setattr(dry_run.subprocess, "Popen", start)
+    try_codes([GOOD], QUICK)
+    [facts] = started
+    assert "canary" not in facts["env"].values()
+    assert facts["env"]["HOME"] not in ("", os.environ["HOME"])
+    assert not facts["cwd"].exists(), "its folder is gone with it"
+    assert facts["start_new_session"]
+
+
+def test_a_dry_run_that_cannot_start_says_why(monkeypatch):
+    monkeypatch.setattr(dry_run.sys, "executable", "/bin/false")
+    with pytest.raises(LaunchError, match="does not start"):
+        try_codes([GOOD], QUICK)
+
+
+def test_an_interrupted_dry_run_leaves_no_process(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dry_run._Attempt, "_note", interrupted)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(KeyboardInterrupt):
+        try_codes([code_of(reward(ENDLESS))], QUICK)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
