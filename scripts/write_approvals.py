@@ -5,28 +5,27 @@ Run it after a change of a library, of the checks or of JAX's version; a test sa
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 
 from flowrl import storage
 from flowrl.games.base import Game
 from flowrl.games.craftax import CLASSIC, FULL
 from flowrl.skills.skill import load_library
-from flowrl.skills.validation.cache import shipped_file
+from flowrl.skills.validation.cache import KeptApproval, LibraryApprovals, shipped_file
 from flowrl.skills.validation.dry_run import Refusal, SkillCode, try_codes
+from flowrl.storage import records
 
 
 def write_approvals(game: Game) -> str | None:
     """Why a skill of the library is refused; None once the file is written."""
     codes = [SkillCode.of(skill, game.name) for skill in load_library(game.name).values()]
-    approvals = {}
+    approvals = []
     for code, outcome in zip(codes, try_codes(codes), strict=True):
         if isinstance(outcome, Refusal):
             return outcome.text
-        approvals[outcome.digest] = {"skill": code.skill, **asdict(outcome)}
-    text = json.dumps({"format": 1, "approvals": approvals}, indent=2)
-    storage.write_atomic(shipped_file(game), text + "\n", mode=0o644)
+        approvals.append(KeptApproval(skill=code.skill, approval=outcome))
+    record = LibraryApprovals(approvals=tuple(approvals))
+    storage.write_atomic(shipped_file(game), records.encode(record), mode=0o644)
     print(f"{shipped_file(game)}: {len(approvals)} approvals")
     return None
 

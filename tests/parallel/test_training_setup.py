@@ -126,6 +126,7 @@ def functions_of(text: str) -> dict[str, ast.FunctionDef]:
 def test_the_module_carries_remapping_plan_and_functions_of_every_step():
     text = generate_module_with_remapping(a_run((WOOD, 3, 0), (TABLE, 1, 10)), LIBRARY)
     assert constants_of(text) == {
+        "GAME": "Craftax-Classic-Symbolic-v1",
         "GLOBAL_TO_LOCAL": {0: 0, 10: 1},
         "LOCAL_TO_GLOBAL": {0: 0, 1: 10},
         "PLAN": [
