@@ -161,7 +161,7 @@ def test_approvals_are_found_again_by_their_digest_alone(tmp_path):
     (tmp_path / "approvals" / f"{'b' * 64}.json").write_bytes(
         (tmp_path / "approvals" / f"{'a' * 64}.json").read_bytes()
     )
-    with pytest.raises(Exception, match="json is about aaa.*; remove it"):
+    with pytest.raises(Exception, match=r"json is about aaa.*; remove it"):
         store.find("b" * 64)
 
 
