@@ -1,4 +1,4 @@
-"""Every path and every machine name, made in one place."""
+"""All paths of a graph and of a run, and the only function that makes a name fit for a file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ ]*")
 
 
 def display_name(text: str) -> str:
-    """The name as people see it: NFC, trimmed, printable, at most 200 characters.
+    """Return the name as people see it: NFC, trimmed, printable, at most 200 characters.
 
     Raises:
       NameRefusedError: the name is empty, too long, or holds characters that cannot be seen.
     """
-    if len(text) > _NAME_LIMIT * 4:  # before anything is computed of it
+    if len(text) > _NAME_LIMIT * 4:  # normalising a huge text would take long
         raise NameRefusedError(f"the skill name {text[:40]!a}… is over {_NAME_LIMIT} characters")
     name = unicodedata.normalize("NFC", text).strip()
     if not any(unicodedata.category(char)[0] in "LNPS" for char in name):
@@ -45,15 +45,15 @@ def display_name(text: str) -> str:
 
 
 def _is_unseen(char: str) -> bool:
-    """Whether two names that differ in this character alone would look the same."""
+    """Return whether two names that differ only in this character look the same."""
     return char != " " and (unicodedata.category(char)[0] in "CZ" or char in _BLANK)
 
 
 def slug(name: str) -> str:
-    """The name as machines see it: `[A-Za-z0-9_]`, at most 64 characters.
+    """Return the name for files and sessions: `[A-Za-z0-9_]`, at most 64 characters.
 
-    A plain name only trades its spaces for `_`; any other carries a digest of itself, so two
-    different names rarely share a slug (`SkillScheduler.add_skill` refuses the pairs that do).
+    A plain name has its spaces replaced by `_`. Any other name ends with a digest of itself, so two
+    names rarely share a slug; `SkillScheduler.add_skill` refuses a name whose slug is taken.
 
     >>> slug("Collect Wood")
     'Collect_Wood'
@@ -69,7 +69,7 @@ def slug(name: str) -> str:
 
 
 def session_name(expert: int, skill: str) -> str:
-    """The tmux session of a skill's run, for `tmux attach -t`."""
+    """Return the name of the tmux session of a skill's run, for `tmux attach -t`."""
     return f"flowrl_e{expert}_{slug(skill)}"
 
 
@@ -91,46 +91,46 @@ class RunPaths:
         return self.folder / f"{self.expert}_policies"
 
     def seed(self, local: int) -> Path:
-        """A pinned copy of a dependency's expert, from before the run."""
+        """A copy of a dependency's expert, made before the run."""
         return self.policies / "seed" / f"expert_{local}"
 
     def final(self, local: int) -> Path:
-        """An expert as the run left it."""
+        """An expert at the end of the run."""
         return self.policies / "final" / f"expert_{local}"
 
     @property
     def finals(self) -> Path:
-        """The folder of all final experts; it appears whole."""
+        """The folder of all final experts, renamed into place when complete."""
         return self.policies / "final"
 
     @property
     def resume(self) -> Path:
-        """Where a stopped trainer leaves params, optimizer state and counters."""
+        """Parameters, optimizer state and counters of a stopped trainer."""
         return self.policies / "resume"
 
     @property
     def run_json(self) -> Path:
-        """What the run is."""
+        """The run's plan, experts and configuration; written before launch."""
         return self.folder / "run.json"
 
     @property
     def result_json(self) -> Path:
-        """What the run did; written last, only by a whole run."""
+        """The run's result; written last, only by a run that reached its end."""
         return self.folder / "result.json"
 
     @property
     def spec_json(self) -> Path:
-        """argv and environment for the runner, 0600."""
+        """The job's argv and environment for the runner, mode 0600."""
         return self.folder / "spec.json"
 
     @property
     def secrets_json(self) -> Path:
-        """What must not reach the log, 0600; gone as soon as its writer has read it."""
+        """Values that must not reach the log, mode 0600; removed by the log's writer."""
         return self.folder / "secrets.json"
 
     @property
     def log_pipe(self) -> Path:
-        """Through which a pane's output reaches the log's writer; gone once both have it open."""
+        """The pipe from a pane to the log's writer; removed when both have opened it."""
         return self.folder / ".log.pipe"
 
     @property
@@ -140,7 +140,7 @@ class RunPaths:
 
     @property
     def exit_json(self) -> Path:
-        """How the trainer ended, as the runner saw it."""
+        """How the trainer ended; written by the runner."""
         return self.folder / "exit.json"
 
     @property
@@ -150,12 +150,12 @@ class RunPaths:
 
     @property
     def training_log(self) -> Path:
-        """Everything the trainer wrote to its terminal."""
+        """The trainer's output."""
         return self.folder / "training.log"
 
     @property
     def older_training_log(self) -> Path:
-        """What came before, once the log has reached half of its cap."""
+        """The older half of the output, when the log has reached half of its cap."""
         return self.folder / "training.log.1"
 
     @property
@@ -165,17 +165,17 @@ class RunPaths:
 
     @property
     def tensorboard(self) -> Path:
-        """TensorBoard's event files, when they are asked for."""
+        """TensorBoard's event files."""
         return self.folder / "tensorboard"
 
     @property
     def wandb(self) -> Path:
-        """The files of Weights & Biases, when they are asked for."""
+        """The files of Weights & Biases."""
         return self.folder / "wandb"
 
     @property
     def progress(self) -> Path:
-        """The newest metrics, for eyes and heartbeats."""
+        """The newest metrics, for `flowrl status` and for telling that a run hangs."""
         return self.folder / "progress.json"
 
 
@@ -187,27 +187,27 @@ class GraphPaths:
 
     @property
     def scheduler_state(self) -> Path:
-        """What a person or jq reads."""
+        """The scheduler's state, also for people and jq."""
         return self.root / "scheduler_state.json"
 
     @property
     def daemon_lock(self) -> Path:
-        """Held by the one daemon of this folder; names its holder."""
+        """Held by the folder's only scheduler; contains its process id."""
         return self.root / "daemon.lock"
 
     @property
     def events(self) -> Path:
-        """The append-only story; nothing decides by it."""
+        """The append-only event log, for people; nothing is decided by it."""
         return self.root / "events.jsonl"
 
     @property
     def requests(self) -> Path:
-        """What other programs ask of the daemon, one file each."""
+        """Requests of other programs to the scheduler, one file each."""
         return self.root / "requests"
 
     @property
     def notices(self) -> Path:
-        """What `flowrl status` should show besides the skills."""
+        """Messages that `flowrl status` shows besides the skills."""
         return self.root / "notices"
 
     def notice(self, key: str) -> Path:
@@ -221,11 +221,11 @@ class GraphPaths:
 
     @property
     def skill_files(self) -> Path:
-        """The source of each skill as it was first trained."""
+        """The source of each skill as it was when its training began."""
         return self.root / "skill_files"
 
     def skill_file(self, skill: str) -> Path:
-        """The source of one skill; written once."""
+        """The source of one skill."""
         return self.skill_files / f"{slug(skill)}.json"
 
     @property
@@ -235,7 +235,7 @@ class GraphPaths:
 
     @property
     def comparisons(self) -> Path:
-        """What merges find out about experts before they decide, by run id; gone when merged."""
+        """Comparisons of experts that a merge has ordered, by run id; removed after the merge."""
         return self.root / "comparisons"
 
     @property
@@ -245,12 +245,12 @@ class GraphPaths:
 
     @property
     def manifest(self) -> Path:
-        """THE global checkpoint: which version of each expert counts, and the ledger."""
+        """The global checkpoint: which version of each expert counts, and the merged run ids."""
         return self.checkpoints / "global_latest.json"
 
     @property
     def manifest_pickle(self) -> Path:
-        """The manifest's facts under the documented name; never read by flowrl."""
+        """The manifest's content under the documented name; flowrl never reads it."""
         return self.checkpoints / "global_latest.pkl"
 
     @property
@@ -265,7 +265,7 @@ class GraphPaths:
 
     @property
     def quarantine(self) -> Path:
-        """Damaged files, kept for reading; never used again."""
+        """Damaged files, kept for people to read; never used again."""
         return self.root / "quarantine"
 
     @property
@@ -280,11 +280,11 @@ class GraphPaths:
 
     @property
     def failed_runs(self) -> Path:
-        """Attempts that failed, kept for reading."""
+        """Failed attempts, kept for people to read."""
         return self.training_runs / "failed"
 
     def skill_folder(self, expert: int, skill: str) -> Path:
-        """Where a trained skill's expert and records are kept."""
+        """The folder of a trained skill's expert and records."""
         return self.skills / f"{expert}_{slug(skill)}"
 
     def archive(self, expert: int, skill: str) -> RunPaths:
@@ -304,5 +304,5 @@ class GraphPaths:
         return RunPaths(self.training_runs / f"skill_{expert}_{slug(skill)}", expert)
 
     def failed_run(self, expert: int, skill: str, attempt: int) -> Path:
-        """Where a failed attempt is moved to."""
+        """The folder that a failed attempt is moved to."""
         return self.failed_runs / f"skill_{expert}_{slug(skill)}.attempt{attempt}"
