@@ -32,7 +32,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers import processes
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.ppo.program import use_compile_cache
+from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import read_run
 
 EPISODES = 256

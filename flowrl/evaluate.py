@@ -30,8 +30,8 @@ from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.ppo.drafts import Shapes, acting_experts
-from flowrl.ppo.program import open_cache, use_compile_cache
+from flowrl.ppo.programs import Inputs, acting_experts
+from flowrl.ppo.trainer import open_cache, use_compile_cache
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
 
@@ -180,20 +180,20 @@ def open_player(config: PPOConfig, module: TaskModule) -> Play:
 def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
     """The same in environments whose stock has ROWS worlds."""
     wide = acting_experts(env.num_experts)
-    shapes = Shapes(env, config)
+    inputs = Inputs(env, config)
     key = {"activation": config.activation, "layer_size": config.layer_size, "experts": wide}
 
     def like() -> tuple[Any, ...]:
         obs, state = env.like(ROWS)
         key = jax.eval_shape(jax.random.key, 0)
-        return jax.eval_shape(shapes.widen, shapes.packed), (obs, state, key, _tally(state, 0))
+        return jax.eval_shape(inputs.pad, inputs.packed), (obs, state, key, _tally(state, 0))
 
     act = partial(_chunk, env, config.activation)
     chunk = cache.begin(ProgramSpec("play", act, like, key))
     env.begin_programs(ROWS)
 
     def play(params: Any, key: jax.Array, count: int) -> Tally:
-        packed = shapes.widen(dispatch.pack(params))
+        packed = inputs.pad(dispatch.pack(params))
         reset_key, key = jax.random.split(key)
         # The same worlds as in environments without a stock, which split their key first.
         obs, state = env.reset(jax.random.split(reset_key)[1], ROWS)

@@ -10,17 +10,57 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 import psutil
 
 from flowrl import console
 from flowrl.config import TrainConfig, parse
-from flowrl.ppo.stopping import StopWish
+from flowrl.errors import EXIT_RESUMABLE
 
 PROGRAM = "python -m flowrl.ppo_flow"
+EXIT_INTERRUPTED = 130  # as shells report Ctrl-C
+
+
+class StopSignal:
+    """Remembers SIGTERM or SIGINT until the training loop asks between two updates.
+
+    A second Ctrl-C does not wait: it raises KeyboardInterrupt at once.
+    """
+
+    def __init__(self) -> None:
+        self._signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle the signals for the length of the block, in a program's main thread."""
+        handled = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self._handle) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal has come."""
+        return self._signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """The program's exit code once its state is saved."""
+        return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_RESUMABLE
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._signal = number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,33 +75,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def _load() -> None:
-    """Import what --help need not wait for."""
+def _train(config: TrainConfig, *, own_process: bool) -> int:
+    stop = StopSignal()
+    with stop.listening():
+        if own_process:
+            _import_trainer()
+        from flowrl.ppo import trainer
+
+        lived_seconds = _process_seconds() if own_process else 0.0
+        return trainer.run(config, stop, lived_seconds=lived_seconds)
+
+
+def _import_trainer() -> None:
+    """Import what --help does not wait for, without looking for garbage: imports leave none."""
     # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.disable()  # of what is imported nothing becomes garbage, and to look for it takes long
+    gc.disable()
     try:
-        from flowrl.ppo import program  # noqa: F401
-        from flowrl.program_cache import digest_of_sources
+        from flowrl.ppo import trainer  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()
-    digest_of_sources()  # now: the files may change later
-
-
-def _train(config: TrainConfig, *, own_process: bool) -> int:
-    stop = StopWish()
-    with stop.listening():
-        if own_process:
-            _load()
-        from flowrl.ppo import program
-
-        lived_seconds = _process_seconds() if own_process else 0.0
-        return program.run(config, stop, lived_seconds=lived_seconds)
 
 
 def _process_seconds() -> float:
-    """How long this process has lived, importing and all."""
+    """How long this process has lived, its imports included."""
     return max(0.0, time.time() - psutil.Process().create_time())
 
 

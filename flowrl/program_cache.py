@@ -39,12 +39,15 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".program"
 _LIMIT_BYTES = 64 * 2**20
 _MOST_KEPT = 256
+_MOST_LOADED = 32
 _MOST_THREADS = 16
 _WAIT_SECONDS = 300.0
 _OURS = ("envs", "evaluate.py", "networks", "ppo", "program_cache.py", "skills")
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "craftax")
 # Tracing is Python, and two threads at it only hinder each other; one thread takes them in order.
 _tracer = ThreadPoolExecutor(1, thread_name_prefix="tracing")
+_threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="program")
+_programs: dict[Path, Program] = {}  # of this process, the newest last
 _result_types: set[type] = set()
 
 
@@ -88,6 +91,11 @@ class Program:
         """Call the program as soon as it is ready."""
         return self._executable.result()(*args)
 
+    @property
+    def failed(self) -> bool:
+        """Whether it could be neither loaded nor compiled."""
+        return self._executable.done() and self._executable.exception() is not None
+
     def wait(self) -> None:
         """Wait until the program is ready; raises what prevented that."""
         self._executable.result()
@@ -104,17 +112,20 @@ class ProgramCache:
     def __init__(self, folder: Path | None = None, key: Mapping[str, Any] | None = None) -> None:
         self._folder = folder
         self._key = dict(key or {})
-        self._programs: dict[Path, Program] = {}
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="program")
 
     def begin(self, spec: ProgramSpec) -> Callable[..., Any]:
-        """The program, loaded or compiled in a thread; its first call waits until it is ready."""
+        """The program, loaded or compiled in a thread; its first call waits until it is ready.
+
+        A process loads or compiles each program once, for all its runs.
+        """
         if self._folder is None:
             return jax.jit(spec.function, donate_argnums=spec.donate)
         path = self.path(self._folder, spec)
-        if path not in self._programs:
-            self._programs[path] = Program(self._threads.submit(_load_or_make, path, spec))
-        return self._programs[path]
+        if path not in _programs or _programs[path].failed:
+            _programs[path] = Program(_threads.submit(_load_or_make, path, spec))
+            for oldest in list(_programs)[:-_MOST_LOADED]:
+                del _programs[oldest]
+        return _programs[path]
 
     def path(self, folder: Path, spec: ProgramSpec) -> Path:
         """Where a program is kept: its name and a digest of everything that goes into it."""

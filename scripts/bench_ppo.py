@@ -28,8 +28,8 @@ from learning_ppo import learning_rows
 from training_cases import Opened, opened, planned, spread, tour
 
 from flowrl.config import PPOConfig
-from flowrl.ppo.rollout import Place
-from flowrl.ppo.train import Counters, Turn, train
+from flowrl.ppo.loop import Counters, UpdateReport, train
+from flowrl.ppo.rollout import RolloutState
 from flowrl.runs import PlannedStep
 
 SKILL = "Eat Cow"
@@ -65,29 +65,29 @@ CASES = (
 class Ours:
     """flowrl's trainer, some updates at a time."""
 
-    turn: Turn
+    update: UpdateReport
 
     def __init__(self, run: Opened) -> None:
-        places = tuple(_along(run, place) for place in run.learner.places)
-        self._turns = train(
+        groups = tuple(_along(run, group) for group in run.learner.groups)
+        self._updates = train(
             run.env,
             run.config,
             run.programs,
-            learner=run.learner._replace(places=places),
+            learner=run.learner._replace(groups=groups),
             counters=Counters(acted=(0,) * run.env.num_experts),
         )
 
     def __call__(self) -> None:
         for _ in range(UPDATES):
-            self.turn = next(self._turns)
-        jax.block_until_ready(self.turn.learner)
+            self.update = next(self._updates)
+        jax.block_until_ready(self.update.learner)
 
 
-def _along(run: Opened, place: Place) -> Place:
+def _along(run: Opened, group: RolloutState) -> RolloutState:
     """A group of environments with its episodes begun evenly along the plan."""
-    walk = place.env.walk
+    walk = group.env.walk
     walk = walk._replace(task=spread(walk.task, run.plan))
-    return place._replace(env=place.env._replace(walk=walk))
+    return group._replace(env=group.env._replace(walk=walk))
 
 
 def measured(case: Case, *, rounds: int) -> list[Row]:
@@ -99,27 +99,27 @@ def measured(case: Case, *, rounds: int) -> list[Row]:
     pair = paired(ours, baseline, rounds=rounds)
     steps = UPDATES * case.num_envs * case.config.num_steps
     rows = [pair.rate_row(case.name, work=steps, unit="steps/s")]
-    return rows + _parts(case.name, run, ours.turn, updates=2 * rounds)
+    return rows + _parts(case.name, run, ours.update, updates=2 * rounds)
 
 
-def _parts(case: str, run: Opened, turn: Turn, *, updates: int) -> list[Row]:
-    """What one of flowrl's updates consists of; the turn's learner is given up."""
+def _parts(case: str, run: Opened, last: UpdateReport, *, updates: int) -> list[Row]:
+    """What one of flowrl's updates consists of; the learner of `last` is given up."""
     env, programs = run.env, run.programs
-    params, opt_state, places = turn.learner
+    state, groups = last.learner
     rate = np.float32(run.config.lr)
     seconds: dict[str, list[float]] = {"acting": [], "learning": [], "restocking": []}
-    threads = ThreadPoolExecutor(len(places))
+    threads = ThreadPoolExecutor(len(groups))
     for _ in range(updates):
         clock = [time.perf_counter()]
-        wide = programs.widen(params)
-        found = jax.block_until_ready(list(threads.map(partial(programs.act, wide), places)))
+        padded = programs.pad(state.params)
+        found = jax.block_until_ready(list(threads.map(partial(programs.act, padded), groups)))
         clock.append(time.perf_counter())
-        learnt = programs.learn((params, opt_state), tuple(acted for _, acted, _ in found), rate)
-        (params, opt_state), _ = jax.block_until_ready(learnt)
+        learnt = programs.learn(state, tuple(batch for _, batch, _ in found), rate)
+        state, _ = jax.block_until_ready(learnt)
         clock.append(time.perf_counter())
-        envs = threads.map(env.restock, [key for *_, key in found], [p.env for p, *_ in found])
+        envs = threads.map(env.restock, [key for *_, key in found], [g.env for g, *_ in found])
         envs = jax.block_until_ready(list(envs))
-        places = [place._replace(env=env) for (place, *_), env in zip(found, envs, strict=True)]
+        groups = [group._replace(env=env) for (group, *_), env in zip(found, envs, strict=True)]
         clock.append(time.perf_counter())
         for part, began, ended in zip(seconds, clock, clock[1:], strict=False):
             seconds[part].append(ended - began)

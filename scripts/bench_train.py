@@ -15,7 +15,7 @@ import numpy as np
 from training_cases import opened, planned
 
 from flowrl.config import PPOConfig, parse
-from flowrl.ppo.train import frames_per_update, update
+from flowrl.ppo.loop import frames_per_update, update
 
 UPDATES = 10
 
@@ -31,7 +31,7 @@ def main() -> None:
     print(f"{run.env.num_experts} experts, {run.env.num_tasks} tasks, {config.num_envs} envs")
     print(f"ready after {time.perf_counter() - began:.1f} s")
     learner, seconds = run.learner, []
-    threads = ThreadPoolExecutor(len(learner.places))
+    threads = ThreadPoolExecutor(len(learner.groups))
     rate = np.float32(config.lr)
     for _ in range(UPDATES):
         began = time.perf_counter()

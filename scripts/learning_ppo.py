@@ -22,8 +22,8 @@ from benchmarking import Row
 from training_cases import opened
 
 from flowrl.config import PPOConfig
+from flowrl.ppo.loop import learning_rate, update
 from flowrl.ppo.metrics import EpisodeLog
-from flowrl.ppo.train import learning_rate, update
 from flowrl.runs import PlannedStep
 
 ENOUGH = 0.8
@@ -112,7 +112,7 @@ def _ours(goal: Goal, seed: int) -> tuple[Reached, int]:
     config, env, learner = run.config, run.env, run.learner
     run.programs.wait()
     newest, episodes = Newest(), EpisodeLog(config.num_envs, env.num_tasks)
-    threads = ThreadPoolExecutor(len(learner.places))
+    threads = ThreadPoolExecutor(len(learner.groups))
     reached, began = None, time.perf_counter()
     for number in range(MOST_UPDATES):
         rate = np.float32(learning_rate(config, number))
@@ -121,9 +121,13 @@ def _ours(goal: Goal, seed: int) -> tuple[Reached, int]:
         steps = (number + 1) * stats.done.size
         if newest.add(int(stats.done.sum()), float(success[stats.done].sum())) and not reached:
             reached = Reached(steps, time.perf_counter() - began)
-        episodes.add(stats._replace(task_success=stats.task_success[..., : env.num_tasks]))
-        rates = episodes.rates()
-        if reached and rates.full and rates.success >= ENOUGH:
+        episodes.add(
+            done=stats.done,
+            task_success=stats.task_success[..., : env.num_tasks],
+            length=stats.episode_length,
+            total=stats.episode_return,
+        )
+        if reached and episodes.rates().reach(ENOUGH):
             return reached, steps
     raise SystemExit(f"{goal.name}, seed {seed}: not learnt in {MOST_UPDATES} updates")
 

@@ -15,11 +15,11 @@ from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import RunPaths
-from flowrl.ppo import program
-from flowrl.ppo.acting import settled
-from flowrl.ppo.assignment import read_assignment
-from flowrl.ppo.drafts import Programs
-from flowrl.ppo.update import Learner
+from flowrl.ppo import trainer
+from flowrl.ppo.loop import Learner
+from flowrl.ppo.programs import Programs
+from flowrl.ppo.rollout import with_threads
+from flowrl.ppo.run_io import read_assignment
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library, parse_skill
@@ -73,12 +73,12 @@ def opened(plan: Sequence[PlannedStep], config: PPOConfig) -> Opened:
     with tempfile.TemporaryDirectory() as folder:
         layout = _run_folder(Path(folder), plan, config)
         flags = {**asdict(config), "module_path": layout.module}
-        train_config = settled(TrainConfig(**flags))
-        program.use_compile_cache(config.compile_cache)
+        train_config = with_threads(TrainConfig(**flags))
+        trainer.use_compile_cache(config.compile_cache)
         module = load_module(layout.module)
-        env, programs = program.open_env(train_config, module)
+        env, programs = trainer.open_env(train_config, module)
         assignment = read_assignment(train_config, module)
-        prepared = program.prepare(assignment, train_config, env, programs)
+        prepared = trainer.prepare(assignment, train_config, env, programs)
     return Opened(
         plan=tuple(plan),
         config=train_config,

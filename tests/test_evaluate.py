@@ -146,6 +146,7 @@ def test_first_episodes_are_those_of_environments_with_new_worlds(folder):
 
 def test_a_second_evaluation_traces_nothing(folder, monkeypatch):
     first = playing(folder)(experts(), jax.random.key(1), 40)
+    program_cache._programs.clear()  # as in another process
     monkeypatch.setattr(program_cache, "_export", lambda spec: pytest.fail(f"traced {spec.name}"))
     again = playing(folder)(experts(), jax.random.key(1), 40)
     assert jax.tree.all(jax.tree.map(np.array_equal, first, again))

@@ -224,3 +224,27 @@ def test_help_is_there_before_jax_is(tmp_path):
     )
     assert done.returncode == 0
     assert "--module_path" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, EXIT_RESUMABLE), (signal.SIGINT, ppo_flow.EXIT_INTERRUPTED)],
+    ids=["SIGTERM", "Ctrl-C"],
+)
+def test_a_signal_is_remembered_with_its_exit_code(number, code):
+    before = signal.getsignal(number)
+    stop = ppo_flow.StopSignal()
+    with stop.listening():
+        assert not stop.requested
+        signal.raise_signal(number)
+        assert stop.requested
+    assert stop.exit_code == code
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    stop = ppo_flow.StopSignal()
+    with stop.listening():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

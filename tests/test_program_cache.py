@@ -61,6 +61,7 @@ def programs(folder) -> list:
 
 def made(folder, wanted: ProgramSpec | None = None):
     """A program as a process of its own gets it: nothing is in its memory."""
+    program_cache._programs.clear()
     return ProgramCache(folder).begin(wanted or spec())
 
 
@@ -298,3 +299,18 @@ def test_a_program_that_is_begun_twice_is_made_once(folder):
     one(*arguments())
     assert TRACED == ["sums"]
     assert cache.begin(spec(key={"other": 1})) is not one
+
+
+def test_a_program_that_failed_is_begun_again(folder):
+    ready: list[bool] = []
+
+    def fails(left):
+        if not ready:
+            raise ValueError("not yet")
+        return left + 1
+
+    again = ProgramSpec("again", fails, lambda: (jnp.ones(2),))
+    with pytest.raises(ValueError, match="not yet"):
+        ProgramCache(folder).begin(again)(jnp.ones(2))
+    ready.append(True)
+    assert ProgramCache(folder).begin(again)(jnp.ones(2)).tolist() == [2, 2]

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from flowrl.networks import tiles
 from flowrl.networks.actor_critic import Params, take_expert
-from flowrl.networks.packed import Dense, Packed, forward, pack, unpack, widened
+from flowrl.networks.packed import Dense, Packed, forward, pack, pad_experts, unpack
 
 __all__ = [
     "Dense",
@@ -33,8 +33,8 @@ __all__ = [
     "evaluate_rows",
     "forward",
     "pack",
+    "pad_experts",
     "unpack",
-    "widened",
 ]
 
 Method = Literal["plain", "tiles", "dense"]

@@ -41,7 +41,7 @@ def pack(stacked: Params) -> Packed:
     return Packed(Dense(*first), *rest)
 
 
-def widened(packed: Packed, num_experts: int) -> Packed:
+def pad_experts(packed: Packed, num_experts: int) -> Packed:
     """The same experts, and blank ones after them that make up `num_experts`."""
 
     def widen(leaf: jax.Array) -> jax.Array:

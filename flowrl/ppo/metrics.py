@@ -1,4 +1,4 @@
-"""Success rates from episodes, on the host, without the bias of the quick ones.
+"""Success rates from episodes, computed on the host, without the bias of short episodes.
 
 What is left of bias: the best lag is taken, and a run stops at the first update whose rate passes,
 so the rate at an early stop is a little high. `flowrl evaluate` measures afresh.
@@ -7,17 +7,16 @@ so the rate at an early stop is a little high. `flowrl evaluate` measures afresh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-
-from flowrl.ppo.update import Stats
 
 _LEAST_EPISODES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Shares of the newest episodes; `full` when there were enough of them to judge by."""
+    """Shares of the newest episodes; `full` if there were as many as the window holds."""
 
     step_success: tuple[float, ...]
     mean_episode_length: float
@@ -30,39 +29,49 @@ class Rates:
         """The share that succeeded at the plan's last step."""
         return self.step_success[-1]
 
+    def reach(self, share: float) -> bool:
+        """Whether a full window of episodes has at least this share of success."""
+        return self.full and self.success >= share
+
 
 class EpisodeLog:
     """Remembers the newest episodes of all environments.
 
     Episodes that end early are mostly the successful ones, so a share among those that *ended*
-    lately says too much, most of all in the first few hundred steps. Here episodes are taken by
-    when they *started*: the newest `size` of those that started at least some lag ago, and one
-    that still runs counts as a failure. That is a lower bound of their success for every lag;
-    the best over lags of 0, 1, 2, 4, … steps is the rate. `size` is 256, or twice the number
-    of environments if that is more.
+    lately is too high, most of all in the first few hundred steps. Here episodes are taken by when
+    they *started*: the newest `size` of those that started at least some lag ago, and one that
+    still runs counts as a failure. That is a lower bound of their success for every lag; the best
+    over lags of 0, 1, 2, 4, … steps is the rate. `size` is 256, or twice the number of environments
+    if that is more.
     """
 
     def __init__(self, num_envs: int, num_tasks: int) -> None:
         self.size = max(_LEAST_EPISODES, 2 * num_envs)
-        self._num_tasks = num_tasks
         self._now = 0  # steps of each environment so far
         self._running = np.zeros(num_envs, np.int64)  # when each environment's episode started
+        # Of episodes that ended, in the order of their ends.
         self._start = np.zeros(0, np.int64)
         self._env = np.zeros(0, np.int64)
         self._success = np.zeros((0, num_tasks), bool)
         self._length = np.zeros(0, np.int64)
         self._return = np.zeros(0)
 
-    def add(self, stats: Stats) -> None:
-        """Take in the episodes that ended in one update."""
-        done = np.asarray(stats.done)
+    def add(self, *, done: Any, task_success: Any, length: Any, total: Any) -> None:
+        """Add the episodes that ended in T steps of B environments.
+
+        Args:
+          done: bool `[T, B]`, where an episode ended.
+          task_success: bool `[T, B, tasks]`, what the episode had completed by then.
+          length: int `[T, B]`, steps of the episode so far.
+          total: float `[T, B]`, rewards of the episode so far.
+        """
         when, env = np.nonzero(done)
-        length = np.asarray(stats.episode_length)[when, env].astype(np.int64)
-        self._start = np.append(self._start, self._now + when + 1 - length)
+        lengths = length[when, env].astype(np.int64)
+        self._start = np.append(self._start, self._now + when + 1 - lengths)
         self._env = np.append(self._env, env)
-        self._success = np.append(self._success, np.asarray(stats.task_success)[when, env], axis=0)
-        self._length = np.append(self._length, length)
-        self._return = np.append(self._return, np.asarray(stats.episode_return)[when, env])
+        self._success = np.append(self._success, task_success[when, env], axis=0)
+        self._length = np.append(self._length, lengths)
+        self._return = np.append(self._return, total[when, env])
         np.maximum.at(self._running, env, self._now + when + 1)
         self._now += done.shape[0]
         self._forget()
@@ -71,14 +80,13 @@ class EpisodeLog:
         """The rates of the newest episodes; zeros before the first has ended."""
         every = self._now - int(self._running.min()) + 1  # at this lag all have ended
         lags = [0, *(2**power for power in range((every - 1).bit_length())), every]
-        found = [self._at(lag) for lag in lags]
-        return max(found, key=_worth)
+        return max(map(self._at, lags), key=_preference)
 
     def _at(self, lag: int) -> Rates:
         ended = self._start <= self._now - lag
-        running = self._running[self._running <= self._now - lag]
-        starts = np.concatenate([self._start[ended], running])
-        envs = np.concatenate([self._env[ended], np.nonzero(self._running <= self._now - lag)[0]])
+        still = np.nonzero(self._running <= self._now - lag)[0]
+        starts = np.concatenate([self._start[ended], self._running[still]])
+        envs = np.concatenate([self._env[ended], still])
         newest = np.lexsort((envs, starts))[-self.size :]
         over = newest[newest < ended.sum()]  # the others still run
         success = self._success[ended][over].sum(axis=0) / max(1, len(newest))
@@ -91,19 +99,18 @@ class EpisodeLog:
         )
 
     def _forget(self) -> None:
-        """Drop episodes older than any that a lag can reach."""
+        """Drop episodes that started before any that a lag can select."""
         complete = self._start < self._running.min()
         surplus = int(complete.sum()) - self.size
         if surplus <= 0:
             return
-        oldest = np.sort(self._start[complete])[surplus]
-        keep = self._start >= oldest
+        keep = self._start >= np.sort(self._start[complete])[surplus]
         self._start, self._env = self._start[keep], self._env[keep]
         self._success = self._success[keep]
         self._length, self._return = self._length[keep], self._return[keep]
 
 
-def _worth(rates: Rates) -> tuple[bool, float, int, float]:
+def _preference(rates: Rates) -> tuple[bool, float, int, float]:
     """Order of preference: enough episodes, then the highest of the lower bounds."""
     return rates.full, rates.full * rates.success, rates.episodes, sum(rates.step_success)
 

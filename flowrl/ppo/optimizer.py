@@ -50,7 +50,7 @@ def steps_taken(state: Any) -> jax.Array:
     return state[1].count
 
 
-def coasted(
+def decay_unused(
     param: jax.Array,
     moments: tuple[jax.Array, jax.Array],
     *,

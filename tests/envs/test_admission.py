@@ -14,8 +14,8 @@ from flowrl.envs.admission import open_module
 from flowrl.envs.skill_module import load_module, read_module
 from flowrl.errors import GateError, SkillError
 from flowrl.paths import RunPaths
-from flowrl.ppo import program
-from flowrl.ppo.stopping import StopWish
+from flowrl.ppo import trainer
+from flowrl.ppo_flow import StopSignal
 from flowrl.runs import CodeApproval
 from flowrl.skills.validation.cache import ApprovalStore, code_digest
 from tests.envs.making import STONE, WOOD, module_text
@@ -46,7 +46,7 @@ def test_the_trainer_refuses_a_run_whose_code_has_no_approval(layout):
     with pytest.raises(SkillError, match=r"9\.py:\d+: the code of step 'Go First' has no approval"):
         open_module(layout.module)
     with pytest.raises(SkillError, match="has no approval; prepare the run again"):
-        program.run(TrainConfig(module_path=layout.module), StopWish())
+        trainer.run(TrainConfig(module_path=layout.module), StopSignal())
 
 
 def test_a_run_of_today_without_any_approval_is_refused_and_not_tried(layout, monkeypatch):
@@ -149,7 +149,7 @@ def test_a_count_that_was_not_tried_is_refused():
 
 
 def test_an_evaluation_opens_modules_the_same_way():
-    assert evaluate.open_module is program.open_module is open_module
+    assert evaluate.open_module is trainer.open_module is open_module
 
 
 def test_approvals_are_found_again_by_their_digest_alone(tmp_path):

@@ -18,7 +18,7 @@ from flowrl.envs.vector import BatchedEnv, BatchedState, Store
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts
 from flowrl.parallel.training_setup import generate_module_with_remapping
-from flowrl.ppo.rollout import Place, rollout
+from flowrl.ppo.rollout import RolloutState, rollout
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
@@ -172,5 +172,5 @@ def test_all_plans_of_library_skills_act_by_the_same_program():
         state = BatchedState(batch, Store(stock, one, one))
         obs = jax.ShapeDtypeStruct((8, env.observation_size), jnp.float32)
         act = jax.jit(partial(rollout, env, config))
-        texts.append(act.lower(params, Place(state, obs, key)).as_text())
+        texts.append(act.lower(params, RolloutState(state, obs, key)).as_text())
     assert texts[0] == texts[1]

@@ -12,8 +12,9 @@ from flowrl.errors import TrainingError
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.ppo import optimizer
-from flowrl.ppo.drafts import begin_programs
-from flowrl.ppo.train import Counters, num_updates, start, train
+from flowrl.ppo.loop import Counters, num_updates, start, train
+from flowrl.ppo.programs import begin_programs
+from flowrl.ppo.update import TrainState
 from tests.ppo import tiny_envs
 
 GAMMA = 0.5
@@ -47,8 +48,7 @@ def turns(env, config=CONFIG):
         env,
         config,
         programs,
-        params=params,
-        opt_state=optimizer.init(config, params),
+        train=TrainState(params, optimizer.init(config, params)),
         key=jax.random.key(1),
     )
     counters = Counters(acted=(0,) * env.num_experts)
@@ -64,7 +64,7 @@ def judged(turn, expert: int, *observations):
     """Probability of action 1, and value, at each observation."""
     obs = jnp.asarray(observations, jnp.float32)
     rows = jnp.full(len(observations), expert, jnp.int32)
-    params = turn.learner.params
+    params = turn.learner.train.params
     logits, value = dispatch.apply_packed(params, obs, rows, activation="tanh", method="dense")
     return np.asarray(jax.nn.softmax(logits)[:, 1]), np.asarray(value)
 
@@ -110,7 +110,7 @@ def test_two_experts_learn_their_own_tasks_and_a_third_stays_as_it_was():
     np.testing.assert_allclose(first_value, [1 + GAMMA, 1.0], atol=0.25)
     np.testing.assert_allclose(second_value, [10 + 10 * GAMMA, 10.0], atol=1.5)
     pairs = zip(
-        jax.tree.leaves(turn.learner.params), jax.tree.leaves(fresh_params(env)), strict=True
+        jax.tree.leaves(turn.learner.train.params), jax.tree.leaves(fresh_params(env)), strict=True
     )
     assert all((np.asarray(found[1]) == np.asarray(was[1])).all() for found, was in pairs)
 
@@ -134,7 +134,7 @@ def test_acted_frames_are_exact():
 
 def test_the_same_seed_trains_the_same_parameters():
     config = replace(CONFIG, total_timesteps=3 * 512)
-    one, other = (trained(tiny_envs.Relay(), config).learner.params for _ in range(2))
+    one, other = (trained(tiny_envs.Relay(), config).learner.train.params for _ in range(2))
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     assert all((left == right).all() for left, right in pairs)
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from flowrl.ppo.metrics import EpisodeLog
-from flowrl.ppo.update import Stats
 
 STEPS = 64
 
@@ -27,13 +26,12 @@ def played(num_envs: int, updates: int, *, success_length: int, limit: int, chan
             success[step, :, 0] = True
             length = np.where(ends, 0, length)
             wins = np.where(ends, rng.random(num_envs) < chance, wins)
-        log.add(stats(done, lengths, success))
+        add(log, done, lengths, success)
         yield log.rates()
 
 
-def stats(done, lengths, success) -> Stats:
-    zeros = np.zeros(done.shape)
-    return Stats({}, np.zeros(1), np.array(True), done, success, lengths, zeros)  # type: ignore[arg-type]
+def add(log: EpisodeLog, done, lengths, success) -> None:
+    log.add(done=done, task_success=success, length=lengths, total=np.zeros(done.shape))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -60,14 +58,14 @@ def test_the_rate_follows_a_policy_that_gets_better():
     for share in (0, 1):
         for _ in range(8):
             done = np.ones((STEPS, 4), bool)
-            log.add(stats(done, np.ones((STEPS, 4), np.int32), np.full((STEPS, 4, 1), share > 0)))
+            add(log, done, np.ones((STEPS, 4), np.int32), np.full((STEPS, 4, 1), share > 0))
         assert log.rates().success == share
 
 
 def test_before_the_first_episode_ends_there_is_nothing_to_judge_by():
     log = EpisodeLog(4, 2)
     blank = np.zeros((STEPS, 4), bool)
-    log.add(stats(blank, np.zeros((STEPS, 4), np.int32), np.zeros((STEPS, 4, 2), bool)))
+    add(log, blank, np.zeros((STEPS, 4), np.int32), np.zeros((STEPS, 4, 2), bool))
     rates = log.rates()
     assert rates.step_success == (0.0, 0.0)
     assert not rates.full
@@ -77,7 +75,7 @@ def test_the_memory_stays_small():
     log = EpisodeLog(8, 1)
     for _ in range(50):
         done = np.ones((STEPS, 8), bool)
-        log.add(stats(done, np.ones((STEPS, 8), np.int32), np.ones((STEPS, 8, 1), bool)))
+        add(log, done, np.ones((STEPS, 8), np.int32), np.ones((STEPS, 8, 1), bool))
     assert len(log._start) <= 2 * log.size
 
 
@@ -89,5 +87,5 @@ def test_early_steps_are_not_judged_by_episodes_that_have_just_begun():
         lengths = np.full((STEPS, 64), 16, np.int32)
         success = np.zeros((STEPS, 64, 2), bool)
         success[..., 0] = True
-        log.add(stats(done, lengths, success))
+        add(log, done, lengths, success)
     assert log.rates().step_success == (1.0, 0.0)

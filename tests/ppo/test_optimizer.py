@@ -73,7 +73,7 @@ def test_coasting_is_stepping_without_gradients():
             rows=jnp.asarray(rows),
             lr=jnp.asarray(0.1),
         )
-    found, moments = optimizer.coasted(
+    found, moments = optimizer.decay_unused(
         params["w"],
         (state[1].mu["w"], state[1].nu["w"]),
         taken=optimizer.steps_taken(state),

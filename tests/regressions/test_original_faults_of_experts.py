@@ -16,8 +16,9 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Exited, Finished, Why
 from flowrl.parallel.training_processor import process_completed_training
 from flowrl.paths import GraphPaths
-from flowrl.ppo import program
-from flowrl.ppo.stopping import StopWish
+from flowrl.ppo import trainer
+from flowrl.ppo.programs import begin_programs
+from flowrl.ppo_flow import StopSignal
 from flowrl.runs import PlannedStep, read_result
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import content_of, contents
@@ -136,7 +137,7 @@ class Sure(TinyEnv):
         return jnp.ones(action.shape, bool)
 
 
-class StopAfter(StopWish):
+class StopAfter(StopSignal):
     """Wishes to stop after some updates."""
 
     def __init__(self, updates):
@@ -145,12 +146,16 @@ class StopAfter(StopWish):
         self._updates = updates
 
     @property
-    def heard(self):
+    def requested(self):
         return next(self._looks) >= self._updates
 
 
-def trainer(tmp_path, monkeypatch, **changes):
-    monkeypatch.setattr(program, "open_env", lambda config, module: Sure())
+def training(tmp_path, monkeypatch, **changes):
+    def open_env(config, module):
+        env = Sure()
+        return env, begin_programs(env, config)
+
+    monkeypatch.setattr(trainer, "open_env", open_env)
     plan = (PlannedStep(skill="Rest", count=1, expert=0),)
     place = run_folder(tmp_path / "run", plan, (0,))
     facts = {"num_envs": 32, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1}
@@ -158,22 +163,22 @@ def trainer(tmp_path, monkeypatch, **changes):
 
 
 def test_fault_15_the_optimizers_state_is_continued(tmp_path, monkeypatch):
-    config, _ = trainer(tmp_path, monkeypatch, total_timesteps=9 * 512, success_state_rate=1.0)
+    config, _ = training(tmp_path, monkeypatch, total_timesteps=9 * 512, success_state_rate=1.0)
     monkeypatch.setattr(Sure, "succeeded", TinyEnv.succeeded)
-    program.run(config, StopAfter(3))
+    trainer.run(config, StopAfter(3))
     seen = []
-    monkeypatch.setattr(program, "train", lambda *_, learner, **__: seen.append(learner) or ())
-    program.run(config, StopWish())
+    monkeypatch.setattr(trainer, "train", lambda *_, learner, **__: seen.append(learner) or ())
+    trainer.run(config, StopSignal())
     learner = seen[0]
-    moments = [leaf for leaf in jax.tree.leaves(learner.opt_state) if leaf.ndim > 1]
-    counts = [leaf for leaf in jax.tree.leaves(learner.opt_state) if leaf.shape == (1,)]
+    moments = [leaf for leaf in jax.tree.leaves(learner.train.opt_state) if leaf.ndim > 1]
+    counts = [leaf for leaf in jax.tree.leaves(learner.train.opt_state) if leaf.shape == (1,)]
     assert [list(count) for count in counts] == [[6]]
     assert any((np.asarray(leaf) != 0).any() for leaf in moments)
 
 
 def test_fault_16_frames_are_exact_when_the_first_update_succeeds(tmp_path, monkeypatch):
-    config, place = trainer(tmp_path, monkeypatch, total_timesteps=9 * 512)
-    assert program.run(config, StopWish()) == 0
+    config, place = training(tmp_path, monkeypatch, total_timesteps=9 * 512)
+    assert trainer.run(config, StopSignal()) == 0
     result = read_result(place)
     assert (result.updates, result.stopped_early) == (1, True)
     assert result.frames == result.experts[0].acted == 512

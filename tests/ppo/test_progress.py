@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from flowrl.ppo.display import LINE_SECONDS, LiveTable, PlainLines, headline, open_display
+from flowrl.ppo.progress import LINE_SECONDS, LiveTable, PlainLines, headline, open_display
 from flowrl.runs import PlannedStep, Progress
 
 PLAN = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -19,19 +19,30 @@ from flowrl.envs.tasks import SkillEnv, compiled_functions, make_env
 from flowrl.envs.vector import BatchedEnv
 from flowrl.launchers.environment import compile_cache
 from flowrl.networks.actor_critic import ActorCriticMoE
-from flowrl.ppo import resuming
-from flowrl.ppo.acting import group_size, settled, threads_of
-from flowrl.ppo.assignment import Assignment, initial_experts, read_assignment, save_finals
-from flowrl.ppo.drafts import Programs, begin_programs, seed_words
-from flowrl.ppo.reporting import TRAINING, Reporter
-from flowrl.ppo.resuming import Keeper, Kept
-from flowrl.ppo.stopping import StopWish
-from flowrl.ppo.train import Counters, Turn, start, train
-from flowrl.ppo.update import Learner
+from flowrl.ppo import run_io
+from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train
+from flowrl.ppo.programs import Programs, begin_programs, seed_words
+from flowrl.ppo.progress import TRAINING, Reporter
+from flowrl.ppo.rollout import group_size, num_groups, with_threads
+from flowrl.ppo.run_io import Assignment
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import RunResult
 
 _LEAST_STOCK = 256  # worlds, of all groups together
+
+
+class Stop(Protocol):
+    """Whether the trainer should stop, and with which exit code."""
+
+    @property
+    def requested(self) -> bool:
+        """Asked after every update."""
+        ...
+
+    @property
+    def exit_code(self) -> int:
+        """The program's exit code once its state is saved."""
+        ...
 
 
 class Prepared(NamedTuple):
@@ -43,13 +54,13 @@ class Prepared(NamedTuple):
     counters: Counters
 
 
-def run(config: TrainConfig, stop: StopWish, *, lived_seconds: float = 0.0) -> int:
-    """Train the run in the module's folder to its end, or until a stop is wished.
+def run(config: TrainConfig, stop: Stop, *, lived_seconds: float = 0.0) -> int:
+    """Train the run in the module's folder to its end, or until a stop is requested.
 
     Args:
       config: the command line.
       stop: asked after every update.
-      lived_seconds: what the program took before it came here, counted as the run's.
+      lived_seconds: the process's age, counted as the run's time.
 
     Returns:
       The exit code: 0 with result.json written, else that of the stop with the state saved.
@@ -59,13 +70,13 @@ def run(config: TrainConfig, stop: StopWish, *, lived_seconds: float = 0.0) -> i
     """
     began = time.monotonic() - lived_seconds
     use_compile_cache(config.compile_cache)
-    config = settled(config)
+    config = with_threads(config)
     module = open_module(config.module_path)
     env, programs = open_env(config, module)
-    assignment = read_assignment(config, module)
+    assignment = run_io.read_assignment(config, module)
     reporter = Reporter(assignment, config)
     try:
-        reporter.phase("compiling", Counters(acted=(0,) * env.num_experts))
+        reporter.begin_phase("compiling", Counters(acted=(0,) * env.num_experts))
         prepared = prepare(assignment, config, env, programs)
         return _train(assignment, config, prepared, stop=stop, reporter=reporter, began=began)
     finally:
@@ -75,7 +86,7 @@ def run(config: TrainConfig, stop: StopWish, *, lived_seconds: float = 0.0) -> i
 def open_env(config: TrainConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
     """The environments that walk the module's plan, and the trainer's programs for them."""
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
-    groups, size = threads_of(config), group_size(config)
+    groups, size = num_groups(config), group_size(config)
     pool, stock = -(-config.world_pool // groups), max(_LEAST_STOCK // groups, 2 * size)
     cache = open_cache(config, walk, world_pool=pool, stock=stock)
     env = BatchedEnv(walk, world_pool=pool, stock=stock, cache=cache)
@@ -86,9 +97,9 @@ def open_env(config: TrainConfig, module: TaskModule) -> tuple[WalkingEnv, Progr
 
 
 def open_cache(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int) -> ProgramCache:
-    """Where programs are kept in which these environments are compiled in."""
+    """The cache of the programs that have these environments compiled in."""
     folder = compile_cache(config.compile_cache, os.environ) / "programs"
-    facts = {
+    key = {
         "env_name": config.env_name,
         "game_code": walk.game.code_digest(),
         "functions": compiled_functions(walk.module),
@@ -96,13 +107,13 @@ def open_cache(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int
         "world_pool": world_pool,
         "stock": stock,
     }
-    return ProgramCache(folder.absolute(), facts)
+    return ProgramCache(folder.absolute(), key)
 
 
 def prepare(
     assignment: Assignment, config: TrainConfig, env: WalkingEnv, programs: Programs
 ) -> Prepared:
-    """Experts, environments and counters: of the last trainer when it left them."""
+    """Experts, environments and counters: those of the last checkpoint, if there is one."""
     body = ActorCriticMoE(
         num_experts=env.num_experts,
         observation_size=env.observation_size,
@@ -110,16 +121,13 @@ def prepare(
         layer_size=config.layer_size,
         activation=config.activation,
     )
-    words, key = programs.keys(seed_words(assignment.seed))
-    experts = initial_experts(assignment, body, np.asarray(words))
-    params, opt_state = programs.ready(experts)
-    kept = Kept(params, opt_state, key, Counters(acted=(0,) * env.num_experts))
-    if config.resume and checkpoints.has_resume(assignment.layout.resume):
-        kept = resuming.load(assignment.layout, params=params, opt_state=opt_state)
-    learner = start(
-        env, config, programs, params=kept.params, opt_state=kept.opt_state, key=kept.key
-    )
-    return Prepared(env, programs, learner, kept.counters)
+    words, key = programs.expert_keys(seed_words(assignment.seed))
+    experts = run_io.initial_experts(assignment, body, np.asarray(words))
+    state, counters = programs.fresh_state(experts), Counters(acted=(0,) * env.num_experts)
+    if config.resume and checkpoints.has_resume(assignment.paths.resume):
+        state, key, counters = run_io.load_checkpoint(assignment.paths, state)
+    learner = start(env, config, programs, train=state, key=key)
+    return Prepared(env, programs, learner, counters)
 
 
 def use_compile_cache(folder: Path | None) -> None:
@@ -137,42 +145,43 @@ def _train(
     config: TrainConfig,
     prepared: Prepared,
     *,
-    stop: StopWish,
+    stop: Stop,
     reporter: Reporter,
     began: float,
 ) -> int:
     env, programs, learner, counters = prepared
     born = began - counters.seconds  # as if all starts had been one
-    turns = train(env, config, programs, learner=learner, counters=counters, born=born)
-    reporter.phase(TRAINING, counters)
-    keeper = Keeper(assignment.layout, seconds=config.checkpoint_seconds)
-    for turn in turns:
-        reporter.turn(turn)
-        if turn.ended:
-            _finish(assignment, turn, params=programs.unpack(turn.learner.params), born=born)
-        elif stop.heard:
-            resuming.save(assignment.layout, turn.learner, turn.counters)
+    updates = train(env, config, programs, learner=learner, counters=counters, born=born)
+    reporter.begin_phase(TRAINING, counters)
+    checkpointer = run_io.Checkpointer(assignment.paths, seconds=config.checkpoint_seconds)
+    for update in updates:
+        reporter.report(update)
+        if update.ended:
+            params = programs.unpack(update.learner.train.params)
+            _finish(assignment, update, params=params, born=born)
+        elif stop.requested:
+            run_io.save_checkpoint(assignment.paths, update.learner, update.counters)
             return stop.exit_code
         else:
-            keeper.turn(turn)
+            checkpointer.after(update)
     return 0
 
 
-def _finish(assignment: Assignment, turn: Turn, *, params: Any, born: float) -> None:
-    """Final experts first, then result.json: it vouches for them. Then there is no going on."""
-    layout = assignment.layout
-    storage.remove_file(layout.result_json)  # of an earlier run in the same folder
-    experts = save_finals(assignment, params, acted=turn.counters.acted)
+def _finish(assignment: Assignment, update: UpdateReport, *, params: Any, born: float) -> None:
+    """Write the final experts, then result.json, which vouches for them; then no checkpoint."""
+    paths = assignment.paths
+    storage.remove_file(paths.result_json)  # of an earlier run in the same folder
+    experts = run_io.save_finals(assignment, params, acted=update.counters.acted)
     result = RunResult(
         run_id=assignment.run_id,
-        frames=turn.counters.frames,
+        frames=update.counters.frames,
         experts=experts,
-        success_rate=turn.rates.success,
-        step_success=turn.rates.step_success,
-        mean_episode_length=turn.rates.mean_episode_length,
-        updates=turn.counters.updates,
+        success_rate=update.rates.success,
+        step_success=update.rates.step_success,
+        mean_episode_length=update.rates.mean_episode_length,
+        updates=update.counters.updates,
         wall_seconds=time.monotonic() - born,
-        stopped_early=turn.reached,
+        stopped_early=update.reached,
     )
-    runs.write_result(layout, result)
-    storage.remove_tree(layout.resume)
+    runs.write_result(paths, result)
+    storage.remove_tree(paths.resume)

@@ -11,9 +11,10 @@ from flowrl.config import PPOConfig
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.ppo import optimizer
-from flowrl.ppo.acting import group_size, settled, threads_of
-from flowrl.ppo.drafts import begin_programs
-from flowrl.ppo.train import Counters, start, train
+from flowrl.ppo.loop import Counters, start, train
+from flowrl.ppo.programs import begin_programs
+from flowrl.ppo.rollout import group_size, num_groups, with_threads
+from flowrl.ppo.update import TrainState
 from tests.ppo.tiny_envs import Relay
 
 CONFIG = PPOConfig(
@@ -31,35 +32,36 @@ IN_PAIRS = replace(CONFIG, acting_threads=4)
 def learner_of(env: Relay, config: PPOConfig):
     body = ActorCriticMoE(num_experts=3, observation_size=2, num_actions=2, layer_size=4)
     params = dispatch.pack(body.init(jax.random.key(0)))
-    opt_state = optimizer.init(config, params)
+    state = TrainState(params, optimizer.init(config, params))
     programs = begin_programs(env, config)
-    return start(env, config, programs, params=params, opt_state=opt_state, key=jax.random.key(1))
+    return start(env, config, programs, train=state, key=jax.random.key(1))
 
 
 def test_threads_step_the_groups_as_one_thread_would_step_one_after_another():
     env = Relay()
     programs = begin_programs(env, IN_PAIRS)
-    params, opt_state, places = learner_of(env, IN_PAIRS)
-    acted = tuple(programs.act(programs.widen(params), place)[1] for place in places)
-    (expected, _), _ = programs.learn((params, opt_state), acted, np.float32(IN_PAIRS.lr))
-    turns = train(
+    state, groups = learner_of(env, IN_PAIRS)
+    acted = tuple(programs.act(programs.pad(state.params), group)[1] for group in groups)
+    (expected, _), _ = programs.learn(state, acted, np.float32(IN_PAIRS.lr))
+    updates = train(
         env,
         replace(IN_PAIRS, anneal_lr=False),
         programs,
         learner=learner_of(env, IN_PAIRS),
         counters=Counters(acted=(0, 0, 0)),
     )
-    found = next(turns).learner
-    assert len(found.places) == 4
-    for one, other in zip(jax.tree.leaves(found.params), jax.tree.leaves(expected), strict=True):
+    found = next(updates).learner
+    assert len(found.groups) == 4
+    params = found.train.params
+    for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         assert np.array_equal(one, other)
 
 
 def test_groups_see_worlds_and_draw_actions_of_their_own():
     env = Relay()
     programs = begin_programs(env, IN_PAIRS)
-    params, _, places = learner_of(env, IN_PAIRS)
-    steps = [programs.act(programs.widen(params), place)[1].steps for place in places]
+    state, groups = learner_of(env, IN_PAIRS)
+    steps = [programs.act(programs.pad(state.params), group)[1].steps for group in groups]
     drawn = {np.asarray(step.action).tobytes() for step in steps}
     assert len(drawn) == 4
 
@@ -67,8 +69,8 @@ def test_groups_see_worlds_and_draw_actions_of_their_own():
 def test_learning_does_not_ask_how_rows_are_split_into_groups():
     env = Relay()
     whole = begin_programs(env, CONFIG)
-    params, opt_state, (place,) = learner_of(env, CONFIG)
-    acted = whole.act(whole.widen(params), place)[1]
+    state, (group,) = learner_of(env, CONFIG)
+    acted = whole.act(whole.pad(state.params), group)[1]
     parts = tuple(
         acted._replace(
             steps=jax.tree.map(lambda leaf, k=k: leaf[:, 2 * k : 2 * k + 2], acted.steps),
@@ -78,9 +80,9 @@ def test_learning_does_not_ask_how_rows_are_split_into_groups():
     )
     rate = np.float32(1e-3)
     in_parts = begin_programs(env, IN_PAIRS)
-    (expected, _), stats = whole.learn((params, opt_state), (acted,), rate)
-    params, opt_state, _ = learner_of(env, CONFIG)
-    (found, _), of_parts = in_parts.learn((params, opt_state), parts, rate)
+    (expected, _), stats = whole.learn(state, (acted,), rate)
+    state, _ = learner_of(env, CONFIG)
+    (found, _), of_parts = in_parts.learn(state, parts, rate)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert np.array_equal(of_parts.done, stats.done)
@@ -96,17 +98,17 @@ def test_there_is_a_thread_for_each_cpu_while_each_has_enough_to_do(
     monkeypatch, num_envs, cpus, threads
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
-    config = settled(PPOConfig(num_envs=num_envs))
-    assert threads_of(config) == threads
+    config = with_threads(PPOConfig(num_envs=num_envs))
+    assert num_groups(config) == threads
     assert group_size(config) * threads == num_envs
 
 
 def test_what_was_asked_for_stays(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert threads_of(settled(PPOConfig(num_envs=64, acting_threads=16))) == 16
+    assert num_groups(with_threads(PPOConfig(num_envs=64, acting_threads=16))) == 16
 
 
 def test_a_gpu_steps_all_environments_at_once(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert threads_of(settled(PPOConfig(num_envs=1024))) == 1
+    assert num_groups(with_threads(PPOConfig(num_envs=1024))) == 1

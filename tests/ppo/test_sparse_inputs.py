@@ -11,10 +11,18 @@ from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import ActorCriticMoE
-from flowrl.ppo import columns, optimizer
-from flowrl.ppo.columns import columns_of, cut_out, first_kernels, joined, taken, width_for
-from flowrl.ppo.rollout import Acted, Step
-from flowrl.ppo.update import learn
+from flowrl.ppo import optimizer, sparse_inputs
+from flowrl.ppo.rollout import RolloutBatch, Timestep
+from flowrl.ppo.sparse_inputs import (
+    columns_in_use,
+    first_kernels,
+    learn_from_columns,
+    merge_columns,
+    select_columns,
+    select_obs,
+    width_for,
+)
+from flowrl.ppo.update import TrainState, draw_minibatches, learn
 
 SIZE, STEPS, ENVS = 200, 6, 16
 CONFIG = PPOConfig(num_envs=ENVS, num_steps=STEPS, update_epochs=2, num_minibatches=2, layer_size=8)
@@ -28,7 +36,7 @@ def obs_of(used: int) -> jax.Array:
     return jnp.asarray(obs)
 
 
-def acted_of(used: int, num_experts: int) -> Acted:
+def acted_of(used: int, num_experts: int) -> RolloutBatch:
     rng = np.random.default_rng(used)
     size = (STEPS, ENVS)
     never = jnp.zeros(size, bool)
@@ -46,14 +54,14 @@ def acted_of(used: int, num_experts: int) -> Acted:
         episode_length=jnp.zeros(size, jnp.int32),
         episode_return=jnp.zeros(size),
     )
-    steps = Step(
+    steps = Timestep(
         obs=obs_of(used).reshape(*size, SIZE),
         action=jnp.asarray(rng.integers(0, 5, size), jnp.int32),
         log_prob=jnp.asarray(numbers[1] - 2),
         value=jnp.asarray(numbers[2]),
         output=output,
     )
-    return Acted(steps, jnp.zeros(ENVS), jax.random.key(used))
+    return RolloutBatch(steps, jnp.zeros(ENVS), jax.random.key(used))
 
 
 def experts(num_experts: int) -> dispatch.Packed:
@@ -66,16 +74,25 @@ def experts(num_experts: int) -> dispatch.Packed:
 @cache
 def learning(few: bool):
     """An update, compiled once for all tests that learn from few columns, or from all."""
-    return jax.jit(lambda state, acted, rate: learn(CONFIG, state, acted, rate))
+
+    def update(state: TrainState, batch: RolloutBatch):
+        minibatches = draw_minibatches(CONFIG, batch.shuffle_key)
+        common = {"minibatches": minibatches, "lr": jnp.float32(1e-2)}
+        if few:
+            return learn_from_columns(CONFIG, state, (batch,), **common)
+        return learn(CONFIG, state, batch, **common)
+
+    return jax.jit(update)
 
 
 def learnt(num_experts: int, used: tuple[int, ...], *, few: bool):
-    """Experts that have learnt from rollouts one after another, and Adam's state."""
-    params = experts(num_experts)
-    state = params, optimizer.init(CONFIG, params)
+    """Experts that have learnt from rollouts one after another, Adam's state, and the reports."""
+    params, reports = experts(num_experts), []
+    state = TrainState(params, optimizer.init(CONFIG, params))
     for count in used:
-        state, _ = learning(few)(state, (acted_of(count, num_experts),), jnp.float32(1e-2))
-    return state
+        state, stats = learning(few)(state, acted_of(count, num_experts))
+        reports.append(stats)
+    return state, reports
 
 
 @pytest.mark.parametrize(
@@ -87,10 +104,9 @@ def learnt(num_experts: int, used: tuple[int, ...], *, few: bool):
         (3, (SIZE, 10)),
     ],
 )
-def test_learning_from_few_columns_is_learning_from_all(monkeypatch, num_experts, used):
+def test_learning_from_few_columns_is_learning_from_all(num_experts, used):
     """Also where a column was in use before: its weights go on by their momentum."""
     found = learnt(num_experts, used, few=True)
-    monkeypatch.setattr(columns, "width_for", lambda size: size)
     expected = learnt(num_experts, used, few=False)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
@@ -99,7 +115,7 @@ def test_learning_from_few_columns_is_learning_from_all(monkeypatch, num_experts
 @pytest.mark.parametrize("used", [0, 1, 50, width_for(SIZE)])
 def test_all_columns_in_use_are_chosen_where_they_fit(used):
     obs = obs_of(used)
-    found = columns_of([obs[:40], obs[40:]])
+    found = columns_in_use([obs[:40], obs[40:]])
     assert found.fit
     assert len(found.chosen) == width_for(SIZE)
     assert sorted([*found.chosen.tolist(), *found.others.tolist()]) == list(range(SIZE))
@@ -107,38 +123,38 @@ def test_all_columns_in_use_are_chosen_where_they_fit(used):
 
 
 def test_one_column_more_does_not_fit():
-    assert not columns_of([obs_of(width_for(SIZE) + 1)]).fit
+    assert not columns_in_use([obs_of(width_for(SIZE) + 1)]).fit
 
 
 def test_a_column_that_is_below_zero_or_nan_is_in_use():
     obs = np.zeros((2, SIZE), np.float32)
     obs[0, 7], obs[1, 9] = -1.0, np.nan
-    assert columns_of([jnp.asarray(obs)]).chosen[:2].tolist() == [7, 9]
+    assert columns_in_use([jnp.asarray(obs)]).chosen[:2].tolist() == [7, 9]
 
 
 @pytest.mark.parametrize("most", [2**31 - 1, 0], ids=["by number", "by column"])
-def test_columns_are_cut_out(monkeypatch, most):
-    monkeypatch.setattr(columns, "_MOST_NUMBERED", most)
+def test_columns_are_select_obs(monkeypatch, most):
+    monkeypatch.setattr(sparse_inputs, "_MOST_NUMBERED", most)
     obs, chosen = obs_of(50), jnp.asarray([3, 199, 0], jnp.int32)
-    assert np.array_equal(cut_out(obs, chosen), np.asarray(obs)[:, [3, 199, 0]])
+    assert np.array_equal(select_obs(obs, chosen), np.asarray(obs)[:, [3, 199, 0]])
 
 
 def test_experts_of_few_columns_say_the_same():
     obs, expert = obs_of(50), jnp.zeros(STEPS * ENVS, jnp.int32)
-    chosen = columns_of([obs]).chosen
+    chosen = columns_in_use([obs]).chosen
     few = dispatch.apply_packed(
-        taken(experts(1), chosen), cut_out(obs, chosen), expert, activation="tanh"
+        select_columns(experts(1), chosen), select_obs(obs, chosen), expert, activation="tanh"
     )
     whole = dispatch.apply_packed(experts(1), obs, expert, activation="tanh")
     np.testing.assert_allclose(few[0], whole[0], atol=1e-6)
     np.testing.assert_allclose(few[1], whole[1], atol=1e-5)
 
 
-def test_what_is_taken_apart_can_be_joined():
+def test_what_is_taken_apart_can_be_merge_columns():
     tree = {"params": experts(3), "count": jnp.arange(3)}
-    found = columns_of([obs_of(50)])
-    others = first_kernels(taken(tree, found.others))
-    again = joined(taken(tree, found.chosen), others, found)
+    found = columns_in_use([obs_of(50)])
+    others = first_kernels(select_columns(tree, found.others))
+    again = merge_columns(select_columns(tree, found.chosen), others, found)
     for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True):
         assert np.array_equal(one, other)
 

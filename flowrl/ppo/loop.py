@@ -1,4 +1,6 @@
-"""Updates until the plan's last step succeeds often enough, or the budget is spent."""
+"""The training loop: updates until the plan's last step succeeds often enough or the budget is
+spent.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +19,17 @@ from flowrl.config import PPOConfig
 from flowrl.envs.base import WalkingEnv
 from flowrl.errors import TrainingError
 from flowrl.networks.dispatch import Packed
-from flowrl.ppo.acting import group_size, threads_of
-from flowrl.ppo.drafts import Programs
 from flowrl.ppo.metrics import EpisodeLog, Rates
-from flowrl.ppo.rollout import Acted, Place
-from flowrl.ppo.update import Learner, Stats
+from flowrl.ppo.programs import Programs
+from flowrl.ppo.rollout import RolloutBatch, RolloutState, group_size, num_groups
+from flowrl.ppo.update import Stats, TrainState
+
+
+class Learner(NamedTuple):
+    """All that changes from update to update on the device."""
+
+    train: TrainState  # leaves [E, …]
+    groups: tuple[RolloutState, ...]  # of every group of environments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +43,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class UpdateReport:
     """Where a run stands after one update.
 
     The arrays of `learner` are given up to the next update: use them before asking for it.
@@ -66,18 +74,14 @@ def learning_rate(config: PPOConfig, updates: int) -> float:
 
 
 def start(
-    env: WalkingEnv,
-    config: PPOConfig,
-    programs: Programs,
-    *,
-    params: Packed,
-    opt_state: Any,
-    key: jax.Array,
+    env: WalkingEnv, config: PPOConfig, programs: Programs, *, train: TrainState, key: jax.Array
 ) -> Learner:
-    """A learner in fresh environments."""
-    size = group_size(config)
-    places = tuple(_fresh(env, size, *keys) for keys in programs.groups(key))
-    return Learner(params, opt_state, places)
+    """A learner in fresh environments; `train` has leaves `[E, …]`."""
+    groups = []
+    for reset_key, act_key in programs.group_keys(key):
+        obs, state = env.reset(reset_key, group_size(config))
+        groups.append(_without_aliases(RolloutState(state, obs, act_key)))
+    return Learner(train, tuple(groups))
 
 
 def train(
@@ -88,7 +92,7 @@ def train(
     learner: Learner,
     counters: Counters,
     born: float | None = None,
-) -> Iterator[Turn]:
+) -> Iterator[UpdateReport]:
     """Update after update, at least one, until the budget is spent or success is frequent enough.
 
     The programs are ready before this returns. `learner` is given up. The counted seconds begin at
@@ -99,38 +103,40 @@ def train(
     """
     born = time.monotonic() - counters.seconds if born is None else born
     programs.wait()
-    episodes = EpisodeLog(config.num_envs, env.num_tasks)
-    turns = _turns(env, config, programs, learner=learner, counters=counters, episodes=episodes)
-    return (_timed(turn, seconds=time.monotonic() - born) for turn in turns)
+    reports = _reports(env, config, programs, learner=learner, counters=counters)
+    return (_timed(report, seconds=time.monotonic() - born) for report in reports)
 
 
-def _turns(
+def _reports(
     env: WalkingEnv,
     config: PPOConfig,
     programs: Programs,
     *,
     learner: Learner,
     counters: Counters,
-    episodes: EpisodeLog,
-) -> Iterator[Turn]:
+) -> Iterator[UpdateReport]:
     ended = False
-    threads = ThreadPoolExecutor(threads_of(config), thread_name_prefix="acting")
+    episodes = EpisodeLog(config.num_envs, env.num_tasks)
+    threads = ThreadPoolExecutor(num_groups(config), thread_name_prefix="acting")
     while not ended:
         rate = np.float32(learning_rate(config, counters.updates))
         learner, stats = update(env, programs, learner, rate, threads=threads)
-        stats = stats._replace(task_success=stats.task_success[..., : env.num_tasks])
         counters = _counted(counters, stats)
-        _refuse_infinite(stats, config, counters)
-        episodes.add(stats)
+        _check_finite(stats, config, counters)
+        episodes.add(
+            done=stats.done,
+            task_success=stats.task_success[..., : env.num_tasks],
+            length=stats.episode_length,
+            total=stats.episode_return,
+        )
         rates = episodes.rates()
-        reached = rates.full and rates.success >= config.success_state_rate
+        reached = rates.reach(config.success_state_rate)
         ended = reached or counters.updates >= num_updates(config)
-        figures = {name: float(figure) for name, figure in stats.figures.items()}
-        yield Turn(
+        yield UpdateReport(
             learner=learner,
             counters=counters,
             rates=rates,
-            figures=figures,
+            figures={name: float(figure) for name, figure in stats.figures.items()},
             reached=reached,
             ended=ended,
         )
@@ -144,36 +150,29 @@ def update(
     *,
     threads: Executor,
 ) -> tuple[Learner, Stats]:
-    """Act, learn, and get the environments ready for the next time; `learner` is given up.
+    """Act, learn, and restock the environments with worlds; `learner` is given up.
 
-    Each group of environments is stepped by a thread of its own, and made ready by it while the
-    others learn.
+    Each group of environments is stepped by a thread of its own, and restocked by it while the
+    others learn. The returned stats are NumPy arrays of the shapes that `Stats` says.
     """
-    params, opt_state, places = learner
-    wide = programs.widen(params)
-    acting = list(threads.map(partial(_act, programs, wide), places))
-    restocking = [
-        threads.submit(env.restock, restock_key, place.env) for place, _, restock_key in acting
-    ]
-    acted = tuple(steps for _, steps, _ in acting)
-    (params, opt_state), stats = programs.learn((params, opt_state), acted, rate)
-    ready = zip(acting, restocking, strict=True)
-    places = tuple(place._replace(env=restocked.result()) for (place, *_), restocked in ready)
-    return Learner(params, opt_state, places), jax.device_get(stats)
+    padded = programs.pad(learner.train.params)
+    acted = list(threads.map(partial(_act, programs, padded), learner.groups))
+    restocking = [threads.submit(env.restock, key, state.env) for state, _, key in acted]
+    train, stats = programs.learn(learner.train, tuple(batch for _, batch, _ in acted), rate)
+    ready = zip(acted, restocking, strict=True)
+    groups = tuple(state._replace(env=restocked.result()) for (state, *_), restocked in ready)
+    return Learner(train, groups), jax.device_get(stats)
 
 
-def _act(programs: Programs, wide: Packed, place: Place) -> tuple[Place, Acted, jax.Array]:
+def _act(
+    programs: Programs, padded: Packed, state: RolloutState
+) -> tuple[RolloutState, RolloutBatch, jax.Array]:
     """Act, and wait in the calling thread: a call that does not wait takes yet another thread."""
-    return jax.block_until_ready(programs.act(wide, place))
+    return jax.block_until_ready(programs.act(padded, state))
 
 
-def _fresh(env: WalkingEnv, size: int, reset_key: jax.Array, key: jax.Array) -> Place:
-    obs, state = env.reset(reset_key, size)
-    return _apart(Place(state, obs, key))
-
-
-def _apart(place: Place) -> Place:
-    """The same, no two leaves of it being one array: acting gives its place up."""
+def _without_aliases(state: RolloutState) -> RolloutState:
+    """The same, no two leaves of it being one array: acting donates its state."""
     seen: set[int] = set()
 
     def own(leaf: Any) -> Any:
@@ -181,11 +180,11 @@ def _apart(place: Place) -> Place:
         seen.add(id(leaf))
         return jnp.copy(leaf) if twice else leaf
 
-    return jax.tree.map(own, place)
+    return jax.tree.map(own, state)
 
 
-def _timed(turn: Turn, *, seconds: float) -> Turn:
-    return replace(turn, counters=replace(turn.counters, seconds=seconds))
+def _timed(report: UpdateReport, *, seconds: float) -> UpdateReport:
+    return replace(report, counters=replace(report.counters, seconds=seconds))
 
 
 def _counted(counters: Counters, stats: Stats) -> Counters:
@@ -198,7 +197,7 @@ def _counted(counters: Counters, stats: Stats) -> Counters:
     )
 
 
-def _refuse_infinite(stats: Stats, config: PPOConfig, counters: Counters) -> None:
+def _check_finite(stats: Stats, config: PPOConfig, counters: Counters) -> None:
     if not stats.finite:
         raise TrainingError(
             f"update {counters.updates} of {num_updates(config)} left the loss at "

@@ -23,10 +23,10 @@ from flowrl.errors import (
 )
 from flowrl.networks.actor_critic import init_expert
 from flowrl.networks.shapes import expert_shapes
-from flowrl.ppo import program, resuming
-from flowrl.ppo.assignment import read_assignment
-from flowrl.ppo.drafts import begin_programs
-from flowrl.ppo.stopping import EXIT_INTERRUPTED, StopWish
+from flowrl.ppo import run_io, trainer
+from flowrl.ppo.programs import begin_programs
+from flowrl.ppo.run_io import read_assignment
+from flowrl.ppo_flow import EXIT_INTERRUPTED, StopSignal
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import ExpertVersion, LineageEntry
 from tests.ppo.modules import relay_run, run_folder
@@ -37,14 +37,14 @@ SHAPES = expert_shapes(2, 2, 4)
 
 
 class Countdown:
-    """Wishes to stop after some updates."""
+    """Requests a stop after some updates."""
 
     def __init__(self, updates: int, exit_code: int = EXIT_RESUMABLE) -> None:
         self.left = updates
         self.exit_code = exit_code
 
     @property
-    def heard(self) -> bool:
+    def requested(self) -> bool:
         self.left -= 1
         return self.left <= 0
 
@@ -63,7 +63,7 @@ def opened(kind, cache, config, module=None):
 
 @pytest.fixture
 def layout(tmp_path, monkeypatch, open_relay):
-    monkeypatch.setattr(program, "open_env", open_relay)
+    monkeypatch.setattr(trainer, "open_env", open_relay)
     return run_folder(tmp_path / "run")
 
 
@@ -96,7 +96,7 @@ def same(one, other) -> bool:
 
 def test_a_whole_run_leaves_experts_and_a_result_that_vouches_for_them(layout):
     relay_run(layout)
-    assert program.run(config_of(layout), StopWish()) == 0
+    assert trainer.run(config_of(layout), StopSignal()) == 0
     result = runs.read_result(layout)
     assert result.run_id == "e9.a1.0badcafe"
     assert (result.frames, result.updates, result.stopped_early) == (5 * FRAMES, 5, False)
@@ -110,7 +110,7 @@ def test_a_whole_run_leaves_experts_and_a_result_that_vouches_for_them(layout):
 
 
 def test_progress_and_metrics_tell_of_every_update(layout):
-    program.run(config_of(layout), StopWish())
+    trainer.run(config_of(layout), StopSignal())
     lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
     assert [line["frames"] for line in lines] == [FRAMES * n for n in range(1, 6)]
     assert {"loss", "success_rate", "success/0_Go_First", "acted/expert_9", "lr"} <= set(lines[0])
@@ -123,7 +123,7 @@ def test_progress_and_metrics_tell_of_every_update(layout):
 def test_seeds_are_trained_on_and_an_idle_one_comes_back_bit_for_bit(layout):
     for local in range(3):
         checkpoints.save_expert(layout.seed(local), fresh(50 + local))
-    program.run(config_of(layout), StopWish())
+    trainer.run(config_of(layout), StopSignal())
     assert same(finals(layout)[1], fresh(51))
     contents = [report.content for report in runs.read_result(layout).experts]
     unchanged = [checkpoints.array_digest(fresh(50 + local)) for local in range(3)]
@@ -142,11 +142,11 @@ def test_seeds_are_trained_on_and_an_idle_one_comes_back_bit_for_bit(layout):
 
 @pytest.mark.parametrize("code", [EXIT_RESUMABLE, EXIT_INTERRUPTED], ids=["SIGTERM", "Ctrl-C"])
 def test_a_stopped_run_goes_on_where_it_was(layout, code):
-    assert program.run(config_of(layout), Countdown(2, code)) == code
+    assert trainer.run(config_of(layout), Countdown(2, code)) == code
     assert not layout.result_json.exists()
     assert not layout.finals.exists()
-    assert program.run(config_of(layout), Countdown(2, code)) == code
-    assert program.run(config_of(layout), StopWish()) == 0
+    assert trainer.run(config_of(layout), Countdown(2, code)) == code
+    assert trainer.run(config_of(layout), StopSignal()) == 0
     result = runs.read_result(layout)
     assert (result.updates, result.frames) == (5, 5 * FRAMES)
     assert sum(report.acted for report in result.experts) == result.frames
@@ -154,26 +154,26 @@ def test_a_stopped_run_goes_on_where_it_was(layout, code):
 
 
 def test_a_run_goes_on_with_another_number_of_threads(layout):
-    assert program.run(config_of(layout, acting_threads=2), Countdown(2)) == EXIT_RESUMABLE
-    assert program.run(config_of(layout, acting_threads=4), Countdown(2)) == EXIT_RESUMABLE
-    assert program.run(config_of(layout), StopWish()) == 0
+    assert trainer.run(config_of(layout, acting_threads=2), Countdown(2)) == EXIT_RESUMABLE
+    assert trainer.run(config_of(layout, acting_threads=4), Countdown(2)) == EXIT_RESUMABLE
+    assert trainer.run(config_of(layout), StopSignal()) == 0
     assert runs.read_result(layout).frames == 5 * FRAMES
 
 
 def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
     config = config_of(layout)
-    program.run(config, Countdown(3))
+    trainer.run(config, Countdown(3))
     env, programs = open_relay(config)
-    assignment = read_assignment(config, program.open_module(config.module_path))
-    one, other = (program.prepare(assignment, config, env, programs) for _ in range(2))
-    assert same(one.learner.params, other.learner.params)
+    assignment = read_assignment(config, trainer.open_module(config.module_path))
+    one, other = (trainer.prepare(assignment, config, env, programs) for _ in range(2))
+    assert same(one.learner.train, other.learner.train)
     assert (one.counters.updates, one.counters.frames) == (3, 3 * FRAMES)
     assert one.counters.acted == (48, 0, 48)
-    counts = [leaf for leaf in jax.tree.leaves(one.learner.opt_state) if leaf.shape == (3,)]
+    counts = [leaf for leaf in jax.tree.leaves(one.learner.train.opt_state) if leaf.shape == (3,)]
     assert [list(count) for count in counts] == [[6, 0, 6]]
-    resuming.save(layout, one.learner, one.counters)
-    again = program.prepare(assignment, config, env, programs)
-    assert same(again.learner.opt_state, one.learner.opt_state)
+    run_io.save_checkpoint(layout, one.learner, one.counters)
+    again = trainer.prepare(assignment, config, env, programs)
+    assert same(again.learner.train, one.learner.train)
     assert again.counters == one.counters
 
 
@@ -182,7 +182,7 @@ class Killed(BaseException):
 
 
 class Kill:
-    """Dies after some updates instead of wishing to stop."""
+    """Dies after some updates instead of requesting a stop."""
 
     exit_code = -9
 
@@ -190,7 +190,7 @@ class Kill:
         self.left = updates
 
     @property
-    def heard(self) -> bool:
+    def requested(self) -> bool:
         self.left -= 1
         if self.left == 0:
             raise Killed
@@ -204,10 +204,10 @@ def logged_frames(layout) -> list[int]:
 def test_a_killed_run_goes_on_from_its_last_checkpoint(layout):
     config = config_of(layout, checkpoint_seconds=1e-9)
     with pytest.raises(Killed):
-        program.run(config, Kill(4))  # three checkpoints, and four lines of metrics
+        trainer.run(config, Kill(4))  # three checkpoints, and four lines of metrics
     assert logged_frames(layout) == [FRAMES * n for n in (1, 2, 3, 4)]
     first_lines = layout.metrics.read_text().splitlines()[:3]
-    assert program.run(config, StopWish()) == 0
+    assert trainer.run(config, StopSignal()) == 0
     result = runs.read_result(layout)
     assert (result.updates, result.frames) == (5, 5 * FRAMES)
     assert sum(report.acted for report in result.experts) == result.frames
@@ -219,9 +219,9 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(layout):
 def test_without_checkpoints_a_killed_run_starts_over(layout):
     config = config_of(layout, checkpoint_seconds=0.0)
     with pytest.raises(Killed):
-        program.run(config, Kill(4))
+        trainer.run(config, Kill(4))
     assert not layout.resume.exists()
-    assert program.run(config, StopWish()) == 0
+    assert trainer.run(config, StopSignal()) == 0
     assert runs.read_result(layout).updates == 5
     assert logged_frames(layout) == [FRAMES * n for n in range(1, 6)]
 
@@ -239,11 +239,11 @@ def test_a_checkpoint_is_kept_until_the_next_one_is_whole(layout, monkeypatch):
 
     monkeypatch.setattr(storage, "commit_dir", die_at_the_third)
     with pytest.raises(Killed):
-        program.run(config, StopWish())
+        trainer.run(config, StopSignal())
     monkeypatch.setattr(storage, "commit_dir", commit_dir)
     seen = []
-    monkeypatch.setattr(program, "train", lambda *_, counters, **__: seen.append(counters) or ())
-    program.run(config, StopWish())
+    monkeypatch.setattr(trainer, "train", lambda *_, counters, **__: seen.append(counters) or ())
+    trainer.run(config, StopSignal())
     assert seen[0].updates == 2
 
 
@@ -255,55 +255,57 @@ def test_a_checkpoint_that_cannot_be_saved_does_not_stop_training(
         raise error
 
     monkeypatch.setattr(checkpoints, "save_resume", fail)
-    assert program.run(config_of(layout, checkpoint_seconds=1e-9), StopWish()) == 0
+    assert trainer.run(config_of(layout, checkpoint_seconds=1e-9), StopSignal()) == 0
     assert "no new checkpoint" in caplog.text
 
 
 def test_checkpoints_come_as_often_as_was_said(layout, monkeypatch):
     saved = []
-    monkeypatch.setattr(resuming, "save", lambda layout, learner, counters: saved.append(counters))
+    monkeypatch.setattr(
+        run_io, "save_checkpoint", lambda paths, learner, counters: saved.append(counters)
+    )
     now = 0.0
-    keeper = resuming.Keeper(layout, seconds=300.0, clock=lambda: now)
+    checkpointer = run_io.Checkpointer(layout, seconds=300.0, clock=lambda: now)
     for now in (1.0, 299.0, 300.0, 400.0, 599.0, 600.0):
-        keeper.turn(SimpleNamespace(learner=None, counters=now))
+        checkpointer.after(SimpleNamespace(learner=None, counters=now))
     assert saved == [300.0, 600.0]
 
 
 def test_the_time_of_a_run_covers_all_its_starts_from_their_beginning_on(layout):
-    program.run(config_of(layout), Countdown(2), lived_seconds=1000.0)
-    program.run(config_of(layout), StopWish(), lived_seconds=100.0)
+    trainer.run(config_of(layout), Countdown(2), lived_seconds=1000.0)
+    trainer.run(config_of(layout), StopSignal(), lived_seconds=100.0)
     assert 1100.0 < runs.read_result(layout).wall_seconds < 1100.0 + 100.0
 
 
 def test_no_resume_starts_over(layout):
-    program.run(config_of(layout), Countdown(3))
-    program.run(config_of(layout, resume=False), StopWish())
+    trainer.run(config_of(layout), Countdown(3))
+    trainer.run(config_of(layout, resume=False), StopSignal())
     assert runs.read_result(layout).updates == 5
     assert not layout.resume.exists()
 
 
 def test_a_run_whose_stop_comes_with_its_last_update_is_whole(layout):
-    assert program.run(config_of(layout), Countdown(5)) == 0
+    assert trainer.run(config_of(layout), Countdown(5)) == 0
     assert runs.read_result(layout).updates == 5
 
 
 def test_a_later_attempt_begins_elsewhere(layout):
     relay_run(layout)
-    program.run(config_of(layout, total_timesteps=FRAMES), StopWish())
+    trainer.run(config_of(layout, total_timesteps=FRAMES), StopSignal())
     first = finals(layout)
     relay_run(layout, attempt=2)
-    program.run(config_of(layout, total_timesteps=FRAMES), StopWish())
+    trainer.run(config_of(layout, total_timesteps=FRAMES), StopSignal())
     assert not same(first, finals(layout))
     relay_run(layout, attempt=1)
-    program.run(config_of(layout, total_timesteps=FRAMES), StopWish())
+    trainer.run(config_of(layout, total_timesteps=FRAMES), StopSignal())
     assert same(first, finals(layout))
 
 
 def test_a_broken_reward_leaves_nothing_half_written(layout, monkeypatch):
     broken = type("Broken", (Broken, Relay), {"earned": Broken.earned})
-    monkeypatch.setattr(program, "open_env", partial(opened, broken, None))
+    monkeypatch.setattr(trainer, "open_env", partial(opened, broken, None))
     with pytest.raises(TrainingError, match="update 1 of 5"):
-        program.run(config_of(layout), StopWish())
+        trainer.run(config_of(layout), StopSignal())
     assert not layout.result_json.exists()
     assert not layout.policies.exists()
 
@@ -311,7 +313,7 @@ def test_a_broken_reward_leaves_nothing_half_written(layout, monkeypatch):
 def test_a_disk_that_refuses_metrics_does_not_stop_training(layout, caplog):
     layout.metrics.mkdir()
     layout.progress.mkdir()
-    assert program.run(config_of(layout), StopWish()) == 0
+    assert trainer.run(config_of(layout), StopSignal()) == 0
     assert "metrics.jsonl" in caplog.text
     assert "progress.json" in caplog.text
 
@@ -322,13 +324,13 @@ def test_a_kill_before_the_result_leaves_none(layout, monkeypatch, open_relay):
 
     monkeypatch.setattr(runs, "write_result", die)
     with pytest.raises(OSError, match="No space"):
-        program.run(config_of(layout, checkpoint_seconds=1e-9), StopWish())
+        trainer.run(config_of(layout, checkpoint_seconds=1e-9), StopSignal())
     assert layout.finals.is_dir()
     assert not layout.result_json.exists()
     assert checkpoints.has_resume(layout.resume)
     monkeypatch.undo()
-    monkeypatch.setattr(program, "open_env", open_relay)
-    assert program.run(config_of(layout), StopWish()) == 0
+    monkeypatch.setattr(trainer, "open_env", open_relay)
+    assert trainer.run(config_of(layout), StopSignal()) == 0
     assert not checkpoints.has_resume(layout.resume)
 
 
@@ -348,35 +350,35 @@ def ancestor(local_expert: int, sha256: str) -> ExpertVersion:
 def test_a_missing_seed_is_refused(layout):
     relay_run(layout, ancestors=(ancestor(3, "0" * 64),))
     with pytest.raises(ExpertMissingError, match="expert 3"):
-        program.run(config_of(layout), StopWish())
+        trainer.run(config_of(layout), StopSignal())
 
 
 def test_a_seed_that_is_not_the_named_version_is_refused(layout):
     checkpoints.save_expert(layout.seed(0), fresh(0))
     relay_run(layout, ancestors=(ancestor(3, "0" * 64),))
     with pytest.raises(ExpertCorruptError, match="not the version"):
-        program.run(config_of(layout), StopWish())
+        trainer.run(config_of(layout), StopSignal())
     relay_run(layout, ancestors=(ancestor(3, storage.tree_digest(layout.seed(0))),))
-    assert program.run(config_of(layout), StopWish()) == 0
+    assert trainer.run(config_of(layout), StopSignal()) == 0
 
 
 def test_a_seed_of_another_width_is_refused(layout):
     checkpoints.save_expert(layout.seed(0), fresh(0))
     with pytest.raises(ExpertShapeError, match="--layer_size"):
-        program.run(config_of(layout, layer_size=8), StopWish())
+        trainer.run(config_of(layout, layer_size=8), StopSignal())
 
 
 def test_a_run_json_of_another_plan_is_refused(layout):
     relay_run(layout, experts=(3, 6, 9))
     with pytest.raises(FileRefusedError, match="different experts or plans"):
-        program.run(config_of(layout), StopWish())
+        trainer.run(config_of(layout), StopSignal())
 
 
 @pytest.mark.parametrize("name", ["none/2.py", "run/two.py"])
 def test_a_module_path_that_names_no_expert_is_refused(layout, name):
     layout.module.with_name("two.py").write_text(layout.module.read_text())
     config = replace(config_of(layout), module_path=layout.folder.parent / name)
-    module = program.open_module(layout.module)
+    module = trainer.open_module(layout.module)
     with pytest.raises(ConfigError, match="--module_path"):
         read_assignment(config, module)
 
@@ -404,9 +406,9 @@ def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(layout, monkeypatch
     for folder in (None, cache / "programs", cache / "programs"):
         env = Watched()
         monkeypatch.setattr(
-            program, "open_env", partial(opened, lambda e=env: e, ProgramCache(folder))
+            trainer, "open_env", partial(opened, lambda e=env: e, ProgramCache(folder))
         )
-        program.run(config_of(layout, compile_cache=cache), StopWish())
+        trainer.run(config_of(layout, compile_cache=cache), StopSignal())
         found.append((finals(layout), env.traced))
     assert [traced for _, traced in found] == [True, True, False]
     assert same(found[0][0], found[1][0])
@@ -414,10 +416,10 @@ def test_a_run_by_kept_programs_is_that_of_a_run_that_traces(layout, monkeypatch
 
 
 def test_a_run_by_kept_programs_is_stopped_and_goes_on(layout, monkeypatch, cache):
-    for stop, code in ((Countdown(2), EXIT_RESUMABLE), (StopWish(), 0)):
+    for stop, code in ((Countdown(2), EXIT_RESUMABLE), (StopSignal(), 0)):
         env, kept = Watched(), ProgramCache(cache / "programs")
-        monkeypatch.setattr(program, "open_env", partial(opened, lambda e=env: e, kept))
-        assert program.run(config_of(layout, compile_cache=cache), stop) == code
+        monkeypatch.setattr(trainer, "open_env", partial(opened, lambda e=env: e, kept))
+        assert trainer.run(config_of(layout, compile_cache=cache), stop) == code
     assert not env.traced
     assert runs.read_result(layout).updates == 5
 

@@ -1,0 +1,213 @@
+"""The compiled programs of a trainer: what each is made of, and what is compiled into it.
+
+Acting and learning are two programs. Acting holds the game, which is slow to compile, and is the
+same for all plans of library skills and for any number of experts up to a bound; learning compiles
+quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flowrl import checkpoints
+from flowrl.config import PPOConfig, to_json, values
+from flowrl.envs.base import StepOutput, WalkingEnv
+from flowrl.networks import dispatch
+from flowrl.networks.dispatch import Dense, Packed
+from flowrl.networks.shapes import expert_shapes
+from flowrl.ppo import optimizer
+from flowrl.ppo.rollout import (
+    RolloutBatch,
+    RolloutState,
+    Timestep,
+    group_size,
+    num_groups,
+    rollout,
+)
+from flowrl.ppo.sparse_inputs import learn_from_columns
+from flowrl.ppo.update import Stats, TrainState, draw_minibatches
+from flowrl.program_cache import Program, ProgramCache, ProgramSpec, register_results
+
+_LEAST_ACTING = 8
+_HOST = frozenset(
+    {
+        "total_timesteps",
+        "success_state_rate",
+        "lr",
+        "anneal_lr",
+        "max_task_steps",
+        "seed",
+        "frame_accounting",
+        "log_seconds",
+        "checkpoint_seconds",
+        "use_tensorboard",
+        "use_wandb",
+        "wandb_project",
+        "wandb_entity",
+        "compile_cache",
+    }
+)
+register_results(Dense, Packed, RolloutState, StepOutput, Timestep, RolloutBatch, TrainState, Stats)
+
+
+class Programs(NamedTuple):
+    """What a trainer calls; threads may still be loading or compiling it.
+
+    E experts of the run, A experts that acting is compiled for; shapes as of the functions below.
+    """
+
+    act: Callable[[Packed, RolloutState], tuple[RolloutState, RolloutBatch, jax.Array]]
+    learn: Callable[[TrainState, tuple[RolloutBatch, ...], np.float32], tuple[TrainState, Stats]]
+    expert_keys: Callable[[np.ndarray], tuple[jax.Array, jax.Array]]
+    group_keys: Callable[[jax.Array], tuple[tuple[jax.Array, jax.Array], ...]]
+    fresh_state: Callable[[Any], TrainState]
+    pad: Callable[[Packed], Packed]
+    unpack: Callable[[Packed], Any]
+
+    def wait(self) -> None:
+        """Wait until all programs are ready; raises what prevented that."""
+        for program in self:
+            if isinstance(program, Program):
+                program.wait()
+
+
+def begin_programs(
+    env: WalkingEnv, config: PPOConfig, cache: ProgramCache | None = None
+) -> Programs:
+    """Let threads load or compile a trainer's programs, the slowest first."""
+    cache = ProgramCache() if cache is None else cache
+    return Programs(*map(cache.begin, _specs(env, compiled_in(config))))
+
+
+def _specs(env: WalkingEnv, config: PPOConfig) -> tuple[ProgramSpec, ...]:
+    """One for each field of `Programs`, in that order."""
+    inputs, experts, groups = Inputs(env, config), env.num_experts, num_groups(config)
+    of_group = replace(config, num_envs=group_size(config), acting_threads=None)
+    acting = {"acting": acting_experts(experts)}
+    acts = {"config": to_json(of_group), **acting}
+    learns = {"config": to_json(config), **acting, "experts": experts}
+    return (
+        ProgramSpec("act", inputs.act, inputs.of_acting, acts, donate=(1,)),
+        ProgramSpec("learn", partial(_learn, config), inputs.of_learning, learns, donate=(0,)),
+        ProgramSpec("keys", partial(_expert_keys, experts), lambda: (seed_words(0),), learns),
+        ProgramSpec("groups", partial(_group_keys, groups), _key_like, {"groups": groups}),
+        ProgramSpec("ready", partial(_fresh_state, config), lambda: (inputs.stacked,), learns),
+        ProgramSpec("pad", inputs.pad, lambda: (inputs.packed,), learns),
+        ProgramSpec("unpack", dispatch.unpack, lambda: (inputs.packed,), learns),
+    )
+
+
+def compiled_in(config: PPOConfig) -> PPOConfig:
+    """The configuration with the fields that only the host reads at their default."""
+    kept = {name: value for name, value in values(config, PPOConfig).items() if name not in _HOST}
+    return PPOConfig(**kept)
+
+
+def acting_experts(num_experts: int) -> int:
+    """For how many experts acting is compiled: few numbers, so that runs share programs.
+
+    On a CPU blank experts cost nothing, since only those are evaluated that act; elsewhere all
+    are, and there are no blank ones.
+    """
+    if jax.default_backend() != "cpu":
+        return num_experts
+    return max(_LEAST_ACTING, 1 << (num_experts - 1).bit_length())
+
+
+def seed_words(seed: int) -> np.ndarray:
+    """A seed as the two words of a random key, uint32[2]."""
+    return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+
+
+class Inputs:
+    """Shapes of what programs take; asked for only to trace one."""
+
+    def __init__(self, env: WalkingEnv, config: PPOConfig) -> None:
+        self._env = env
+        self._config = config
+
+    @cached_property
+    def stacked(self) -> Any:
+        """The experts as they are stored, leaves `[E, …]`."""
+        env = self._env
+        leaves = expert_shapes(env.observation_size, env.num_actions, self._config.layer_size)
+        return checkpoints.like_of(
+            {path: (env.num_experts, *shape) for path, shape in leaves.items()}
+        )
+
+    @cached_property
+    def packed(self) -> Packed:
+        """The experts as they are computed with, leaves `[E, …]`."""
+        return jax.eval_shape(dispatch.pack, self.stacked)
+
+    @property
+    def pad(self) -> Callable[[Packed], Packed]:
+        """From the run's experts, leaves `[E, …]`, to as many as acting is compiled for."""
+        return partial(dispatch.pad_experts, num_experts=acting_experts(self._env.num_experts))
+
+    @cached_property
+    def act(self) -> Callable[..., tuple[RolloutState, RolloutBatch, jax.Array]]:
+        """Acting; jitted, so that it is traced once for itself and for learning."""
+        return jax.jit(partial(_act, self._env, self._config))
+
+    def of_acting(self) -> tuple[Packed, RolloutState]:
+        """What acting takes, for one group of environments."""
+        return self._of_acting
+
+    @cached_property
+    def _of_acting(self) -> tuple[Packed, RolloutState]:
+        obs, state = self._env.like(group_size(self._config))
+        return jax.eval_shape(self.pad, self.packed), RolloutState(state, obs, *_key_like())
+
+    def of_learning(self) -> tuple[Any, ...]:
+        """What learning takes."""
+        state = jax.eval_shape(partial(_fresh_state, self._config), self.stacked)
+        batch = jax.eval_shape(self.act, *self.of_acting())[1]
+        return state, (batch,) * num_groups(self._config), np.float32(0)
+
+
+def _key_like() -> tuple[Any]:
+    return (jax.eval_shape(jax.random.key, 0),)
+
+
+def _act(
+    env: WalkingEnv, config: PPOConfig, packed: Packed, state: RolloutState
+) -> tuple[RolloutState, RolloutBatch, jax.Array]:
+    """A rollout of one group, and a key to restock with."""
+    state, batch = rollout(env, config, packed, state)
+    restock_key, key = jax.random.split(state.key)
+    return state._replace(key=key), batch, restock_key
+
+
+def _learn(
+    config: PPOConfig, state: TrainState, groups: tuple[RolloutBatch, ...], lr: jax.Array
+) -> tuple[TrainState, Stats]:
+    """An update from the rollouts of all groups."""
+    minibatches = draw_minibatches(config, groups[0].shuffle_key, groups=len(groups))
+    return learn_from_columns(config, state, groups, minibatches=minibatches, lr=lr)
+
+
+def _expert_keys(num_experts: int, words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A word pair for each new expert, uint32[E, 2], and the key of all that follows."""
+    first, key = jax.random.split(jax.random.wrap_key_data(words))
+    experts = jax.vmap(partial(jax.random.fold_in, first))(jnp.arange(num_experts))
+    return jax.random.key_data(experts), key
+
+
+def _group_keys(groups: int, key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """Two keys for every group: one to begin with, one to go on from."""
+    keys = [key] if groups == 1 else jax.random.split(key, groups)
+    return tuple((two[0], two[1]) for two in map(jax.random.split, keys))
+
+
+def _fresh_state(config: PPOConfig, stacked: Any) -> TrainState:
+    """Experts, leaves `[E, …]`, as they are computed with, and a fresh optimizer."""
+    packed = dispatch.pack(stacked)
+    return TrainState(packed, optimizer.init(config, packed))

@@ -1,0 +1,235 @@
+"""What a trainer reads from its run folder and writes there: the run, seeds, finals, checkpoints.
+
+A checkpoint to resume from holds parameters, optimizer, random key and counters; environments start
+afresh from the key.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flowrl import checkpoints, runs, storage
+from flowrl.config import TrainConfig
+from flowrl.envs.skill_module import TaskModule
+from flowrl.errors import (
+    ConfigError,
+    ExpertCorruptError,
+    ExpertMissingError,
+    FileRefusedError,
+    TrainingError,
+)
+from flowrl.networks.actor_critic import ActorCriticMoE
+from flowrl.paths import RunPaths
+from flowrl.ppo.loop import Counters, Learner, UpdateReport
+from flowrl.ppo.update import TrainState
+from flowrl.runs import STANDALONE, ExpertReport, ExpertVersion, PlannedStep
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One run, as its folder and its module say it; `experts[local]` is a global index."""
+
+    paths: RunPaths
+    run_id: str
+    experts: tuple[int, ...]
+    plan: tuple[PlannedStep, ...]
+    ancestors: tuple[ExpertVersion, ...]
+    seed: int
+
+
+class Resumed(NamedTuple):
+    """What outlives a stop; leaves `[E, …]`."""
+
+    train: TrainState
+    key: jax.Array
+    counters: Counters
+
+
+def paths_of(config: TrainConfig) -> RunPaths:
+    """The run folder that holds `--module_path`.
+
+    Raises:
+      ConfigError: there is no such file, or it is not named after an expert.
+    """
+    path = config.module_path.absolute()
+    if not path.is_file():
+        raise ConfigError(f"--module_path {config.module_path} is not a file")
+    if not (path.stem.isascii() and path.stem.isdigit()) or path.suffix != ".py":
+        raise ConfigError(
+            f"--module_path {config.module_path} must be named after its expert's index, as in 2.py"
+        )
+    return RunPaths(path.parent, int(path.stem))
+
+
+def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
+    """The run in the module's folder; without a run.json, a run of its own.
+
+    Raises:
+      FileRefusedError: run.json cannot be read, or says other experts than the module.
+    """
+    paths = paths_of(config)
+    experts = tuple(module.local_to_global[local] for local in range(len(module.local_to_global)))
+    plan = tuple(
+        PlannedStep(
+            skill=task.skill,
+            count=task.count,
+            expert=experts[task.expert_local],
+            max_steps=task.max_steps,
+        )
+        for task in module.tasks
+    )
+    run_id, ancestors, seed = STANDALONE, (), config.seed
+    if paths.run_json.exists():
+        run = runs.read_run(paths)
+        runs.check_module(paths, run)
+        if (run.experts, run.plan) != (experts, plan):
+            raise FileRefusedError(
+                f"{paths.run_json} and {paths.module} say different experts or plans "
+                f"({run.experts} and {experts}); prepare the run again"
+            )
+        run_id, ancestors, seed = run.run_id, run.ancestors, config.seed + run.attempt - 1
+    return Assignment(
+        paths=paths, run_id=run_id, experts=experts, plan=plan, ancestors=ancestors, seed=seed
+    )
+
+
+def initial_experts(assignment: Assignment, body: ActorCriticMoE, words: np.ndarray) -> Any:
+    """Stacked parameters, leaves `[E, …]`: the seeds that exist, fresh ones for other experts.
+
+    `words` uint32[E, 2] are random keys for the fresh ones.
+
+    Raises:
+      ExpertMissingError: an ancestor's seed is not there.
+      ExpertCorruptError: a seed is not the version that run.json names.
+      ExpertShapeError: a seed was trained with other sizes.
+    """
+    like = checkpoints.like_of(body.expert_shapes)
+    digests = {ancestor.index: ancestor.sha256 for ancestor in assignment.ancestors}
+    params = []
+    for local, expert in enumerate(assignment.experts):
+        folder = assignment.paths.seed(local)
+        if folder.is_dir():
+            _check_seed(folder, digests.get(expert))
+            params.append(checkpoints.load_expert(folder, like))
+        elif expert in digests:
+            raise ExpertMissingError(f"{folder}, the seed of expert {expert}, is missing; retry")
+        else:
+            params.append(body.init_expert(words[local]))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *params)
+
+
+def save_finals(
+    assignment: Assignment, params: Any, *, acted: tuple[int, ...]
+) -> tuple[ExpertReport, ...]:
+    """Write every expert, then publish all of them by one rename.
+
+    Args:
+      assignment: the run.
+      params: stacked parameters, leaves `[E, …]`.
+      acted: frames of each local expert.
+
+    Raises:
+      TrainingError: a parameter is not finite; nothing is written.
+    """
+    paths, params = assignment.paths, jax.device_get(params)
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+        raise TrainingError(f"{paths.folder}: trained parameters are not finite; lower --lr")
+    prepared = paths.finals.with_name(f"{paths.finals.name}.tmp")
+    for old in (prepared, paths.finals):
+        storage.remove_tree(old)
+    reports = []
+    for local, expert in enumerate(assignment.experts):
+        one = jax.tree.map(lambda leaf, local=local: leaf[local], params)
+        folder = prepared / paths.final(local).name
+        checkpoints.save_expert(folder, one)
+        reports.append(
+            ExpertReport(
+                expert=expert,
+                acted=acted[local],
+                sha256=storage.tree_digest(folder),
+                content=checkpoints.array_digest(one),
+                shapes=checkpoints.shapes_of(one),
+            )
+        )
+    storage.commit_dir(prepared, paths.finals)
+    return tuple(reports)
+
+
+class Checkpointer:
+    """Saves a run every so often, since a trainer that is killed has no time to."""
+
+    def __init__(
+        self, paths: RunPaths, *, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._paths = paths
+        self._seconds = seconds
+        self._clock = clock
+        self._saved_at = clock()
+
+    def after(self, update: UpdateReport) -> None:
+        """Save if it is time to; if that fails, warn, and let training go on."""
+        if not self._seconds or self._clock() - self._saved_at < self._seconds:
+            return
+        try:
+            save_checkpoint(self._paths, update.learner, update.counters)
+        except (OSError, ValueError) as error:  # Orbax reports a full disk by the latter
+            reason = str(error).partition("\n")[0]
+            logger.warning("there is no new checkpoint to resume from: %s", reason)
+        self._saved_at = self._clock()
+
+
+def save_checkpoint(paths: RunPaths, learner: Learner, counters: Counters) -> None:
+    """Write parameters, optimizer state, random key and counters; not the environments."""
+    tree = _checkpoint(Resumed(learner.train, learner.groups[0].key, counters))
+    checkpoints.save_resume(paths.resume, tree)
+
+
+def load_checkpoint(paths: RunPaths, train: TrainState) -> Resumed:
+    """What the last trainer saved; `train`, leaves `[E, …]`, gives the shapes.
+
+    Raises:
+      ExpertError: it is damaged, or of a run with other sizes.
+    """
+    blank = Counters(acted=(0,) * train.params.first.bias.shape[0])
+    like = _checkpoint(Resumed(train, jax.random.key(0), blank))
+    found = checkpoints.load_resume(paths.resume, like)
+    params = jax.tree.map(jnp.asarray, found["params"])
+    moments = map(jnp.asarray, found["opt_state"])
+    opt_state = jax.tree.unflatten(jax.tree.structure(train.opt_state), moments)
+    counters = Counters(
+        updates=int(found["updates"]),
+        frames=int(found["frames"]),
+        acted=tuple(int(frames) for frames in found["acted"]),
+        seconds=float(found["seconds"]),
+    )
+    key = jax.random.wrap_key_data(found["key"])
+    return Resumed(TrainState(params, opt_state), key, counters)
+
+
+def _checkpoint(kept: Resumed) -> dict[str, Any]:
+    counters = kept.counters
+    return {
+        "params": kept.train.params,
+        "opt_state": tuple(jax.tree.leaves(kept.train.opt_state)),
+        "key": np.asarray(jax.random.key_data(kept.key)),
+        "updates": np.asarray(counters.updates, np.int64),
+        "frames": np.asarray(counters.frames, np.int64),
+        "acted": np.asarray(counters.acted, np.int64),
+        "seconds": np.asarray(counters.seconds, np.float64),
+    }
+
+
+def _check_seed(folder: Path, expected: str | None) -> None:
+    if expected is not None and storage.tree_digest(folder) != expected:
+        raise ExpertCorruptError(f"{folder} is not the version that run.json names; retry")
