@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -42,8 +41,8 @@ _MOST_KEPT = 256
 _MOST_LOADED = 32
 _MOST_THREADS = 16
 _WAIT_SECONDS = 300.0
-_OURS = ("envs", "evaluate.py", "networks", "ppo", "program_cache.py", "skills")
-_LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "craftax")
+_OURS = ("envs", "evaluate.py", "games", "networks", "ppo", "program_cache.py", "skills")
+_LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
 # Tracing is Python, and two threads at it only hinder each other; one thread takes them in order.
 _tracer = ThreadPoolExecutor(1, thread_name_prefix="tracing")
 _threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="program")
@@ -141,14 +140,15 @@ class ProgramCache:
 
 @functools.cache
 def digest_of_sources() -> str:
-    """sha256 over our own modules, the versions of the libraries, Craftax's code and XLA_FLAGS."""
+    """sha256 over our own modules, the versions of the libraries and XLA_FLAGS.
+
+    A game's code is no part of it: a cache has that in its key.
+    """
     package = Path(__file__).parent
-    spec = importlib.util.find_spec("craftax")  # small, and people change it in place
-    craftax = (spec.submodule_search_locations or ()) if spec else ()
     total = hashlib.sha256(f"{sys.version}\n{os.environ.get('XLA_FLAGS', '')}\n".encode())
     for library in _LIBRARIES:
         total.update(f"{library} {version(library)}\n".encode())
-    for place in [*(package / name for name in _OURS), *map(Path, craftax)]:
+    for place in (package / name for name in _OURS):
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             total.update(f"{path.relative_to(place.parent)} {content}\n".encode())
