@@ -15,7 +15,7 @@ from flowrl import config as configs
 from flowrl import console, notices
 from flowrl.config import BottomUpConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
-from flowrl.experts.policies import policy_named
+from flowrl.experts.merge import MERGE_RULES
 from flowrl.games.base import find_game
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, slots, visible_devices
@@ -56,8 +56,8 @@ def train_graph(
     screen = training_screen(layout, console.ERRORS, goal=config.success_state_rate, live=live)
     with scheduler, screen:
         approval.keep_approvals(layout, approvals)
-        policy = policy_named(config.merge_policy)
-        recover_graph(layout, policy, min_success_rate=config.min_success_rate)
+        rule = MERGE_RULES[config.merge_policy]
+        recover_graph(layout, rule, min_success_rate=config.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
         records.write(layout.config_json, configs.to_json(config))
         flow = Flow(

@@ -24,7 +24,7 @@ from flowrl.envs.skill_module import TaskModule
 from flowrl.envs.tasks import make_env
 from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError
-from flowrl.experts.intervals import wilson
+from flowrl.experts.merge import wilson
 from flowrl.experts.store import ExpertStore
 from flowrl.networks import dispatch
 from flowrl.networks.actor_critic import stack_experts

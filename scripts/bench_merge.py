@@ -31,9 +31,9 @@ import psutil
 from benchmarking import Row, arguments, paired, report, seconds_of
 
 from flowrl.config import PPOConfig
+from flowrl.experts.array_check import FLOAT, ArrayReport
 from flowrl.experts.merge import Candidate, FrameRule
 from flowrl.experts.store import ExpertStore
-from flowrl.experts.verdicts import Offer
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import expected_shapes, prepare_training_run
@@ -95,7 +95,7 @@ class Bench:
             self._ready.layout,
             self._ready.run.skill,
             accounting="acted",
-            policy=FrameRule(),
+            rule=FrameRule(),
         )
         self.written["merge"].append(_written_bytes() - before)
 
@@ -138,23 +138,28 @@ class Bench:
 
     def _commit_first(self) -> None:
         """The experts that the first run starts from."""
-        offers = []
+        candidates = []
         for expert in range(NEW):
             folder, told = self._made.pop()
-            candidate = Candidate(
-                expert=expert,
-                skill=f"Skill {expert}",
-                ancestor=None,
-                acted=1,
-                total=1,
+            arrays = ArrayReport(
                 shapes=self._size.shapes,
-                dtypes=frozenset({"<f4"}),
-                not_finite=(),
-                sha256=told["sha256"],
+                dtypes=dict.fromkeys(self._size.shapes, FLOAT),
                 content=told["content"],
+                not_finite=(),
             )
-            offers.append(Offer(candidate=candidate, folder=folder))
-        ExpertStore(self._layout).commit("first", offers, policy=FrameRule())
+            candidates.append(
+                Candidate(
+                    expert=expert,
+                    skill=f"Skill {expert}",
+                    ancestor=None,
+                    acted=1,
+                    total=1,
+                    sha256=told["sha256"],
+                    arrays=arrays,
+                    folder=folder,
+                )
+            )
+        ExpertStore(self._layout).commit("first", candidates, rule=FrameRule())
         self._made.pop()
 
     def _finished(self) -> PreparedRun:

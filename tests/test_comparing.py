@@ -15,7 +15,7 @@ from flowrl.comparing import EPISODES, blended
 from flowrl.config import PPOConfig
 from flowrl.errors import ComparingError
 from flowrl.experts.inquiry import Desk
-from flowrl.experts.policies import policy_named
+from flowrl.experts.merge import MERGE_RULES
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_setup import prepare_training_run
@@ -26,7 +26,7 @@ from tests.experts.making import content_digest, make_expert, tell_arrays
 from tests.parallel.making import LIBRARY, finish, make_skill, merge
 
 SAPLING = "Collect Sapling"
-GATE = policy_named("eval_gate")
+GATE = MERGE_RULES["eval_gate"]
 NOTHING, DO = 0, 5  # actions; to do something to grass gives a sapling once in ten times
 GRAPH = SkillGraph(
     [

@@ -13,7 +13,7 @@ import pytest
 from flowrl import bottomup_parallel, config, storage
 from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig
 from flowrl.errors import ConfigError, SkillError
-from flowrl.experts.policies import POLICIES
+from flowrl.experts.merge import MERGE_RULES
 from flowrl.launchers import sandbox as sandboxes
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
@@ -188,7 +188,7 @@ def min_success_rate(bench):
     """Both judge by it: the scheduler, and the recovery of runs that ended without one."""
     seen = {}
     bench.monkeypatch.setattr(
-        bottomup_parallel, "recover_graph", lambda layout, policy, **facts: seen.update(facts)
+        bottomup_parallel, "recover_graph", lambda layout, rule, **facts: seen.update(facts)
     )
     assert bench.scheduler("--min_success_rate=0.4").settings.rules().min_success_rate == 0.4
     bench.handed_out("--min_success_rate=0.4")
@@ -202,14 +202,14 @@ def merge_policy(bench):
     bench.monkeypatch.setattr(
         training_backend,
         "merge_run",
-        lambda *args, policy, **facts: seen.append(policy) or {},
+        lambda *args, rule, **facts: seen.append(rule) or {},
     )
     bench.monkeypatch.setattr(
-        bottomup_parallel, "recover_graph", lambda layout, policy, **facts: seen.append(policy)
+        bottomup_parallel, "recover_graph", lambda layout, rule, **facts: seen.append(rule)
     )
     bench.workshop("--merge_policy=eval_gate").merge(Task(skill=WOOD, expert=0, attempt=1))
     bench.handed_out("--merge_policy=eval_gate")
-    assert seen == [POLICIES["eval_gate"]] * 2
+    assert seen == [MERGE_RULES["eval_gate"]] * 2
 
 
 @arrives

@@ -1,15 +1,16 @@
 """The manifest: the one file that says which version of each expert counts.
 
-`global_latest.json` is replaced at one stroke by every merge and carries, in the same file, the
-ledger of merged runs: a reader sees all of a merge or none of it, and a merge that is repeated
-finds its run id. A damaged manifest is refused with the history file to restore, never begun anew.
+`global_latest.json` is replaced atomically by every merge. The same file holds the ledger of
+merged runs, so a reader sees all of a merge or none of it, and a repeated merge finds its run id.
+A damaged manifest is refused with the history file to restore it from; it is never begun anew.
 """
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -35,11 +36,16 @@ class Manifest:
     experts: Mapping[int, ExpertVersion] = field(default_factory=lambda: MappingProxyType({}))
     merged: tuple[str, ...] = ()
 
-    def after(self, run_id: str, taken: Mapping[int, ExpertVersion]) -> Manifest:
-        """The manifest once `run_id` is in: its experts and its ledger entry, at one stroke."""
+    @property
+    def versions(self) -> frozenset[tuple[int, str]]:
+        """The (index, version) of every expert that counts."""
+        return frozenset((item.index, item.version) for item in self.experts.values())
+
+    def after(self, run_id: str, new: Mapping[int, ExpertVersion]) -> Manifest:
+        """Return the manifest after the merge of `run_id`: its new versions and ledger entry."""
         return Manifest(
             generation=self.generation + 1,
-            experts=MappingProxyType(dict(sorted({**self.experts, **taken}.items()))),
+            experts=MappingProxyType(dict(sorted({**self.experts, **new}.items()))),
             merged=(*self.merged, run_id),
         )
 
@@ -63,7 +69,7 @@ class ManifestFile:
 
 
 def version_name(generation: int, run_id: str) -> str:
-    """The folder name of what a run brought in.
+    """Return the folder name of a version that a run made.
 
     >>> version_name(7, "e4.a1.0f")
     'v000007-e4.a1.0f'
@@ -71,18 +77,13 @@ def version_name(generation: int, run_id: str) -> str:
     return f"v{generation:06d}-{run_id}"
 
 
-def born(version: ExpertVersion) -> int:
-    """The generation that brought a version in."""
-    return born_as(version.version)
+def generation_of(version: str) -> int:
+    """Return the generation in a version's folder name.
 
-
-def born_as(name: str) -> int:
-    """The generation in a version's folder name.
-
-    >>> born_as("v000007-e4.a1.0f")
+    >>> generation_of("v000007-e4.a1.0f")
     7
     """
-    return int(name[1:].partition("-")[0])
+    return int(version[1:].partition("-")[0])
 
 
 def is_version_name(text: str) -> bool:
@@ -141,64 +142,47 @@ def history_file(layout: GraphPaths, generation: int) -> Path:
 
 
 def generations(layout: GraphPaths) -> tuple[int, ...]:
-    """The generations that the history holds, oldest first."""
+    """The generations in the history, oldest first."""
     if not layout.history.is_dir():
         return ()
     names = [path.name for path in layout.history.iterdir() if _HISTORY.fullmatch(path.name)]
     return tuple(sorted(int(name.removesuffix(".json")) for name in names))
 
 
+def read_history(layout: GraphPaths) -> Iterator[tuple[int, Manifest | None]]:
+    """Every generation of the history, oldest first; None for one that cannot be read."""
+    for generation in generations(layout):
+        path = history_file(layout, generation)
+        try:
+            known = read_file(path)
+        except FileRefusedError:
+            if path.exists():  # else it was collected meanwhile
+                yield generation, None
+            continue
+        yield generation, known if known.generation == generation else None
+
+
 def write_history(layout: GraphPaths, manifest: Manifest) -> None:
     """Keep a manifest for rollback; called before the manifest itself is swapped in."""
     storage.make_dir(layout.history)
-    storage.flush([layout.checkpoints])
-    path = history_file(layout, manifest.generation)
-    if not _says(path, manifest):  # its time tells people when that was
-        storage.write_atomic(path, records.encode(_file(manifest)))
+    path, content = history_file(layout, manifest.generation), _content(manifest)
+    with suppress(FileRefusedError):
+        if storage.read_bytes(path) == content:
+            return  # its time tells people when the generation was made
+    storage.write_atomic(path, content)
 
 
 def swap(layout: GraphPaths, manifest: Manifest) -> None:
     """Make `manifest` the one that counts: the commit of a merge."""
     storage.make_dir(layout.checkpoints)
-    storage.write_atomic(layout.manifest, records.encode(_file(manifest)))
-
-
-def succeed(
-    layout: GraphPaths,
-    manifest: Manifest,
-    *,
-    besides: Iterable[Path],
-    unless: Callable[[], None],
-    otherwise: Callable[[], None],
-) -> None:
-    """Keep `manifest` in the history and make it the one that counts: the commit of a merge.
-
-    What it names lies in `besides`, which becomes durable before; `otherwise` is called if the disk
-    does not take it. `unless` is called last of all and raises if the manifest must not be swapped
-    in.
-    """
-    storage.make_dir(layout.history, durable=False)
-    content = records.encode(_file(manifest))
-    history = history_file(layout, manifest.generation)
-    with storage.replacing([history, layout.manifest]) as files:
-        try:
-            files.write(history, content)
-            files.write(layout.manifest, content)
-            files.flush((layout.checkpoints, *besides))
-        except OSError:
-            otherwise()
-            raise
-        files.publish(history)
-        storage.fault_point("commit.history")
-        unless()
-        files.publish(layout.manifest)
+    storage.write_atomic(layout.manifest, _content(manifest))
 
 
 def write_pickle(layout: GraphPaths, manifest: Manifest) -> None:
     """Write the same facts under the documented name, for other tools; flowrl never reads it."""
     facts = {"format": 1, **records.to_json(_file(manifest))}
     facts["experts"] = {item["index"]: item for item in facts["experts"]}
-    # What a power cut takes of it, the next start makes again.
+    # Not durable: the next start writes it again.
     storage.write_atomic(layout.manifest_pickle, pickle.dumps(facts, protocol=4), durable=False)
 
 
@@ -207,22 +191,16 @@ def _file(manifest: Manifest) -> ManifestFile:
     return ManifestFile(generation=manifest.generation, experts=experts, merged=manifest.merged)
 
 
-def _says(path: Path, manifest: Manifest) -> bool:
-    try:
-        return read_file(path) == manifest
-    except FileRefusedError:
-        return False
+def _content(manifest: Manifest) -> bytes:
+    return records.encode(_file(manifest))
 
 
 def _remedy(layout: GraphPaths) -> str:
-    for generation in reversed(generations(layout)):
-        path = history_file(layout, generation)
-        try:
-            read_file(path)
-        except FileRefusedError:
-            continue
+    readable = [generation for generation, known in read_history(layout) if known]
+    if readable:
+        path = history_file(layout, readable[-1])
         return (
-            "stop the scheduler, then restore it: flowrl fsck --repair looks whether that loses "
+            "stop the scheduler, then restore it: flowrl fsck --repair checks whether that loses "
             f"a merge, this does not: cp {path} {layout.manifest}"
         )
     return "no readable manifest is left in its history; restore it from a backup"

@@ -1,27 +1,39 @@
-"""What becomes of an expert that a run brings back: pure rules, no disk.
+"""The merge rules: which copy of an expert counts after a run; pure functions, no disk.
 
 Several runs may start from one version of an expert (their *ancestor*) and finish in any order.
-`judge` decides all that needs no opinion, by the same rules for everybody; only then a policy looks
-at the ancestor, at the version that counts now and at the candidate, and says what becomes of them.
+`decide` handles the unambiguous cases; a merge rule is asked only when two runs trained the same
+expert. The rules, by the value of `--merge_policy`:
+
+| rule            | of two copies of one expert                                    | costs       |
+|-----------------|----------------------------------------------------------------|-------------|
+| `frame_count`   | the one with more frames counts                                | nothing     |
+| `frame_average` | their mean, weighted by the frames since their common ancestor | seconds     |
+| `eval_gate`     | the candidate counts if it does better in the same new worlds  | a minute    |
+
+A rule that cannot get its blend or comparison decides as `frame_count` and gives the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from flowrl.config import FrameAccounting
+from flowrl.config import FrameAccounting, MergePolicyName
 from flowrl.errors import ResultRefusedError
-from flowrl.experts.array_check import FLOAT
-from flowrl.runs import ExpertVersion, Shapes
+from flowrl.experts.array_check import FLOAT, ArrayReport
+from flowrl.runs import ExpertVersion
 from flowrl.storage.records import Natural
+
+_Z95 = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
+_MIN_PAIRS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An expert as a run brings it back, its arrays as they were read; a new one has no ancestor.
+    """An expert that a run trained, with its arrays as they were read.
 
     `accounting` says what the run adds to the ancestor's frames: "acted" the steps in which this
     expert acted, "total" all steps of the run. Crediting unused experts with every step lets an
@@ -30,15 +42,18 @@ class Candidate:
 
     expert: int
     skill: str
-    ancestor: ExpertVersion | None
+    ancestor: ExpertVersion | None  # None for a new expert
     acted: int  # environment steps of the run in which this expert acted
     total: int  # environment steps of the whole run
     sha256: str  # of its files
-    content: str  # digest of its arrays
-    shapes: Shapes
-    dtypes: frozenset[str]  # of its leaves
-    not_finite: tuple[str, ...]  # leaves that hold NaN or an infinity
+    arrays: ArrayReport
+    folder: Path  # of its files
     accounting: FrameAccounting = "acted"
+
+    @property
+    def content(self) -> str:
+        """The digest of its arrays."""
+        return self.arrays.content
 
     @property
     def ancestor_frames(self) -> int:
@@ -52,24 +67,24 @@ class Candidate:
 
     @property
     def frames(self) -> int:
-        """The candidate's frames: those of its ancestor and what the run added."""
+        """The frames of the ancestor and those that the run added."""
         return self.ancestor_frames + self.gained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What has to be found out with the arrays of two copies before a policy can decide."""
+    """What a merge rule has to know about the arrays of two copies before it can decide."""
 
     kind: Literal["blend", "compare"]
-    expert: Natural
-    current: str  # digest of the arrays that count now
+    expert: int
+    current: str  # digest of the arrays of the version that counts now
     candidate: str  # digest of the candidate's arrays
     gains: tuple[Natural, Natural] = (0, 0)  # frames since the ancestor: current's, candidate's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blended:
-    """The weighted mean of both copies, made and durable in a folder."""
+    """The weighted mean of both copies, saved in a folder."""
 
     kind: ClassVar[str] = "blended"
     question: Question
@@ -80,7 +95,7 @@ class Blended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Both copies in the same worlds: how often only the one, or only the other, succeeded."""
+    """Both copies in the same worlds: how often only one of them succeeded."""
 
     kind: ClassVar[str] = "compared"
     question: Question
@@ -90,13 +105,13 @@ class Compared:
 
     @property
     def episodes(self) -> int:
-        """The worlds that both were tried in."""
+        """The number of worlds in which both were tried."""
         return self.wins + self.losses + self.ties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unanswered:
-    """It could not be found out."""
+    """The question could not be answered."""
 
     kind: ClassVar[str] = "unanswered"
     question: Question
@@ -107,26 +122,26 @@ Evidence = Blended | Compared | Unanswered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """What is there stays."""
+class KeepCurrent:
+    """The version that counts now stays."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
-    """The candidate, or a blend of both, becomes the newest version, with so many frames."""
+class UseCandidate:
+    """The candidate, or a blend of both copies, becomes the newest version."""
 
-    frames: int
+    frames: int  # of the newest version
     why: str
     blend: Blended | None = None
 
 
-Verdict = Keep | Take
+MergeDecision = KeepCurrent | UseCandidate
 
 
-class MergePolicy(Protocol):
-    """Judges two copies of an expert; pure, so that a merge can be repeated after a crash."""
+class MergeRule(Protocol):
+    """Chooses between two copies of an expert; pure, so that a merge can be repeated."""
 
     def __call__(
         self,
@@ -135,45 +150,48 @@ class MergePolicy(Protocol):
         candidate: Candidate,
         evidence: Evidence | None,
         /,
-    ) -> Verdict | Question:
-        """Which copy stays, or what must be found out first; `evidence` may be of another time."""
+    ) -> MergeDecision | Question:
+        """Return which copy counts, or what must be found out first.
+
+        `evidence` may be about other versions than these; then the rule asks again.
+        """
         ...
 
 
-def judge(
-    policy: MergePolicy,
+def decide(
+    rule: MergeRule,
     *,
     run_id: str,
     current: ExpertVersion | None,
     candidate: Candidate,
     evidence: Evidence | None = None,
-) -> Verdict | Question:
-    """What becomes of a candidate; no policy is asked about what admits one answer only.
+) -> MergeDecision | Question:
+    """Decide about a candidate; the rule is asked only if the case is not clear without it.
 
     Raises:
       ResultRefusedError: its arrays are not finite or have another form than the current ones, or
-        the policy gives it frames that its lineage cannot have.
+        the rule gives it frames that its lineage cannot have.
     """
-    _refuse(candidate, _differences(current, candidate))
+    _refuse(candidate, _array_differences(current, candidate))
     if current is None:
-        return Take(frames=candidate.frames, why="new expert")
+        return UseCandidate(frames=candidate.frames, why="new expert")
     ancestor = candidate.ancestor
     if candidate.content in {current.content, ancestor.content if ancestor else ""}:
-        return Keep(why="the run did not change it")
-    if any(part.run_id == run_id for part in current.lineage):
-        return Keep(why="the run is in it already")
+        return KeepCurrent(why="the run did not change it")
+    if any(entry.run_id == run_id for entry in current.lineage):
+        return KeepCurrent(why="the run is in it already")
     if candidate.gained == 0:
-        return Keep(why="it did not act in the run")
+        return KeepCurrent(why="it did not act in the run")
     if ancestor is not None and ancestor.version == current.version:
-        why = f"{candidate.frames} frames, and nobody else has trained it meanwhile"
-        return Take(frames=candidate.frames, why=why)
-    verdict = policy(ancestor, current, candidate, evidence)
-    _refuse(candidate, _wrong_frames(current, candidate, verdict))
-    return verdict
+        why = f"{candidate.frames} frames, and no other run has trained it meanwhile"
+        return UseCandidate(frames=candidate.frames, why=why)
+    decision = rule(ancestor, current, candidate, evidence)
+    _refuse(candidate, _frame_differences(current, candidate, decision))
+    return decision
 
 
 class FrameRule:
-    """The frame-count heuristic: keep the version with most frames; ties keep what is there."""
+    """`frame_count`: the version with most frames counts; on a tie the current one stays."""
 
     def __call__(
         self,
@@ -182,40 +200,173 @@ class FrameRule:
         candidate: Candidate,
         evidence: Evidence | None = None,
         /,
-    ) -> Verdict:
-        """Take the candidate when it has more frames than the version that counts now."""
+    ) -> MergeDecision:
+        """Use the candidate if it has more frames than the version that counts now."""
         frames = candidate.frames
         if frames > current.frames:
-            return Take(frames=frames, why=f"{frames} frames over {current.frames}")
-        return Keep(why=f"{current.frames} frames, the run's has {frames}")
+            return UseCandidate(frames=frames, why=f"{frames} frames over {current.frames}")
+        return KeepCurrent(why=f"{current.frames} frames, the run's has {frames}")
 
 
-def _differences(current: ExpertVersion | None, candidate: Candidate) -> Iterator[str]:
-    for leaf in candidate.not_finite:
+class FrameAverage:
+    """`frame_average`: the mean of both copies, weighted by frames since their common ancestor.
+
+    Only copies with a common ancestor are averaged: parameters of different origins do not fit one
+    another. The weights are shares of frames, so nothing is extrapolated, and the mean of many
+    copies does not depend on their order.
+    """
+
+    def __call__(
+        self,
+        ancestor: ExpertVersion | None,
+        current: ExpertVersion,
+        candidate: Candidate,
+        evidence: Evidence | None,
+        /,
+    ) -> MergeDecision | Question:
+        """Use the blend, once it is made."""
+        if ancestor is None or not descends(current, ancestor):
+            why = "not averaged: the copies have no common ancestor"
+            return _by_frames(current, candidate, why)
+        question = Question(
+            kind="blend",
+            expert=candidate.expert,
+            current=current.content,
+            candidate=candidate.content,
+            gains=(current.frames - ancestor.frames, candidate.gained),
+        )
+        match evidence:
+            case Blended() if evidence.question == question:
+                share = candidate.gained / sum(question.gains)
+                return UseCandidate(
+                    frames=current.frames + candidate.gained,
+                    why=f"averaged, {share:.0%} of it the run's",
+                    blend=evidence,
+                )
+            case Unanswered(why=why) if evidence.question == question:
+                return _by_frames(current, candidate, f"not averaged: {why}")
+            case _:
+                return question
+
+
+class EvalGate:
+    """`eval_gate`: the candidate counts if it succeeds significantly more often.
+
+    Worlds in which both copies succeed or both fail say nothing; of the others the candidate must
+    have won more than half, by the lower end of a 95 % Wilson interval.
+    """
+
+    def __call__(
+        self,
+        ancestor: ExpertVersion | None,
+        current: ExpertVersion,
+        candidate: Candidate,
+        evidence: Evidence | None,
+        /,
+    ) -> MergeDecision | Question:
+        """Use the better copy, once they are compared."""
+        question = Question(
+            kind="compare",
+            expert=candidate.expert,
+            current=current.content,
+            candidate=candidate.content,
+        )
+        match evidence:
+            case Compared() if evidence.question == question:
+                return _better(candidate, evidence)
+            case Unanswered(why=why) if evidence.question == question:
+                return _by_frames(current, candidate, f"not compared: {why}")
+            case _:
+                return question
+
+
+MERGE_RULES: Mapping[MergePolicyName, MergeRule] = {
+    "frame_count": FrameRule(),
+    "frame_average": FrameAverage(),
+    "eval_gate": EvalGate(),
+}
+
+
+def descends(version: ExpertVersion, ancestor: ExpertVersion) -> bool:
+    """Whether a version was made from this ancestor, directly or over other versions.
+
+    The lineage of a version is that of its parent and one run more.
+    """
+    return version.lineage[: len(ancestor.lineage)] == ancestor.lineage
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """The 95 % score interval of a share, without continuity correction.
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal
+    of the American Statistical Association 22 (1927), 209-212.
+
+    >>> low, high = wilson(8, 10)
+    >>> round(low, 3), round(high, 3)
+    (0.49, 0.943)
+    """
+    share, z2 = successes / trials, _Z95**2
+    middle = share + z2 / (2 * trials)
+    spread = _Z95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    scale = 1 + z2 / trials
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+
+
+def more_often(wins: int, losses: int) -> bool:
+    """Whether wins outnumber losses by more than chance: the share's lower bound is over a half.
+
+    For pairs of outcomes this is the test of Q. McNemar, "Note on the sampling error of the
+    difference between correlated proportions or percentages", Psychometrika 12 (1947), 153-157,
+    since Wilson's interval holds just the shares that the score test does not reject. Both rest on
+    the normal distribution, so fewer than ten pairs that differ say nothing here.
+
+    >>> more_often(9, 1), more_often(6, 4), more_often(4, 0)
+    (True, False, False)
+    """
+    pairs = wins + losses
+    return pairs >= _MIN_PAIRS and wilson(wins, pairs)[0] > 0.5
+
+
+def _better(candidate: Candidate, found: Compared) -> MergeDecision:
+    figures = f"alone in {found.wins} of {found.episodes} worlds, what is there in {found.losses}"
+    if more_often(found.wins, found.losses):
+        return UseCandidate(frames=candidate.frames, why=f"better: it succeeded {figures}")
+    return KeepCurrent(why=f"not better: the run's succeeded {figures}")
+
+
+def _by_frames(current: ExpertVersion, candidate: Candidate, why: str) -> MergeDecision:
+    decision = FrameRule()(candidate.ancestor, current, candidate)
+    return replace(decision, why=f"{decision.why}; {why}")
+
+
+def _array_differences(current: ExpertVersion | None, candidate: Candidate) -> Iterator[str]:
+    arrays = candidate.arrays
+    dtypes = set(arrays.dtypes.values())
+    for leaf in arrays.not_finite:
         yield from _differ(leaf, "finite", "NaN or infinite")
-    if candidate.dtypes != {FLOAT}:
-        yield from _differ("dtypes", FLOAT, ", ".join(sorted(candidate.dtypes)) or "none")
-    if current is not None and current.shapes != candidate.shapes:
-        for leaf in sorted({*current.shapes, *candidate.shapes}):
-            wanted, found = current.shapes.get(leaf), candidate.shapes.get(leaf)
-            if wanted != found:
-                yield from _differ(leaf, wanted or "absent", found or "absent")
+    if dtypes != {FLOAT}:
+        yield from _differ("dtypes", FLOAT, ", ".join(sorted(dtypes)) or "none")
+    if current is not None:
+        for leaf in sorted({*current.shapes, *arrays.shapes}):
+            expected, found = current.shapes.get(leaf), arrays.shapes.get(leaf)
+            if expected != found:
+                yield from _differ(leaf, expected or "absent", found or "absent")
 
 
-def _wrong_frames(
-    current: ExpertVersion, candidate: Candidate, verdict: Verdict | Question
+def _frame_differences(
+    current: ExpertVersion, candidate: Candidate, decision: MergeDecision | Question
 ) -> Iterator[str]:
-    """A lineage that does not sum up to the frames could never be read again."""
-    if not isinstance(verdict, Take):
+    """The frames of a version must be the sum of its lineage."""
+    if not isinstance(decision, UseCandidate):
         return
-    if verdict.blend is not None and verdict.frames != current.frames + candidate.gained:
-        yield from _differ("frames", current.frames + candidate.gained, verdict.frames)
-    elif verdict.frames < candidate.ancestor_frames:
-        yield from _differ("frames", f"at least {candidate.ancestor_frames}", verdict.frames)
+    if decision.blend is not None and decision.frames != current.frames + candidate.gained:
+        yield from _differ("frames", current.frames + candidate.gained, decision.frames)
+    elif decision.frames < candidate.ancestor_frames:
+        yield from _differ("frames", f"at least {candidate.ancestor_frames}", decision.frames)
 
 
-def _differ(what: str, wanted: Any, found: Any) -> Iterator[str]:
-    yield f"- {what} {wanted}"
+def _differ(what: str, expected: Any, found: Any) -> Iterator[str]:
+    yield f"- {what} {expected}"
     yield f"+ {what} {found}"
 
 

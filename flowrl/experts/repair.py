@@ -171,6 +171,6 @@ def _earlier(store: ExpertStore, broken: ExpertVersion) -> list[ExpertVersion]:
             continue
         version = past.experts.get(broken.index)
         if version is not None and version.skill == broken.skill:
-            found[manifests.born(version)] = version
-    newest = manifests.born(broken)
+            found[manifests.generation_of(version.version)] = version
+    newest = manifests.generation_of(broken.version)
     return [found[number] for number in sorted(found, reverse=True) if number < newest]

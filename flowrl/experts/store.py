@@ -1,8 +1,9 @@
 """The experts on disk: immutable versions, and one manifest that says which of them count.
 
-A merge copies what it takes into new version folders beside the old ones and then swaps the
-manifest, which also holds the ledger of merged runs. Until the swap nothing has changed; after it
-everything has. Whatever a killed merge leaves behind is named by no manifest and is collected.
+A merge copies the experts it uses into new version folders beside the old ones and then replaces
+the manifest, which also holds the ledger of merged runs. Before the replacement nothing has
+changed; after it everything has. No manifest names what a killed merge leaves behind, so it is
+collected as garbage.
 """
 
 from __future__ import annotations
@@ -10,34 +11,45 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import ExpertMissingError, FileRefusedError
+from flowrl.errors import (
+    BusyError,
+    ExpertCorruptError,
+    ExpertIndexError,
+    ExpertMissingError,
+    FileRefusedError,
+)
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.merge import Candidate, Evidence, MergePolicy, Question, Take, Verdict
-from flowrl.experts.publishing import Taken, publish, to_flush, withdraw
-from flowrl.experts.verdicts import Offer, decided, questions
-from flowrl.experts.wholeness import REMEDY, check_digest
+from flowrl.experts.merge import (
+    Candidate,
+    Evidence,
+    MergeDecision,
+    MergeRule,
+    Question,
+    UseCandidate,
+    decide,
+)
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion, LineageEntry
 from flowrl.storage import locks
 
 logger = logging.getLogger(__name__)
 _INDEX = re.compile(r"0|[1-9][0-9]*")
+_REMEDY = "restore it from a backup, or let flowrl fsck GRAPH_PATH --repair find a whole version"
 Pins = Collection[tuple[int, str]] | None  # (index, version); None: unknown, so all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What a merge did; a run that was merged before has no verdicts now."""
+    """The result of a merge; a run that was merged before has no decisions."""
 
     manifest: Manifest
-    verdicts: Mapping[int, Verdict]
+    decisions: Mapping[int, MergeDecision]  # by global index
     already_merged: bool
 
 
@@ -57,61 +69,80 @@ class ExpertStore:
         return self.layout.expert_version(version.index, version.skill, version.version)
 
     def verify(self, version: ExpertVersion) -> Path:
-        """The folder of a version, once its files are known to be those that were committed.
+        """Return the folder of a version after checking that its files are the committed ones.
 
         Raises:
           ExpertMissingError: the folder is not there.
           ExpertCorruptError: a file was changed, added, lost or replaced by a link.
         """
         path = self.path_of(version)
+        name = f"expert {version.index} ({version.skill})"
         if not path.is_dir():
-            raise ExpertMissingError(
-                f"expert {version.index} ({version.skill}): {path} is missing; {REMEDY}"
-            )
-        check_digest(path, version)
+            raise ExpertMissingError(f"{name}: {path} is missing; {_REMEDY}")
+        try:
+            found = storage.tree_digest(path)
+        except FileRefusedError as error:
+            raise ExpertCorruptError(f"{name}: {error}") from error
+        check_digest(found, path, version)
         return path
 
     def questions(
-        self, run_id: str, offers: Sequence[Offer], *, policy: MergePolicy
+        self, run_id: str, candidates: Sequence[Candidate], *, rule: MergeRule
     ) -> tuple[Question, ...]:
-        """What the policy has to know before it can merge these offers into today's experts."""
-        return questions(policy, run_id, self.manifest(), offers)
+        """What the rule has to know before it can merge these candidates into today's experts."""
+        before = self.manifest()
+        if run_id in before.merged:
+            return ()
+        found = (_decide(rule, run_id, before, candidate) for candidate in candidates)
+        return tuple(item for item in found if isinstance(item, Question))
 
     def commit(
         self,
         run_id: str,
-        offers: Sequence[Offer],
+        candidates: Sequence[Candidate],
         *,
-        policy: MergePolicy,
+        rule: MergeRule,
         evidence: Mapping[int, Evidence] | None = None,
     ) -> Commit:
-        """Merge a run: all that the policy takes counts at one stroke, and exactly once.
+        """Merge a run atomically and exactly once.
 
-        `evidence` answers, by expert, the `questions` of a moment ago.
+        Args:
+          run_id: the key of the ledger.
+          candidates: the run's experts.
+          rule: decides where another run has trained the same expert.
+          evidence: the answers, by expert, to the `questions` asked before.
 
         Raises:
-          BusyError: another process merged for longer than the lock's timeout, or an expert is
-            another one by now than the one that the evidence is about.
-          ExpertCorruptError: an offered folder is not the one that its candidate describes.
-          ExpertIndexError: an offered expert belongs to another skill.
-          ResultRefusedError: the arrays of an offer cannot be merged.
+          BusyError: another process merged for longer than the lock's timeout, or the evidence is
+            about another version than the one that counts now.
+          ExpertCorruptError: the files of a candidate are not those that it describes.
+          ExpertIndexError: an expert belongs to another skill.
+          ResultRefusedError: the arrays of a candidate cannot be merged.
         """
         manifests.checked_run_id(run_id)
         with self._locked() as still_held:
             before = self.manifest()
             if run_id in before.merged:
                 manifests.write_pickle(self.layout, before)
-                return Commit(manifest=before, verdicts={}, already_merged=True)
-            verdicts = decided(policy, run_id, before, offers=offers, evidence=evidence or {})
-            taken = [
-                self._taken(run_id, before, offer, verdict)
-                for offer in offers
-                if isinstance(verdict := verdicts[offer.candidate.expert], Take)
-            ]
-            publish(run_id, taken)
-            after = before.after(run_id, {one.version.index: one.version for one in taken})
-            self._swap(before, after, still_held, taken)
-        return Commit(manifest=after, verdicts=verdicts, already_merged=False)
+                return Commit(manifest=before, decisions={}, already_merged=True)
+            decisions: dict[int, MergeDecision] = {}
+            new: list[tuple[ExpertVersion, Path]] = []
+            for candidate in candidates:
+                known = (evidence or {}).get(candidate.expert)
+                decision = _decide(rule, run_id, before, candidate, evidence=known)
+                if isinstance(decision, Question):
+                    raise BusyError(
+                        f"expert {candidate.expert} was merged by another run meanwhile; "
+                        "merge again"
+                    )
+                decisions[candidate.expert] = decision
+                if isinstance(decision, UseCandidate):
+                    version = _new_version(run_id, before, candidate, decision)
+                    folder = decision.blend.folder if decision.blend else candidate.folder
+                    new.append((version, folder))
+            after = before.after(run_id, {version.index: version for version, _ in new})
+            self._swap(before, after, still_held, new)
+        return Commit(manifest=after, decisions=decisions, already_merged=False)
 
     def amend(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Swap in another manifest, made from the present one; for rollback and repair."""
@@ -122,7 +153,7 @@ class ExpertStore:
         return after
 
     def recover(self, pinned: Pins = ()) -> tuple[Path, ...]:
-        """Put right what a killed merge left, and collect what no manifest names."""
+        """Remove what a killed merge left, and collect what no manifest names."""
         with self._locked():
             present = self.manifest()
             homes = (self.layout.checkpoints, self.layout.history, *self.layout.skills.glob("*"))
@@ -141,110 +172,14 @@ class ExpertStore:
         with self._locked():
             return self._collect(self.manifest(), pinned)
 
-    def _locked(self) -> AbstractContextManager[Callable[[], None]]:
-        """Hold the global lock; gives a check that nobody replaced the lock file meanwhile."""
-        return locks.held(self.layout.global_lock, timeout_seconds=self._lock_seconds)
-
-    def _taken(self, run_id: str, before: Manifest, offer: Offer, verdict: Take) -> Taken:
-        version = self._version(run_id, before, offer.candidate, verdict)
-        blend = verdict.blend
-        return Taken(
-            version=version,
-            final=self.path_of(version),
-            source=blend.folder if blend else offer.copy or offer.folder,
-            is_copy=not blend and offer.copy is not None,
-        )
-
-    def _version(
-        self, run_id: str, before: Manifest, candidate: Candidate, verdict: Take
-    ) -> ExpertVersion:
-        blend = verdict.blend
-        return ExpertVersion(
-            index=candidate.expert,
-            skill=candidate.skill,
-            version=manifests.version_name(before.generation + 1, run_id),
-            frames=verdict.frames,
-            sha256=blend.sha256 if blend else candidate.sha256,
-            content=blend.content if blend else candidate.content,
-            shapes=candidate.shapes,
-            lineage=self._lineage(run_id, before, candidate, verdict),
-        )
-
-    def _swap(
-        self,
-        before: Manifest,
-        after: Manifest,
-        still_held: Callable[[], None],
-        taken: Collection[Taken] = (),
-    ) -> None:
-        """Let another manifest count, once what it has newly `taken` is durable."""
-        if not self.layout.manifest.exists():  # so that "history without manifest" means damage
-            manifests.swap(self.layout, before)
-        manifests.succeed(
-            self.layout,
-            after,
-            besides=to_flush(taken),
-            unless=still_held,
-            otherwise=partial(withdraw, taken),
-        )
-        storage.fault_point("commit.swapped")
-        manifests.write_pickle(self.layout, after)
-        logger.debug("manifest swapped", extra={"generation": after.generation})
-
-    def _lineage(
-        self, run_id: str, before: Manifest, candidate: Candidate, verdict: Take
-    ) -> tuple[LineageEntry, ...]:
-        if verdict.blend is not None:  # both sides' runs are in it
-            added = LineageEntry(run_id=run_id, frames=candidate.gained)
-            return (*before.experts[candidate.expert].lineage, added)
-        gained = LineageEntry(run_id=run_id, frames=verdict.frames - candidate.ancestor_frames)
-        if candidate.ancestor is None:
-            return (gained,)
-        return (*candidate.ancestor.lineage, gained)
-
-    def _history(self, present: Manifest) -> Iterator[Manifest]:
-        """The kept manifests, newest first; raises FileRefusedError at a damaged one."""
-        return map(manifests.read_file, self._kept_files(present))
-
-    def _kept_files(self, present: Manifest) -> Iterator[Path]:
-        oldest = present.generation - manifests.KEPT_GENERATIONS
-        for generation in reversed(manifests.generations(self.layout)):
-            if oldest < generation <= present.generation:
-                yield manifests.history_file(self.layout, generation)
-
-    def _collect(self, present: Manifest, pinned: Pins) -> tuple[Path, ...]:
-        if pinned is None:
-            return ()
-        try:
-            named = {
-                (version.index, version.version)
-                for known in (present, *self._history(present))
-                for version in known.experts.values()
-            }
-        except FileRefusedError as error:
-            logger.warning("nothing collected: the history is damaged", extra={"why": str(error)})
-            return ()
-        named.update(pinned)
-        for generation in manifests.generations(self.layout):
-            if generation <= present.generation - manifests.KEPT_GENERATIONS:
-                storage.remove_file(manifests.history_file(self.layout, generation))
-        orphans = tuple(
-            path
-            for key, path in self.versions()
-            if key not in named and not self.is_recent(present, key[1])
-        )
-        for path in orphans:
-            storage.remove_tree(path)
-        return orphans
-
     def is_recent(self, present: Manifest, version: str) -> bool:
         """Whether a version came in with a recent generation that the history has lost.
 
         That generation alone may have named it, so it is kept as long as the history would be.
         """
-        born = manifests.born_as(version)
-        kept = present.generation - manifests.KEPT_GENERATIONS < born <= present.generation
-        return kept and born not in manifests.generations(self.layout)
+        generation = manifests.generation_of(version)
+        kept = present.generation - manifests.KEPT_GENERATIONS < generation <= present.generation
+        return kept and generation not in manifests.generations(self.layout)
 
     def expert_folders(self) -> list[Path]:
         """The folder of each expert, in which its versions are."""
@@ -257,3 +192,121 @@ class ExpertStore:
             for path in folder.iterdir():
                 if _INDEX.fullmatch(index) and manifests.is_version_name(path.name):
                     yield (int(index), path.name), path
+
+    def _locked(self) -> AbstractContextManager[Callable[[], None]]:
+        """Hold the global lock; gives a check that the lock file was not replaced meanwhile."""
+        return locks.held(self.layout.global_lock, timeout_seconds=self._lock_seconds)
+
+    def _swap(
+        self,
+        before: Manifest,
+        after: Manifest,
+        still_held: Callable[[], None],
+        new: Sequence[tuple[ExpertVersion, Path]] = (),
+    ) -> None:
+        """Replace the manifest, once the `new` versions are copied from their folders."""
+        if not self.layout.manifest.exists():  # so that "history without manifest" means damage
+            manifests.swap(self.layout, before)
+        try:
+            self._publish(new)
+            manifests.write_history(self.layout, after)
+        except OSError:
+            for version, _ in new:  # a full disk needs the space; what stays is garbage
+                with suppress(OSError):
+                    storage.remove_tree(self.path_of(version))
+            raise
+        storage.fault_point("commit.history")
+        still_held()
+        manifests.swap(self.layout, after)
+        storage.fault_point("commit.swapped")
+        manifests.write_pickle(self.layout, after)
+        logger.debug("manifest swapped", extra={"generation": after.generation})
+
+    def _publish(self, new: Sequence[tuple[ExpertVersion, Path]]) -> None:
+        """Copy each new version into its folder, durably; no manifest names it yet."""
+        finals = [self.path_of(version) for version, _ in new]
+        prepared = [path.with_name(f".tmp-{path.name}") for path in finals]
+        for left in (*prepared, *finals):  # of a merge that was killed before its swap
+            storage.remove_tree(left)
+        sources = [folder for _, folder in new]
+        found = storage.copy_trees(dict(zip(prepared, sources, strict=True)))
+        try:
+            for (version, folder), copy in zip(new, prepared, strict=True):
+                check_digest(found[copy], folder, version)
+        except ExpertCorruptError:
+            for copy in prepared:
+                storage.remove_unread_tree(copy)
+            raise
+        storage.fault_point("commit.copied")
+        storage.move_dirs(dict(zip(finals, prepared, strict=True)))
+        storage.fault_point("commit.published")
+
+    def _collect(self, present: Manifest, pinned: Pins) -> tuple[Path, ...]:
+        if pinned is None:
+            return ()
+        named = present.versions | set(pinned)
+        oldest = present.generation - manifests.KEPT_GENERATIONS + 1
+        for generation, known in manifests.read_history(self.layout):
+            if known is None and oldest <= generation <= present.generation:
+                logger.warning("nothing collected: generation %d is damaged", generation)
+                return ()
+            if known is not None and oldest <= generation <= present.generation:
+                named |= known.versions
+        for generation in manifests.generations(self.layout):
+            if generation < oldest:
+                storage.remove_file(manifests.history_file(self.layout, generation))
+        orphans = tuple(
+            path
+            for key, path in self.versions()
+            if key not in named and not self.is_recent(present, key[1])
+        )
+        for path in orphans:
+            storage.remove_tree(path)
+        return orphans
+
+
+def check_digest(found: str, folder: Path, version: ExpertVersion) -> None:
+    """Raise ExpertCorruptError if the digest of a folder's files is not that of the version."""
+    if found != version.sha256:
+        raise ExpertCorruptError(
+            f"expert {version.index} ({version.skill}): {folder} has sha256 {found[:12]}…, "
+            f"{version.sha256[:12]}… was committed; {_REMEDY}"
+        )
+
+
+def _decide(
+    rule: MergeRule,
+    run_id: str,
+    before: Manifest,
+    candidate: Candidate,
+    *,
+    evidence: Evidence | None = None,
+) -> MergeDecision | Question:
+    current = before.experts.get(candidate.expert)
+    if current is not None and current.skill != candidate.skill:
+        raise ExpertIndexError(
+            f"expert {candidate.expert} is that of {current.skill!r}, not of {candidate.skill!r}; "
+            "train the skill as another expert"
+        )
+    return decide(rule, run_id=run_id, current=current, candidate=candidate, evidence=evidence)
+
+
+def _new_version(
+    run_id: str, before: Manifest, candidate: Candidate, decision: UseCandidate
+) -> ExpertVersion:
+    blend = decision.blend
+    if blend is not None:  # the runs of both sides are in it
+        parent, gained = before.experts[candidate.expert].lineage, candidate.gained
+    else:
+        parent = candidate.ancestor.lineage if candidate.ancestor else ()
+        gained = decision.frames - candidate.ancestor_frames
+    return ExpertVersion(
+        index=candidate.expert,
+        skill=candidate.skill,
+        version=manifests.version_name(before.generation + 1, run_id),
+        frames=decision.frames,
+        sha256=blend.sha256 if blend else candidate.sha256,
+        content=blend.content if blend else candidate.content,
+        shapes=candidate.arrays.shapes,
+        lineage=(*parent, LineageEntry(run_id=run_id, frames=gained)),
+    )

@@ -421,7 +421,7 @@ def _later_merges(layout: GraphPaths, found: Manifest) -> list[str]:
     later = {
         name.partition("-")[2]
         for (_, name), path in ExpertStore(layout).versions()
-        if manifests.born_as(name) > found.generation and not path.name.endswith(".trash")
+        if manifests.generation_of(name) > found.generation and not path.name.endswith(".trash")
     }
     archives = (path.parent for path in layout.skills.glob("*/run.json"))
     later |= {run.run_id for run in _readable_runs(archives)} | _completed_run_ids(layout)

@@ -15,7 +15,7 @@ from flowrl import storage
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import FileRefusedError
 from flowrl.experts.array_check import start_reader
-from flowrl.experts.policies import policy_named
+from flowrl.experts.merge import MERGE_RULES
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.environment import child_env
@@ -89,7 +89,7 @@ class TrainingBackend:
             self._layout.run(task.expert, task.skill),
             task.skill,
             accounting=self._config.frame_accounting,
-            policy=policy_named(self._config.merge_policy),
+            rule=MERGE_RULES[self._config.merge_policy],
         )
 
     def archive(self, task: Task) -> None:

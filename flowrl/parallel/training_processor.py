@@ -20,13 +20,19 @@ from flowrl.config import FrameAccounting
 from flowrl.errors import BusyError, ExpertError, FileRefusedError, ResultRefusedError
 from flowrl.experts import rooms
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.merge import FrameRule, Keep, MergePolicy, Take, Verdict
-from flowrl.experts.staging import Staging
-from flowrl.experts.store import Commit, ExpertStore, Offer
+from flowrl.experts.merge import (
+    Candidate,
+    FrameRule,
+    KeepCurrent,
+    MergeDecision,
+    MergeRule,
+    UseCandidate,
+)
+from flowrl.experts.store import Commit, ExpertStore
 from flowrl.launchers.files import lock_held
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folder import live_runs, pinned_versions, remove_part_files
-from flowrl.parallel.verification import records, tracker_folders, verified_offers
+from flowrl.parallel.verification import records, tracker_folders, verified_candidates
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_result, read_run
 
@@ -48,7 +54,7 @@ def process_completed_training(
     base_dir: Path | str,
     *,
     frame_accounting: FrameAccounting = "acted",
-    merge_policy: MergePolicy | None = None,
+    merge_policy: MergeRule | None = None,
 ) -> dict[str, Any]:
     """Merge a finished run's experts, archive its records and remove its folder.
 
@@ -67,13 +73,13 @@ def process_completed_training(
     Raises:
       ResultRefusedError: the result is of another run, incomplete or damaged; nothing has changed.
       FileRefusedError: there is no such run, or the manifest is damaged.
-      ComparingError: a program finds out what the policy has to know; try again.
+      ComparingError: a program answers the questions of the rule; try again.
       BusyError: another process merges for longer than a minute; try again.
     """
     layout = GraphPaths(Path(base_dir))
     place = RunPaths(Path(run_folder), global_expert_idx)
-    policy = merge_policy or FrameRule()
-    merged = merge_run(layout, place, skill_name, accounting=frame_accounting, policy=policy)
+    rule = merge_policy or FrameRule()
+    merged = merge_run(layout, place, skill_name, accounting=frame_accounting, rule=rule)
     archive_run(layout, place, skill_name)
     return merged
 
@@ -84,20 +90,19 @@ def merge_run(
     skill: str,
     *,
     accounting: FrameAccounting,
-    policy: MergePolicy,
+    rule: MergeRule,
 ) -> dict[str, Any]:
     """The first half of `process_completed_training`: its experts count, its folder stays."""
     store = ExpertStore(layout)
     if not place.folder.is_dir():
         return _of_archive(_archive(layout, place, skill), store.manifest(), place)
     run = _read(place, skill)
-    # A policy that has questions puts the merge off, perhaps often: copies would be in vain.
-    with Staging(layout, run.run_id, wanted=isinstance(policy, FrameRule)) as staging:
-        offers: tuple[Offer, ...] = ()
-        if run.run_id not in store.manifest().merged:
-            _, offers = verified_offers(place, run, accounting, staging=staging)
-            storage.fault_point("merge.verified")
-        return _summary(place, run, _commit(store, place, run, offers=offers, policy=policy))
+    candidates: tuple[Candidate, ...] = ()
+    if run.run_id not in store.manifest().merged:
+        _, candidates = verified_candidates(place, run, accounting)
+        storage.fault_point("merge.verified")
+    commit = _commit(store, place, run, candidates=candidates, rule=rule)
+    return _summary(place, run, commit)
 
 
 def archive_run(layout: GraphPaths, place: RunPaths, skill: str) -> None:
@@ -116,7 +121,7 @@ def archive_run(layout: GraphPaths, place: RunPaths, skill: str) -> None:
 
 
 def recover_graph(
-    layout: GraphPaths, policy: MergePolicy | None = None, *, min_success_rate: float = 0.0
+    layout: GraphPaths, rule: MergeRule | None = None, *, min_success_rate: float = 0.0
 ) -> Recovery:
     """Roll every finished run forward, and remove what a kill or a power cut left behind.
 
@@ -140,7 +145,7 @@ def recover_graph(
             continue
         try:
             if _is_due(layout, place, min_success_rate):
-                merged.append(_roll_forward(layout, place, policy))
+                merged.append(_roll_forward(layout, place, rule))
         except BusyError as error:  # left to the scheduler, which tries again
             logger.info("%s", error)
         except (ResultRefusedError, FileRefusedError, ExpertError) as error:
@@ -164,9 +169,7 @@ def _is_due(layout: GraphPaths, place: RunPaths, min_success_rate: float) -> boo
     return read_result(place).success_rate >= min_success_rate
 
 
-def _roll_forward(
-    layout: GraphPaths, place: RunPaths, policy: MergePolicy | None
-) -> dict[str, Any]:
+def _roll_forward(layout: GraphPaths, place: RunPaths, rule: MergeRule | None) -> dict[str, Any]:
     run = read_run(place)
     return process_completed_training(
         place.folder,
@@ -174,7 +177,7 @@ def _roll_forward(
         place.expert,
         layout.root,
         frame_accounting=run.config.get("frame_accounting", "acted"),
-        merge_policy=policy,
+        merge_policy=rule,
     )
 
 
@@ -197,14 +200,14 @@ def _commit(
     place: RunPaths,
     run: TrainingRun,
     *,
-    offers: Sequence[Offer],
-    policy: MergePolicy,
+    candidates: Sequence[Candidate],
+    rule: MergeRule,
 ) -> Commit:
-    """Merge, once all that the policy has to know is found out; without the lock until then."""
-    questions = store.questions(run.run_id, offers, policy=policy)
+    """Merge, once the rule's questions are answered; without the lock until then."""
+    questions = store.questions(run.run_id, candidates, rule=rule)
     evidence = comparisons.evidence(store.layout, place, run, questions)
     storage.fault_point("merge.informed")
-    commit = store.commit(run.run_id, offers, policy=policy, evidence=evidence)
+    commit = store.commit(run.run_id, candidates, rule=rule, evidence=evidence)
     logger.debug("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})
     return commit
 
@@ -252,7 +255,7 @@ def _of_archive(archive: RunPaths, manifest: Manifest, place: RunPaths) -> dict[
     if archive.run_json.exists():
         run = read_run(archive)
         if run.run_id in manifest.merged:
-            commit = Commit(manifest=manifest, verdicts={}, already_merged=True)
+            commit = Commit(manifest=manifest, decisions={}, already_merged=True)
             return _summary(archive, run, commit)
     raise FileRefusedError(
         f"{place.folder} does not exist and {archive.folder} holds no merged run; train the skill"
@@ -280,18 +283,18 @@ def _summary(place: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any
 
 def _expert_summary(expert: int, run: TrainingRun, commit: Commit) -> dict[str, Any]:
     version = commit.manifest.experts[expert]
-    verdict = commit.verdicts.get(expert) or _past_verdict(run, commit, expert)
+    decision = commit.decisions.get(expert) or _past_decision(run, commit, expert)
     return {
-        "verdict": "take" if isinstance(verdict, Take) else "keep",
-        "why": verdict.why,
+        "verdict": "take" if isinstance(decision, UseCandidate) else "keep",
+        "why": decision.why,
         "frames": version.frames,
         "version": version.version,
     }
 
 
-def _past_verdict(run: TrainingRun, commit: Commit, expert: int) -> Verdict:
+def _past_decision(run: TrainingRun, commit: Commit, expert: int) -> MergeDecision:
     """What is left of an earlier merge: whether the expert of today carries this run."""
     version = commit.manifest.experts[expert]
     if any(part.run_id == run.run_id for part in version.lineage):
-        return Take(frames=version.frames, why="merged before")
-    return Keep(why="merged before, not in today's version")
+        return UseCandidate(frames=version.frames, why="merged before")
+    return KeepCurrent(why="merged before, not in today's version")

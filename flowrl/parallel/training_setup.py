@@ -27,8 +27,7 @@ from flowrl.errors import (
 )
 from flowrl.experts import repair, rooms
 from flowrl.experts.remapping import Remapping
-from flowrl.experts.store import ExpertStore
-from flowrl.experts.wholeness import refuse_other
+from flowrl.experts.store import ExpertStore, check_digest
 from flowrl.games.base import Game, find_game
 from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.parallel.run_folder import (
@@ -221,7 +220,7 @@ def _copy_seeds(store: ExpertStore, building: RunPaths, run: TrainingRun) -> Non
     except FileRefusedError as error:
         raise ExpertCorruptError(f"an expert cannot be copied: {error}") from error
     for seed, version in seeds.items():
-        refuse_other(digests[seed], seed, version)
+        check_digest(digests[seed], seed, version)
 
 
 # The generated module: people read it, flowrl never imports it. `envs.skill_module` parses it and

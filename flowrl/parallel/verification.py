@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from flowrl.experts import array_check
 from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.merge import Candidate
 from flowrl.experts.remapping import Remapping
-from flowrl.experts.staging import Staging
-from flowrl.experts.store import Offer
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import RunPaths
 from flowrl.runs import ExpertReport, RunResult, Shapes, TrainingRun, read_result
@@ -44,17 +42,12 @@ def tracker_folders(layout: RunPaths) -> tuple[Path, ...]:
     return (layout.tensorboard, layout.wandb)
 
 
-def verified_offers(
-    layout: RunPaths,
-    run: TrainingRun,
-    accounting: FrameAccounting = "acted",
-    *,
-    staging: Staging | None = None,
-) -> tuple[RunResult, tuple[Offer, ...]]:
-    """The result of a run and its experts, as offers to the store.
+def verified_candidates(
+    layout: RunPaths, run: TrainingRun, accounting: FrameAccounting = "acted"
+) -> tuple[RunResult, tuple[Candidate, ...]]:
+    """Check a run's result and its experts, and return them as candidates of the merge.
 
-    What the trainer says of its arrays is believed only once they were read. What it says to have
-    changed is copied into `staging`, if that is given.
+    What the trainer says of its arrays is believed only after a child has read them.
 
     Raises:
       ResultRefusedError: with a line `- wanted` and a line `+ found` for every difference.
@@ -72,18 +65,28 @@ def verified_offers(
         differences = list(_misplaced(layout, run, result.experts))
     if differences:
         raise _refused(layout, run, differences)
-    found = _read_arrays(layout, run, result.experts, wanted, staging=staging)
-    for report, measured in zip(result.experts, found, strict=True):
-        differences += _array_differences(report, measured)
+    local = Remapping(run.experts).global_to_local
+    folders = [layout.final(local[report.expert]) for report in result.experts]
+    found = _read_arrays(layout, run, dict(zip(folders, result.experts, strict=True)), wanted)
+    for report, arrays in zip(result.experts, found, strict=True):
+        differences += _array_differences(report, arrays)
     if differences:
         raise _refused(layout, run, differences)
-    offers = (
-        _offer(
-            layout, run, _candidate(run, result, report, measured, accounting=accounting), staging
+    ancestors = {ancestor.index: ancestor for ancestor in run.ancestors}
+    return result, tuple(
+        Candidate(
+            expert=report.expert,
+            skill=ancestors[report.expert].skill if report.expert in ancestors else run.skill,
+            ancestor=ancestors.get(report.expert),
+            acted=report.acted,
+            total=result.frames,
+            sha256=report.sha256,
+            arrays=arrays,
+            folder=folder,
+            accounting=accounting,
         )
-        for report, measured in zip(result.experts, found, strict=True)
+        for folder, report, arrays in zip(folders, result.experts, found, strict=True)
     )
-    return result, tuple(offers)
 
 
 def _refused(layout: RunPaths, run: TrainingRun, lines: Iterable[str]) -> ResultRefusedError:
@@ -143,36 +146,6 @@ def _misplaced(
             yield f"  {error}"
 
 
-def _check_digests(
-    layout: RunPaths,
-    run: TrainingRun,
-    places: Collection[tuple[ExpertReport, Path]],
-    staging: Staging | None,
-) -> dict[Path, Path]:
-    """The folder to read each expert in, once its files are those that the run reports.
-
-    Experts that the run changed are copied into `staging`; the copies are checked and read, because
-    no process of the run can change them.
-
-    Raises:
-      ResultRefusedError: the files of an expert are others.
-    """
-    differences: list[str] = []
-    before = {ancestor.index: ancestor.content for ancestor in run.ancestors}
-    changed = [place for report, place in places if report.content != before.get(report.expert)]
-    copied = staging.digests(changed) if staging else {}
-    for report, place in places:
-        try:
-            found = copied[place] if place in copied else storage.tree_digest(place)
-        except FileRefusedError as error:
-            differences.append(f"  {error}")
-        else:
-            differences += _differ(f"expert {report.expert} sha256", report.sha256, found)
-    if differences:
-        raise _refused(layout, run, differences)
-    return {place: (staging and staging.copy_of(place)) or place for _, place in places}
-
-
 def _check_size(place: Path, shapes: Shapes) -> None:
     """Raise FileRefusedError when an expert's files are far larger than its arrays."""
     most = _SPARE_BYTES + _BYTES_PER_NUMBER * sum(math.prod(shape) for shape in shapes.values())
@@ -182,19 +155,21 @@ def _check_size(place: Path, shapes: Shapes) -> None:
 
 
 def _read_arrays(
-    layout: RunPaths,
-    run: TrainingRun,
-    reports: Iterable[ExpertReport],
-    expected: Shapes,
-    *,
-    staging: Staging | None,
+    layout: RunPaths, run: TrainingRun, reports: Mapping[Path, ExpertReport], expected: Shapes
 ) -> tuple[ArrayReport, ...]:
-    """The arrays of each expert, from files whose digests are checked."""
-    local = Remapping(run.experts).global_to_local
-    places = [(report, layout.final(local[report.expert])) for report in reports]
-    folders = _check_digests(layout, run, places, staging)
+    """Read the arrays in each folder, once its files have the digest that the run reports."""
+    differences: list[str] = []
+    for folder, report in reports.items():
+        try:
+            found = storage.tree_digest(folder)
+        except FileRefusedError as error:
+            differences.append(f"  {error}")
+        else:
+            differences += _differ(f"expert {report.expert} sha256", report.sha256, found)
+    if differences:
+        raise _refused(layout, run, differences)
     try:
-        return array_check.read_arrays([folders[place] for _, place in places], expected)
+        return array_check.read_arrays(list(reports), expected)
     except ExpertCorruptError as error:
         raise _refused(layout, run, [f"  {error}"]) from error
 
@@ -214,36 +189,3 @@ def _array_differences(report: ExpertReport, found: ArrayReport) -> Iterator[str
         yield from _differ(f"{expert} {leaf}", "finite", "NaN or infinite")
     if found.content:
         yield from _differ(f"{expert} content", report.content, found.content)
-
-
-def _offer(
-    layout: RunPaths, run: TrainingRun, candidate: Candidate, staging: Staging | None
-) -> Offer:
-    folder = layout.final(Remapping(run.experts).global_to_local[candidate.expert])
-    copy = staging.copy_of(folder) if staging else None
-    return Offer(candidate=candidate, folder=folder, copy=copy)
-
-
-def _candidate(
-    run: TrainingRun,
-    result: RunResult,
-    report: ExpertReport,
-    found: ArrayReport,
-    *,
-    accounting: FrameAccounting,
-) -> Candidate:
-    ancestors: Mapping[int, Any] = {ancestor.index: ancestor for ancestor in run.ancestors}
-    ancestor = ancestors.get(report.expert)
-    return Candidate(
-        expert=report.expert,
-        skill=ancestor.skill if ancestor else run.skill,
-        ancestor=ancestor,
-        acted=report.acted,
-        total=result.frames,
-        sha256=report.sha256,
-        content=found.content,
-        shapes=found.shapes,
-        dtypes=frozenset(found.dtypes.values()),
-        not_finite=found.not_finite,
-        accounting=accounting,
-    )

@@ -13,7 +13,7 @@ from flowrl import storage
 from flowrl.experts import array_check
 from flowrl.experts.array_check import FLOAT, ArrayReport
 from flowrl.experts.merge import Candidate
-from flowrl.experts.store import ExpertStore, Offer
+from flowrl.experts.store import ExpertStore
 from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion, Shapes
@@ -70,11 +70,12 @@ def tell_arrays(folder: Path) -> None:
     if not _is_stand_in(folder):
         return
     array_check.read_arrays = _read_what_is_unknown
-    _known[storage.tree_digest(folder)] = ArrayReport(
-        shapes=SHAPES,
-        dtypes=dict.fromkeys(SHAPES, FLOAT),
-        content=content_digest(folder),
-        not_finite=(),
+    _known[storage.tree_digest(folder)] = array_report(content_digest(folder))
+
+
+def array_report(content: str) -> ArrayReport:
+    return ArrayReport(
+        shapes=SHAPES, dtypes=dict.fromkeys(SHAPES, FLOAT), content=content, not_finite=()
     )
 
 
@@ -123,28 +124,23 @@ def crc32c(data: bytes) -> int:
     return word ^ 0xFFFFFFFF
 
 
-def offer(
+def candidate_in(
     folder: Path,
     expert: int,
     acted: int,
     ancestor: ExpertVersion | None = None,
     *,
     content: str | None = None,
-) -> Offer:
-    """The folder's expert, offered as the fruit of a run of `acted` steps."""
-    return Offer(
-        candidate=Candidate(
-            expert=expert,
-            skill=skill_name(expert),
-            ancestor=ancestor,
-            acted=acted,
-            total=acted,
-            sha256=storage.tree_digest(folder),
-            content=content_digest(folder) if content is None else content,
-            shapes=SHAPES,
-            dtypes=frozenset({FLOAT}),
-            not_finite=(),
-        ),
+) -> Candidate:
+    """The expert in a folder, as a run of `acted` steps brings it back."""
+    return Candidate(
+        expert=expert,
+        skill=skill_name(expert),
+        ancestor=ancestor,
+        acted=acted,
+        total=acted,
+        sha256=storage.tree_digest(folder),
+        arrays=array_report(content_digest(folder) if content is None else content),
         folder=folder,
     )
 

@@ -2,26 +2,32 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrl.config import FrameAccounting
 from flowrl.errors import ResultRefusedError
+from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.merge import (
+    MERGE_RULES,
     Candidate,
     FrameRule,
-    Keep,
-    MergePolicy,
+    KeepCurrent,
+    MergeRule,
     Question,
-    Take,
-    judge,
+    UseCandidate,
+    decide,
 )
-from flowrl.experts.policies import POLICIES
 from flowrl.runs import ExpertVersion, LineageEntry
 
 MILLION = 1_000_000
 SHAPES = {"actor/dense_0/kernel": (3, 2)}
+ARRAYS = ArrayReport(
+    shapes=SHAPES, dtypes={"actor/dense_0/kernel": "<f4"}, content="", not_finite=()
+)
 FRAMES = st.integers(1, 10**12)
 RULE = FrameRule()
 
@@ -35,7 +41,7 @@ def version(
         skill="Collect Wood",
         version=name,
         frames=frames,
-        sha256=f"files of {content}",
+        sha256=f"files_of_{content}",
         content=content,
         shapes=SHAPES,
         lineage=(*shares, LineageEntry(run_id=runs[-1], frames=frames)),
@@ -51,6 +57,7 @@ def candidate(
     total: int | None = None,
     content: str = "new",
     ancestor: ExpertVersion | None = OLD,
+    accounting: FrameAccounting = "acted",
     **changes,
 ) -> Candidate:
     facts = Candidate(
@@ -59,33 +66,30 @@ def candidate(
         ancestor=ancestor,
         acted=acted,
         total=acted if total is None else total,
-        sha256=f"files of {content}",
-        content=content,
-        shapes=SHAPES,
-        dtypes=frozenset({"<f4"}),
-        not_finite=(),
+        sha256=f"files_of_{content}",
+        arrays=dataclasses.replace(ARRAYS, content=content),
+        folder=Path("expert"),
+        accounting=accounting,
     )
-    return dataclasses.replace(facts, **changes)
+    return dataclasses.replace(facts, arrays=dataclasses.replace(facts.arrays, **changes))
 
 
-def judged(
+def decided(
     current: ExpertVersion | None,
     offered: Candidate,
-    policy: MergePolicy = RULE,
+    rule: MergeRule = RULE,
     run_id: str = "run",
 ):
-    return judge(policy, run_id=run_id, current=current, candidate=offered)
+    return decide(rule, run_id=run_id, current=current, candidate=offered)
 
 
-def after(
-    current: ExpertVersion | None, offers, policy: MergePolicy = RULE
-) -> ExpertVersion | None:
+def after(current: ExpertVersion | None, offers, rule: MergeRule = RULE) -> ExpertVersion | None:
     """The version that counts once the offers came in, one after another."""
     for offer in offers:
-        verdict = judged(current, offer, policy, run_id=offer.content)
-        if isinstance(verdict, Take):
+        decision = decided(current, offer, rule, run_id=offer.content)
+        if isinstance(decision, UseCandidate):
             current = version(
-                frames=verdict.frames,
+                frames=decision.frames,
                 content=offer.content,
                 name=f"v000002-{offer.content}",
                 runs=("a", offer.content),
@@ -93,8 +97,8 @@ def after(
     return current
 
 
-def always_take(ancestor, current, offered, evidence):
-    return Take(frames=offered.frames, why="whatever it is")
+def always_use(ancestor, current, offered, evidence):
+    return UseCandidate(frames=offered.frames, why="whatever it is")
 
 
 # --- the prelude
@@ -107,75 +111,77 @@ def always_take(ancestor, current, offered, evidence):
         ({"shapes": {"actor/dense_0/kernel": (3, 4)}}, "- actor/dense_0/kernel (3, 2)"),
         ({"shapes": {}}, "+ actor/dense_0/kernel absent"),
         ({"shapes": {**SHAPES, "extra": (1,)}}, "- extra absent\n+ extra (1,)"),
-        ({"dtypes": frozenset({"<f4", "<f8"})}, "- dtypes <f4\n+ dtypes <f4, <f8"),
-        ({"dtypes": frozenset()}, "+ dtypes none"),
+        ({"dtypes": {"a": "<f4", "b": "<f8"}}, "- dtypes <f4\n+ dtypes <f4, <f8"),
+        ({"dtypes": {}}, "+ dtypes none"),
     ],
     ids=["NaN", "another shape", "a leaf lost", "a leaf too many", "float64", "no leaves"],
 )
 @pytest.mark.parametrize("current", [OLD, version(frames=60, content="other", name="v000002-b")])
-@pytest.mark.parametrize("policy", [always_take, *POLICIES.values()])
-def test_no_policy_can_take_arrays_that_cannot_be_merged(current, policy, changes, words):
+@pytest.mark.parametrize("rule", [always_use, *MERGE_RULES.values()])
+def test_no_rule_can_take_arrays_that_cannot_be_merged(current, rule, changes, words):
     with pytest.raises(ResultRefusedError) as refused:
-        judged(current, candidate(acted=500, **changes), policy)
+        decided(current, candidate(acted=500, **changes), rule)
     assert words in str(refused.value)
 
 
 def test_a_new_expert_must_be_finite_too():
     with pytest.raises(ResultRefusedError, match="NaN"):
-        judged(None, candidate(acted=1, ancestor=None, not_finite=("actor/dense_0/kernel",)))
+        decided(None, candidate(acted=1, ancestor=None, not_finite=("actor/dense_0/kernel",)))
 
 
-@pytest.mark.parametrize("policy", [always_take, *POLICIES.values()])
+@pytest.mark.parametrize("rule", [always_use, *MERGE_RULES.values()])
 @pytest.mark.parametrize("content", ["old", "other"], ids=["as its ancestor", "as the current one"])
-def test_no_policy_can_take_arrays_that_the_run_did_not_change(policy, content):
+def test_no_rule_can_take_arrays_that_the_run_did_not_change(rule, content):
     current = version(frames=60, content="other", name="v000002-b")
-    verdict = judged(current, candidate(acted=500, content=content), policy)
-    assert verdict == Keep(why="the run did not change it")
+    decision = decided(current, candidate(acted=500, content=content), rule)
+    assert decision == KeepCurrent(why="the run did not change it")
 
 
-@pytest.mark.parametrize("policy", [always_take, *POLICIES.values()])
-def test_no_policy_can_merge_a_run_twice(policy):
+@pytest.mark.parametrize("rule", [always_use, *MERGE_RULES.values()])
+def test_no_rule_can_merge_a_run_twice(rule):
     current = version(frames=60, content="blend", name="v000002-run", runs=("a", "run"))
-    assert judged(current, candidate(acted=10), policy) == Keep(why="the run is in it already")
+    assert decided(current, candidate(acted=10), rule) == KeepCurrent(
+        why="the run is in it already"
+    )
 
 
-@pytest.mark.parametrize("policy", [always_take, *POLICIES.values()])
-def test_no_policy_can_take_an_expert_that_did_not_act(policy):
-    assert isinstance(judged(OLD, candidate(acted=0, total=10), policy), Keep)
+@pytest.mark.parametrize("rule", [always_use, *MERGE_RULES.values()])
+def test_no_rule_can_take_an_expert_that_did_not_act(rule):
+    assert isinstance(decided(OLD, candidate(acted=0, total=10), rule), KeepCurrent)
 
 
 def never(*_):
     raise AssertionError("this needs no opinion")
 
 
-def test_a_candidate_is_taken_when_nobody_else_has_merged_since_its_ancestor():
-    verdict = judged(OLD, candidate(acted=7), never)
-    assert isinstance(verdict, Take)
-    assert verdict.frames == 57
+def test_a_offeredis_taken_when_nobody_else_has_merged_since_its_ancestor():
+    decision = decided(OLD, candidate(acted=7), never)
+    assert isinstance(decision, UseCandidate)
+    assert decision.frames == 57
 
 
 def test_a_new_expert_is_taken_with_the_frames_it_acted_in():
     offered = candidate(acted=7, total=100, ancestor=None)
-    assert judged(None, offered, never) == Take(frames=7, why="new expert")
+    assert decided(None, offered, never) == UseCandidate(frames=7, why="new expert")
 
 
 def test_a_new_expert_is_taken_even_when_it_never_acted():
-    assert isinstance(judged(None, candidate(acted=0, ancestor=None), never), Take)
+    assert isinstance(decided(None, candidate(acted=0, ancestor=None), never), UseCandidate)
 
 
-def test_a_policy_sees_ancestor_current_and_candidate_of_a_stale_run():
+def test_a_rule_sees_ancestor_current_and_offeredof_a_stale_run():
     current = version(frames=90, content="other", name="v000004-d", runs=("a", "b", "c", "d"))
     seen = []
     offered = candidate(acted=5)
-    judged(current, offered, lambda *facts: seen.append(facts) or Keep(why="as told"))
+    decided(current, offered, lambda *facts: seen.append(facts) or KeepCurrent(why="as told"))
     assert seen == [(OLD, current, offered, None)]
 
 
 @pytest.mark.parametrize("frames", [0, 49])
-def test_a_policy_that_gives_frames_that_no_lineage_can_have_is_refused(frames):
+def test_a_rule_that_gives_frames_that_no_lineage_can_have_is_refused(frames):
     current = version(frames=60, content="other", name="v000002-b")
     with pytest.raises(ResultRefusedError, match=r"- frames at least 50\n\+ frames"):
-        judged(current, candidate(acted=5), lambda *_: Take(frames=frames, why="wrong"))
+        decided(current, candidate(acted=5), lambda *_: UseCandidate(frames=frames, why="wrong"))
 
 
 # --- the frame rule
@@ -196,22 +202,24 @@ def test_the_documented_conflict_keeps_150_million_frames_in_either_order(order)
 
 def test_the_shorter_run_that_arrives_last_changes_nothing():
     longer = version(frames=150, content="longer", name="v000002-b")
-    assert isinstance(judged(longer, candidate(acted=80)), Keep)
+    assert isinstance(decided(longer, candidate(acted=80)), KeepCurrent)
 
 
 def test_a_tie_keeps_what_is_there():
     first = version(frames=60, content="first", name="v000002-b")
-    assert isinstance(judged(first, candidate(acted=10)), Keep)
+    assert isinstance(decided(first, candidate(acted=10)), KeepCurrent)
 
 
-@pytest.mark.parametrize(("accounting", "expected"), [("acted", Keep), ("total", Take)])
+@pytest.mark.parametrize(
+    ("accounting", "expected"), [("acted", KeepCurrent), ("total", UseCandidate)]
+)
 def test_an_expert_that_only_watched_gains_frames_only_by_the_documented_formula(
     accounting, expected
 ):
     offer = candidate(acted=0, total=100, accounting=accounting)
     current = version(frames=60, content="other", name="v000002-b")
     for there in (OLD, current):
-        assert isinstance(judged(there, offer), expected)
+        assert isinstance(decided(there, offer), expected)
 
 
 def test_total_accounting_is_initial_plus_total_timesteps():
@@ -244,5 +252,5 @@ def test_frames_never_fall(runs):
 
 def test_a_question_is_of_the_two_copies_and_of_nothing_else():
     current = version(frames=60, content="other", name="v000002-b", runs=("a", "b"))
-    asked = judged(current, candidate(acted=10), POLICIES["eval_gate"])
+    asked = decided(current, candidate(acted=10), MERGE_RULES["eval_gate"])
     assert asked == Question(kind="compare", expert=0, current="other", candidate="new")

@@ -1,4 +1,4 @@
-"""The policies that need to know more, their evidence made on the spot."""
+"""The rules that need to know more, their evidence made on the spot."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import ResultRefusedError
-from flowrl.experts.intervals import more_often, wilson
 from flowrl.experts.merge import (
+    MERGE_RULES,
     Blended,
     Candidate,
     Compared,
-    Keep,
+    KeepCurrent,
     Question,
-    Take,
     Unanswered,
-    judge,
+    UseCandidate,
+    decide,
+    descends,
+    more_often,
+    wilson,
 )
-from flowrl.experts.policies import POLICIES, descends, policy_named
 from flowrl.runs import ExpertVersion, LineageEntry
 from tests.experts.test_merge import OLD, candidate, version
 
-AVERAGE, GATE = policy_named("frame_average"), policy_named("eval_gate")
+AVERAGE, GATE = MERGE_RULES["frame_average"], MERGE_RULES["eval_gate"]
 GAINS = st.lists(st.integers(1, 10**9), min_size=1, max_size=6)
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
 
@@ -56,23 +58,25 @@ class Pool:
         for offered in offers:
             run_id = offered.content
             facts = {"run_id": run_id, "current": current, "candidate": offered}
-            verdict = judge(AVERAGE, **facts)
-            if isinstance(verdict, Question):
-                verdict = judge(AVERAGE, **facts, evidence=self.blend(verdict))
-            if isinstance(verdict, Take):
-                current = taken(current, run_id, offered, verdict)
+            decision = decide(AVERAGE, **facts)
+            if isinstance(decision, Question):
+                decision = decide(AVERAGE, **facts, evidence=self.blend(decision))
+            if isinstance(decision, UseCandidate):
+                current = taken(current, run_id, offered, decision)
         return current
 
 
-def taken(current: ExpertVersion, run_id: str, offered: Candidate, verdict: Take) -> ExpertVersion:
+def taken(
+    current: ExpertVersion, run_id: str, offered: Candidate, decision: UseCandidate
+) -> ExpertVersion:
     """The version that the store would make."""
-    base = current.lineage if verdict.blend else OLD.lineage
-    gained = offered.gained if verdict.blend else verdict.frames - offered.ancestor_frames
+    base = current.lineage if decision.blend else OLD.lineage
+    gained = offered.gained if decision.blend else decision.frames - offered.ancestor_frames
     return dataclasses.replace(
         current,
         version=f"v000009-{run_id}",
-        frames=verdict.frames,
-        content=verdict.blend.content if verdict.blend else offered.content,
+        frames=decision.frames,
+        content=decision.blend.content if decision.blend else offered.content,
         lineage=(*base, LineageEntry(run_id=run_id, frames=gained)),
     )
 
@@ -129,7 +133,7 @@ def branch(*runs: tuple[str, int]) -> ExpertVersion:
 
 def test_a_run_whose_ancestor_is_three_generations_old_is_averaged_by_all_their_frames():
     current = branch(("b", 10), ("c", 20), ("d", 30))
-    asked = judge(AVERAGE, run_id="late", current=current, candidate=candidate(acted=40))
+    asked = decide(AVERAGE, run_id="late", current=current, candidate=candidate(acted=40))
     assert isinstance(asked, Question)
     assert asked.gains == (60, 40)
     assert descends(current, OLD)
@@ -146,17 +150,19 @@ STRANGERS = {
 @pytest.mark.parametrize("current", STRANGERS.values(), ids=STRANGERS.keys())
 def test_copies_without_a_common_ancestor_are_never_averaged(current):
     ancestor = version(frames=60, content="young", name="v000002-y", runs=("a", "y"))
-    verdict = judge(
+    decision = decide(
         AVERAGE, run_id="r", current=current, candidate=candidate(acted=5, ancestor=ancestor)
     )
-    assert isinstance(verdict, Take | Keep)
-    assert verdict.why.endswith("; not averaged: the copies have no common ancestor")
+    assert isinstance(decision, UseCandidate | KeepCurrent)
+    assert decision.why.endswith("; not averaged: the copies have no common ancestor")
 
 
 def test_a_skill_that_was_trained_anew_is_not_averaged_with_its_old_self():
-    verdict = judge(AVERAGE, run_id="r", current=OLD, candidate=candidate(acted=90, ancestor=None))
-    assert isinstance(verdict, Take)
-    assert (verdict.frames, verdict.blend) == (90, None)
+    decision = decide(
+        AVERAGE, run_id="r", current=OLD, candidate=candidate(acted=90, ancestor=None)
+    )
+    assert isinstance(decision, UseCandidate)
+    assert (decision.frames, decision.blend) == (90, None)
 
 
 # --- the gate
@@ -165,26 +171,33 @@ def test_a_skill_that_was_trained_anew_is_not_averaged_with_its_old_self():
 def gated(wins: int, losses: int, ties: int = 0):
     current = branch(("b", 1000))
     facts = {"run_id": "r", "current": current, "candidate": candidate(acted=5)}
-    asked = judge(GATE, **facts)
+    asked = decide(GATE, **facts)
     assert isinstance(asked, Question)
     found = Compared(question=asked, wins=wins, losses=losses, ties=ties)
-    return judge(GATE, **facts, evidence=found)
+    return decide(GATE, **facts, evidence=found)
 
 
 @pytest.mark.parametrize(
     ("wins", "losses", "expected"),
-    [(0, 0, Keep), (9, 0, Keep), (9, 1, Take), (59, 41, Keep), (60, 40, Take), (0, 50, Keep)],
+    [
+        (0, 0, KeepCurrent),
+        (9, 0, KeepCurrent),
+        (9, 1, UseCandidate),
+        (59, 41, KeepCurrent),
+        (60, 40, UseCandidate),
+        (0, 50, KeepCurrent),
+    ],
 )
-def test_the_candidate_is_taken_only_when_it_is_better_beyond_chance(wins, losses, expected):
-    verdict = gated(wins, losses, ties=7)
-    assert isinstance(verdict, expected)
-    assert f"alone in {wins} of {wins + losses + 7} worlds" in str(verdict)
+def test_the_offeredis_taken_only_when_it_is_better_beyond_chance(wins, losses, expected):
+    decision = gated(wins, losses, ties=7)
+    assert isinstance(decision, expected)
+    assert f"alone in {wins} of {wins + losses + 7} worlds" in str(decision)
 
 
-def test_a_better_candidate_is_taken_with_its_own_frames_even_when_they_are_fewer():
-    verdict = gated(90, 10)
-    assert isinstance(verdict, Take)
-    assert verdict.frames == 55
+def test_a_better_offeredis_taken_with_its_own_frames_even_when_they_are_fewer():
+    decision = gated(90, 10)
+    assert isinstance(decision, UseCandidate)
+    assert decision.frames == 55
 
 
 @given(st.integers(0, 200), st.integers(0, 200))
@@ -203,22 +216,22 @@ def test_wilson_s_interval_is_the_one_of_the_tables():
 # --- evidence
 
 
-@pytest.mark.parametrize("policy", [AVERAGE, GATE], ids=["average", "gate"])
-def test_what_could_not_be_found_out_leaves_it_to_the_frames_and_says_so(policy):
+@pytest.mark.parametrize("rule", [AVERAGE, GATE], ids=["average", "gate"])
+def test_what_could_not_be_found_out_leaves_it_to_the_frames_and_says_so(rule):
     facts = {"run_id": "r", "current": branch(("b", 10)), "candidate": candidate(acted=50)}
-    asked = judge(policy, **facts)
+    asked = decide(rule, **facts)
     assert isinstance(asked, Question)
-    verdict = judge(policy, **facts, evidence=Unanswered(question=asked, why="it crashed"))
-    assert isinstance(verdict, Take)
-    assert verdict.frames == 100
-    assert verdict.why.startswith("100 frames over 60; not ")
-    assert verdict.why.endswith(": it crashed")
+    decision = decide(rule, **facts, evidence=Unanswered(question=asked, why="it crashed"))
+    assert isinstance(decision, UseCandidate)
+    assert decision.frames == 100
+    assert decision.why.startswith("100 frames over 60; not ")
+    assert decision.why.endswith(": it crashed")
 
 
-@pytest.mark.parametrize("policy", [AVERAGE, GATE], ids=["average", "gate"])
-def test_evidence_about_another_version_is_no_evidence(policy):
+@pytest.mark.parametrize("rule", [AVERAGE, GATE], ids=["average", "gate"])
+def test_evidence_about_another_version_is_no_evidence(rule):
     facts = {"run_id": "r", "current": branch(("b", 10)), "candidate": candidate(acted=50)}
-    asked = judge(policy, **facts)
+    asked = decide(rule, **facts)
     assert isinstance(asked, Question)
     other = dataclasses.replace(asked, current="another one")
     for told in (
@@ -226,7 +239,7 @@ def test_evidence_about_another_version_is_no_evidence(policy):
         Compared(question=other, wins=99, losses=0, ties=0),
         Blended(question=other, folder=Path("x"), sha256="x", content="x"),
     ):
-        assert judge(policy, **facts, evidence=told) == asked
+        assert decide(rule, **facts, evidence=told) == asked
 
 
 def test_a_blend_must_have_the_frames_of_both_sides():
@@ -238,13 +251,13 @@ def test_a_blend_must_have_the_frames_of_both_sides():
         content="x",
     )
     with pytest.raises(ResultRefusedError, match=r"- frames 110\n\+ frames 100"):
-        judge(
-            lambda *_: Take(frames=100, why="wrong", blend=blend),
+        decide(
+            lambda *_: UseCandidate(frames=100, why="wrong", blend=blend),
             run_id="r",
             current=current,
             candidate=candidate(acted=50),
         )
 
 
-def test_every_name_has_its_policy():
-    assert set(POLICIES) == {"frame_count", "frame_average", "eval_gate"}
+def test_every_name_has_its_rule():
+    assert set(MERGE_RULES) == {"frame_count", "frame_average", "eval_gate"}

@@ -10,7 +10,7 @@ from flowrl.experts.merge import FrameRule
 from flowrl.experts.repair import drop, fall_back, rollback, usable
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
-from tests.experts.making import content_of, contents, make_expert, offer
+from tests.experts.making import candidate_in, content_of, contents, make_expert
 from tests.sealing import rewrite
 
 
@@ -20,7 +20,7 @@ def store(tmp_path) -> ExpertStore:
     store = ExpertStore(GraphPaths(tmp_path))
     for run_id, expert, acted in (("r1", 0, 1), ("r2", 0, 2), ("r3", 1, 9), ("r4", 0, 3)):
         folder = make_expert(tmp_path / "offers" / run_id, run_id)
-        store.commit(run_id, [offer(folder, expert, acted)], policy=FrameRule())
+        store.commit(run_id, [candidate_in(folder, expert, acted)], rule=FrameRule())
     return store
 
 

@@ -24,23 +24,23 @@ from flowrl.errors import (
 )
 from flowrl.experts import manifest as manifests
 from flowrl.experts.merge import (
+    MERGE_RULES,
     Blended,
     Compared,
     Evidence,
     FrameRule,
     Question,
-    Take,
     Unanswered,
+    UseCandidate,
 )
-from flowrl.experts.policies import POLICIES
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
 from flowrl.storage import atomic
 from tests.experts.making import (
+    candidate_in,
     content_of,
     contents,
     make_expert,
-    offer,
 )
 from tests.sealing import edit
 
@@ -61,7 +61,7 @@ def merge(store: ExpertStore, run_id: str, *, expert: int, acted: int, ancestor=
     folder = store.layout.root / "offers" / f"{run_id}.{expert}"
     if not folder.exists():
         make_expert(folder, f"{run_id} of {expert}")
-    return store.commit(run_id, [offer(folder, expert, acted, ancestor)], policy=RULE)
+    return store.commit(run_id, [candidate_in(folder, expert, acted, ancestor)], rule=RULE)
 
 
 def test_a_new_graph_has_no_experts_and_reading_it_writes_nothing(store, layout):
@@ -111,12 +111,12 @@ def test_the_same_run_twice_is_once(store, layout):
     assert layout.manifest.read_bytes() == before
 
 
-def test_only_what_the_policy_takes_gets_a_new_version(store, layout):
+def test_only_what_the_rule_uses_gets_a_new_version(store, layout):
     merge(store, "r1", expert=0, acted=50)
     old = store.manifest().experts[0]
     folders = [make_expert(layout.root / "o" / str(i), f"r2 of {i}") for i in range(2)]
-    offers = [offer(folders[0], 0, 0, old), offer(folders[1], 1, 9)]
-    store.commit("r2", offers, policy=RULE)
+    offers = [candidate_in(folders[0], 0, 0, old), candidate_in(folders[1], 1, 9)]
+    store.commit("r2", offers, rule=RULE)
     assert store.manifest().experts[0] == old
     assert [path.name for path in layout.expert_folder(0, "Skill 0").iterdir()] == [old.version]
     assert contents(layout)[1] == (9, "r2 of 1")
@@ -162,31 +162,29 @@ def test_an_offer_that_is_not_what_its_candidate_says_changes_nothing(store, lay
     merge(store, "r0", expert=0, acted=10)
     before = layout.manifest.read_bytes()
     folder = make_expert(layout.root / "o", "fine")
-    offered = offer(folder, 1, 5)
+    offered = candidate_in(folder, 1, 5)
     (folder / "arrays" / "d0").write_text("changed meanwhile")
     with pytest.raises(ExpertCorruptError, match="expert 1"):
-        store.commit("r1", [offered], policy=RULE)
+        store.commit("r1", [offered], rule=RULE)
     assert layout.manifest.read_bytes() == before
 
 
 def test_an_index_belongs_to_one_skill(store, layout):
     merge(store, "r0", expert=0, acted=10)
-    stranger = offer(make_expert(layout.root / "o", "x"), 0, 50)
-    stranger = dataclasses.replace(
-        stranger, candidate=dataclasses.replace(stranger.candidate, skill="Other")
-    )
+    stranger = candidate_in(make_expert(layout.root / "o", "x"), 0, 50)
+    stranger = dataclasses.replace(stranger, skill="Other")
     with pytest.raises(ExpertIndexError, match=r"'Skill 0'.*'Other'"):
-        store.commit("r1", [stranger], policy=RULE)
+        store.commit("r1", [stranger], rule=RULE)
 
 
 @pytest.mark.parametrize("run_id", ["../x", "", "a/b", ".tmp-x", "a\nb"], ids=repr)
 def test_a_run_id_that_is_no_file_name_is_refused(store, layout, run_id):
     with pytest.raises(FileRefusedError, match="run id"):
-        store.commit(run_id, [], policy=RULE)
+        store.commit(run_id, [], rule=RULE)
     assert not layout.root.exists()
 
 
-# --- policies that need to know more
+# --- rules that ask questions
 
 
 def rivals(store: ExpertStore):
@@ -195,7 +193,7 @@ def rivals(store: ExpertStore):
     ancestor = store.manifest().experts[0]
     merge(store, "r1", expert=0, acted=5, ancestor=ancestor)
     folder = make_expert(store.layout.root / "offers" / "late", "of the late one")
-    return [offer(folder, 0, 15, ancestor)]
+    return [candidate_in(folder, 0, 15, ancestor)]
 
 
 def blended(store: ExpertStore, asked: Question) -> dict[int, Evidence]:
@@ -206,67 +204,69 @@ def blended(store: ExpertStore, asked: Question) -> dict[int, Evidence]:
 
 def test_a_blend_is_published_with_the_runs_of_both_sides(store, layout):
     offers = rivals(store)
-    (asked,) = store.questions("late", offers, policy=POLICIES["frame_average"])
+    (asked,) = store.questions("late", offers, rule=MERGE_RULES["frame_average"])
     assert asked.gains == (5, 15)
-    store.commit("late", offers, policy=POLICIES["frame_average"], evidence=blended(store, asked))
+    store.commit("late", offers, rule=MERGE_RULES["frame_average"], evidence=blended(store, asked))
     version = store.manifest().experts[0]
     assert contents(layout) == {0: (30, "blended")}
     assert (version.content, version.frames) == ("mean", 30)
     assert [(p.run_id, p.frames) for p in version.lineage] == [("r0", 10), ("r1", 5), ("late", 15)]
 
 
-@pytest.mark.parametrize("policy", ["frame_average", "eval_gate"])
-def test_evidence_about_a_version_that_counts_no_more_changes_nothing(store, layout, policy):
+@pytest.mark.parametrize("name", ["frame_average", "eval_gate"])
+def test_evidence_about_a_version_that_counts_no_more_changes_nothing(store, layout, name):
     offers = rivals(store)
-    (asked,) = store.questions("late", offers, policy=POLICIES[policy])
+    (asked,) = store.questions("late", offers, rule=MERGE_RULES[name])
     merge(store, "r2", expert=0, acted=7, ancestor=store.manifest().experts[0])
     before = layout.manifest.read_bytes()
     told = blended(store, asked)
-    if policy == "eval_gate":
+    if name == "eval_gate":
         told = {0: Compared(question=asked, wins=99, losses=0, ties=0)}
     with pytest.raises(BusyError, match="expert 0 was merged by another run meanwhile"):
-        store.commit("late", offers, policy=POLICIES[policy], evidence=told)
+        store.commit("late", offers, rule=MERGE_RULES[name], evidence=told)
     assert layout.manifest.read_bytes() == before
-    (again,) = store.questions("late", offers, policy=POLICIES[policy])
+    (again,) = store.questions("late", offers, rule=MERGE_RULES[name])
     assert again.current != asked.current
 
 
 def test_a_blend_that_is_not_what_its_maker_said_changes_nothing(store, layout):
     offers = rivals(store)
-    (asked,) = store.questions("late", offers, policy=POLICIES["frame_average"])
+    (asked,) = store.questions("late", offers, rule=MERGE_RULES["frame_average"])
     told = blended(store, asked)
     flip_a_bit(layout.root / "blend")
     before = layout.manifest.read_bytes()
     with pytest.raises(ExpertCorruptError, match="expert 0"):
-        store.commit("late", offers, policy=POLICIES["frame_average"], evidence=told)
+        store.commit("late", offers, rule=MERGE_RULES["frame_average"], evidence=told)
     assert layout.manifest.read_bytes() == before
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_same_run_twice_is_once_by_every_policy(store, layout, policy):
+@pytest.mark.parametrize("name", MERGE_RULES)
+def test_the_same_run_twice_is_once_by_every_rule(store, layout, name):
     offers = rivals(store)
-    rule = POLICIES[policy]
+    rule = MERGE_RULES[name]
     told = {
         question.expert: Unanswered(question=question, why="nobody knows")
-        for question in store.questions("late", offers, policy=rule)
+        for question in store.questions("late", offers, rule=rule)
     }
-    store.commit("late", offers, policy=rule, evidence=told)
+    store.commit("late", offers, rule=rule, evidence=told)
     before = layout.manifest.read_bytes()
-    assert store.questions("late", offers, policy=rule) == ()
-    assert store.commit("late", offers, policy=rule).already_merged is True
+    assert store.questions("late", offers, rule=rule) == ()
+    assert store.commit("late", offers, rule=rule).already_merged is True
     assert layout.manifest.read_bytes() == before
     assert contents(layout)[0][0] == 25
 
 
-def test_arrays_that_are_not_finite_are_refused_whatever_the_policy(store, layout):
+def test_arrays_that_are_not_finite_are_refused_whatever_the_rule(store, layout):
     (fine,) = rivals(store)
-    broken = dataclasses.replace(fine.candidate, not_finite=("actor/dense_0/bias",))
+    arrays = dataclasses.replace(fine.arrays, not_finite=("actor/dense_0/bias",))
     before = layout.manifest.read_bytes()
     with pytest.raises(ResultRefusedError, match=r"\+ actor/dense_0/bias NaN or infinite"):
         store.commit(
             "late",
-            [dataclasses.replace(fine, candidate=broken)],
-            policy=lambda ancestor, current, candidate, evidence: Take(frames=99, why="always"),
+            [dataclasses.replace(fine, arrays=arrays)],
+            rule=lambda ancestor, current, candidate, evidence: UseCandidate(
+                frames=99, why="always"
+            ),
         )
     assert layout.manifest.read_bytes() == before
 
@@ -392,7 +392,7 @@ def test_what_the_disk_does_not_take_leaves_no_version(store, layout, monkeypatc
     assert list(store.versions()) == versions
     assert layout.manifest.read_bytes() == before
     monkeypatch.undo()
-    assert isinstance(merge(store, "r1", expert=0, acted=5).verdicts[0], Take)
+    assert isinstance(merge(store, "r1", expert=0, acted=5).decisions[0], UseCandidate)
 
 
 def test_a_replaced_lock_file_stops_the_merge_before_its_swap(store, layout, monkeypatch):

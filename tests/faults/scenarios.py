@@ -16,8 +16,7 @@ from flowrl.config import MergePolicyName
 from flowrl.experts import manifest as manifests
 from flowrl.experts import repair
 from flowrl.experts.inquiry import Desk, Inquiry, write_answers, write_inquiry
-from flowrl.experts.merge import Blended, Compared, Evidence, Question
-from flowrl.experts.policies import policy_named
+from flowrl.experts.merge import MERGE_RULES, Blended, Compared, Evidence, Question
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel import comparisons
 from flowrl.parallel.asks import Verb
@@ -34,7 +33,7 @@ from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Entry, Running, Waiting
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
-from flowrl.parallel.verification import verified_offers
+from flowrl.parallel.verification import verified_candidates
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from tests.experts.making import content_digest, contents, make_expert
@@ -103,7 +102,7 @@ def everything(layout: GraphPaths) -> Any:
 
 
 def _recovered(layout: GraphPaths, act: Work, policy: MergePolicyName = "frame_count") -> None:
-    recover_graph(layout, policy_named(policy))
+    recover_graph(layout, MERGE_RULES[policy])
     act(layout)
 
 
@@ -136,8 +135,8 @@ def _conflict(policy: MergePolicyName, layout: GraphPaths) -> None:
 def _find_out(policy: MergePolicyName, layout: GraphPaths, ready: PreparedRun) -> None:
     """Answer what the policy will ask, as the program that compares experts would have."""
     run, place = ready.run, ready.layout
-    _, offers = verified_offers(place, run, "acted")
-    questions = ExpertStore(layout).questions(run.run_id, offers, policy=policy_named(policy))
+    _, candidates = verified_candidates(place, run, "acted")
+    questions = ExpertStore(layout).questions(run.run_id, candidates, rule=MERGE_RULES[policy])
     if not questions:
         return
     desk = Desk(layout.comparisons / run.run_id)
@@ -169,7 +168,7 @@ def _answer(desk: Desk, question: Question) -> Evidence:
 def _merge_pickaxe(policy: MergePolicyName, layout: GraphPaths) -> Any:
     folder = layout.run(4, PICKAXE).folder
     return process_completed_training(
-        folder, PICKAXE, 4, layout.root, merge_policy=policy_named(policy)
+        folder, PICKAXE, 4, layout.root, merge_policy=MERGE_RULES[policy]
     )
 
 
@@ -211,7 +210,7 @@ def _archive(policy: MergePolicyName) -> Scenario:
 
 def _recover(policy: MergePolicyName) -> Scenario:
     def act(layout: GraphPaths) -> Any:
-        return recover_graph(layout, policy_named(policy))
+        return recover_graph(layout, MERGE_RULES[policy])
 
     return Scenario(
         name=f"recovery ({policy})",

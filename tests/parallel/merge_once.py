@@ -6,7 +6,7 @@ import sys
 import time
 
 from flowrl.errors import BusyError
-from flowrl.experts.policies import POLICIES
+from flowrl.experts.merge import MERGE_RULES
 from flowrl.parallel.training_processor import process_completed_training
 
 
@@ -24,7 +24,7 @@ def merge_with_others(barrier, policy: str, *words: str) -> None:
 def main(words: list[str]) -> None:
     """Merge one run."""
     graph, folder, expert, skill, *name = words
-    policies = {str(known): policy for known, policy in POLICIES.items()}
+    policies = {str(known): policy for known, policy in MERGE_RULES.items()}
     policy = policies[name[0]] if name else None
     process_completed_training(folder, skill, int(expert), graph, merge_policy=policy)
 

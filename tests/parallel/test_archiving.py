@@ -66,7 +66,7 @@ def test_what_a_killed_daemon_has_merged_and_not_archived_is_archived_at_the_nex
     layout = GraphPaths(tmp_path)
     place = prepare(layout, WOOD, 0, {}).layout
     finish(place, {0: 50})
-    merge_run(layout, place, WOOD, accounting="acted", policy=FrameRule())
+    merge_run(layout, place, WOOD, accounting="acted", rule=FrameRule())
     assert frames(layout) == {0: 50}
     assert place.folder.is_dir()
     (summary,) = recover_graph(layout).merged

@@ -17,8 +17,7 @@ from flowrl import checkpoints, storage
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ComparingError
 from flowrl.experts.inquiry import Desk, read_answers, read_inquiry, write_answers
-from flowrl.experts.merge import Compared
-from flowrl.experts.policies import policy_named
+from flowrl.experts.merge import MERGE_RULES, Compared
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import processes
 from flowrl.launchers.local import LocalLauncher
@@ -52,7 +51,7 @@ from tests.waiting import limit
 DEADLINE_SECONDS = limit(240.0)
 COMPLETED = {WOOD: 0, TABLE: 1}
 LIKE = checkpoints.like_of(SHAPES)
-AVERAGE, GATE = policy_named("frame_average"), policy_named("eval_gate")
+AVERAGE, GATE = MERGE_RULES["frame_average"], MERGE_RULES["eval_gate"]
 
 
 @pytest.fixture

@@ -10,13 +10,12 @@ import pytest
 from flowrl import checkpoints, storage
 from flowrl.envs.skill_module import load_module
 from flowrl.experts.merge import FrameRule
-from flowrl.experts.store import ExpertStore, Offer
-from flowrl.parallel.run_folder import PreparedRun
-from flowrl.parallel.training_setup import generate_module_with_remapping
+from flowrl.experts.store import ExpertStore
+from flowrl.parallel.training_setup import PreparedRun, generate_module_with_remapping
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, write_result
 from flowrl.skills.graph import SkillGraph
-from tests.experts.making import SHAPES, offer
+from tests.experts.making import SHAPES, candidate_in
 from tests.parallel.making import (
     GRAPH,
     LIBRARY,
@@ -61,13 +60,13 @@ def _same(one: dict, other: dict) -> bool:
 def twelve(tmp_path) -> GraphPaths:
     layout = GraphPaths(tmp_path / "graph")
     store = ExpertStore(layout)
-    offers: list[Offer] = []
+    candidates = []
     for number in range(12):
         folder = tmp_path / "offers" / str(number)
         checkpoints.save_expert(folder, arrays(number))
         content = checkpoints.array_digest(arrays(number))
-        offers.append(offer(folder, number, acted=5, content=content))
-    store.commit("r0", offers, policy=FrameRule())
+        candidates.append(candidate_in(folder, number, acted=5, content=content))
+    store.commit("r0", candidates, rule=FrameRule())
     return layout
 
 

@@ -17,12 +17,13 @@ import pytest
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError, ResultRefusedError
-from flowrl.experts.merge import Take
+from flowrl.experts.merge import UseCandidate
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, write_result
+from tests import sealing
 from tests.experts.making import all_files, content_digest, contents, make_expert
 from tests.parallel.faults import Fault, in_clean_process, killed_at, meet_fault
 from tests.parallel.making import (
@@ -137,17 +138,17 @@ def test_total_accounting_credits_every_changed_expert_with_all_steps(trained):
     assert frames(trained) == {0: 130, 1: 100, 4: 80}
 
 
-def test_a_merge_policy_sees_ancestor_current_and_candidate(trained):
+def test_a_merge_rule_sees_ancestor_current_and_candidate(trained):
     stale = finished(trained, PICKAXE, 2, {0: 3, 2: 1})
     first = finished(trained, SWORD, 3, {0: 9, 3: 1})
     merge(trained, first)
     seen = {}
 
-    def policy(ancestor, current, candidate, evidence):
+    def rule(ancestor, current, candidate, evidence):
         seen[candidate.expert] = (ancestor, current, candidate)
-        return Take(frames=candidate.ancestor_frames + candidate.acted, why="told to")
+        return UseCandidate(frames=candidate.ancestor_frames + candidate.acted, why="told to")
 
-    merge(trained, stale, merge_policy=policy)
+    merge(trained, stale, merge_policy=rule)
     ancestor, current, candidate = seen[0]
     assert (ancestor.frames, current.frames, candidate.acted, candidate.total) == (50, 59, 3, 4)
     assert set(seen) == {0}, "a new expert needs no opinion"
@@ -349,7 +350,7 @@ REFUSALS = {
     ),
     "no result": (lambda p: p.result_json.unlink(), "result.json"),
     "an ancestor left out": (
-        lambda p: edit(p.run_json, '"ancestors"', '"ancestors": [], "were"'),
+        lambda p: sealing.rewrite(p.run_json, lambda run: run.update(ancestors=[])),
         "- ancestors [0, 1]\n+ ancestors []",
     ),
     "another environment": (

@@ -21,6 +21,7 @@ from flowrl.errors import (
     GraphError,
     SkillError,
 )
+from flowrl.experts.merge import UseCandidate
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import (
     KEPT_FAILURES,
@@ -36,7 +37,7 @@ from flowrl.parallel.training_setup import (
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
-from tests.experts.making import all_files, content_of, make_expert, offer
+from tests.experts.making import all_files, candidate_in, content_of, make_expert
 from tests.parallel.making import (
     GRAPH,
     LIBRARY,
@@ -265,7 +266,7 @@ def test_with_twelve_experts_none_takes_another_s_seed(layout):
     graph = SkillGraph([*skills, make_skill("Last", needs=tuple(items), gain="last")])
     for index in range(12):
         folder = make_expert(layout.root / "offers" / str(index), f"content {index}")
-        store.commit(f"r{index}", [offer(folder, index, 5)], policy=_take)
+        store.commit(f"r{index}", [candidate_in(folder, index, 5)], rule=_use)
     completed = {f"Skill {index}": index for index in range(12)}
     ready = prepare(layout, "Last", 12, completed, graph=graph)
     assert len(ready.run.experts) == 13
@@ -273,10 +274,8 @@ def test_with_twelve_experts_none_takes_another_s_seed(layout):
         assert content_of(ready.layout.seed(local)) == f"content {local}"
 
 
-def _take(ancestor, current, candidate):
-    from flowrl.experts.merge import Take
-
-    return Take(frames=candidate.acted, why="test")
+def _use(ancestor, current, candidate, evidence):
+    return UseCandidate(frames=candidate.acted, why="test")
 
 
 def drop_version(layout: GraphPaths) -> None:
