@@ -1,8 +1,9 @@
 """Train a graph of skills side by side: `python -m flowrl.bottomup_parallel --help`.
 
-The whole story: a flow hands out skills; the scheduler waits for what each one needs, makes its
-run, launches it in a session, hears of its end and merges its experts into the global checkpoint;
-a completed skill may unblock the next ones.
+`Flow` chooses the next skill. `SkillScheduler` waits until the skills that it needs are completed.
+`TrainingBackend` makes its run folder, the launcher starts its trainer in a session, and when the
+run has ended the backend merges its experts into the global checkpoint. `Feeder` then asks the
+flow for the skills that this has made possible.
 """
 
 from __future__ import annotations
@@ -46,82 +47,83 @@ def train_graph(
 ) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     layout = GraphPaths(config.graph_path)
-    book = SkillBook(layout)
-    graph = open_graph(config, book)
+    sources = SkillBook(layout)
+    graph = open_graph(config, sources)
     skills_towards(graph, target=config.target_skill, max_nodes=config.max_nodes)
     approvals = approval.approve_skills(
         layout, graph.skills.values(), config.env_name, trust=config.trust_skills
     )
     scheduler = open_scheduler(layout, config, launcher or open_launcher(config))
     screen = training_screen(layout, console.ERRORS, goal=config.success_state_rate, live=live)
-    with scheduler, screen:
+    with scheduler, screen:  # nothing in the folder has changed before this line
         approval.keep_approvals(layout, approvals)
         rule = MERGE_RULES[config.merge_policy]
         recover_graph(layout, rule, min_success_rate=config.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
         records.write(layout.config_json, configs.to_json(config))
+        runs_on = scheduler.settings.rules().runs_on
+        backend = TrainingBackend(layout, config, lambda: graph, runs_on=runs_on)
+        notices.publish(layout, sandbox.NOTICE, backend.confinement.said)
         flow = Flow(
             graph,
             known=scheduler.state.entries,
             target=config.target_skill,
             max_nodes=config.max_nodes,
         )
-        feeder = Feeder(flow, book, scheduler)
-        runs_on = scheduler.settings.rules().runs_on
-        workshop = TrainingBackend(layout, config, lambda: graph, runs_on=runs_on)
-        notices.tell(layout, sandbox.NOTICE, workshop.confinement.said)
+        feeder = Feeder(flow, sources, scheduler)
         scheduler.set_callbacks(
-            workshop=workshop,
+            workshop=backend,
             on_skill_complete=feeder.on_skill_complete,
             on_skill_failed=feeder.on_skill_failed,
         )
-        feeder.catch_up()
-        feeder.offer()
+        feeder.take_up_state()
+        feeder.add_next_skills()
         scheduler.run()
         return feeder.exit_code()
 
 
-def open_graph(config: BottomUpConfig, book: SkillBook) -> SkillGraph:
-    """The skills of the library and of `--skills_dir`, those in training as they were recorded."""
-    skills = book.over(load_library(config.env_name, config.skills_dir, trust=config.trust_skills))
-    graph = SkillGraph(skills.values(), capacity=find_game(config.env_name).capacity)
+def open_graph(config: BottomUpConfig, sources: SkillBook) -> SkillGraph:
+    """The skills of the library and of `--skills_dir`; for skills in training, the kept source."""
+    library = load_library(config.env_name, config.skills_dir, trust=config.trust_skills)
+    skills = sources.over(library).values()
+    graph = SkillGraph(skills, capacity=find_game(config.env_name).capacity)
     graph.check()
     return graph
 
 
 class Feeder:
-    """Hands skills from the flow to the scheduler, and tells the flow how they ended."""
+    """Adds the flow's skills to the scheduler, and reports to the flow how they ended."""
 
-    def __init__(self, flow: Flow, book: SkillBook, scheduler: SkillScheduler) -> None:
+    def __init__(self, flow: Flow, sources: SkillBook, scheduler: SkillScheduler) -> None:
         self._flow = flow
-        self._book = book
+        self._sources = sources
         self._scheduler = scheduler
 
-    def offer(self) -> None:
-        """Add skills until the frontier is blocked; those most others wait for start first."""
-        while not self._flow.check_frontier_blocked() and (handed := self._flow.next_skill()):
-            self._add(*handed)
+    def add_next_skills(self) -> None:
+        """Add skills until the frontier is blocked: the next one needs a skill in training."""
+        while not self._flow.check_frontier_blocked() and (skill := self._flow.next_skill()):
+            self._add(*skill)
 
     def on_skill_complete(self, skill: str) -> None:
-        """Go on from a skill whose expert is merged."""
+        """Add the skills that were waiting for this one; its expert is merged."""
         self._flow.on_skill_complete(skill)
-        self.offer()
+        self.add_next_skills()
 
     def on_skill_failed(self, skill: str) -> None:
-        """Go on without a skill that is given up."""
+        """Add the skills that do not need this one, which is given up."""
         self._flow.on_skill_failed(skill)
-        self.offer()
+        self.add_next_skills()
 
-    def catch_up(self) -> None:
-        """Tell the flow what ended before this start; set aside what is not asked for now."""
+    def take_up_state(self) -> None:
+        """Report what ended before this start, and hold skills that were not requested now."""
         for entry in list(self._scheduler.state.entries.values()):
-            wanted = entry.skill in self._flow.requested
+            requested = entry.skill in self._flow.requested
             match entry.status:
                 case Completed():
                     self._flow.on_skill_complete(entry.skill)
-                case Held(why=why) if wanted and why == NOT_ASKED_FOR:
+                case Held(why=why) if requested and why == NOT_ASKED_FOR:
                     self._scheduler.retry(entry.skill)
-                case Waiting() | Blocked() if not wanted:
+                case Waiting() | Blocked() if not requested:
                     self._scheduler.hold(entry.skill, NOT_ASKED_FOR)
                     self._flow.on_skill_failed(entry.skill)
                 case Failed() | Held() | Blocked():
@@ -129,20 +131,17 @@ class Feeder:
                 case _:
                     pass
 
-    def show_what_is_blocked(self) -> None:
-        """Add the skills behind failed and held ones too, so that the status names them."""
-        while handed := self._flow.next_skill():
-            self._add(*handed)
-
     def exit_code(self) -> int:
-        """0 when all is completed, 85 when `flowrl stop` has ended it before that, else 1."""
-        if self._scheduler.stopped_by_wish and not self.all_completed():
+        """0 if all requested skills are completed, 85 after `flowrl stop`, else 1."""
+        if self._completed_all():
+            return 0
+        if self._scheduler.stopped_by_wish:
             return EXIT_RESUMABLE
-        self.show_what_is_blocked()
-        return 0 if self.all_completed() else 1
+        while skill := self._flow.next_skill():  # so that the status names all blocked skills
+            self._add(*skill)
+        return 1
 
-    def all_completed(self) -> bool:
-        """Whether every skill that was asked for is completed."""
+    def _completed_all(self) -> bool:
         entries = self._scheduler.state.entries
         return all(
             name in entries and isinstance(entries[name].status, Completed)
@@ -150,7 +149,8 @@ class Feeder:
         )
 
     def _add(self, name: str, skill: Skill) -> None:
-        self._book.record(skill)
+        """Add a skill; of those that are ready, the one that most others need starts first."""
+        self._sources.record(skill)
         needs, weight = self._flow.dependencies(name), self._flow.weight(name)
         self._scheduler.add_skill(name, skill, needs, priority=weight)
 
@@ -158,7 +158,7 @@ class Feeder:
 def open_scheduler(
     layout: GraphPaths, config: BottomUpConfig, launcher: Launcher
 ) -> SkillScheduler:
-    """The scheduler of this graph, on the devices that were asked for."""
+    """The scheduler of this graph, with the configured devices."""
     devices = usable_devices(config)
     return SkillScheduler(
         layout.root,
@@ -179,10 +179,10 @@ def open_scheduler(
 
 
 def usable_devices(config: BottomUpConfig) -> tuple[Device, ...]:
-    """The GPUs to train on; () trains on the CPU, as JAX does without its CUDA plugin.
+    """The GPUs to train on; empty without JAX's CUDA plugin, when JAX trains on the CPU.
 
     Raises:
-      ConfigError: GPUs are named that are not there or that JAX cannot use.
+      ConfigError: `--gpu_ids` names GPUs that do not exist or that JAX cannot use.
     """
     if any(importlib.util.find_spec(name) for name in CUDA_PLUGINS):
         return visible_devices(config.gpu_ids)
@@ -192,10 +192,10 @@ def usable_devices(config: BottomUpConfig) -> tuple[Device, ...]:
 
 
 def open_launcher(config: BottomUpConfig) -> Launcher:
-    """Sessions in tmux, or plain processes.
+    """The launcher of `--launcher`: sessions in tmux, or plain processes.
 
     Raises:
-      ConfigError: tmux is wanted, and missing.
+      ConfigError: tmux is missing.
     """
     if config.launcher == "local":
         return LocalLauncher()

@@ -1,6 +1,6 @@
-"""What people should know of a graph besides its skills: one small file per notice.
+"""Messages to users that stay until withdrawn, one file each: a leaf that several packages use.
 
-`flowrl status` shows them all; nothing decides by them.
+`flowrl status` shows them; no decision depends on them.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from flowrl.storage import records
 logger = logging.getLogger(__name__)
 _KEY = re.compile(r"[a-z0-9_]{1,80}")
 _LIMIT_BYTES = 10_000
-# What is wrong with the place itself; a full or broken disk is another matter.
-_NO_PLACE = (NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
+# The path cannot be used. A full or broken disk raises other errors, which are not caught.
+_UNUSABLE = (NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the file of one notice holds."""
+    """The content of a notice's file."""
 
     text: str
 
 
-def tell(layout: GraphPaths, key: str, text: str) -> None:
+def publish(layout: GraphPaths, key: str, text: str) -> None:
     """Show `text` until it is withdrawn; `key` is a word of lower case letters, digits and `_`.
 
-    Secrets of this process's environment are left out. If something else is in its place it
-    is logged: nobody stops because of a notice.
+    Secrets of this process's environment are left out. If the path cannot be used, the text is
+    logged instead.
 
     Raises:
       OSError: the disk is full, broken or read-only.
     """
-    said = redacted(text, secrets_of(os.environ))[:2_000]
+    shown = redacted(text, secrets_of(os.environ))[:2_000]
     try:
         storage.make_dir(layout.notices)
-        records.write(layout.notice(key), Notice(text=said))
-    except _NO_PLACE as error:
-        logger.warning("a notice cannot be shown (%s): %s", error, said)
+        records.write(layout.notice(key), Notice(text=shown))
+    except _UNUSABLE as error:
+        logger.warning("a notice cannot be shown (%s): %s", error, shown)
 
 
 def withdraw(layout: GraphPaths, key: str) -> None:
-    """Show this notice no more; one that is not there is not missed."""
+    """Remove a notice, if it is there."""
     try:
         storage.remove_file(layout.notice(key))
-    except _NO_PLACE as error:
+    except _UNUSABLE as error:
         logger.warning("a notice cannot be withdrawn: %s", error)
 
 
 def read(layout: GraphPaths) -> Mapping[str, str]:
-    """Every notice by its key, sorted; one that cannot be read says so instead."""
+    """Return all notices by key, sorted; the text of a damaged one is the error."""
     if not layout.notices.is_dir():
         return {}
     keys = (path.stem for path in layout.notices.glob("*.json"))

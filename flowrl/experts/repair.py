@@ -117,7 +117,7 @@ def _replaced(store: ExpertStore, broken: ExpertVersion, error: ExpertError) -> 
             "train again"
         )
         logger.error("%s", text)
-        notices.tell(store.layout, notice_key(broken.index), text)
+        notices.publish(store.layout, notice_key(broken.index), text)
         raise type(error)(text) from error
     text = (
         f"{name} was damaged: version {broken.version} ({broken.frames:,} frames) is in "
@@ -125,7 +125,7 @@ def _replaced(store: ExpertStore, broken: ExpertVersion, error: ExpertError) -> 
         f"again. Seen? Then flowrl fsck {store.layout.root} --repair withdraws this notice"
     )
     logger.error("%s: %s", text, error)
-    notices.tell(store.layout, notice_key(broken.index), text)
+    notices.publish(store.layout, notice_key(broken.index), text)
     return version
 
 

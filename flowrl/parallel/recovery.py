@@ -143,7 +143,7 @@ def _completed_without_record(
         "it until the record is restored from a backup"
     )
     logger.error("%s", text)
-    notices.tell(layout, record_notice_key(version.index), text)
+    notices.publish(layout, record_notice_key(version.index), text)
     first = version.lineage[0] if version.lineage else None
     parts = _RUN_ID.fullmatch(first.run_id) if first else None
     return Completed(

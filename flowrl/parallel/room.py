@@ -87,7 +87,7 @@ class Room:
         )
         logger.error("%s", text)
         with contextlib.suppress(OSError):
-            notices.tell(self._layout, _NOTICE, text)
+            notices.publish(self._layout, _NOTICE, text)
 
     def _go_on(self) -> None:
         self.word = ""

@@ -372,7 +372,7 @@ def _saved(layout: GraphPaths) -> Any:
 
 def _small() -> list[Scenario]:
     def tell(layout: GraphPaths) -> None:
-        notices.tell(layout, "disk", "full")
+        notices.publish(layout, "disk", "full")
         notices.withdraw(layout, "old")
 
     def shown(layout: GraphPaths) -> None:
@@ -404,7 +404,7 @@ def _small() -> list[Scenario]:
     )
     notice = Scenario(
         name="notice",
-        build=lambda layout: notices.tell(layout, "old", "long gone"),
+        build=lambda layout: notices.publish(layout, "old", "long gone"),
         act=tell,
         again=partial(_recovered, act=tell),
         look=shown,

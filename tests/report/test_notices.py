@@ -9,7 +9,7 @@ from tests.report.making import DONE, save
 
 def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, capsys):
     layout = save(tmp_path, ("A", DONE))
-    notices.tell(layout, "disk", "paused (disk): no room in the graph's folder")
+    notices.publish(layout, "disk", "paused (disk): no room in the graph's folder")
     assert cli.main(["status", str(tmp_path)]) == 0
     assert "paused (disk): no room" in capsys.readouterr().out
     assert cli.main(["status", str(tmp_path), "--json"]) == 0
@@ -21,7 +21,7 @@ def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, capsys):
 
 def test_a_damaged_notice_says_so_and_hides_nothing(tmp_path):
     layout = GraphPaths(tmp_path)
-    notices.tell(layout, "one", "first")
+    notices.publish(layout, "one", "first")
     layout.notice("two").write_text("{")
     read = notices.read(layout)
     assert read["one"] == "first"
@@ -31,13 +31,13 @@ def test_a_damaged_notice_says_so_and_hides_nothing(tmp_path):
 def test_nobody_stops_because_a_notice_cannot_be_shown(tmp_path, caplog):
     layout = GraphPaths(tmp_path)
     layout.notices.write_text("no folder")
-    notices.tell(layout, "one", "the first")
+    notices.publish(layout, "one", "the first")
     notices.withdraw(layout, "one")
     assert notices.read(layout) == {}
     assert "the first" in caplog.text
     layout.notices.unlink()
     layout.notice("two").mkdir(parents=True)
-    notices.tell(layout, "two", "the second")
+    notices.publish(layout, "two", "the second")
     notices.withdraw(layout, "two")
     assert "the second" in caplog.text
     assert "cannot be read" in notices.read(layout)["two"]

@@ -57,7 +57,7 @@ def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) ->
         notices.withdraw(layout, NOTICE)
         return
     text = f"--trust_skills: the syntax check is lifted for {', '.join(trusted)}"
-    notices.tell(layout, NOTICE, text)
+    notices.publish(layout, NOTICE, text)
     logger.warning(text)
 
 
