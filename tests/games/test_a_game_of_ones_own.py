@@ -1,0 +1,101 @@
+"""A package with a game of its own is all that it takes to train, evaluate and check its skills.
+
+Nothing of flowrl is changed or patched for it: the processes find the game as they find an
+installed one, by the entry point of a distribution on the Python path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent / "tiny"
+FLAGS = (
+    *("--env_name=Tiny-v1", "--launcher=local", "--no-use_wandb", "--max_nodes=2"),
+    *("--total_timesteps=4e4", "--num_envs=32", "--num_steps=32", "--max_task_steps=40"),
+    *("--layer_size=16", "--lr=3e-3", "--success_state_rate=0.9", "--min_success_rate=0.5"),
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a command of flowrl where the tiny game's package is installed."""
+    package = tmp_path / "site" / "tiny_game-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-game\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[flowrl.games]\nTiny-v1 = tiny_game:TINY\n")
+    paths = os.pathsep.join([str(package.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)}
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *map(str, words)]
+        return subprocess.run(command, env=env, text=True, capture_output=True, check=False)
+
+    return run
+
+
+def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
+    checked = run(
+        "-m", "flowrl.cli", "check", *sorted((HERE / "tiny_skills").glob("*.py")), "--json"
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert [each["games"] for each in json.loads(checked.stdout)] == [["Tiny-v1"], ["Tiny-v1"]]
+
+    graph = tmp_path / "graph"
+    trained = run("-m", "flowrl.bottomup_parallel", f"--graph-path={graph}", *FLAGS)
+    assert trained.returncode == 0, trained.stderr
+    module = next((graph / "skills").glob("*_Bake_Pie/*.py")).read_text()
+    assert "from tiny_engine import Cell\n\nGAME = 'Tiny-v1'\n" in module
+
+    played = run(
+        *("-m", "flowrl.cli", "evaluate", graph, "--skill=Bake Pie"),
+        *("--episodes=64", "--at_least=0.5", "--json"),
+    )
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert [step["skill"] for step in json.loads(played.stdout)["steps"]] == [
+        *("Pick Berry", "Bake Pie"),
+    ]
+
+
+def test_a_skill_for_the_tiny_game_is_for_no_other(run, tmp_path):
+    skill = tmp_path / "pick.py"
+    text = (HERE / "tiny_skills" / "00_pick_berry.py").read_text()
+    skill.write_text(text.replace("inventory_diff.berry", "inventory_diff.wood"))
+    refused = run("-m", "flowrl.cli", "check", skill, "--no-trace")
+    assert refused.returncode == 1
+    assert "Tiny-v1 has no inventory_diff.wood" in refused.stdout
+    assert "Craftax-Symbolic-v1 has no" in refused.stdout
+
+
+def test_a_game_of_ones_own_is_loaded_without_jax_and_draws_its_worlds(run):
+    code = (
+        "import sys\n"
+        "from flowrl.games.base import find_game\n"
+        "game = find_game('Tiny-v1')\n"
+        "assert 'jax' not in sys.modules\n"
+        "import jax\n"
+        "picture = game.renderer()(game.make().reset(jax.random.key(0)))\n"
+        "assert picture.shape == (8, 40, 3) and picture.max() == 255\n"
+        "assert len(game.code_digest()) == 64\n"
+    )
+    assert run("-c", code).returncode == 0
+
+
+def test_an_unknown_game_is_refused_with_all_that_are_installed(run, tmp_path):
+    refused = run(
+        "-m", "flowrl.bottomup_parallel", f"--graph-path={tmp_path}/g", "--env_name=Chess"
+    )
+    assert refused.returncode == 2
+    assert "Craftax-Symbolic-v1, Tiny-v1, or add a game" in refused.stderr
+    broken = tmp_path / "site" / "tiny_game-1.0.dist-info" / "entry_points.txt"
+    broken.write_text("[flowrl.games]\nChess = no_such_module:CHESS\n")
+    refused = run(
+        "-m", "flowrl.bottomup_parallel", f"--graph-path={tmp_path}/g", "--env_name=Chess"
+    )
+    assert refused.returncode == 2
+    assert "(no_such_module:CHESS) cannot be loaded" in refused.stderr
