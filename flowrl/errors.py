@@ -34,8 +34,8 @@ class SkillError(FlowrlError):
     """A skill file is malformed."""
 
 
-class GateError(SkillError):
-    """Skill code asks for something the gate does not admit."""
+class CodeRefusedError(SkillError):
+    """Skill code contains something that is not admitted."""
 
 
 class GraphError(FlowrlError):

@@ -44,7 +44,7 @@ class PPOConfig:
     """What every run is trained with."""
 
     env_name: str = "Craftax-Classic-Symbolic-v1"
-    """Craftax-Classic-Symbolic-v1 or Craftax-Symbolic-v1."""
+    """Craftax-Classic-Symbolic-v1, Craftax-Symbolic-v1, or a game of an installed package."""
     total_timesteps: Count = 10_000_000
     """Environment steps of one run at most, over all environments; rounded up to whole updates."""
     success_state_rate: float = 0.8
@@ -155,7 +155,7 @@ class BottomUpConfig(PPOConfig):
     """What becomes of an expert that two runs trained: the copy with most frames stays, the two
     are averaged by frames, or the one that does better in the same fresh worlds stays."""
     trust_skills: bool = False
-    """Admit skill files of --skills_dir that the syntax gate refuses; only for files you wrote."""
+    """Admit skill files of --skills_dir that the syntax check refuses; only for files you wrote."""
     sandbox: Sandbox = "auto"
     """Confine trainers to their own run folder, without network, by bubblewrap; auto: if it is
     there."""

@@ -25,7 +25,7 @@ def open_module(path: Path, limits: Limits | None = None) -> TaskModule:
 
     Raises:
       SkillError: the module departs from the frame, or a step's functions are not approved.
-      GateError: a function contains something that is not admitted.
+      CodeRefusedError: a function contains something that is not admitted.
     """
     approvals = recorded_approvals(path)
     if approvals is None:

@@ -91,7 +91,7 @@ def load_module(
     Raises:
       SkillError: the module departs from the frame, or a step's functions have no approval; says
         file, line and remedy.
-      GateError: a function asks for something the gate does not admit.
+      CodeRefusedError: a function contains something that is not admitted.
     """
     read = read_module(source)
     trusted = {k for k, approval in enumerate(_found(read, approvals)) if approval.trusted}

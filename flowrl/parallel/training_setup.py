@@ -233,7 +233,7 @@ def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]
 
     Raises:
       SkillError: the plan names an unknown skill, or a skill's function is not one function.
-      GateError: a function contains something that is not admitted.
+      CodeRefusedError: a function contains something that is not admitted.
     """
     game = find_game(run.config.get("env_name"))
     for name in dict.fromkeys(step.skill for step in run.plan):
@@ -245,7 +245,7 @@ def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]
 
 
 def _check_game(skill: Skill, game: Game) -> None:
-    """Raise GateError if a skill names things that the game does not have."""
+    """Raise CodeRefusedError if a skill names things that the game does not have."""
     place = f"skill {skill.name!r}"
     functions = [parsed_function(source, place) for source in (skill.is_done, skill.reward)]
     check_names(functions, place, games=(game,))

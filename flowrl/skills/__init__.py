@@ -1,1 +1,1 @@
-"""What an agent can learn: skill files, the gate they pass, and the graph that plans over them."""
+"""What an agent can learn: skill files, their checks, and the graph that plans over them."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import storage
-from flowrl.errors import FileRefusedError, GateError, NameRefusedError, SkillError
+from flowrl.errors import CodeRefusedError, FileRefusedError, NameRefusedError, SkillError
 from flowrl.games.base import find_game, known_games
 from flowrl.paths import display_name, slug
 from flowrl.skills.validation.syntax import SOURCE_LIMIT_BYTES, check_skill_source, literal
@@ -240,7 +240,7 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
         raise SkillError(f"{path}:1: not UTF-8; save the file as UTF-8") from error
     try:
         return parse_skill(text, place=str(path), env_name=env_name)
-    except GateError:
+    except CodeRefusedError:
         if not trust:
             raise
     return parse_skill(text, place=str(path), env_name=env_name, trusted=True)

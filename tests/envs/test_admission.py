@@ -12,7 +12,7 @@ from flowrl.config import TrainConfig
 from flowrl.envs import admission
 from flowrl.envs.admission import open_module
 from flowrl.envs.skill_module import load_module, read_module
-from flowrl.errors import GateError, SkillError
+from flowrl.errors import CodeRefusedError, SkillError
 from flowrl.paths import RunPaths
 from flowrl.ppo import trainer
 from flowrl.ppo_flow import StopSignal
@@ -115,9 +115,9 @@ def approval_of(text: str, **facts) -> CodeApproval:
 
 def test_trust_is_the_approvals_to_give_and_not_the_modules():
     text = module_text([TRUSTED])
-    with pytest.raises(GateError):
+    with pytest.raises(CodeRefusedError):
         load_module(text)
-    with pytest.raises(GateError):
+    with pytest.raises(CodeRefusedError):
         load_module(text, approvals=[approval_of(text)])
     [task] = load_module(text, approvals=[approval_of(text, trusted=True)]).tasks
     names = task.functions.reward.__globals__["__builtins__"]

@@ -10,7 +10,7 @@ import pytest
 from flowrl.config import PPOConfig, to_json
 from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import features_of
-from flowrl.errors import FileRefusedError, GateError, SkillError
+from flowrl.errors import CodeRefusedError, FileRefusedError, SkillError
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.skill import load_library
@@ -168,12 +168,12 @@ def test_a_hostile_function_is_refused_before_it_can_run(is_done):
 def test_a_name_of_the_other_game_is_refused(reward, named):
     step = WOOD._replace(reward=reward)
     assert load_module(module_text([step], package="craftax")).game.name == FULL
-    with pytest.raises(GateError, match=re.escape(named)):
+    with pytest.raises(CodeRefusedError, match=re.escape(named)):
         load_module(module_text([step]))
 
 
 def test_a_decorated_function_is_refused_and_its_decorator_never_called():
-    with pytest.raises(GateError):
+    with pytest.raises(CodeRefusedError):
         load_module(TEXT.replace("def task_0_is_done", "@exec\ndef task_0_is_done"))
 
 

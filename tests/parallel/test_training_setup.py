@@ -12,12 +12,12 @@ from flowrl import notices, storage
 from flowrl.config import PPOConfig
 from flowrl.errors import (
     BusyError,
+    CodeRefusedError,
     ExpertCorruptError,
     ExpertIndexError,
     ExpertMissingError,
     ExpertShapeError,
     FileRefusedError,
-    GateError,
     GraphError,
     SkillError,
 )
@@ -202,8 +202,8 @@ def test_a_name_never_becomes_code(name):
         ("def task_is_done(n):\n    return n\nimport os", SkillError),
         ("task_is_done = 1", SkillError),
         ("def (", SkillError),
-        ("def task_is_done(n):\n    return __import__('os')", GateError),
-        ("def task_is_done(n=jnp.load('x')):\n    return n", GateError),
+        ("def task_is_done(n):\n    return __import__('os')", CodeRefusedError),
+        ("def task_is_done(n=jnp.load('x')):\n    return n", CodeRefusedError),
     ],
     ids=["two statements", "no function", "no Python", "import", "default"],
 )

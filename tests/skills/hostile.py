@@ -260,7 +260,7 @@ BY_SYNTAX: dict[str, str | bytes] = {
 }
 
 # What only shows when the functions are traced and computed.
-BY_TRIAL: dict[str, str] = {
+BY_DRY_RUN: dict[str, str] = {
     "an array doubled in a loop": reward(
         "x = achievements\nfor i in range(64):\n    x = jnp.concatenate([x, x])\nreturn x.sum()"
     ),

@@ -26,25 +26,25 @@ def test_a_hostile_file_is_refused_before_anything_of_it_runs(tmp_path, content)
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """Every file that passes the gate and should not pass the trial, in one process."""
+    """Every file that passes the syntax check and should not pass the dry run."""
     folder = tmp_path_factory.mktemp("hostile")
-    paths = {name: folder / f"{number}.py" for number, name in enumerate(hostile.BY_TRIAL)}
+    paths = {name: folder / f"{number}.py" for number, name in enumerate(hostile.BY_DRY_RUN)}
     for name, path in paths.items():
-        path.write_text(hostile.BY_TRIAL[name])
+        path.write_text(hostile.BY_DRY_RUN[name])
     assert [each.why for each in check_files(list(paths.values()), trace=False) if each.why] == []
     checked = check_files(list(paths.values()))
     return {name: (paths[name], each) for name, each in zip(paths, checked, strict=True)}
 
 
-@pytest.mark.parametrize("name", hostile.BY_TRIAL)
-def test_a_hostile_function_is_refused_by_the_trial(tried, name):
+@pytest.mark.parametrize("name", hostile.BY_DRY_RUN)
+def test_a_hostile_function_is_refused_by_the_dry_run(tried, name):
     path, checked = tried[name]
     assert one_line(path, checked.why), checked.why
     assert checked.games == ()
 
 
 def test_there_are_over_a_hundred_of_them():
-    assert len(hostile.BY_SYNTAX) + len(hostile.BY_TRIAL) >= 200
+    assert len(hostile.BY_SYNTAX) + len(hostile.BY_DRY_RUN) >= 200
 
 
 HARMLESS = {

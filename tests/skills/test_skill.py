@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.errors import ConfigError, FlowrlError, GateError, SkillError
+from flowrl.errors import CodeRefusedError, ConfigError, FlowrlError, SkillError
 from flowrl.report.check import check_files
 from flowrl.skills.skill import (
     Amount,
@@ -193,7 +193,7 @@ NAMES = {
 @pytest.mark.parametrize(("value", "complaint"), NAMES.values(), ids=NAMES)
 def test_what_neither_game_has_is_refused_with_its_line_and_the_closest_name(value, complaint):
     text = skill_text(is_done=f"def task_is_done(inventory):\n    return {value} > 0")
-    with pytest.raises(GateError, match=re.escape(complaint)) as caught:
+    with pytest.raises(CodeRefusedError, match=re.escape(complaint)) as caught:
         parse_skill(text, place="wood.py")
     assert str(caught.value).startswith("wood.py:9: ")
 
@@ -216,7 +216,9 @@ def test_a_skill_of_one_game_is_no_skill_of_the_other(tmp_path, value, belongs, 
     [checked] = check_files([path], trace=False)
     assert (checked.games, checked.why) == ((belongs,), None)
     assert "Own Skill" in load_library(belongs, tmp_path)
-    with pytest.raises(GateError, match=rf"own\.py:10: .* is not in {lacks}; (closest|there) are "):
+    with pytest.raises(
+        CodeRefusedError, match=rf"own\.py:10: .* is not in {lacks}; (closest|there) are "
+    ):
         load_library(lacks, tmp_path)
 
 

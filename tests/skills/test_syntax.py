@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from flowrl.errors import GateError
+from flowrl.errors import CodeRefusedError
 from flowrl.games.base import COUNT
 from flowrl.games.craftax import CLASSIC, FULL
 from flowrl.skills.validation.syntax import (
@@ -174,7 +174,7 @@ def test_honest_code_passes(body):
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_code_is_refused_with_its_line_and_a_remedy(body):
     text = skill_text(reward=reward(body))
-    with pytest.raises(GateError, match=r"^skill\.py:\d+: .+; .+$") as caught:
+    with pytest.raises(CodeRefusedError, match=r"^skill\.py:\d+: .+; .+$") as caught:
         check_skill_source(text, "skill.py", games=GAMES)
     line = int(str(caught.value).split(":")[1])
     first = text[: text.index("def task_reward")].count("\n") + 1
@@ -215,7 +215,7 @@ GROWING = {
 
 @pytest.mark.parametrize("body", GROWING.values(), ids=GROWING)
 def test_what_grows_by_computing_is_refused_without_being_computed(body):
-    with pytest.raises(GateError, match=r"^skill\.py:\d+: .+; .+$"):
+    with pytest.raises(CodeRefusedError, match=r"^skill\.py:\d+: .+; .+$"):
         check_skill_source(skill_text(reward=reward(body)), "skill.py", games=GAMES)
 
 
@@ -227,7 +227,7 @@ STEADY = {
     "squared means": "x = n / 9\nfor i in range(64):\n    x *= x\nreturn x",
     "counted": "x = 0\nfor i in range(64):\n    x += i % 3\nreturn x // 2",
     "doubled arrays": "x = player_intrinsics\nfor i in range(64):\n"
-    "    x = jnp.concatenate([x, x])\nreturn x.sum()",  # the trial refuses this one
+    "    x = jnp.concatenate([x, x])\nreturn x.sum()",  # the dry run refuses this one
 }
 
 
@@ -256,7 +256,7 @@ def test_what_cannot_grow_past_reason_passes(body):
     ],
 )
 def test_a_signature_asks_for_features_by_name_and_nothing_more(signature):
-    with pytest.raises(GateError):
+    with pytest.raises(CodeRefusedError):
         check_skill_source(skill_text(reward=f"{signature}\n    return 0"), "skill.py", games=GAMES)
 
 
@@ -284,7 +284,7 @@ def test_the_count_may_stand_as_the_default_of_n():
     ],
 )
 def test_a_file_holds_constants_and_two_functions_only(head):
-    with pytest.raises(GateError, match=r"^skill\.py:2: "):
+    with pytest.raises(CodeRefusedError, match=r"^skill\.py:2: "):
         check_skill_source(skill_text(head=head), "skill.py", games=GAMES)
 
 
@@ -303,7 +303,7 @@ def test_a_file_holds_constants_and_two_functions_only(head):
     ids=["torn", "null", "parentheses", "minuses", "long", "wide", "deep", "empty"],
 )
 def test_a_text_is_bounded_before_it_is_looked_at(text, complaint):
-    with pytest.raises(GateError, match=complaint):
+    with pytest.raises(CodeRefusedError, match=complaint):
         check_skill_source(text, "skill.py", games=GAMES)
 
 
@@ -315,7 +315,7 @@ def test_a_generated_modules_functions_pass_one_by_one():
 
 
 def test_a_refusal_says_what_may_be_asked_for():
-    with pytest.raises(GateError, match=re.escape(ALL)):
+    with pytest.raises(CodeRefusedError, match=re.escape(ALL)):
         check_skill_source(
             skill_text(is_done="def task_is_done(stat):\n    return 0"), "x.py", games=GAMES
         )

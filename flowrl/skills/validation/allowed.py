@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from flowrl.errors import GateError
+from flowrl.errors import CodeRefusedError
 from flowrl.games.base import COUNT, INVENTORIES, Game, known_games
 
 MODULES = frozenset({"jnp", "jax"})
@@ -53,9 +53,9 @@ METHODS = frozenset(_METHODS.split())
 ATTRIBUTES = frozenset({"at", "ndim", "size", "T"})  # besides the items of the games
 
 
-def refusal(place: str, node: ast.AST | None, what: str, remedy: str) -> GateError:
+def refusal(place: str, node: ast.AST | None, what: str, remedy: str) -> CodeRefusedError:
     """The error for a node: its line, what is wrong with it, and the remedy."""
-    return GateError(f"{place}:{getattr(node, 'lineno', 1)}: {what}; {remedy}")
+    return CodeRefusedError(f"{place}:{getattr(node, 'lineno', 1)}: {what}; {remedy}")
 
 
 def feature_names() -> list[str]:
@@ -85,7 +85,7 @@ def check_names(functions: Iterable[ast.FunctionDef], place: str, *, games: Sequ
     """Refuse functions unless one of the games has all that they name.
 
     Raises:
-      GateError: with the line, the name and the ones that come closest to it.
+      CodeRefusedError: with the line, the name and the ones that come closest to it.
     """
     missing = _missing_names(functions, games)
     if all(missing):
@@ -137,7 +137,7 @@ def _is_item(value: ast.expr, name: str, items: Collection[str]) -> bool:
     return name in items or (isinstance(value, ast.Name) and value.id in INVENTORIES)
 
 
-def _refused(missing: Sequence[_Missing], games: Sequence[Game], place: str) -> GateError:
+def _refused(missing: Sequence[_Missing], games: Sequence[Game], place: str) -> CodeRefusedError:
     """The error for the first name that each of the games lacks."""
     first = missing[-1]
     if len({each.name for each in missing}) == 1:

@@ -31,7 +31,7 @@ def check_growth(body: Iterable[ast.stmt], *, parameters: frozenset[str], place:
     """Refuse a body whose whole numbers may outgrow BITS_LIMIT, or whose loops do too much.
 
     Raises:
-      GateError: with the line and the remedy.
+      CodeRefusedError: with the line and the remedy.
     """
     names: _Names = dict.fromkeys(parameters, FIXED)
     if "n" in names:

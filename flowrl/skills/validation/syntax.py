@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
-from flowrl.errors import GateError
+from flowrl.errors import CodeRefusedError
 from flowrl.games.base import COUNT, Game
 from flowrl.skills.validation.allowed import (
     ATTRIBUTES,
@@ -76,7 +76,7 @@ def check_skill_source(
     looked at.
 
     Raises:
-      GateError: the text is not a skill file, or contains something that is not admitted.
+      CodeRefusedError: the text is not a skill file, or contains something that is not admitted.
     """
     module = parse_source(text, place)
     seen: set[str] = set()
@@ -103,7 +103,7 @@ def check_function(node: ast.FunctionDef, place: str, *, trusted: bool = False) 
     looked at.
 
     Raises:
-      GateError: with the place and the remedy.
+      CodeRefusedError: with the place and the remedy.
     """
     parameters = _check_signature(node, place, feature_names())
     if trusted:
@@ -118,7 +118,7 @@ def literal(node: ast.expr, place: str) -> Any:
     """The value of a literal: text, numbers, and dicts, lists, tuples and sets of them.
 
     Raises:
-      GateError: the expression is not a literal.
+      CodeRefusedError: the expression is not a literal.
     """
     try:
         return ast.literal_eval(node)
@@ -130,7 +130,7 @@ def parse_source(text: str, place: str, *, limit_bytes: int = SOURCE_LIMIT_BYTES
     """The syntax tree of a bounded text: `limit_bytes`, nodes in proportion, 60 levels deep.
 
     Raises:
-      GateError: the text is too long, too deep or not Python.
+      CodeRefusedError: the text is too long, too deep or not Python.
     """
     size = len(text.encode(errors="replace"))
     if size > limit_bytes:
@@ -140,7 +140,9 @@ def parse_source(text: str, place: str, *, limit_bytes: int = SOURCE_LIMIT_BYTES
             warnings.simplefilter("ignore")
             module = ast.parse(text)
     except SyntaxError as error:
-        raise GateError(f"{place}:{error.lineno or 1}: {error.msg}; correct the syntax") from error
+        raise CodeRefusedError(
+            f"{place}:{error.lineno or 1}: {error.msg}; correct the syntax"
+        ) from error
     except (ValueError, RecursionError, MemoryError) as error:
         what = "the text is not readable as Python"
         raise refusal(place, None, what, "make the code simpler") from error
@@ -297,7 +299,7 @@ class _Scope:
         if not isinstance(node, _ADMITTED):
             raise self._not_admitted(node, node)
 
-    def _not_admitted(self, node: ast.AST, place: ast.AST) -> GateError:
+    def _not_admitted(self, node: ast.AST, place: ast.AST) -> CodeRefusedError:
         what = f"{type(node).__name__} is not admitted in skill code"
         return self._no(place, what, "write it with assignments, if, jnp.where and arithmetic")
 
@@ -402,7 +404,7 @@ class _Scope:
             what = f"{ast.unparse(node.func)} of a size that is not one small literal"
             raise self._no(node, what, f"write the shape in numbers, {SIZE_LIMIT} elements at most")
 
-    def _no(self, node: ast.AST, what: str, remedy: str) -> GateError:
+    def _no(self, node: ast.AST, what: str, remedy: str) -> CodeRefusedError:
         return refusal(self.place, node, what, remedy)
 
 

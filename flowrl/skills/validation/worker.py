@@ -122,7 +122,7 @@ def _limit(*, megabytes: int, cpu_seconds: int) -> None:
 
 
 def _warm_up() -> None:
-    """Start JAX's threads and load what the first trial does."""
+    """Start JAX's threads and load what the first function needs."""
     jax.vmap(jnp.sum)(jnp.ones((2, 3))).block_until_ready()
 
 
