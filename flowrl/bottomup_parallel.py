@@ -26,7 +26,7 @@ from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.status import Blocked, Completed, Failed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
@@ -47,7 +47,7 @@ def train_graph(
 ) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     layout = GraphPaths(config.graph_path)
-    sources = SkillBook(layout)
+    sources = SkillSources(layout)
     graph = open_graph(config, sources)
     skills_towards(graph, target=config.target_skill, max_nodes=config.max_nodes)
     approvals = approval.approve_skills(
@@ -72,7 +72,7 @@ def train_graph(
         )
         feeder = Feeder(flow, sources, scheduler)
         scheduler.set_callbacks(
-            workshop=backend,
+            backend=backend,
             on_skill_complete=feeder.on_skill_complete,
             on_skill_failed=feeder.on_skill_failed,
         )
@@ -82,7 +82,7 @@ def train_graph(
         return feeder.exit_code()
 
 
-def open_graph(config: BottomUpConfig, sources: SkillBook) -> SkillGraph:
+def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
     """The skills of the library and of `--skills_dir`; for skills in training, the kept source."""
     library = load_library(config.env_name, config.skills_dir, trust=config.trust_skills)
     skills = sources.over(library).values()
@@ -94,7 +94,7 @@ def open_graph(config: BottomUpConfig, sources: SkillBook) -> SkillGraph:
 class Feeder:
     """Adds the flow's skills to the scheduler, and reports to the flow how they ended."""
 
-    def __init__(self, flow: Flow, sources: SkillBook, scheduler: SkillScheduler) -> None:
+    def __init__(self, flow: Flow, sources: SkillSources, scheduler: SkillScheduler) -> None:
         self._flow = flow
         self._sources = sources
         self._scheduler = scheduler
@@ -135,7 +135,7 @@ class Feeder:
         """0 if all requested skills are completed, 85 after `flowrl stop`, else 1."""
         if self._completed_all():
             return 0
-        if self._scheduler.stopped_by_wish:
+        if self._scheduler.stopped_on_request:
             return EXIT_RESUMABLE
         while skill := self._flow.next_skill():  # so that the status names all blocked skills
             self._add(*skill)

@@ -29,7 +29,7 @@ from scheduling_runs import Chain, no_ops, sleepers
 from flowrl.launchers.job import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.parallel import signals
+from flowrl.parallel import events
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
@@ -171,7 +171,7 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
     needed = {need for item in skills for need in item.needs}
     leaves = [item.skill for item in skills if item.skill not in needed]
     events = leaves[: 50 if small else 200]
-    waiting, _ = step(SchedulerState(), [signals.SkillsAdded(skills)], NOW, RESTING)
+    waiting, _ = step(SchedulerState(), [events.SkillsAdded(skills)], NOW, RESTING)
     row, row_of_event = _saves(folder / "scheduler_state.json", waiting, events, "")
     with SkillScheduler(folder, launcher=LocalLauncher()) as scheduler:
         scheduler.set_callbacks(prepare=_never, process=_never)
@@ -181,7 +181,7 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
     tick = Row(case="idle tick, 1,000 skills", ours=1e3 * statistics.median(ticks), unit="ms")
     if small:
         return [row, row_of_event, tick]
-    holds = [signals.Hold(item.skill) for item in skills if not item.needs]
+    holds = [events.Hold(item.skill) for item in skills if not item.needs]
     blocked, _ = step(waiting, holds, NOW, RESTING)
     largest, _ = _saves(folder / "blocked.json", blocked, events[:50], ", all blocked")
     return [row, row_of_event, tick, largest]
@@ -199,7 +199,7 @@ def _saves(path: Path, state: SchedulerState, held: list[str], what: str) -> tup
     stepping, saving, theirs = [], [], []
     for number, skill in enumerate(held):
         began = time.perf_counter()
-        state, _ = step(state, [signals.Hold(skill)], NOW, RESTING)
+        state, _ = step(state, [events.Hold(skill)], NOW, RESTING)
         stepped = time.perf_counter()
         file.save(state)
         stepping.append(stepped - began)

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from flowrl.parallel import signals
-from flowrl.parallel.signals import Event, NewSkill, Rules
+from flowrl.parallel import events
+from flowrl.parallel.events import Event, NewSkill, Rules
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.transitions import step
@@ -56,16 +56,16 @@ def main(size: int, folder: Path) -> None:
         nonlocal state
         state, _ = step(state, events, NOW, RULES)
 
-    adding = timed(lambda: take(signals.SkillsAdded(graph(size))))
+    adding = timed(lambda: take(events.SkillsAdded(graph(size))))
     file = StateFile(folder / "scheduler_state.json")
     sys.stdout.write(f"{size} skills added in {adding:.0f} ms\n")
     sys.stdout.write(f"first save {timed(lambda: file.save(state)):.0f} ms\n")
     took: dict[str, list[float]] = {"step": [], "encode": [], "save, with fsync": []}
     for number in range(min(ROUNDS, size)):
         skill = f"Collect Thing {size - 1 - number}"
-        took["step"].append(timed(partial(take, signals.Hold(skill))))
+        took["step"].append(timed(partial(take, events.Hold(skill))))
         took["encode"].append(timed(lambda: file.encode(state)))
-        took["step"].append(timed(partial(take, signals.Retry(skill))))
+        took["step"].append(timed(partial(take, events.Retry(skill))))
         took["save, with fsync"].append(timed(lambda: file.save(state)))
     for name, values in took.items():
         median, most = statistics.median(values), max(values)

@@ -13,9 +13,9 @@ from typing import Any
 
 from flowrl.config import BottomUpConfig
 from flowrl.launchers.job import Job, Launcher
+from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, session_name
@@ -67,7 +67,7 @@ class Chain:
         with SkillScheduler(
             self._layout.root, launcher=launcher, max_parallel_skills=1
         ) as scheduler:
-            scheduler.set_callbacks(workshop=workshop)
+            scheduler.set_callbacks(backend=workshop)
             for skill in skills:
                 scheduler.add_skill(skill.name, {}, graph.needs(skill.name))
             if not scheduler.run().complete:
@@ -87,7 +87,7 @@ class _Workshop(TrainingBackend):
         super().__init__(*args, **more)
         self.moments = {}
 
-    def merge(self, task: Task) -> Mapping[str, Any]:
+    def merge(self, task: RunRequest) -> Mapping[str, Any]:
         """Note when the run's trainer began and ended before its folder goes."""
         folder = self._layout.run(task.expert, task.skill).folder
         if folder.is_dir():
@@ -96,7 +96,7 @@ class _Workshop(TrainingBackend):
             }
         return super().merge(task)
 
-    def _job(self, prepared: PreparedRun, task: Task) -> Job:
+    def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
         job = super()._job(prepared, task)
         module = str(prepared.module_path.resolve())
         script = str(HERE / "stand_in_trainer.py")
@@ -109,7 +109,7 @@ def no_ops(folder: Path, launcher: Launcher, *, tasks: int, at_once: int) -> Non
     """Run so many tasks that copy a result and do nothing else."""
     scheduler = SkillScheduler(folder, launcher=launcher, max_parallel_skills=at_once)
 
-    def prepare(task: Task) -> Job:
+    def prepare(task: RunRequest) -> Job:
         place = folder / f"run_{task.expert}"
         place.mkdir()
         run_id = f"e{task.expert}.a1.0"
@@ -128,7 +128,7 @@ def sleepers(folder: Path, launcher: Launcher, *, sessions: int) -> Iterator[Ski
     """A scheduler whose runs sleep; they are ended at last."""
     scheduler = SkillScheduler(folder, launcher=launcher, max_parallel_skills=sessions)
 
-    def prepare(task: Task) -> Job:
+    def prepare(task: RunRequest) -> Job:
         place = folder / f"run_{task.expert}"
         place.mkdir()
         return _job(place, task, f"e{task.expert}.a1.0", ("/bin/sleep", "600"))
@@ -145,7 +145,7 @@ def _add(scheduler: SkillScheduler, count: int) -> None:
     scheduler.add_skills([NewSkill(skill=f"Task {number}") for number in range(count)])
 
 
-def _job(place: Path, task: Task, run_id: str, argv: tuple[str, ...]) -> Job:
+def _job(place: Path, task: RunRequest, run_id: str, argv: tuple[str, ...]) -> Job:
     return Job(
         name=session_name(task.expert, task.skill),
         run_id=run_id,
@@ -156,7 +156,7 @@ def _job(place: Path, task: Task, run_id: str, argv: tuple[str, ...]) -> Job:
     )
 
 
-def _merged(task: Task) -> Mapping[str, Any]:
+def _merged(task: RunRequest) -> Mapping[str, Any]:
     return {"run_id": task.run_id}
 
 

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from flowrl import bottomup_parallel
 from flowrl.launchers.job import Job
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun
-from flowrl.parallel.signals import Task
 from tests.parallel import stand_in
 from tests.parallel.stand_in_story import StandInWorkshop
 
@@ -29,7 +29,7 @@ FAILING = "Place Table"
 class LeakingWorkshop(StandInWorkshop):
     """Everything is real but the trainer's program."""
 
-    def _job(self, prepared: PreparedRun, task: Task) -> Job:
+    def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
         job = super()._job(prepared, task)
         skill = prepared.run.skill
         argv = (sys.executable, "-m", "tests.leaking_story", TALKATIVE, skill, *job.argv[3:])

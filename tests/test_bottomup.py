@@ -20,7 +20,7 @@ from flowrl.bottomup import InProcessLauncher
 from flowrl.config import SequentialConfig
 from flowrl.errors import LaunchError
 from flowrl.launchers.job import Finished, Handle, Job, Lost
-from flowrl.parallel.signals import Task
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import RunPaths
 from flowrl.report import training_screen
@@ -49,7 +49,7 @@ class Bench:
     def job(self) -> Job:
         config = SequentialConfig(graph_path=self.layout.root)
         workshop = TrainingBackend(self.layout, config, lambda: GRAPH)
-        return workshop.prepare(Task(skill=WOOD, expert=0, attempt=1))
+        return workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
 
     def archived_log(self) -> str:
         return RunPaths(self.layout.skill_folder(0, WOOD), 0).training_log.read_text()

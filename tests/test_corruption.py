@@ -29,7 +29,7 @@ from flowrl.experts.repair import usable
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.inspection import inspect
 from flowrl.parallel.recovery import recover_state
-from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.report import status
@@ -58,7 +58,7 @@ def graph(place) -> GraphPaths:
     train(layout, WOOD, {0: 50})
     train(layout, TABLE, {0: 10, 1: 20})
     train(layout, PICKAXE, {1: 5, 2: 30})
-    book = SkillBook(layout)
+    book = SkillSources(layout)
     for skill in COMPLETED:
         book.record(LIBRARY[skill])
     facts = {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"}
@@ -149,7 +149,7 @@ def read(layout: GraphPaths, changed: str = "") -> dict[str, Any]:
 
     take("state", StateFile(layout.scheduler_state).load)
     if not changed or changed.startswith("skill_files"):
-        take("skills", SkillBook(layout).recorded)
+        take("skills", SkillSources(layout).recorded)
     take("config", lambda: records.read_document(layout.config_json))
     for generation in manifests.generations(layout):
         path = manifests.history_file(layout, generation)

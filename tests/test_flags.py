@@ -19,9 +19,9 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import training_backend
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.signals import Task
-from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
@@ -54,7 +54,7 @@ class Bench:
         return config.parse(BottomUpConfig, [f"--graph_path={self.layout.root}", *words])
 
     def graph(self, parsed: BottomUpConfig) -> Callable[[], SkillGraph]:
-        graph = bottomup_parallel.open_graph(parsed, SkillBook(self.layout))
+        graph = bottomup_parallel.open_graph(parsed, SkillSources(self.layout))
         return lambda: graph
 
     def workshop(self, *words: str) -> TrainingBackend:
@@ -62,7 +62,7 @@ class Bench:
         return TrainingBackend(self.layout, parsed, self.graph(parsed))
 
     def job(self, *words: str, **facts):
-        return self.workshop(*words).prepare(Task(skill=WOOD, expert=0, attempt=1, **facts))
+        return self.workshop(*words).prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
 
     def scheduler(self, *words: str) -> SkillScheduler:
         parsed = self.parsed(*words)
@@ -207,7 +207,7 @@ def merge_policy(bench):
     bench.monkeypatch.setattr(
         bottomup_parallel, "recover_graph", lambda layout, rule, **facts: seen.append(rule)
     )
-    bench.workshop("--merge_policy=eval_gate").merge(Task(skill=WOOD, expert=0, attempt=1))
+    bench.workshop("--merge_policy=eval_gate").merge(RunRequest(skill=WOOD, expert=0, attempt=1))
     bench.handed_out("--merge_policy=eval_gate")
     assert seen == [MERGE_RULES["eval_gate"]] * 2
 
@@ -272,7 +272,7 @@ def gpu_memory_mb(bench):
     assert both.slots == (2, 2, 2)
     parsed = bench.parsed("--gpu_memory_mb=20000")
     workshop = TrainingBackend(bench.layout, parsed, bench.graph(parsed), runs_on=rules.runs_on)
-    env = workshop.prepare(Task(skill=WOOD, expert=0, attempt=1, device="1")).env
+    env = workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, device="1")).env
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
     with pytest.raises(ConfigError, match="GPU 0 has 81559 MB, of which 73403 are for runs"):
         bench.scheduler("--gpu_memory_mb=80000")
@@ -368,7 +368,7 @@ def test_the_accounting_of_frames_reaches_the_merge(bench, accounting, frames):
     """An expert of 100 frames that acted in 30 of a run's 100."""
     workshop = bench.workshop(f"--frame_accounting={accounting}")
     for skill, expert, acted in ((WOOD, 0, {0: 100}), (TABLE, 1, {0: 30, 1: 70})):
-        task = Task(skill=skill, expert=expert, attempt=1)
+        task = RunRequest(skill=skill, expert=expert, attempt=1)
         workshop.prepare(task)
         finish(bench.layout.run(expert, skill), acted)
         merged = workshop.merge(task)

@@ -1,38 +1,79 @@
-"""Commands that steer a scheduler from another terminal.
+"""`flowrl retry`, `pause`, `resume`, `cancel`, `priority`, `stop`: requests to a scheduler.
 
-Each leaves a request in the graph's folder, which works while the scheduler is up or down.
+Each command leaves a request in the graph's folder, whether the scheduler is up or down.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from flowrl.parallel.asks import Verb
-from flowrl.paths import DEFAULT_GRAPH
-from flowrl.report import control
+from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
+from flowrl.parallel.events import MOST_PRIORITY, Response, Verb, why_not
+from flowrl.parallel.health import daemon_of
+from flowrl.parallel.requests import send_request
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.report.snapshot import find_row, read_responses, read_rows
+
+_LOOK_SECONDS = 0.1
+_EFFECTS = {
+    Verb.RETRY: "{} will be tried again",
+    Verb.PAUSE: "{} will pause",
+    Verb.RESUME: "{} will go on",
+    Verb.CANCEL: "{} will be cancelled",
+    Verb.PRIORITY: "{} will have its new priority",
+    Verb.STOP: "it will start nothing new, merge what is running, and end",
+    Verb.STOP_NOW: "its runs will save what they have, and it will end",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steering:
-    """What all of these commands take."""
+class Control:
+    """The flags that all of these commands take."""
 
     graph_path: Path = DEFAULT_GRAPH
     """Folder of the graph."""
     wait: float = 0.0
-    """Seconds to wait for the scheduler's answer; exit code 75 when it has not come by then."""
+    """Seconds to wait for the scheduler's response; exit code 75 when none has come by then."""
     json: bool = False
-    """Print what was asked and what came of it as JSON."""
+    """Print the request and its response as JSON."""
 
-    def _steer(self, verb: Verb, skill: str | None = None, *, number: int = 0) -> int:
-        asked = control.Asked(verb=verb, skill=skill, number=number)
-        return control.steer(self.graph_path, asked, wait_seconds=self.wait, as_json=self.json)
+    def _send(self, verb: Verb, skill: str | None = None, *, number: int = 0) -> int:
+        """Send a request, wait for its response if that is wanted, and print both.
+
+        Raises:
+          GraphError: there is no such skill, or its status does not admit the request.
+        """
+        paths = GraphPaths(self.graph_path)
+        if skill is None:
+            read_rows(paths)  # the folder is a graph's
+        else:
+            skill = _checked_skill(paths, verb, skill)
+        if abs(number) > MOST_PRIORITY:
+            raise ConfigError(f"priority {number} must lie within ±{MOST_PRIORITY}")
+        name = send_request(paths, verb, skill, number=number)
+        daemon = daemon_of(paths.daemon_lock)
+        response = _await_response(paths, name, self.wait)
+        if self.json:
+            data = {"id": name, "verb": verb, "skill": skill, "number": number, "daemon": daemon}
+            data["outcome"] = response.outcome if response else None
+            sys.stdout.write(json.dumps(data) + "\n")
+        else:
+            effect = _EFFECTS[verb].format(skill or "every skill that it fits")
+            result = f": {response.outcome}" if response else f", {_by(self.graph_path, daemon)}"
+            sys.stdout.write(f"{effect}{result}\n")
+        if response is None:
+            return EXIT_BUSY if self.wait else 0
+        return 1 if response.refused else 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retry(Steering):
+class Retry(Control):
     """Let a failed or held skill train again; works while the daemon is up or down.
 
     Examples:
@@ -44,11 +85,11 @@ class Retry(Steering):
 
     def __call__(self) -> int:
         """Run the command."""
-        return self._steer(Verb.RETRY, self.skill)
+        return self._send(Verb.RETRY, self.skill)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause(Steering):
+class Pause(Control):
     """Let a running skill save what it has and end, and keep a waiting one from starting.
 
     Examples:
@@ -63,11 +104,11 @@ class Pause(Steering):
 
     def __call__(self) -> int:
         """Run the command."""
-        return self._steer(Verb.PAUSE, control.one_or_all(self.skill, every=self.all))
+        return self._send(Verb.PAUSE, _one_or_all(self.skill, every=self.all))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(Steering):
+class Resume(Control):
     """Let a held skill go on from its checkpoint.
 
     Examples:
@@ -82,11 +123,11 @@ class Resume(Steering):
 
     def __call__(self) -> int:
         """Run the command."""
-        return self._steer(Verb.RESUME, control.one_or_all(self.skill, every=self.all))
+        return self._send(Verb.RESUME, _one_or_all(self.skill, every=self.all))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cancel(Steering):
+class Cancel(Control):
     """End a skill's run and give the skill up; what needs it is blocked until a retry.
 
     Examples:
@@ -98,11 +139,11 @@ class Cancel(Steering):
 
     def __call__(self) -> int:
         """Run the command."""
-        return self._steer(Verb.CANCEL, self.skill)
+        return self._send(Verb.CANCEL, self.skill)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Priority(Steering):
+class Priority(Control):
     """Say how early a skill starts when several could: higher numbers start sooner.
 
     Examples:
@@ -116,11 +157,11 @@ class Priority(Steering):
 
     def __call__(self) -> int:
         """Run the command."""
-        return self._steer(Verb.PRIORITY, self.skill, number=self.number)
+        return self._send(Verb.PRIORITY, self.skill, number=self.number)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stop(Steering):
+class Stop(Control):
     """Let the scheduler end: it starts nothing new, merges what is running, and ends.
 
     Examples:
@@ -133,4 +174,46 @@ class Stop(Steering):
 
     def __call__(self) -> int:
         """Run the command."""
-        return self._steer(Verb.STOP_NOW if self.now else Verb.STOP)
+        return self._send(Verb.STOP_NOW if self.now else Verb.STOP)
+
+
+def _one_or_all(skill: str, *, every: bool) -> str | None:
+    """The one skill that was named, or None for all.
+
+    Raises:
+      ConfigError: neither is given, or both are.
+    """
+    if every == bool(skill):
+        raise ConfigError("name one skill, or say --all")
+    return skill or None
+
+
+def _checked_skill(paths: GraphPaths, verb: Verb, wanted: str) -> str:
+    """The name of the skill, if its status admits the request."""
+    row = find_row(read_rows(paths), wanted, paths.root)
+    if verb is Verb.RETRY and row.status not in ("failed", "held"):
+        raise GraphError(f"{row.skill} is {row.status}; only failed and held skills can be retried")
+    if refusal := why_not(verb, row.status):
+        raise GraphError(f"{row.skill} cannot be asked to {verb.value}: {refusal}")
+    return row.skill
+
+
+def _await_response(paths: GraphPaths, name: str, wait_seconds: float) -> Response | None:
+    until = time.monotonic() + wait_seconds
+    while wait_seconds:
+        for response in read_responses(paths):
+            if response.id == name:
+                return response
+        if time.monotonic() > until:
+            return None
+        time.sleep(_LOOK_SECONDS)
+    return None
+
+
+def _by(graph_path: Path, daemon: str | None) -> str:
+    if daemon:
+        return f"by the scheduler of {graph_path} ({daemon})"
+    return (
+        f"by the scheduler of {graph_path}; none runs now, so it is done when you start "
+        f"python -m flowrl.bottomup_parallel --graph_path {graph_path}"
+    )

@@ -21,7 +21,7 @@ from flowrl.experts.fsck import REPAIR, Finding, Severity, look
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.files import lock_held
-from flowrl.parallel.claim import daemon_of
+from flowrl.parallel.health import daemon_of
 from flowrl.parallel.obstacles import obstacles
 from flowrl.parallel.recovery import (
     lost_skills,
@@ -30,7 +30,7 @@ from flowrl.parallel.recovery import (
     usable_config,
 )
 from flowrl.parallel.run_folder import is_run_folder, live_runs, pinned_versions
-from flowrl.parallel.skill_book import read_skill_file
+from flowrl.parallel.skill_sources import read_skill_file
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import Completed
 from flowrl.paths import GraphPaths, RunPaths

@@ -27,7 +27,7 @@ from flowrl.parallel.recovery import (
     train_lost_again,
 )
 from flowrl.parallel.run_folder import fail_run, live_runs, pinned_versions
-from flowrl.parallel.skill_book import read_skill_file
+from flowrl.parallel.skill_sources import read_skill_file
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_library

@@ -18,7 +18,7 @@ from flowrl.experts import rooms
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import is_run_folder, live_runs
-from flowrl.parallel.skill_book import read_skill_file
+from flowrl.parallel.skill_sources import read_skill_file
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, read_run

@@ -27,10 +27,10 @@ from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
-from flowrl.parallel.claim import Claim
+from flowrl.parallel.events import NewSkill, Rules, SkillsAdded
+from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.run_folder import live_runs
-from flowrl.parallel.signals import NewSkill, Rules, SkillsAdded
-from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Completed, Entry, Running, Waiting
@@ -213,7 +213,7 @@ def claimed(layout: GraphPaths) -> Iterator[None]:
             f"{layout.root} is no graph: it has neither checkpoints/ nor scheduler_state.json; "
             "name the folder that --graph_path named"
         )
-    claim = Claim(layout.daemon_lock)
+    claim = DaemonLock(layout.daemon_lock)
     claim.acquire()
     try:
         yield
@@ -268,7 +268,7 @@ def train_lost_again(layout: GraphPaths) -> tuple[str, ...]:
         return ()
     entries = [_waiting(e) if e.skill in lost else e for e in state.entries.values()]
     again = SchedulerState.of(
-        entries, next_expert=state.next_expert, wish=state.wish, answers=state.answers
+        entries, next_expert=state.next_expert, stop_mode=state.stop_mode, responses=state.responses
     )
     StateFile(layout.scheduler_state).save(again)
     return lost
@@ -322,7 +322,7 @@ def recorded_graph(layout: GraphPaths) -> SkillGraph:
       FileRefusedError: no record says which environment the graph is for, or a skill is damaged.
     """
     config = recorded_config(layout)
-    skills = SkillBook(layout).over(load_library(config.env_name, config.skills_dir))
+    skills = SkillSources(layout).over(load_library(config.env_name, config.skills_dir))
     return SkillGraph(skills.values(), capacity=find_game(config.env_name).capacity)
 
 

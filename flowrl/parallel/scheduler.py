@@ -1,51 +1,161 @@
-"""The daemon's loop: hear of ended runs, step, save, act, until nothing moves.
+"""The daemon's loop: collect requests and ended runs, step, save, carry out commands.
 
-All that is decided is decided in `state.step`; here is the I/O around it. A command is carried out
-once the state is saved that it follows from, unless the folders remember it, too (`book`), and may
-be carried out twice, so a daemon killed at any point goes on where it was when it is started again.
+All decisions are made by `transitions.step`; this module does the I/O around it. Commands run only
+after the state that issued them is saved, and may run twice, so a daemon that is killed at any
+point goes on where it was when it is started again.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from flowrl.errors import ConfigError, GraphError, SkillError
+from flowrl.errors import (
+    SKILL_ERRORS,
+    ConfigError,
+    FileRefusedError,
+    GraphError,
+    SkillError,
+    format_error,
+    is_transient,
+)
 from flowrl.experts import rooms
-from flowrl.launchers.job import Launcher
+from flowrl.launchers.job import Job, Launcher
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel import signals
-from flowrl.parallel.acts import Acts
-from flowrl.parallel.asks import PAUSED, Wish
-from flowrl.parallel.book import Book
-from flowrl.parallel.claim import Claim
-from flowrl.parallel.heartbeat import Watch
-from flowrl.parallel.listeners import Callbacks, tell_end
-from flowrl.parallel.requests import Inbox, log_answers
-from flowrl.parallel.room import PROBE_SECONDS, Room
+from flowrl.parallel import events
+from flowrl.parallel.backend import Backend, CallbackBackend
+from flowrl.parallel.event_log import EventLog
+from flowrl.parallel.events import (
+    PAUSED,
+    Announce,
+    Command,
+    Event,
+    NewSkill,
+    Rules,
+    RunRequest,
+    StopMode,
+)
+from flowrl.parallel.executor import CommandExecutor
+from flowrl.parallel.health import PROBE_SECONDS, DaemonLock, DiskHealth, RunLimits
+from flowrl.parallel.requests import Inbox, log_responses
 from flowrl.parallel.settings import Settings, SettingsDict
-from flowrl.parallel.signals import Announce, Command, Event, NewSkill
 from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.state_file import StateFile
-from flowrl.parallel.status import Entry, Status
-from flowrl.parallel.story import Story
-from flowrl.parallel.workshop import CallbackWorkshop
+from flowrl.parallel.status import Completed, Entry, Failed, Status
+from flowrl.parallel.transitions import step
 from flowrl.paths import GraphPaths, display_name
+from flowrl.redaction import cleaned
 from flowrl.skills.skill import Skill, skill_from_data
 
+logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0  # between looks at requests/ while nothing happens
 
 
-class Known(TypedDict, total=False):
-    """What `SkillScheduler.add_skill` may be told besides: see `signals.NewSkill`."""
+class SkillOptions(TypedDict, total=False):
+    """Further arguments of `SkillScheduler.add_skill`: see `events.NewSkill`."""
 
     priority: int
     expert: int | None
     status: Status
+
+
+class Callbacks(TypedDict, total=False):
+    """The arguments of `SkillScheduler.set_callbacks`: a backend, or its two main functions.
+
+    `on_skill_complete` and `on_skill_failed` are called with the skill's name, after the state
+    is saved. They may add skills. They are not called again after a crash: look at `state`.
+    One that raises an error that malformed data can raise (`errors.SKILL_ERRORS`) is logged with
+    its traceback and the others go on; it is called again if a full disk or the like was the
+    reason. Any other exception is a bug and ends the daemon.
+    """
+
+    backend: Backend
+    prepare: Callable[[RunRequest], Job]
+    process: Callable[[RunRequest], Mapping[str, Any]]
+    on_skill_complete: Callable[[str], object]
+    on_skill_failed: Callable[[str], object]
+
+
+class StateStore:
+    """The state of one graph, its file, and the commands that follow from it.
+
+    Commands are carried out only after the state that issued them is saved, in order. Each may be
+    carried out twice, so a daemon that is killed at any point loses none.
+    """
+
+    def __init__(
+        self,
+        file: StateFile,
+        rules: Rules,
+        disk: DiskHealth,
+        *,
+        most_jitter: float,
+        secrets: Sequence[str] = (),
+    ) -> None:
+        """Load the state; without a file it starts empty. No `secrets` are written into it.
+
+        Raises:
+          FileRefusedError: the file is damaged or of another version; it is left as it is.
+        """
+        self.state = file.load() or SchedulerState()
+        self.pending: deque[Command] = deque()
+        self._file = file
+        self._rules = rules
+        self._disk = disk
+        self._most_jitter = most_jitter
+        self._secrets = secrets
+        self._saved = self.state
+
+    def apply(self, events: Iterable[Event], now: datetime, *, launching: bool) -> None:
+        """Step once; the commands that follow are appended to `pending`."""
+        self.state, commands = step(
+            self.state,
+            [cleaned(event, self._secrets) for event in events],
+            now,
+            replace(self._rules, launching=launching),
+            jitter=random.uniform(0.0, self._most_jitter),
+        )
+        self.pending.extend(commands)
+
+    def next_commands(self) -> list[Command]:
+        """Take the next command, or all moves that come next; none while the state is not saved."""
+        if not self.pending or not self.save():
+            return []
+        commands = [self.pending.popleft()]
+        while self.pending and all(
+            isinstance(c, Announce) for c in (commands[-1], self.pending[0])
+        ):
+            commands.append(self.pending.popleft())
+        return commands
+
+    def save(self) -> bool:
+        """Bring the file up to date; return False, and log it, while the disk is full or broken.
+
+        Raises:
+          FileRefusedError: the file cannot be written, and that will not pass by itself.
+        """
+        if self.state is self._saved:
+            return True
+        try:
+            self._file.save(self.state)
+        except OSError as error:
+            if self._disk.save_failed(error):
+                return False
+            raise FileRefusedError(
+                f"{self._file.path} cannot be written ({format_error(error)}), so nothing more is "
+                "started or merged; runs go on: mend it and start again to adopt them"
+            ) from error
+        self._disk.save_succeeded()
+        self._saved = self.state
+        return True
 
 
 class SkillScheduler:
@@ -62,24 +172,24 @@ class SkillScheduler:
         """Schedule in the graph's folder `base_dir`; the settings are those of `Settings`."""
         self.layout = GraphPaths(Path(base_dir))
         self.settings = Settings(**settings)
-        self.skills: dict[str, Skill] = {}  # what add_skill was told they are; not saved
+        self.skills: dict[str, Skill] = {}  # as given to add_skill; not saved
+        self.stopped_on_request = False  # whether `run` has ended because a user asked for it
         self._launcher = launcher or LocalLauncher()
         self._clock = clock
-        self._claim = Claim(self.layout.daemon_lock)
-        self._story = Story(self.layout.events)
+        self._lock = DaemonLock(self.layout.daemon_lock)
+        self._log = EventLog(self.layout.events)
         self._inbox = Inbox(self.layout)
-        self._room = Room(self.layout)
-        self._watch = Watch(
+        self._disk = DiskHealth(self.layout)
+        self._limits = RunLimits(
             silent_seconds=self.settings.hung_seconds, run_seconds=self.settings.run_seconds
         )
         self._callbacks: Callbacks = {}
-        self._loaded: Book | None = None
-        self._crew: Acts | None = None
-        self._last_beat = self._clock()
+        self._store: StateStore | None = None
+        self._executor: CommandExecutor | None = None
+        self._last_tick = self._clock()
         self._stopping = False
-        self._untold: list[Entry] = []  # ends that could not be told for lack of room
-        self.stopped_by_wish = False  # `run` has ended because a user asked for it
         self._cancelling = False
+        self._unreported: list[Entry] = []  # ends whose callback is to be called again
 
     def __enter__(self) -> SkillScheduler:
         self.load()
@@ -90,63 +200,66 @@ class SkillScheduler:
 
     @property
     def state(self) -> SchedulerState:
-        """What the scheduler knows; the first look claims the folder and loads it."""
+        """The scheduler's state; the first access locks the folder and loads it."""
         return self.load().state
 
-    def load(self) -> Book:
-        """Claim the folder and load its state; later calls change nothing.
+    def load(self) -> StateStore:
+        """Lock the folder and load its state; later calls change nothing.
 
         Raises:
           BusyError: another daemon has the folder; the message names it.
           FileRefusedError: scheduler_state.json is damaged or of another version.
         """
-        if self._loaded is None:
+        if self._store is None:
             rooms.refuse_moved(self.layout)
-            self._claim.acquire()
+            self._lock.acquire()
             try:
-                file = StateFile(self.layout.scheduler_state)
-                jitter, secrets = self.settings.retry_jitter, self.settings.secrets()
-                rules = self.settings.rules()
-                self._loaded = Book(file, rules, self._room, most_jitter=jitter, secrets=secrets)
+                self._store = StateStore(
+                    StateFile(self.layout.scheduler_state),
+                    self.settings.rules(),
+                    self._disk,
+                    most_jitter=self.settings.retry_jitter,
+                    secrets=self.settings.secrets(),
+                )
             except BaseException:
-                self._claim.release()
+                self._lock.release()
                 raise
-            self._tell(signals.Restarted())
-        return self._loaded
+            self._apply(events.Restarted())
+        return self._store
 
     def save(self) -> None:
-        """Write scheduler_state.json if something has changed; a full disk is logged."""
-        self.load().saved()
+        """Write scheduler_state.json if the state has changed; a full disk is logged."""
+        self.load().save()
 
     def close(self) -> None:
-        """Give the folder back; runs go on and are adopted by the next daemon."""
+        """Unlock the folder; runs go on and are adopted by the next daemon."""
         self._launcher.close()
-        self._claim.release()
-        self._loaded = None
+        self._lock.release()
+        self._store = None
 
     def set_callbacks(self, **callbacks: Unpack[Callbacks]) -> None:
-        """Say who makes and merges runs, and whom to tell; later calls add to earlier ones."""
+        """Set the backend and the callbacks; later calls add to earlier ones."""
         self._callbacks.update(callbacks)
-        workshop = self._callbacks.get("workshop")
+        backend = self._callbacks.get("backend")
         prepare, process = self._callbacks.get("prepare"), self._callbacks.get("process")
-        if workshop is None and prepare is not None and process is not None:
-            workshop = CallbackWorkshop(prepare, process)
-        if workshop is not None:
-            self._crew = Acts(self._launcher, workshop, self._watch, self._room)
+        if backend is None and prepare is not None and process is not None:
+            backend = CallbackBackend(prepare, process)
+        if backend is not None:
+            self._executor = CommandExecutor(self._launcher, backend, self._limits, self._disk)
 
     def add_skill(
         self,
         skill_name: str,
         skill_data: Skill | Mapping[str, Any] | None = None,
         dependency_skill_names: Collection[str] = (),
-        **known: Unpack[Known],
+        **options: Unpack[SkillOptions],
     ) -> None:
         """Add a skill; the same skill with the same dependencies may be added again.
 
-        `skill_data` says what the skill is, as in `skill_from_data`; it is checked here and kept
-        in `skills`, where a workshop may read it. None or {} says nothing: the workshop knows.
-        `priority` (higher starts sooner), and `expert` and `status` of a skill that was trained
-        without this state, may be said by keyword.
+        `skill_data` is as in `skill_from_data`; it is checked here and kept in `skills`, where a
+        backend may read it. With None or {} the backend knows the skill by its name. The options
+        are `priority` (higher starts sooner), and `expert` and `status` of a skill that was
+        trained without this state.
 
         Raises:
           SkillError: the skill's data is malformed, or its code does not pass the gate.
@@ -158,7 +271,7 @@ class SkillScheduler:
         needs = tuple(dict.fromkeys(map(display_name, dependency_skill_names)))
         entry = self.state.entries.get(name)
         if entry is None:
-            self.add_skills([NewSkill(skill=name, needs=needs, **known)])
+            self.add_skills([NewSkill(skill=name, needs=needs, **options)])
         elif set(entry.needs) != set(needs):
             raise GraphError(
                 f"{name!r} is there with the needs {list(entry.needs)}, not {list(needs)}; give "
@@ -173,126 +286,153 @@ class SkillScheduler:
         Raises:
           GraphError, NameRefusedError: as `add_skill`, or they need one another in a circle.
         """
-        self._tell(signals.SkillsAdded(tuple(skills)))
+        self._apply(events.SkillsAdded(tuple(skills)))
 
     def assign_expert(self, skill_name: str) -> int:
-        """The skill's expert number, given now or before; training gives one by itself."""
-        self._known(skill_name)
-        self._tell(signals.ExpertWanted(skill_name))
+        """Return the skill's expert number, given now or before; training gives one by itself."""
+        self._check_known(skill_name)
+        self._apply(events.ExpertRequested(skill_name))
         expert = self.state.entries[skill_name].expert
         assert expert is not None
         return expert
 
     def retry(self, skill_name: str) -> None:
         """Let a failed or held skill train again, or a waiting one start at once."""
-        self._known(skill_name)
-        self._tell(signals.Retry(skill_name))
+        self._check_known(skill_name)
+        self._apply(events.Retry(skill_name))
 
     def hold(self, skill_name: str, why: str = PAUSED) -> None:
         """Pause a skill until it is retried; a running one saves what it has and ends."""
-        self._known(skill_name)
-        self._tell(signals.Hold(skill_name, why))
+        self._check_known(skill_name)
+        self._apply(events.Hold(skill_name, why))
 
     def tick(self, now: datetime | None = None) -> None:
-        """One beat: hear of requests and ended runs, step, save and act until all is still."""
-        now = self._last_beat = now or self._clock()
-        book = self.load()
-        self._claim.check()
-        book.saved()  # what there was no room for before
-        self._room.look()
-        requests, before = self._inbox.take(), book.state.answers
-        heard = [event for entry, _ in self.state.launched() for event in self._acts.heard(entry)]
-        self._book_tell([*requests, *heard], now)
-        log_answers(before, book.state.answers)
-        if requests and book.saved():
+        """Apply requests and ended runs, then carry out commands until none is left."""
+        now = self._last_tick = now or self._clock()
+        store, executor = self.load(), self._started_executor()
+        self._lock.check()
+        store.save()  # in case the disk was full before
+        self._disk.check()
+        requests, responses = self._inbox.take(), store.state.responses
+        ended = [event for entry, _ in self.state.launched() for event in executor.poll_run(entry)]
+        store.apply([*requests, *ended], now, launching=self._may_launch)
+        log_responses(responses, store.state.responses)
+        if requests and store.save():
             self._inbox.done()
-        untold, self._untold = self._untold, []
-        self._tell_ends(untold)
-        while self._room.free and (command := book.next_command()) is not None:
-            self._book_tell(self._act(book, command, now), now)
-        book.saved()
-        self._acts.tidy()
+        unreported, self._unreported = self._unreported, []
+        self._report_ends(unreported)
+        while self._disk.ok and (commands := store.next_commands()):
+            store.apply(self._carry_out(commands, now), now, launching=self._may_launch)
+        store.save()
+        executor.archive_merged()
         for entry, _ in self.state.launched() if self._ending_runs else ():
-            self._acts.stop(entry)
+            executor.stop(entry)
 
     def wait(self) -> None:
         """Sleep until a run may have ended, a request comes, a wait is over, or poll_interval."""
         seconds = self.settings.poll_interval
-        due = next_due(self.state, after=self._last_beat)
+        due = next_due(self.state, after=self._last_tick)
         if due is not None:
             seconds = min(seconds, (due - self._clock()).total_seconds())
         handles = [handle for _, handle in self.state.launched()]
-        left_alive = (self._acts.left_seconds(handle) for handle in handles)
-        most = math.inf if self._room.free and not self._untold else PROBE_SECONDS
-        until = time.monotonic() + max(0.0, min(seconds, most, *left_alive))
+        executor = self._started_executor()
+        limits = (executor.seconds_left(handle) for handle in handles)
+        most = math.inf if self._disk.ok and not self._unreported else PROBE_SECONDS
+        until = time.monotonic() + max(0.0, min(seconds, most, *limits))
         while (left := until - time.monotonic()) > 0 and not self._inbox.waiting:
             if self._stopping and not self._ending_runs:
                 return
             began = time.monotonic()
             self._launcher.wait(handles, timeout_seconds=min(left, _LOOK_SECONDS))
             if time.monotonic() - began < 0.9 * min(left, _LOOK_SECONDS):
-                return  # it did not sleep to the end: something has happened
+                return  # a run may have ended
 
     def run(self, *, stop_when: Callable[[SchedulerState], bool] | None = None) -> SchedulerState:
-        """Tick until every skill is settled, or `stop_when` says so, or a stop is asked for."""
+        """Tick until every skill is settled, `stop_when` returns true, or a stop is requested."""
         finished = stop_when or (lambda state: state.settled)
-        book = self.load()
+        store = self.load()
         while True:
             self.tick()
             if self._stopping and not (self._ending_runs and self.state.launched()):
                 return self.state
             done = finished(self.state) or self.state.stop_is_due
-            if done and not book.pending and not self._untold and book.saved():
-                if self.state.wish:
-                    self.stopped_by_wish = True
-                    self._tell(signals.Stopped())
+            if done and not store.pending and not self._unreported and store.save():
+                if self.state.stop_mode:
+                    self.stopped_on_request = True
+                    self._apply(events.Stopped())
                 return self.state
             self.wait()
 
     def stop(self, *, cancel: bool = False) -> None:
-        """End `run` soon; runs go on and are adopted later, or, with `cancel`, save and end.
+        """End `run` soon; runs go on and are adopted later or, with `cancel`, save and end.
 
         It may be called from a signal handler or another thread.
         """
         self._cancelling = self._cancelling or cancel
         self._stopping = True
 
-    def _tell(self, event: Event) -> None:
-        """Take in one event between two beats; nothing is started before the next one."""
-        book = self.load()
-        book.tell([event], self._clock(), launching=False)
-        book.saved()
+    def _apply(self, event: Event) -> None:
+        """Apply one event between two ticks; nothing is started before the next one."""
+        store = self.load()
+        store.apply([event], self._clock(), launching=False)
+        store.save()
 
-    def _book_tell(self, events: Collection[Event], now: datetime) -> None:
-        launching = not self._stopping and self._room.free
-        self.load().tell(events, now, launching=launching)
-
-    def _act(self, book: Book, command: Command, now: datetime) -> Collection[Event]:
-        """Carry out a command; moves that come in a row are told in a row."""
-        if isinstance(command, Announce):
-            moves = [command, *book.moves_in_a_row()]
-            self._story.tell([(move.before, move.entry) for move in moves], now)
-            self._tell_ends(move.entry for move in moves)
+    def _carry_out(self, commands: list[Command], now: datetime) -> Collection[Event]:
+        """Carry out a command, or report moves that come in a row."""
+        moves = [command for command in commands if isinstance(command, Announce)]
+        if moves:
+            self._log.append([(move.before, move.entry) for move in moves], now)
+            self._report_ends(move.entry for move in moves)
             return ()
-        return self._acts.carry_out(command, self.state.entries[command.task.skill].status)
+        (command,) = commands
+        assert not isinstance(command, Announce)
+        status = self.state.entries[command.request.skill].status
+        return self._started_executor().carry_out(command, status)
 
-    def _tell_ends(self, entries: Iterable[Entry]) -> None:
-        self._untold += [e for e in entries if not tell_end(self._callbacks, e)]
+    def _report_ends(self, entries: Iterable[Entry]) -> None:
+        self._unreported += [e for e in entries if not _call_back(self._callbacks, e)]
+
+    @property
+    def _may_launch(self) -> bool:
+        return not self._stopping and self._disk.ok
 
     @property
     def _ending_runs(self) -> bool:
         """Whether runs are asked to save what they have and end."""
-        return self._cancelling or self.state.wish is Wish.STOP_NOW
+        return self._cancelling or self.state.stop_mode is StopMode.STOP_NOW
 
-    @property
-    def _acts(self) -> Acts:
-        if self._crew is None:
-            raise ConfigError("nobody prepares runs; call set_callbacks(workshop=…) first")
-        return self._crew
+    def _started_executor(self) -> CommandExecutor:
+        if self._executor is None:
+            raise ConfigError("there is no backend; call set_callbacks(backend=…) first")
+        return self._executor
 
-    def _known(self, skill: str) -> None:
+    def _check_known(self, skill: str) -> None:
         if skill not in self.state.entries:
             raise GraphError(f"there is no skill {skill!r}; add it first")
+
+
+def _call_back(callbacks: Callbacks, entry: Entry) -> bool:
+    """Report an end to its callback; return False when that should be tried again later."""
+    if isinstance(entry.status, Completed):
+        callback = callbacks.get("on_skill_complete")
+    elif isinstance(entry.status, Failed):
+        callback = callbacks.get("on_skill_failed")
+    else:
+        return True
+    if callback is None:
+        return True
+    try:
+        callback(entry.skill)
+    except SKILL_ERRORS as error:
+        logger.error(
+            "%s is %s, but its callback has failed: %s",
+            entry.skill,
+            entry.status.word,
+            format_error(error),
+            exc_info=error,
+        )
+        return not is_transient(error)
+    return True
 
 
 def _skill_of(name: str, data: Skill | Mapping[str, Any] | None) -> Skill | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from flowrl.errors import ConfigError
-from flowrl.parallel.signals import Rules
+from flowrl.parallel.events import Rules
 from flowrl.redaction import secrets_of
 
 

@@ -16,8 +16,7 @@ from graphlib import TopologicalSorter
 from flowrl import paths
 from flowrl.errors import CycleError, GraphError, NameRefusedError, UnknownNeedError
 from flowrl.launchers.job import Handle
-from flowrl.parallel.asks import Answer, Wish
-from flowrl.parallel.signals import NewSkill
+from flowrl.parallel.events import NewSkill, Response, StopMode
 from flowrl.parallel.status import (
     Active,
     Blocked,
@@ -31,7 +30,7 @@ from flowrl.parallel.status import (
     Waiting,
 )
 
-MOST_ANSWERS = 100  # to requests; more than are ever taken at once
+MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
 _slug = lru_cache(maxsize=4096)(paths.slug)
 
 
@@ -41,8 +40,8 @@ class SchedulerState:
 
     entries: Mapping[str, Entry] = field(default_factory=dict)  # by skill, in order of insertion
     next_expert: int = 0  # never given to a skill before
-    wish: Wish = Wish.NOTHING  # of a user, for the daemon itself
-    answers: tuple[Answer, ...] = ()  # to the last requests, oldest first
+    stop_mode: StopMode = StopMode.NONE
+    responses: tuple[Response, ...] = ()  # to the last requests, oldest first
 
     @classmethod
     def of(
@@ -50,11 +49,11 @@ class SchedulerState:
         entries: Iterable[Entry],
         *,
         next_expert: int,
-        wish: Wish = Wish.NOTHING,
-        answers: tuple[Answer, ...] = (),
+        stop_mode: StopMode = StopMode.NONE,
+        responses: tuple[Response, ...] = (),
     ) -> SchedulerState:
         """Return the state with these entries."""
-        return cls({entry.skill: entry for entry in entries}, next_expert, wish, answers)
+        return cls({entry.skill: entry for entry in entries}, next_expert, stop_mode, responses)
 
     @property
     def settled(self) -> bool:
@@ -75,10 +74,10 @@ class SchedulerState:
     @property
     def stop_is_due(self) -> bool:
         """Whether a user wants the daemon to end, and its runs have ended."""
-        match self.wish:
-            case Wish.STOP:
+        match self.stop_mode:
+            case StopMode.STOP:
                 return not self.active()
-            case Wish.STOP_NOW:
+            case StopMode.STOP_NOW:
                 return not self.launched()
             case _:
                 return False
@@ -108,19 +107,19 @@ class StateBuilder:
         self._state = state
         self.entries = dict(state.entries)
         self.next_expert = state.next_expert
-        self.wish = state.wish
-        self.answers = state.answers
+        self.stop_mode = state.stop_mode
+        self.responses = state.responses
         self.moves: list[tuple[Status | None, Entry]] = []
         self._dependants: dict[str, list[str]] = {}  # computed when a status blocks or unblocks
 
     def build(self) -> SchedulerState:
         """Return the new state; the first one itself when nothing has changed."""
-        new = SchedulerState(self.entries, self.next_expert, self.wish, self.answers)
+        new = SchedulerState(self.entries, self.next_expert, self.stop_mode, self.responses)
         return self._state if new == self._state else new
 
-    def answer(self, answer: Answer) -> None:
-        """Record the answer to a request; the oldest ones are forgotten."""
-        self.answers = (*self.answers, answer)[-MOST_ANSWERS:]
+    def respond(self, response: Response) -> None:
+        """Record the response to a request; the oldest ones are dropped."""
+        self.responses = (*self.responses, response)[-MOST_RESPONSES:]
 
     def expert_of(self, skill: str) -> int:
         """Return the skill's expert number; the first call gives it one."""

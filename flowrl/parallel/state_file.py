@@ -22,11 +22,9 @@ from typing import Any
 from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError, GraphError, NameRefusedError
 from flowrl.launchers.job import Handle
-from flowrl.parallel.asks import Answer, Wish
-from flowrl.parallel.signals import NewSkill
+from flowrl.parallel.events import NewSkill, Response, StopMode
 from flowrl.parallel.state import SchedulerState, check_new_skills
 from flowrl.parallel.status import (
-    Asked,
     Blocked,
     Completed,
     Entry,
@@ -36,6 +34,7 @@ from flowrl.parallel.status import (
     Preparing,
     Running,
     Status,
+    StopReason,
     Waiting,
 )
 from flowrl.paths import session_name
@@ -75,10 +74,11 @@ class StateFile:
 
     def encode(self, state: SchedulerState) -> bytes:
         """Return the file's content; the line of an unchanged entry is used again."""
-        start = f'"next_expert": {state.next_expert}, "stop_mode": "{state.wish.value}", "requests"'
-        answers = _BETWEEN.join(_DUMP(_plain(answer)).encode() for answer in state.answers)
+        first = {"next_expert": state.next_expert, "stop_mode": state.stop_mode.value}
+        start = json.dumps(first)[1:-1].encode()
+        responses = _BETWEEN.join(_DUMP(_plain(one)).encode() for one in state.responses)
         lines = _BETWEEN.join(self._line(state, entry) for entry in state.entries.values())
-        rest = b'%s: [\n%s\n], "skills": [\n%s\n]}\n' % (start.encode(), answers, lines)
+        rest = b'%s, "requests": [\n%s\n], "skills": [\n%s\n]}\n' % (start, responses, lines)
         return b'{"format": %d, "crc32": "%08x",\n%s' % (FORMAT, zlib.crc32(rest), rest)
 
     def _line(self, state: SchedulerState, entry: Entry) -> bytes:
@@ -102,12 +102,14 @@ def decode(content: bytes, path: str) -> SchedulerState:
     try:
         entries = [_entry_of(data, order) for order, data in enumerate(document["skills"])]
         next_expert = _natural(document["next_expert"])
-        wish = Wish(document["stop_mode"])
-        answers = tuple(map(answer_of, document["requests"]))
+        stop_mode = StopMode(document["stop_mode"])
+        responses = tuple(map(response_of, document["requests"]))
         _check(entries, next_expert)
     except (KeyError, TypeError, ValueError, GraphError, NameRefusedError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    return SchedulerState.of(entries, next_expert=next_expert, wish=wish, answers=answers)
+    return SchedulerState.of(
+        entries, next_expert=next_expert, stop_mode=stop_mode, responses=responses
+    )
 
 
 def read_document(content: bytes, path: str) -> dict[str, Any]:
@@ -132,13 +134,13 @@ def read_document(content: bytes, path: str) -> dict[str, Any]:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def answer_of(data: Mapping[str, Any]) -> Answer:
-    """Return the answer to a request that a line holds.
+def response_of(data: Mapping[str, Any]) -> Response:
+    """Return the response to a request that a line holds.
 
     Raises:
       KeyError, TypeError, ValueError: it holds none.
     """
-    return Answer(
+    return Response(
         id=_text(data["id"]),
         verb=_text(data["verb"]),
         skill=_or_none(_text)(data["skill"]),
@@ -196,7 +198,7 @@ def _plain(value: Any) -> Any:
             return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
         case Handle():
             return asdict(value)
-        case Answer():
+        case Response():
             return {**asdict(value), "at": _plain(value.at)}
         case _:
             return value
@@ -281,7 +283,7 @@ def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "alone": _flag,
-    "asked": Asked,
+    "stop_reason": StopReason,
     "at": _time,
     "attempt": _natural,
     "by": _texts,

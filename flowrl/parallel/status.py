@@ -1,4 +1,4 @@
-"""Where a skill stands; each status holds only what is true in it.
+"""The status of a skill; each holds only what is true in it.
 
 Waiting ─→ Preparing ─→ Running ─→ Merging ─→ Completed
    ↑ └──→ Blocked          │          │
@@ -16,29 +16,29 @@ from typing import ClassVar
 from flowrl.launchers.job import Handle
 
 
-class Asked(StrEnum):
+class StopReason(StrEnum):
     """Why a running skill was asked to end."""
 
-    NOTHING = ""
-    HOLD = "hold"  # a user wants it to pause
-    CANCEL = "cancel"  # a user does not want it any more
-    HUNG = "hung"  # it gave no sign of life
+    NONE = ""
+    PAUSE = "pause"  # a user paused it
+    CANCEL = "cancel"  # a user cancelled it
+    HUNG = "hung"  # it showed no progress
     OVERDUE = "overdue"  # it took longer than it may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """For its needs, for a slot, or for `not_before`.
+    """It waits for its needs, for a slot, or for `not_before`.
 
-    With a `run_id` that run goes on in its own folder; without one the attempt starts anew.
+    With a `run_id` that run goes on in its own folder; without one a new run is made.
     """
 
     word: ClassVar[str] = "waiting"
     attempt: int = 1
     not_before: datetime | None = None
-    why: str = ""  # what sent it back, for people
+    why: str = ""  # the last attempt ended or did not start, for people
     run_id: str | None = None
-    alone: bool = False  # it ran out of memory: give it a device of its own
+    alone: bool = False  # it ran out of memory and needs a device of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Its run is launched; without a handle, about to be: the intent is saved before the act."""
+    """Its run is launched; without a handle it is about to be: the intent is saved first."""
 
     word: ClassVar[str] = "running"
     run_id: str
@@ -73,14 +73,14 @@ class Running:
     since: datetime
     resumed: bool = False
     alone: bool = False
-    asked: Asked = Asked.NOTHING
+    stop_reason: StopReason = StopReason.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merging:
     """Its run has a result that is not in the global checkpoint yet.
 
-    With `not_before` the merge was put off, and `why` says what for.
+    With `not_before` the merge is deferred, and `why` says why.
     """
 
     word: ClassVar[str] = "merging"
@@ -109,7 +109,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Given up until someone asks for a retry."""
+    """It starts no more until a user asks for a retry."""
 
     word: ClassVar[str] = "failed"
     why: str
@@ -120,7 +120,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Someone ended it on purpose; it waits for a retry, which goes on with `run_id`."""
+    """A user ended or paused it; a retry goes on with `run_id`."""
 
     word: ClassVar[str] = "held"
     why: str
@@ -137,7 +137,7 @@ Slotted = Preparing | Running  # what takes up one of the parallel slots
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One skill in the scheduler's book."""
+    """One skill in the scheduler's state."""
 
     skill: str
     needs: tuple[str, ...]
@@ -147,6 +147,6 @@ class Entry:
     expert: int | None = None  # global index, given when training starts and kept for ever
     failures: int = 0  # attempts that counted, since the last retry a user asked for
     frames_used: int = 0  # by those attempts
-    refusals: int = 0  # launches refused or put off in a row
+    refusals: int = 0  # launches refused or deferred in a row
     requeues: int = 0  # uncharged ends in a row
     error: str = ""  # digest of the error with which the last attempt ended

@@ -1,4 +1,4 @@
-"""The workshop that makes real runs: a folder, a generated module, a trainer's command line."""
+"""The backend of real runs: a folder, a generated module, a trainer's command line."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from flowrl.launchers.environment import child_env
 from flowrl.launchers.files import lock_held
 from flowrl.launchers.job import Job
 from flowrl.parallel import comparisons
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun, fail_run, live_runs, resume_training_run
-from flowrl.parallel.signals import Task
 from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
@@ -32,7 +32,7 @@ from flowrl.skills.graph import SkillGraph
 
 
 class TrainingBackend:
-    """Makes, reopens, merges and discards the runs of one graph; a `Workshop`.
+    """Makes, reopens, merges and discards the runs of one graph; a `Backend`.
 
     `graph` is asked anew for every run, since skills may be added while others train. `runs_on`
     says how many runs share a device (default: `skills_per_gpu`).
@@ -58,7 +58,7 @@ class TrainingBackend:
         self._store = ExpertStore(layout)
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
 
-    def prepare(self, task: Task) -> Job:
+    def prepare(self, task: RunRequest) -> Job:
         """Make a new run folder from the experts that are merged by now."""
         prepared = prepare_training_run(
             layout=self._layout,
@@ -71,18 +71,18 @@ class TrainingBackend:
         )
         return self._job(prepared, task)
 
-    def resume(self, task: Task) -> Job:
+    def resume(self, task: RunRequest) -> Job:
         """Make the run ready to go on from its last checkpoint, with the flags it began with."""
         return self._job(self._own(resume_training_run, task), task)
 
-    def reopen(self, task: Task) -> Job | None:
+    def reopen(self, task: RunRequest) -> Job | None:
         """The run's job again, its folder untouched; None when it is not there."""
         try:
             return self._job(self._own(_as_it_is, task), task)
         except FileRefusedError:
             return None
 
-    def merge(self, task: Task) -> Mapping[str, Any]:
+    def merge(self, task: RunRequest) -> Mapping[str, Any]:
         """Merge the run's experts into the global checkpoint, once."""
         return merge_run(
             self._layout,
@@ -92,25 +92,27 @@ class TrainingBackend:
             rule=MERGE_RULES[self._config.merge_policy],
         )
 
-    def archive(self, task: Task) -> None:
+    def archive(self, task: RunRequest) -> None:
         """Archive a merged run's records and remove its folder, if it is still there."""
         with suppress(FileRefusedError):  # another attempt's folder is there by now
             archive_run(self._layout, self._own(_as_it_is, task).layout, task.skill)
 
-    def discard(self, task: Task) -> Path | None:
+    def discard(self, task: RunRequest) -> Path | None:
         """Move a failed attempt's folder aside, for reading."""
         if task.run_id:
             comparisons.clear(self._layout, task.run_id)
         return fail_run(self._layout, task.expert, task.skill)
 
-    def _own(self, find: Callable[[GraphPaths, int, str], PreparedRun], task: Task) -> PreparedRun:
+    def _own(
+        self, find: Callable[[GraphPaths, int, str], PreparedRun], task: RunRequest
+    ) -> PreparedRun:
         """The run's folder, provided that it is this run's and not another attempt's."""
         run = read_run(self._layout.run(task.expert, task.skill))
         if run.run_id != task.run_id:
             raise FileRefusedError(f"{task.skill}: run {task.run_id} has no folder any more")
         return find(self._layout, task.expert, task.skill)
 
-    def _job(self, prepared: PreparedRun, task: Task) -> Job:
+    def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
         start_reader()  # for the run's end
         env = self._env(task)
         config = self._sharing_cpus(configs.from_json(PPOConfig, prepared.run.config), env)
@@ -132,12 +134,12 @@ class TrainingBackend:
             passed=self._config.pass_env,
         )
 
-    def _env(self, task: Task) -> dict[str, str]:
+    def _env(self, task: RunRequest) -> dict[str, str]:
         passed = self._config.pass_env
         env = child_env(task.device, skills_per_gpu=self._neighbours(task), passed=passed)
         return sandbox.confined_env(env, passed) if self.confinement.program else env
 
-    def _neighbours(self, task: Task) -> int:
+    def _neighbours(self, task: RunRequest) -> int:
         return 1 if task.alone or task.device is None else self._runs_on(task.device)
 
     def _trained(self) -> dict[str, int]:

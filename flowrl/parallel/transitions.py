@@ -1,6 +1,6 @@
 """The scheduler's step, a pure function: no clock, no randomness, no I/O.
 
-    state, commands = step(state, events, now, rules)
+    state, commands = step(state, received, now, rules)
 
 Every history of events can be replayed; `scheduler` saves each state before it carries out the
 commands that came with it, and reports their results as events.
@@ -14,14 +14,25 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from flowrl.parallel import endings, signals
-from flowrl.parallel.asks import DONE, PAUSED, REFUSED, Answer, Request, Verb, Wish, unfit
-from flowrl.parallel.endings import CANCELLED, Beat
-from flowrl.parallel.signals import Command, Event, Rules, Task
+from flowrl.parallel import events, outcomes
+from flowrl.parallel.events import (
+    DONE,
+    PAUSED,
+    REFUSED,
+    Command,
+    ControlRequest,
+    Event,
+    Response,
+    Rules,
+    RunRequest,
+    StopMode,
+    Verb,
+    why_not,
+)
+from flowrl.parallel.outcomes import CANCELLED, StepContext
 from flowrl.parallel.state import SchedulerState, StateBuilder, active_entries, ready_entries
 from flowrl.parallel.status import (
     Active,
-    Asked,
     Blocked,
     Entry,
     Failed,
@@ -31,19 +42,20 @@ from flowrl.parallel.status import (
     Running,
     Slotted,
     Status,
+    StopReason,
     Waiting,
 )
 
 
 def step(
     state: SchedulerState,
-    events: Iterable[Event],
+    received: Iterable[Event],
     now: datetime,
     rules: Rules,
     *,
     jitter: float = 0.0,
 ) -> tuple[SchedulerState, tuple[Command, ...]]:
-    """Return the state after these events, and the commands that follow from it.
+    """Return the state after the received events, and the commands that follow from it.
 
     Skills whose needs are completed start in order of priority, then of insertion, as long as
     slots are free. `jitter` lengthens every wait by that share.
@@ -51,8 +63,8 @@ def step(
     Raises:
       GraphError, NameRefusedError: a skill cannot be added; `state` still holds.
     """
-    transition = Transition(StateBuilder(state), Beat(now=now, rules=rules, jitter=jitter))
-    for event in events:
+    transition = Transition(StateBuilder(state), StepContext(now=now, rules=rules, jitter=jitter))
+    for event in received:
         transition.apply(event)
     transition.start_due()
     return transition.builder.build(), tuple(transition.commands)
@@ -64,10 +76,10 @@ class Transition:
     An event that no longer fits its skill's status (of another run, or received twice) is ignored.
     """
 
-    def __init__(self, builder: StateBuilder, beat: Beat) -> None:
+    def __init__(self, builder: StateBuilder, context: StepContext) -> None:
         self.builder = builder
         self.commands: list[Command] = []
-        self._beat = beat
+        self._context = context
 
     def apply(self, event: Event) -> None:
         """Apply one event."""
@@ -80,8 +92,8 @@ class Transition:
             status = entry.status
             if isinstance(status, Merging) and status.not_before and self._due(status.not_before):
                 self._move(entry, replace(status, not_before=None, why=""))
-                self.commands.append(signals.Merge(self._task(entry.skill)))
-        launching = self._beat.rules.launching and self.builder.wish is Wish.NOTHING
+                self.commands.append(events.Merge(self._request(entry.skill)))
+        launching = self._context.rules.launching and self.builder.stop_mode is StopMode.NONE
         if launching and not self._merge_is_near():
             self._fill_slots()
         self._announce()
@@ -92,7 +104,7 @@ class Transition:
         return any(isinstance(s, Merging) and s.not_before is None for s in statuses)
 
     def _fill_slots(self) -> None:
-        slots = Slots(self._beat.rules, active_entries(self.builder.entries))
+        slots = Slots(self._context.rules, active_entries(self.builder.entries))
         for entry in ready_entries(self.builder.entries):
             if slots.full:
                 return
@@ -105,50 +117,50 @@ class Transition:
         preparing = Preparing(
             attempt=status.attempt,
             device=device,
-            since=self._beat.now,
+            since=self._context.now,
             run_id=status.run_id,
             alone=status.alone,
         )
         self._move(replace(entry, expert=self.builder.expert_of(entry.skill)), preparing)
-        self.commands.append(signals.Prepare(self._task(entry.skill)))
+        self.commands.append(events.Prepare(self._request(entry.skill)))
 
     # Changes of the graph and of the daemon
 
-    def _add_skills(self, event: signals.SkillsAdded) -> None:
+    def _add_skills(self, event: events.SkillsAdded) -> None:
         """Add the skills; commands of those that are already under way are ordered again."""
         self.builder.add(event.skills)
         for item in event.skills:
             if isinstance(item.status, Active):
                 self._order_again(self.builder.entries[item.skill])
 
-    def _assign_expert(self, event: signals.ExpertWanted) -> None:
+    def _assign_expert(self, event: events.ExpertRequested) -> None:
         self.builder.expert_of(event.skill)
 
-    def _restart(self, _event: signals.Restarted) -> None:
+    def _restart(self, _event: events.Restarted) -> None:
         """Order again what the last daemon may not have carried out; all of it is idempotent."""
         for entry in active_entries(self.builder.entries):
             self._order_again(entry)
 
     def _order_again(self, entry: Entry) -> None:
-        task = self._task(entry.skill)
+        request = self._request(entry.skill)
         match entry.status:
             case Preparing():
-                self.commands.append(signals.Prepare(task))
+                self.commands.append(events.Prepare(request))
             case Running(handle=None):
-                self.commands.append(signals.Launch(task, seek=True))
-            case Running(asked=asked) if asked:
-                self.commands.append(signals.Cancel(task))
+                self.commands.append(events.Launch(request, seek=True))
+            case Running(stop_reason=reason) if reason:
+                self.commands.append(events.Cancel(request))
             case Merging(not_before=None):
-                self.commands.append(signals.Merge(task))
+                self.commands.append(events.Merge(request))
             case _:
                 pass
 
-    def _end_stop(self, _event: signals.Stopped) -> None:
-        self.builder.wish = Wish.NOTHING
+    def _end_stop(self, _event: events.Stopped) -> None:
+        self.builder.stop_mode = StopMode.NONE
 
     # What became of commands and runs
 
-    def _prepared(self, event: signals.RunPrepared) -> None:
+    def _prepared(self, event: events.RunPrepared) -> None:
         """Record that the run will be launched, then order its launch."""
         entry = self.builder.entries[event.skill]
         status = entry.status
@@ -159,104 +171,104 @@ class Transition:
             attempt=status.attempt,
             handle=None,
             device=status.device,
-            since=self._beat.now,
+            since=self._context.now,
             resumed=status.run_id == event.run_id,
             alone=status.alone,
         )
         self._move(entry, running)
-        self.commands.append(signals.Launch(self._task(event.skill)))
+        self.commands.append(events.Launch(self._request(event.skill)))
 
-    def _prepare_refused(self, event: signals.PrepareRefused) -> None:
+    def _prepare_refused(self, event: events.PrepareRefused) -> None:
         """Fail the skill: another attempt would be refused, too."""
         entry = self.builder.entries[event.skill]
         if isinstance(entry.status, Preparing):
-            failed = Failed(why=event.why, attempt=entry.status.attempt, at=self._beat.now)
+            failed = Failed(why=event.why, attempt=entry.status.attempt, at=self._context.now)
             self._move(entry, failed)
 
-    def _launched(self, event: signals.RunLaunched) -> None:
+    def _launched(self, event: events.RunLaunched) -> None:
         if entry := self._entry_of(event, Running):
             assert isinstance(entry.status, Running)
             self._move(replace(entry, refusals=0), replace(entry.status, handle=event.handle))
 
-    def _launch_refused(self, event: signals.LaunchRefused) -> None:
+    def _launch_refused(self, event: events.LaunchRefused) -> None:
         entry = self.builder.entries[event.skill]
         if _is_starting(entry.status):
-            self._put(endings.refused(entry, event.why, self._beat))
+            self._put(outcomes.refused(entry, event.why, self._context))
 
-    def _put_off(self, event: signals.PutOff) -> None:
+    def _deferred(self, event: events.Deferred) -> None:
         entry = self.builder.entries[event.skill]
         if _is_starting(entry.status) or isinstance(entry.status, Merging):
-            self._put(endings.put_off(entry, event.why, self._beat))
+            self._put(outcomes.deferred(entry, event.why, self._context))
 
-    def _ended(self, event: signals.RunEnded) -> None:
+    def _ended(self, event: events.RunEnded) -> None:
         """Merge the run, let it go on, hold it, or charge the attempt."""
         if entry := self._entry_of(event, Running):
-            self._put(endings.after_end(entry, event, self._beat))
+            self._put(outcomes.after_end(entry, event, self._context))
             if isinstance(self.builder.entries[event.skill].status, Merging):
-                self.commands.append(signals.Merge(self._task(event.skill)))
+                self.commands.append(events.Merge(self._request(event.skill)))
 
-    def _hung(self, event: signals.RunHung) -> None:
-        self._end_late(Asked.HUNG, event)
+    def _hung(self, event: events.RunHung) -> None:
+        self._end_late(StopReason.HUNG, event)
 
-    def _overdue(self, event: signals.RunOverdue) -> None:
-        self._end_late(Asked.OVERDUE, event)
+    def _overdue(self, event: events.RunOverdue) -> None:
+        self._end_late(StopReason.OVERDUE, event)
 
-    def _end_late(self, reason: Asked, event: signals.RunPrepared) -> None:
+    def _end_late(self, reason: StopReason, event: events.RunPrepared) -> None:
         """Ask a silent or slow run to end, unless a user has already asked it to."""
         entry = self._entry_of(event, Running)
-        if entry and isinstance(entry.status, Running) and not entry.status.asked:
+        if entry and isinstance(entry.status, Running) and not entry.status.stop_reason:
             self._ask_to_end(entry, reason)
 
-    def _merged(self, event: signals.MergeDone) -> None:
+    def _merged(self, event: events.MergeDone) -> None:
         if entry := self._entry_of(event, Merging):
             assert isinstance(entry.status, Merging)
-            self._put(endings.completed(entry, entry.status, self._beat))
+            self._put(outcomes.completed(entry, entry.status, self._context))
 
-    def _found_merged(self, event: signals.FoundMerged) -> None:
+    def _found_merged(self, event: events.FoundMerged) -> None:
         if entry := self._entry_of(event, Running):
-            self._put(endings.completed(entry, event, self._beat))
+            self._put(outcomes.completed(entry, event, self._context))
 
-    def _merge_refused(self, event: signals.MergeRefused) -> None:
+    def _merge_refused(self, event: events.MergeRefused) -> None:
         """A result that cannot be merged is an attempt that failed."""
         if entry := self._entry_of(event, Merging):
             assert isinstance(entry.status, Merging)
-            self._put(endings.charged(entry, event.why, entry.status.frames, self._beat))
+            self._put(outcomes.charged(entry, event.why, entry.status.frames, self._context))
 
     # What a user asks
 
-    def _handle_request(self, request: Request) -> None:
-        """Carry out a request, unless it was answered before, and record the answer."""
-        if any(answer.id == request.id for answer in self.builder.answers):
+    def _handle_request(self, request: ControlRequest) -> None:
+        """Carry out a request, unless it has a response, and record the response."""
+        if any(response.id == request.id for response in self.builder.responses):
             return
         refusal = request.refusal or self._carry_out(request)
-        answer = Answer(
+        response = Response(
             id=request.id,
             verb=request.verb.value if request.verb else "",
             skill=request.skill,
-            at=self._beat.now,
+            at=self._context.now,
             outcome=f"{REFUSED}{refusal}" if refusal else DONE,
         )
-        self.builder.answer(answer)
+        self.builder.respond(response)
 
-    def _carry_out(self, request: Request) -> str:
+    def _carry_out(self, request: ControlRequest) -> str:
         """Carry out a request; return why it is refused, or an empty string."""
         match request.verb:
             case None:
                 return "it cannot be understood"
             case Verb.STOP | Verb.STOP_NOW:
-                if self.builder.wish is not Wish.STOP_NOW:
-                    self.builder.wish = Wish(request.verb.value)
+                if self.builder.stop_mode is not StopMode.STOP_NOW:
+                    self.builder.stop_mode = StopMode(request.verb.value)
                 return ""
             case verb if request.skill is None:
                 return self._carry_out_for_all(verb)
             case verb:
                 return self._carry_out_for_one(request, verb, request.skill)
 
-    def _carry_out_for_one(self, request: Request, verb: Verb, skill: str) -> str:
+    def _carry_out_for_one(self, request: ControlRequest, verb: Verb, skill: str) -> str:
         if skill not in self.builder.entries:
             return "there is no such skill"
         entry = self.builder.entries[skill]
-        if refusal := unfit(verb, entry.status.word):
+        if refusal := why_not(verb, entry.status.word):
             return refusal
         if verb is Verb.RESUME and not _is_paused(entry):
             return "it is running, and nobody asked it to pause"
@@ -271,10 +283,10 @@ class Transition:
         if verb not in (Verb.PAUSE, Verb.RESUME):
             return f"{verb.value} is for one skill; name it"
         if verb is Verb.RESUME:
-            self.builder.wish = Wish.NOTHING
+            self.builder.stop_mode = StopMode.NONE
         for skill in tuple(self.builder.entries):
             entry = self.builder.entries[skill]  # an earlier one may have unblocked it
-            if unfit(verb, entry.status.word):
+            if why_not(verb, entry.status.word):
                 continue
             if verb is Verb.PAUSE or _is_paused(entry, PAUSED):
                 VERBS[verb](self, entry)
@@ -298,11 +310,11 @@ class Transition:
         """Hold a skill; a running one is asked to end first, a merging one is completed anyway."""
         match entry.status:
             case Running():
-                self._ask_to_end(entry, Asked.HOLD)
+                self._ask_to_end(entry, StopReason.PAUSE)
             case Waiting(attempt=attempt, run_id=run) | Preparing(attempt=attempt, run_id=run):
-                self._move(entry, Held(why=why, attempt=attempt, at=self._beat.now, run_id=run))
+                self._move(entry, Held(why=why, attempt=attempt, at=self._context.now, run_id=run))
             case Blocked():
-                self._move(entry, Held(why=why, attempt=1, at=self._beat.now))
+                self._move(entry, Held(why=why, attempt=1, at=self._context.now))
             case _:
                 pass
 
@@ -311,8 +323,8 @@ class Transition:
         match entry.status:
             case Held(attempt=attempt, run_id=run_id):
                 self._move(entry, Waiting(attempt=attempt, run_id=run_id))
-            case Running(asked=Asked.HOLD) as status:
-                self._move(entry, replace(status, asked=Asked.NOTHING))
+            case Running(stop_reason=StopReason.PAUSE) as status:
+                self._move(entry, replace(status, stop_reason=StopReason.NONE))
             case _:
                 pass
 
@@ -320,7 +332,7 @@ class Transition:
         """Fail a skill and discard its run, unless that has finished by now."""
         match entry.status:
             case Running():
-                self._ask_to_end(entry, Asked.CANCEL)
+                self._ask_to_end(entry, StopReason.CANCEL)
             case Waiting(attempt=attempt) | Preparing(attempt=attempt) | Held(attempt=attempt):
                 self._give_up(entry, attempt)
             case Blocked():
@@ -331,9 +343,11 @@ class Transition:
     def _give_up(self, entry: Entry, attempt: int) -> None:
         run_id = getattr(entry.status, "run_id", None)
         if run_id is not None and entry.expert is not None:
-            task = Task(skill=entry.skill, expert=entry.expert, attempt=attempt, run_id=run_id)
-            self.commands.append(signals.Discard(task))
-        self._move(entry, Failed(why=CANCELLED, attempt=attempt, at=self._beat.now))
+            request = RunRequest(
+                skill=entry.skill, expert=entry.expert, attempt=attempt, run_id=run_id
+            )
+            self.commands.append(events.Discard(request))
+        self._move(entry, Failed(why=CANCELLED, attempt=attempt, at=self._context.now))
 
     # The steps that all of these share
 
@@ -345,11 +359,11 @@ class Transition:
         )
         return entry if fits else None
 
-    def _ask_to_end(self, entry: Entry, reason: Asked) -> None:
+    def _ask_to_end(self, entry: Entry, reason: StopReason) -> None:
         status = entry.status
-        if isinstance(status, Running) and status.asked != reason:
-            self._move(entry, replace(status, asked=reason))
-            self.commands.append(signals.Cancel(self._task(entry.skill)))
+        if isinstance(status, Running) and status.stop_reason != reason:
+            self._move(entry, replace(status, stop_reason=reason))
+            self.commands.append(events.Cancel(self._request(entry.skill)))
 
     def _move(self, entry: Entry, status: Status) -> None:
         """Write the entry with another status."""
@@ -360,20 +374,20 @@ class Transition:
         before = self.builder.entries[entry.skill]
         ended = isinstance(before.status, Running | Merging)
         if ended and (entry.failures > before.failures or isinstance(entry.status, Failed)):
-            self.commands.append(signals.Discard(self._task(entry.skill)))
+            self.commands.append(events.Discard(self._request(entry.skill)))
         self.builder.put(entry)
 
     def _announce(self) -> None:
-        self.commands.extend(signals.Announce(*move) for move in self.builder.moves)
+        self.commands.extend(events.Announce(*move) for move in self.builder.moves)
         self.builder.moves.clear()
 
-    def _task(self, skill: str) -> Task:
+    def _request(self, skill: str) -> RunRequest:
         entry = self.builder.entries[skill]
         status = entry.status
         assert isinstance(status, Preparing | Running | Merging)
-        budget = self._beat.rules.budget_frames
+        budget = self._context.rules.budget_frames
         merging = isinstance(status, Merging)
-        return Task(
+        return RunRequest(
             skill=skill,
             expert=self.builder.expert_of(skill),
             attempt=status.attempt,
@@ -384,7 +398,7 @@ class Transition:
         )
 
     def _due(self, not_before: datetime | None) -> bool:
-        return not_before is None or self._beat.reached(not_before)
+        return not_before is None or self._context.reached(not_before)
 
 
 class Slots:
@@ -442,8 +456,8 @@ def _is_paused(entry: Entry, why: str | None = None) -> bool:
     match entry.status:
         case Held(why=found):
             return why is None or found == why
-        case Running(asked=asked):
-            return asked is Asked.HOLD
+        case Running(stop_reason=reason):
+            return reason is StopReason.PAUSE
         case _:
             return False
 
@@ -455,22 +469,22 @@ VERBS: dict[Verb, Callable[[Transition, Entry], None]] = {
     Verb.CANCEL: Transition._cancel,
 }
 HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
-    signals.SkillsAdded: Transition._add_skills,
-    signals.ExpertWanted: Transition._assign_expert,
-    signals.RunPrepared: Transition._prepared,
-    signals.PrepareRefused: Transition._prepare_refused,
-    signals.RunLaunched: Transition._launched,
-    signals.LaunchRefused: Transition._launch_refused,
-    signals.PutOff: Transition._put_off,
-    signals.RunEnded: Transition._ended,
-    signals.RunHung: Transition._hung,
-    signals.RunOverdue: Transition._overdue,
-    signals.MergeDone: Transition._merged,
-    signals.FoundMerged: Transition._found_merged,
-    signals.MergeRefused: Transition._merge_refused,
-    signals.Retry: lambda self, event: self._retry(self.builder.entries[event.skill]),
-    signals.Hold: lambda self, event: self._pause(self.builder.entries[event.skill], event.why),
-    Request: Transition._handle_request,
-    signals.Stopped: Transition._end_stop,
-    signals.Restarted: Transition._restart,
+    events.SkillsAdded: Transition._add_skills,
+    events.ExpertRequested: Transition._assign_expert,
+    events.RunPrepared: Transition._prepared,
+    events.PrepareRefused: Transition._prepare_refused,
+    events.RunLaunched: Transition._launched,
+    events.LaunchRefused: Transition._launch_refused,
+    events.Deferred: Transition._deferred,
+    events.RunEnded: Transition._ended,
+    events.RunHung: Transition._hung,
+    events.RunOverdue: Transition._overdue,
+    events.MergeDone: Transition._merged,
+    events.FoundMerged: Transition._found_merged,
+    events.MergeRefused: Transition._merge_refused,
+    events.Retry: lambda self, event: self._retry(self.builder.entries[event.skill]),
+    events.Hold: lambda self, event: self._pause(self.builder.entries[event.skill], event.why),
+    ControlRequest: Transition._handle_request,
+    events.Stopped: Transition._end_stop,
+    events.Restarted: Transition._restart,
 }

@@ -10,17 +10,17 @@ from typing import Any
 
 from flowrl import runs, storage
 from flowrl.errors import FileRefusedError, GraphError
-from flowrl.parallel.asks import Answer, Wish
-from flowrl.parallel.state_file import answer_of, read_document
+from flowrl.parallel.events import Response, StopMode
+from flowrl.parallel.state_file import read_document, response_of
 from flowrl.paths import GraphPaths, slug
 
-_WISHES = {
-    Wish.NOTHING: "",
-    Wish.STOP: "stopping on request: nothing new is started, the scheduler ends with its runs",
-    Wish.STOP_NOW: "stopping on request: runs save what they have, then the scheduler ends",
+_STOP_MODES = {
+    StopMode.NONE: "",
+    StopMode.STOP: "stopping on request: nothing new is started, the scheduler ends with its runs",
+    StopMode.STOP_NOW: "stopping on request: runs save what they have, then the scheduler ends",
 }
-_ASKED = {
-    "hold": "asked to pause",
+_STOP_REASONS = {
+    "pause": "asked to pause",
     "cancel": "asked to end: cancelled",
     "hung": "asked to end: no progress for too long",
     "overdue": "asked to end: longer than --run_timeout",
@@ -74,22 +74,22 @@ def read_rows(layout: GraphPaths) -> list[SkillRow]:
         ) from error
 
 
-def read_answers(layout: GraphPaths) -> tuple[Answer, ...]:
-    """The scheduler's answers to the last requests, oldest first.
+def read_responses(layout: GraphPaths) -> tuple[Response, ...]:
+    """Return the scheduler's responses to the last requests, oldest first.
 
     Raises:
       FileRefusedError: the state is damaged.
     """
     try:
-        return tuple(map(answer_of, _document(layout)["requests"]))
+        return tuple(map(response_of, _document(layout)["requests"]))
     except (KeyError, TypeError, ValueError) as error:
         raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
 
 
-def read_wish(layout: GraphPaths) -> str:
-    """What a user wants of the scheduler itself, in words; nothing when that is nothing."""
+def read_stop_mode(layout: GraphPaths) -> str:
+    """Return how a user stops the scheduler, in words; "" when nobody does."""
     try:
-        return _WISHES[Wish(_document(layout)["stop_mode"])]
+        return _STOP_MODES[StopMode(_document(layout)["stop_mode"])]
     except (KeyError, TypeError, ValueError) as error:
         raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
 
@@ -143,7 +143,7 @@ def _row(layout: GraphPaths, facts: Mapping[str, Any]) -> SkillRow:
         ended_at=facts.get("at"),
         waits_for=tuple(facts.get("blocked_by") or facts["waits_for"]),
         waits=_waits(facts),
-        why=_ASKED.get(facts.get("asked") or "", "") or facts.get("why") or "",
+        why=_STOP_REASONS.get(facts.get("stop_reason", ""), "") or facts.get("why") or "",
         log=tuple(facts.get("log", ())),
     )
 

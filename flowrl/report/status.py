@@ -15,9 +15,9 @@ from rich.text import Text
 
 from flowrl import notices
 from flowrl.experts.fsck import manifest_damage
-from flowrl.parallel.room import shortage
+from flowrl.parallel.health import disk_shortage
 from flowrl.paths import GraphPaths
-from flowrl.report.snapshot import SkillRow, all_ended, read_rows, read_wish
+from flowrl.report.snapshot import SkillRow, all_ended, read_rows, read_stop_mode
 from flowrl.report.summary import last_words
 from flowrl.report.table import skill_table, tally
 
@@ -50,15 +50,15 @@ def show(graph_path: Path, *, watch: bool, as_json: bool) -> int:
 def screen(layout: GraphPaths, rows: list[SkillRow]) -> Group:
     """The table under its heading."""
     said = [Text(text, style="yellow") for text in _notices(layout).values()]
-    wish = [Text(text, style="yellow") for text in [read_wish(layout)] if text]
+    stop = [Text(text, style="yellow") for text in [read_stop_mode(layout)] if text]
     logs = (Text(line, style="dim") for row in rows for line in _log(row))
-    return Group(Text(f"{layout.root}: {tally(rows)}"), *wish, *said, "", skill_table(rows), *logs)
+    return Group(Text(f"{layout.root}: {tally(rows)}"), *stop, *said, "", skill_table(rows), *logs)
 
 
 def _notices(layout: GraphPaths) -> dict[str, str]:
     """What was noted, a full disk, on which nothing can be noted, and a damaged manifest."""
     said = dict(notices.read(layout))
-    if "paused" not in said and (found := shortage(layout)):
+    if "paused" not in said and (found := disk_shortage(layout)):
         said["paused"] = f"paused ({found[0]}): {found[1]}"
     if damage := manifest_damage(layout):
         said["manifest"] = damage
@@ -83,7 +83,7 @@ def facts(layout: GraphPaths) -> dict[str, Any]:
     return {
         "graph": str(layout.root),
         "ended": all_ended(rows),
-        "wish": read_wish(layout),
+        "stopping": read_stop_mode(layout),
         "notices": _notices(layout),
         "skills": [asdict(row) for row in rows],
     }

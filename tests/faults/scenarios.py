@@ -19,8 +19,8 @@ from flowrl.experts.inquiry import Desk, Inquiry, write_answers, write_inquiry
 from flowrl.experts.merge import MERGE_RULES, Blended, Compared, Evidence, Question
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel import comparisons
-from flowrl.parallel.asks import Verb
-from flowrl.parallel.requests import ask
+from flowrl.parallel.events import Verb
+from flowrl.parallel.requests import send_request
 from flowrl.parallel.run_folder import (
     KEPT_FAILURES,
     PreparedRun,
@@ -397,8 +397,8 @@ def _small() -> list[Scenario]:
     request = Scenario(
         name="request",
         build=lambda layout: None,
-        act=lambda layout: ask(layout, Verb.RETRY, WOOD),
-        again=partial(_recovered, act=lambda layout: ask(layout, Verb.RETRY, WOOD)),
+        act=lambda layout: send_request(layout, Verb.RETRY, WOOD),
+        again=partial(_recovered, act=lambda layout: send_request(layout, Verb.RETRY, WOOD)),
         look=asked,
         end=asked,
     )

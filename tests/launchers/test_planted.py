@@ -21,7 +21,7 @@ from flowrl import cli, storage
 from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
 from flowrl.launchers import files, processes, trainer_process
 from flowrl.launchers.job import Exited, Handle, Job, Lost, Why
-from flowrl.parallel import signals
+from flowrl.parallel import events
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.redaction import cleaned
@@ -265,7 +265,7 @@ def test_a_signal_that_there_is_none_of_is_no_end(tmp_path):
 def test_what_a_trainer_says_tells_no_terminal_what_to_do():
     said = "\x1b[2Jgone \x1b]52;c;aGk=\x07 \u202eback \x9b31m line\nnext\tcell"
     ended = Exited(why=Why.EXIT, code=1, detail=said)
-    event = cleaned(signals.RunEnded("a", "r", ended), ())
+    event = cleaned(events.RunEnded("a", "r", ended), ())
     assert isinstance(event.outcome, Exited)
     assert event.outcome.detail == "gone ]52;c;aGk= back 31m line\nnext\tcell"
     assert logs.as_shown(said) == "gone ]52;c;aGk= \u202eback 31m line\nnext\tcell"

@@ -16,7 +16,7 @@ from flowrl.errors import ConfigError
 from flowrl.launchers import capped_log, files
 from flowrl.launchers.environment import child_env
 from flowrl.launchers.job import Exited, Lost, Why
-from flowrl.parallel import signals
+from flowrl.parallel import events
 from flowrl.redaction import cleaned, redacted, secrets_of
 from tests.launchers.conftest import SLEEP, end_of, start_of, until
 
@@ -61,12 +61,12 @@ def test_a_secret_of_many_lines_is_found_line_by_line():
 
 
 def test_the_texts_of_a_record_are_cleaned_and_nothing_else():
-    ended = signals.RunEnded(
+    ended = events.RunEnded(
         SECRET,
         SECRET,
         Exited(why=Why.EXIT, code=1, detail=f"exit: {SECRET}"),
         3,
-        signals.LastWords((f"a {SECRET}", "b"), error="digest"),
+        events.LogTail((f"a {SECRET}", "b"), error="digest"),
     )
     found = cleaned(ended, secrets_of({"MY_KEY": SECRET}))
     assert (found.skill, found.run_id, found.frames) == (SECRET, SECRET, 3)
@@ -75,7 +75,7 @@ def test_the_texts_of_a_record_are_cleaned_and_nothing_else():
 
 
 def test_a_record_without_secrets_is_the_same_one():
-    event = signals.RunEnded("a", "b", Lost("nothing"))
+    event = events.RunEnded("a", "b", Lost("nothing"))
     assert cleaned(event, (SECRET,)) is event
     assert cleaned(event, ()) is event
 

@@ -22,7 +22,7 @@ import pytest
 from flowrl import cli
 from flowrl.errors import EXIT_BUSY, BusyError
 from flowrl.launchers import processes
-from flowrl.parallel.claim import Claim
+from flowrl.parallel.health import DaemonLock
 from flowrl.storage import locks
 from tests.launchers.conftest import until
 from tests.parallel.chaos_place import TO_TABLE, ChaosPlace, Trial
@@ -147,7 +147,7 @@ def second_scheduler(place: ChaosPlace, chance: random.Random):
     assert place.layout.scheduler_state.read_bytes() == before
     began = time.monotonic()
     with pytest.raises(BusyError, match=f"process {daemon.pid} on "):
-        Claim(place.layout.daemon_lock).acquire()
+        DaemonLock(place.layout.daemon_lock).acquire()
     return [_ended_well(place, daemon, "a second scheduler (its claim alone)", millis_since(began))]
 
 

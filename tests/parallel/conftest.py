@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrl.parallel.scheduler import SkillScheduler
-from tests.parallel.scheduling import Clock, FakeLauncher, FakeWorkshop, World
+from tests.parallel.scheduling import Clock, FakeBackend, FakeLauncher, World
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def start(tmp_path, world, clock):
         settings = {"retry_jitter": 0.0, **settings}
         launcher = FakeLauncher(world, on_wait=lambda: clock.pass_seconds(1))
         daemon = SkillScheduler(tmp_path / "graph", launcher=launcher, clock=clock, **settings)
-        daemon.set_callbacks(workshop=FakeWorkshop(world))
+        daemon.set_callbacks(backend=FakeBackend(world))
         daemons.append(daemon)
         return daemon
 

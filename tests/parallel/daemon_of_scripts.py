@@ -15,8 +15,8 @@ from typing import Any
 from flowrl import storage
 from flowrl.launchers.job import Job
 from flowrl.launchers.local import LocalLauncher
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.signals import Task
 
 TRAINER = """
 import sys, time
@@ -38,34 +38,34 @@ class ScriptWorkshop:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def prepare(self, task: Task) -> Job:
+    def prepare(self, task: RunRequest) -> Job:
         run_id = f"e{task.expert}.a{task.attempt}.{secrets.token_hex(4)}"
         storage.make_dir(self.root / "runs" / run_id)
         return self._job(task, run_id)
 
-    def resume(self, task: Task) -> Job:
+    def resume(self, task: RunRequest) -> Job:
         assert task.run_id is not None
         return self._job(task, task.run_id)
 
-    def reopen(self, task: Task) -> Job | None:
+    def reopen(self, task: RunRequest) -> Job | None:
         assert task.run_id is not None
         folder = self.root / "runs" / task.run_id
         return self._job(task, task.run_id) if folder.is_dir() else None
 
-    def merge(self, task: Task) -> Mapping[str, Any]:
+    def merge(self, task: RunRequest) -> Mapping[str, Any]:
         ledger = self.root / "ledger"
         merged = ledger.read_text().split() if ledger.exists() else []
         if task.run_id not in merged:
             storage.append_line(ledger, str(task.run_id))
         return {"run_id": task.run_id, "frames": 5, "success_rate": 1.0, "wall_seconds": 0.1}
 
-    def archive(self, task: Task) -> None:
+    def archive(self, task: RunRequest) -> None:
         pass
 
-    def discard(self, task: Task) -> None:
+    def discard(self, task: RunRequest) -> None:
         pass
 
-    def _job(self, task: Task, run_id: str) -> Job:
+    def _job(self, task: RunRequest, run_id: str) -> Job:
         folder = self.root / "runs" / run_id
         return Job(
             name=f"flowrl_e{task.expert}_{task.skill}",
@@ -82,7 +82,7 @@ def main(root: Path) -> int:
     with SkillScheduler(
         root / "graph", launcher=LocalLauncher(), poll_interval=0.2, retry_backoff=0.01
     ) as scheduler:
-        scheduler.set_callbacks(workshop=ScriptWorkshop(root))
+        scheduler.set_callbacks(backend=ScriptWorkshop(root))
         scheduler.add_skill("a")
         scheduler.add_skill("b", {}, ["a"])
         return 0 if scheduler.run().complete else 1

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.launchers import files, processes
-from flowrl.parallel.asks import Verb
-from flowrl.parallel.requests import ask
+from flowrl.parallel.events import Verb
+from flowrl.parallel.requests import send_request
 from flowrl.paths import GraphPaths
 from flowrl.storage import locks
 from tests.parallel.stand_in_story import ROOT
@@ -143,7 +143,7 @@ FAULTS: tuple[Callable[[Load], None], ...] = (
 def play(load: Load, *, every_seconds: tuple[float, float], limit_seconds: float) -> dict[str, Any]:
     """Train through all faults, to the end or for a while; the report says what it cost."""
     began = time.monotonic()
-    ask(GraphPaths(load.root / "graph"), Verb.PRIORITY, "Skill 0", number=1)
+    send_request(GraphPaths(load.root / "graph"), Verb.PRIORITY, "Skill 0", number=1)
     load.start()
     due = began + load.chance.uniform(*every_seconds)
     order: list[Callable[[Load], None]] = []
@@ -153,7 +153,7 @@ def play(load: Load, *, every_seconds: tuple[float, float], limit_seconds: float
         if now - began > limit_seconds:
             limit_seconds = float("inf")
             (load.root / "stop").touch()
-            ask(GraphPaths(load.root / "graph"), Verb.STOP)
+            send_request(GraphPaths(load.root / "graph"), Verb.STOP)
             load.stopped = True
         if now > due:
             order = order or load.chance.sample(FAULTS, len(FAULTS))

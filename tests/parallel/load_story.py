@@ -24,8 +24,8 @@ from flowrl.launchers import files
 from flowrl.launchers.job import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import run_folder
+from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Failed, Held
@@ -57,7 +57,7 @@ class LoadWorkshop:
         self.figures = figures
         self.ledger = root / "ledger"
 
-    def prepare(self, task: Task) -> Job:
+    def prepare(self, task: RunRequest) -> Job:
         run_id = f"e{task.expert}.a{task.attempt}.{secrets.token_hex(4)}"
         folder = self._folder(task)
         if folder.exists() and not files.becomes_free(folder):
@@ -67,17 +67,17 @@ class LoadWorkshop:
         storage.write_atomic(folder / "run_id", run_id)
         return self._job(task, run_id)
 
-    def resume(self, task: Task) -> Job:
+    def resume(self, task: RunRequest) -> Job:
         job = self.reopen(task)
         if job is None:
             raise FileRefusedError(f"{task.run_id} has no folder any more")
         return job
 
-    def reopen(self, task: Task) -> Job | None:
+    def reopen(self, task: RunRequest) -> Job | None:
         assert task.run_id is not None
         return self._job(task, task.run_id) if task.run_id == self._run_in(task) else None
 
-    def merge(self, task: Task) -> Mapping[str, Any]:
+    def merge(self, task: RunRequest) -> Mapping[str, Any]:
         with locks.held(self.root / "ledger.lock", timeout_seconds=0.2):
             merged = self.ledger.read_text().split() if self.ledger.exists() else []
             if task.run_id not in merged:
@@ -85,7 +85,7 @@ class LoadWorkshop:
         self.figures.merged += 1
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
-    def archive(self, task: Task) -> None:
+    def archive(self, task: RunRequest) -> None:
         self.discard(task)
 
     def recover(self) -> None:
@@ -95,14 +95,14 @@ class LoadWorkshop:
             if (folder / "run_id").exists() and (folder / "run_id").read_text() in merged:
                 storage.remove_tree(folder)
 
-    def discard(self, task: Task) -> None:
+    def discard(self, task: RunRequest) -> None:
         if task.run_id == self._run_in(task):
             storage.remove_tree(self._folder(task))
 
-    def _folder(self, task: Task) -> Path:
+    def _folder(self, task: RunRequest) -> Path:
         return self.root / "runs" / f"e{task.expert}"
 
-    def _run_in(self, task: Task) -> str:
+    def _run_in(self, task: RunRequest) -> str:
         """Whose folder it is; of nobody when it is not there.
 
         Raises:
@@ -113,7 +113,7 @@ class LoadWorkshop:
         except FileNotFoundError:
             return ""
 
-    def _job(self, task: Task, run_id: str) -> Job:
+    def _job(self, task: RunRequest, run_id: str) -> Job:
         folder = self._folder(task)
         seconds = f"{random.uniform(0.0, 0.05):.3f}"
         return Job(
@@ -206,7 +206,7 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
             storage.remove_part_files(folder)
         workshop = LoadWorkshop(root, figures)
         workshop.recover()
-        scheduler.set_callbacks(workshop=workshop)
+        scheduler.set_callbacks(backend=workshop)
         if not scheduler.state.entries:
             scheduler.add_skills(skills_of(skills, runs))
         while True:

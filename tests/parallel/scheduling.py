@@ -15,7 +15,7 @@ from typing import Any
 
 from flowrl.errors import FileRefusedError, ResultRefusedError
 from flowrl.launchers.job import Exited, Finished, Handle, Job, Outcome, Why
-from flowrl.parallel.signals import Task
+from flowrl.parallel.events import RunRequest
 from flowrl.runs import RunResult
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -58,7 +58,7 @@ class Clock:
 
 @dataclass
 class Process:
-    task: Task
+    task: RunRequest
     job: Job
     outcome: Outcome | None = None
     launches: int = 0
@@ -72,7 +72,7 @@ class World:
     runs: dict[str, Process] = field(default_factory=dict)  # by run id
     ledger: list[str] = field(default_factory=list)
     discarded: list[str | None] = field(default_factory=list)
-    prepared: list[Task] = field(default_factory=list)
+    prepared: list[RunRequest] = field(default_factory=list)
     refusals: dict[str, list[BaseException]] = field(default_factory=dict)  # verb → errors
     die_at: int = -1  # the daemon dies at this operation
     operations: int = 0
@@ -98,11 +98,11 @@ class World:
         process.outcome = outcome or finished(process.job.run_id)
 
 
-class FakeWorkshop:
+class FakeBackend:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def prepare(self, task: Task) -> Job:
+    def prepare(self, task: RunRequest) -> Job:
         self.world.op("prepare")
         old = self.world.folders.get(task.skill)
         if old is not None:
@@ -122,7 +122,7 @@ class FakeWorkshop:
         self.world.op("prepared")
         return job
 
-    def resume(self, task: Task) -> Job:
+    def resume(self, task: RunRequest) -> Job:
         self.world.op("resume")
         job = self.reopen(task)
         if job is None:
@@ -135,13 +135,13 @@ class FakeWorkshop:
         self.world.op("resumed")
         return job
 
-    def reopen(self, task: Task) -> Job | None:
+    def reopen(self, task: RunRequest) -> Job | None:
         assert task.run_id is not None
         if self.world.folders.get(task.skill) != task.run_id:
             return None
         return self.world.runs[task.run_id].job
 
-    def merge(self, task: Task) -> Mapping[str, Any]:
+    def merge(self, task: RunRequest) -> Mapping[str, Any]:
         assert task.run_id is not None
         self.world.op("merge")
         again = task.run_id in self.world.ledger
@@ -160,13 +160,13 @@ class FakeWorkshop:
             "again": again,
         }
 
-    def archive(self, task: Task) -> None:
+    def archive(self, task: RunRequest) -> None:
         self.world.op("put away")
         assert task.run_id in self.world.ledger
         if self.world.folders.get(task.skill) == task.run_id:
             del self.world.folders[task.skill]
 
-    def discard(self, task: Task) -> None:
+    def discard(self, task: RunRequest) -> None:
         self.world.op("discard")
         if self.world.folders.get(task.skill) == task.run_id:
             del self.world.folders[task.skill]

@@ -17,8 +17,8 @@ from flowrl import bottomup_parallel
 from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Job
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun
-from flowrl.parallel.signals import Task
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from tests.waiting import limit
@@ -36,7 +36,7 @@ class StandInWorkshop(TrainingBackend):
     def __init__(self, layout: GraphPaths, config: BottomUpConfig, *rest: Any, **more: Any) -> None:
         super().__init__(layout, dataclasses.replace(config, sandbox="none"), *rest, **more)
 
-    def _job(self, prepared: PreparedRun, task: Task) -> Job:
+    def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
         job = super()._job(prepared, task)
         argv = (sys.executable, "-m", "tests.parallel.stand_in", *job.argv[3:])
         return dataclasses.replace(job, argv=argv, cwd=ROOT)

@@ -9,10 +9,10 @@ from flowrl.experts.merge import FrameRule
 from flowrl.parallel.training_processor import archive_run, merge_run, recover_graph
 from flowrl.paths import GraphPaths
 from tests.parallel.making import WOOD, finish, frames, prepare
-from tests.parallel.scheduling import FakeWorkshop, words
+from tests.parallel.scheduling import FakeBackend, words
 
 
-class Recording(FakeWorkshop):
+class Recording(FakeBackend):
     """Remembers in which order it was asked, and refuses to put away while `errors` lasts."""
 
     def __init__(self, world):
@@ -34,7 +34,7 @@ class Recording(FakeWorkshop):
 def daemon(start, world):
     daemon = start(max_parallel_skills=1)
     daemon.workshop = Recording(world)
-    daemon.set_callbacks(workshop=daemon.workshop)
+    daemon.set_callbacks(backend=daemon.workshop)
     daemon.add_skill("A")
     daemon.add_skill("B", {}, ["A"])
     daemon.tick()

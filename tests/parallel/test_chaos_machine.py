@@ -13,10 +13,10 @@ import pytest
 from flowrl import storage
 from flowrl.errors import EXIT_BUSY, ConfigError
 from flowrl.launchers.job import Finished, Job, Why
-from flowrl.parallel import claim
-from flowrl.parallel.asks import Verb
-from flowrl.parallel.heartbeat import Heartbeats
-from flowrl.parallel.requests import Inbox, ask
+from flowrl.parallel import health
+from flowrl.parallel.events import Verb
+from flowrl.parallel.health import RunLimits
+from flowrl.parallel.requests import Inbox, send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.paths import GraphPaths
 from tests.launchers.conftest import (  # noqa: F401
@@ -38,7 +38,7 @@ DAY = 86_400.0
 def test_a_folder_that_two_hosts_may_share_is_refused(start, tmp_path, monkeypatch, kind):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / {tmp_path} rw - {kind} host:/x rw\n")
-    monkeypatch.setattr(claim, "_MOUNTS", mounts)
+    monkeypatch.setattr(health, "_MOUNTS", mounts)
     scheduler = start()
     with pytest.raises(ConfigError, match=f"is on {kind}.*choose a --graph_path on a local disk"):
         scheduler.add_skill("A")
@@ -71,15 +71,15 @@ def test_a_clock_that_jumps_neither_loses_a_run_nor_delays_a_retry_for_days(
 
 def test_a_trainer_whose_clock_jumps_is_not_taken_for_silent(tmp_path):
     now, progress = [0.0], tmp_path / "progress.json"
-    heartbeats = Heartbeats(10.0, monotonic=lambda: now[0])
+    limits = RunLimits(silent_seconds=10.0, run_seconds=None, monotonic=lambda: now[0])
     for times in (2e9, 0, 4e9, 1e9):  # of a file that is written every nine seconds
         progress.write_text("{}")
         os.utime(progress, (times, times))
-        assert not heartbeats.silent("run", progress)
+        assert not limits.is_silent("run", progress)
         now[0] += 9.0
-        assert not heartbeats.silent("run", progress)
+        assert not limits.is_silent("run", progress)
     now[0] += 2.0
-    assert heartbeats.silent("run", progress)
+    assert limits.is_silent("run", progress)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_graph_that_is_moved_while_it_trains_goes_on_in_its_new_place(tmp_path
 def test_a_daemon_without_descriptors_takes_requests_later(start, world):
     scheduler = start()
     scheduler.add_skill("A")
-    ask(scheduler.layout, Verb.PAUSE, "A")
+    send_request(scheduler.layout, Verb.PAUSE, "A")
     inbox = Inbox(scheduler.layout)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))

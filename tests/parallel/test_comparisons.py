@@ -22,9 +22,9 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers import processes
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import comparisons
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.signals import Task
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
@@ -296,7 +296,7 @@ def test_an_attempt_that_is_given_up_leaves_no_questions(layout, rivals, idle):
     merge(layout, first, merge_policy=GATE)
     desk = wait_for_answers(layout, second, GATE)
     workshop = TrainingBackend(layout, BottomUpConfig(), lambda: GRAPH)
-    workshop.discard(Task(skill=SWORD, expert=3, attempt=1, run_id=second.run.run_id))
+    workshop.discard(RunRequest(skill=SWORD, expert=3, attempt=1, run_id=second.run.run_id))
     assert not desk.folder.exists()
     assert not second.run_folder.exists()
 
@@ -352,7 +352,7 @@ def test_a_scheduler_goes_on_while_two_copies_are_averaged(tmp_path):
     )
     asked: list[str] = []
 
-    class Workshop(StandInWorkshop):
+    class Backend(StandInWorkshop):
         def merge(self, task):
             asked.append(task.skill)
             return super().merge(task)
@@ -366,7 +366,7 @@ def test_a_scheduler_goes_on_while_two_copies_are_averaged(tmp_path):
     with SkillScheduler(
         place.layout.root, launcher=LocalLauncher(), retry_backoff=0.05, max_parallel_skills=3
     ) as daemon:
-        daemon.set_callbacks(workshop=Workshop(place.layout, config, lambda: graph))
+        daemon.set_callbacks(backend=Backend(place.layout, config, lambda: graph))
         for name in graph.order():
             daemon.add_skill(name, {}, graph.needs(name))
         assert daemon.run().complete

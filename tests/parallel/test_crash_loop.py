@@ -6,7 +6,7 @@ import pytest
 
 from flowrl import storage
 from flowrl.launchers.job import Lost, Why
-from flowrl.parallel.last_words import digest, last_words
+from flowrl.parallel.health import error_digest, read_log_tail
 from flowrl.paths import RunPaths
 from tests.parallel.scheduling import exited, lines, status, words
 
@@ -88,17 +88,19 @@ def test_runs_without_a_log_are_never_taken_for_the_same_error(start, world, clo
 
 def test_the_digest_is_of_the_last_traceback_and_not_of_numbers_or_addresses():
     said = ERROR.format(n=3).splitlines()
-    assert digest(said) == digest(["other", "words", *ERROR.format(n=4).splitlines()[1:]])
-    assert digest(said) != digest([*said[:-1], "ValueError: other"])
-    assert digest([]) == ""
+    assert error_digest(said) == error_digest(
+        ["other", "words", *ERROR.format(n=4).splitlines()[1:]]
+    )
+    assert error_digest(said) != error_digest([*said[:-1], "ValueError: other"])
+    assert error_digest([]) == ""
 
 
 def test_a_hostile_log_is_read_in_bounds(tmp_path):
     log = tmp_path / "training.log"
     log.write_bytes(b"\xff\x1b[2J\x07" + b"x" * 10**6 + b"\n" + b"\n" * 5 + b"end\x00\n")
-    said = last_words(log)
+    said = read_log_tail(log)
     assert said.lines[-1] == "end"
     assert all(len(line) <= 300 and line.isprintable() for line in said.lines)
     log.unlink()
     log.symlink_to("/etc/passwd")
-    assert last_words(log).lines == ()
+    assert read_log_tail(log).lines == ()

@@ -17,14 +17,14 @@ from flowrl.errors import (
     LaunchError,
 )
 from flowrl.launchers.job import Lost, Why
-from flowrl.parallel.asks import Verb
-from flowrl.parallel.requests import ask
+from flowrl.parallel.events import Verb
+from flowrl.parallel.requests import send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state_file import StateFile
 from tests.parallel.scheduling import (
     Clock,
+    FakeBackend,
     FakeLauncher,
-    FakeWorkshop,
     Killed,
     World,
     exited,
@@ -87,7 +87,7 @@ def _survives(root, fatal):
     for _ in range(2):
         launcher = FakeLauncher(world, on_wait=play)
         scheduler = SkillScheduler(root, launcher=launcher, clock=clock, max_parallel_skills=2)
-        scheduler.set_callbacks(workshop=FakeWorkshop(world))
+        scheduler.set_callbacks(backend=FakeBackend(world))
         try:
             for name, needs in (("A", []), ("B", []), ("C", ["A", "B"])):
                 scheduler.add_skill(name, {}, needs)
@@ -117,7 +117,7 @@ def test_the_intent_is_in_the_file_before_the_act(start, world):
 
     scheduler = start()
     scheduler._launcher = Spy(world)
-    scheduler.set_callbacks(workshop=FakeWorkshop(world))
+    scheduler.set_callbacks(backend=FakeBackend(world))
     scheduler.tick()
     assert seen[0]["status"] == "running"
     assert seen[0]["run_id"] == world.folders["A"]
@@ -146,12 +146,12 @@ def test_a_run_is_reopened_only_once_it_is_saved_how_it_ended(start, world):
     world.end("A", exited(Why.STOPPED))
     seen = []
 
-    class Spy(FakeWorkshop):
+    class Spy(FakeBackend):
         def resume(self, task):
             seen.append(lines(scheduler)["A"]["status"])
             return super().resume(task)
 
-    scheduler.set_callbacks(workshop=Spy(world))
+    scheduler.set_callbacks(backend=Spy(world))
     scheduler.tick()
     assert seen == ["preparing"]
 
@@ -191,7 +191,7 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     scheduler = start(poll_interval=60.0)
     scheduler.add_skill("A")
     scheduler.tick()
-    ask(scheduler.layout, Verb.PAUSE, "A")
+    send_request(scheduler.layout, Verb.PAUSE, "A")
     monkeypatch.setenv("FLOWRL_FAULT", "write.scheduler_state.json:enospc")
     scheduler.tick()
     waits = []
@@ -202,7 +202,7 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     )
     scheduler.wait()
     assert waits == [1.0]
-    ask(scheduler.layout, Verb.RETRY, "A")
+    send_request(scheduler.layout, Verb.RETRY, "A")
     scheduler.wait()
     assert waits == [1.0], "a new request is heard at once"
     monkeypatch.delenv("FLOWRL_FAULT")
@@ -328,7 +328,7 @@ def test_the_merge_of_another_run_is_not_taken_for_this_one(start, world, monkey
     scheduler.add_skill("A")
     scheduler.tick()
     world.end("A")
-    monkeypatch.setattr(FakeWorkshop, "merge", lambda self, task: {"run_id": "e9.a9.9"})
+    monkeypatch.setattr(FakeBackend, "merge", lambda self, task: {"run_id": "e9.a9.9"})
     scheduler.tick()
     assert words(scheduler) == {"A": "failed"}
     assert "e9.a9.9" in status(scheduler, "A").why

@@ -18,10 +18,9 @@ import pytest
 
 from flowrl.errors import BusyError
 from flowrl.launchers.job import Exited, Finished, Handle, Lost, Why
-from flowrl.parallel import claim, signals
-from flowrl.parallel.asks import Request, Verb, Wish
-from flowrl.parallel.claim import Claim
-from flowrl.parallel.signals import LastWords, NewSkill, Rules
+from flowrl.parallel import events, health
+from flowrl.parallel.events import ControlRequest, LogTail, NewSkill, Rules, StopMode, Verb
+from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.state_file import StateFile, decode
 from flowrl.parallel.status import Completed, Failed, Held, Merging, Running, Slotted, Waiting
@@ -47,7 +46,7 @@ class Disk:
     ledger: list[str] = field(default_factory=list)
     attempts: Counter = field(default_factory=Counter)
     told_to_end: set[str] = field(default_factory=set)  # run ids
-    requests: list[Request] = field(default_factory=list)  # files that are still there
+    requests: list[ControlRequest] = field(default_factory=list)  # files that are still there
     outcomes: dict[str, set[str]] = field(default_factory=dict)  # request id → answers ever seen
     met: Counter = field(default_factory=Counter)
 
@@ -73,9 +72,11 @@ class Play:
         self.full = False  # the disk
         self.doomed = self.dice.random() < 0.3  # the first skill always meets the same error
 
-    def tell(self, *events) -> None:
+    def tell(self, *received) -> None:
         rules = replace(self.rules, launching=not self.full)
-        self.state, commands = step(self.state, events, self.now, rules, jitter=self.dice.random())
+        self.state, commands = step(
+            self.state, received, self.now, rules, jitter=self.dice.random()
+        )
         self.pending.extend(commands)
         self.save()
         self.check_slots()
@@ -84,26 +85,26 @@ class Play:
         if self.full:
             return
         self.saved = self.file.encode(self.state)
-        for answer in self.state.answers:
-            self.disk.outcomes.setdefault(answer.id, set()).add(answer.outcome)
+        for response in self.state.responses:
+            self.disk.outcomes.setdefault(response.id, set()).add(response.outcome)
 
     def crash(self) -> None:
         self.disk.met["crash"] += 1
         self.pending.clear()
         self.file = StateFile(Path())
         self.state = decode(self.saved, "saved")
-        self.tell(signals.Restarted())
+        self.tell(events.Restarted())
 
     def unlucky(self) -> bool:
         return self.dice.random() < self.trouble
 
     def act(self) -> None:
         command = self.pending.popleft()
-        if isinstance(command, signals.Cancel) and self.lives(command.task.run_id):
-            self.disk.told_to_end.add(command.task.run_id)
-        if isinstance(command, signals.Announce | signals.Discard | signals.Cancel):
+        if isinstance(command, events.Cancel) and self.lives(command.request.run_id):
+            self.disk.told_to_end.add(command.request.run_id)
+        if isinstance(command, events.Announce | events.Discard | events.Cancel):
             return
-        task = command.task
+        task = command.request
         status = self.state.entries[task.skill].status
         if task.run_id != getattr(status, "run_id", None):
             return
@@ -111,19 +112,19 @@ class Play:
         if crash_before:
             self.crash()
             return
-        events = self.carry_out(command, task)
+        results = self.carry_out(command, task)
         if crash_after and self.unlucky():
             self.crash()
             return
-        self.tell(*events)
+        self.tell(*results)
 
     def carry_out(self, command, task):
         match command:
-            case signals.Prepare():
+            case events.Prepare():
                 return self.prepare(task)
-            case signals.Launch(seek=seek):
+            case events.Launch(seek=seek):
                 return self.launch(task, seek)
-            case signals.Merge():
+            case events.Merge():
                 return self.merge(task)
 
     def prepare(self, task):
@@ -131,10 +132,10 @@ class Play:
             return [
                 self.dice.choice(
                     [
-                        signals.PutOff(task.skill, "disk"),
-                        signals.LaunchRefused(task.skill, "no"),
-                        signals.PrepareRefused(task.skill, "bad") if self.unlucky()
-                        else signals.PutOff(task.skill, "busy"),
+                        events.Deferred(task.skill, "disk"),
+                        events.LaunchRefused(task.skill, "no"),
+                        events.PrepareRefused(task.skill, "bad") if self.unlucky()
+                        else events.Deferred(task.skill, "busy"),
                     ]
                 )
             ]  # fmt: skip
@@ -146,30 +147,30 @@ class Play:
         assert old is None or self.disk.runs[old] is not None, "its folder is in use"
         self.disk.runs[run_id] = "prepared"
         self.disk.newest[task.skill] = run_id
-        return [signals.RunPrepared(task.skill, run_id)]
+        return [events.RunPrepared(task.skill, run_id)]
 
     def launch(self, task, seek):
         handle = Handle(run_id=task.run_id, session="s", pid=1)
         if seek and self.disk.runs[task.run_id] != "prepared":
-            return [signals.RunLaunched(task.skill, task.run_id, handle)]
+            return [events.RunLaunched(task.skill, task.run_id, handle)]
         if self.unlucky():
-            return [signals.LaunchRefused(task.skill, "no tmux")]
+            return [events.LaunchRefused(task.skill, "no tmux")]
         assert self.disk.runs[task.run_id] == "prepared", "launched twice"
         self.disk.runs[task.run_id] = None
         done = [n for n, e in self.state.entries.items() if isinstance(e.status, Completed)]
         self.disk.started.append((task.skill, task.expert, tuple(done)))
-        return [signals.RunLaunched(task.skill, task.run_id, handle)]
+        return [events.RunLaunched(task.skill, task.run_id, handle)]
 
     def merge(self, task):
         if task.run_id in self.disk.ledger:
-            return [signals.MergeDone(task.skill, task.run_id)]
+            return [events.MergeDone(task.skill, task.run_id)]
         if self.unlucky():
             if self.unlucky():
-                return [signals.MergeRefused(task.skill, task.run_id, "NaN")]
-            return [signals.PutOff(task.skill, "disk")]
+                return [events.MergeRefused(task.skill, task.run_id, "NaN")]
+            return [events.Deferred(task.skill, "disk")]
         assert isinstance(self.disk.runs[task.run_id], Finished)
         self.disk.ledger.append(task.run_id)
-        return [signals.MergeDone(task.skill, task.run_id)]
+        return [events.MergeDone(task.skill, task.run_id)]
 
     def live(self) -> None:
         """Processes go on, users act, disks fill up, time passes or jumps."""
@@ -178,7 +179,7 @@ class Play:
                 self.disk.runs[run_id] = self.end_of(run_id)
         if self.unlucky() and self.unlucky() and self.state.entries:
             skill = self.dice.choice(list(self.state.entries))
-            self.tell(self.dice.choice([signals.Retry, signals.Hold])(skill))
+            self.tell(self.dice.choice([events.Retry, events.Hold])(skill))
         if self.unlucky() and self.unlucky():
             self.ask()
         was_full, self.full = self.full, self.unlucky() and self.unlucky()
@@ -207,7 +208,7 @@ class Play:
         skill = self.dice.choice([*self.state.entries, "nobody", None])
         name = f"{len(self.disk.outcomes) + len(self.disk.requests)}-{self.dice.random()}"
         self.disk.requests.append(
-            Request(id=name, verb=verb, skill=skill, number=self.dice.randint(-3, 3))
+            ControlRequest(id=name, verb=verb, skill=skill, number=self.dice.randint(-3, 3))
         )
         self.disk.met[verb.value] += 1
 
@@ -216,7 +217,7 @@ class Play:
         taken = list(self.disk.requests)
         self.tell(*taken)
         again, _ = step(self.state, taken, self.now, replace(self.rules, launching=False))
-        assert again.answers == self.state.answers
+        assert again.responses == self.state.responses
         assert [e.status for e in again.entries.values() if not isinstance(e.status, Merging)] == [
             e.status for e in self.state.entries.values() if not isinstance(e.status, Merging)
         ], "a request is obeyed twice"
@@ -229,11 +230,11 @@ class Play:
 
     def stop_if_wanted(self) -> None:
         """The shell's part of a stop, and the next start of the daemon."""
-        if self.state.wish is Wish.STOP_NOW:
+        if self.state.stop_mode is StopMode.STOP_NOW:
             self.disk.told_to_end |= {handle.run_id for _, handle in self.state.launched()}
         if self.state.stop_is_due and not self.pending and not self.full:
             self.disk.met["stopped"] += 1
-            self.tell(signals.Stopped())
+            self.tell(events.Stopped())
             self.crash()
 
     def hear(self) -> None:
@@ -243,12 +244,12 @@ class Play:
                 continue
             outcome = self.disk.runs[status.run_id]
             if outcome not in (None, "prepared"):
-                said = LastWords(lines=("x",), error=self.dice.choice(["", "one", "one"]))
-                self.tell(signals.RunEnded(entry.skill, status.run_id, outcome, 10, said))
+                said = LogTail(lines=("x",), error=self.dice.choice(["", "one", "one"]))
+                self.tell(events.RunEnded(entry.skill, status.run_id, outcome, 10, said))
                 if self.unlucky():
-                    self.tell(signals.RunEnded(entry.skill, status.run_id, outcome, 10, said))
+                    self.tell(events.RunEnded(entry.skill, status.run_id, outcome, 10, said))
             elif self.unlucky() and self.unlucky():
-                late = self.dice.choice([signals.RunHung, signals.RunOverdue])
+                late = self.dice.choice([events.RunHung, events.RunOverdue])
                 self.tell(late(entry.skill, status.run_id))
         self.tell()
 
@@ -258,7 +259,7 @@ class Play:
             needs = self.dice.sample(names, k=min(len(names), self.dice.randint(0, 2)))
             name = f"s{len(names)}"
             new = NewSkill(skill=name, needs=tuple(needs), priority=self.dice.randint(0, 2))
-            self.tell(signals.SkillsAdded((new,)))
+            self.tell(events.SkillsAdded((new,)))
             names.append(name)
 
     def check_slots(self) -> None:
@@ -327,9 +328,9 @@ def judge(game: Play) -> None:
 @pytest.fixture(autouse=True)
 def folder_of_a_daemon(tmp_path, monkeypatch):
     """The claim of the daemon that plays, on a real lock."""
-    monkeypatch.setattr(claim, "_GLANCE_SECONDS", 0.0)
+    monkeypatch.setattr(health, "_RETRY_SECONDS", 0.0)
     LOCK.clear()
-    first = Claim(tmp_path / "daemon.lock")
+    first = DaemonLock(tmp_path / "daemon.lock")
     first.acquire()
     LOCK.append(tmp_path / "daemon.lock")
     yield
@@ -341,7 +342,7 @@ def second_daemon_is_refused(game: Play) -> None:
     if game.dice.random() < 0.02:
         game.disk.met["second"] += 1
         with pytest.raises(BusyError, match="is in use by process"):
-            Claim(LOCK[0]).acquire()
+            DaemonLock(LOCK[0]).acquire()
 
 
 @pytest.mark.parametrize("case", range(12))

@@ -33,7 +33,7 @@ def test_a_callback_that_meets_bad_data_is_logged_and_the_others_go_on(
     world.end("C")
     scheduler.tick()
     assert words(scheduler) == {"A": "completed", "B": "failed", "C": "completed"}
-    assert "who was told of it has failed" in caplog.text
+    assert "its callback has failed" in caplog.text
     assert "bad data" in caplog.text
 
 

@@ -13,17 +13,17 @@ from flowrl import storage
 from flowrl.launchers import files, processes
 from flowrl.launchers.job import Handle, Job
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel.heartbeat import Ages, age_seconds
+from flowrl.parallel.events import RunRequest
+from flowrl.parallel.health import RunLimits, age_seconds
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.signals import Task
-from flowrl.parallel.status import Asked
+from flowrl.parallel.status import StopReason
 from tests.launchers.conftest import until
 from tests.parallel.scheduling import status, words
 
 SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
 
 
-def job_of(task: Task, root: Path, run_id: str) -> Job:
+def job_of(task: RunRequest, root: Path, run_id: str) -> Job:
     folder = storage.make_dir(root / run_id)
     return Job(
         name=f"flowrl_e{task.expert}_{task.skill}",
@@ -106,7 +106,7 @@ def test_a_run_counts_from_its_process_and_not_from_the_daemons_start(daemon, tm
     trainer_of(scheduler, tmp_path, "A")
     handle = status(scheduler, "A").handle
     until(lambda: 0.2 < age_seconds(handle.birth) < 60)
-    left = Ages(1000.0).left_seconds(handle)
+    left = RunLimits(silent_seconds=9.0, run_seconds=1000.0).seconds_left(handle)
     assert left == pytest.approx(1000.0 - age_seconds(handle.birth), abs=0.5)
     files.stop(tmp_path / handle.run_id)
     until(lambda: not processes.alive(handle.pid, handle.birth))
@@ -114,16 +114,16 @@ def test_a_run_counts_from_its_process_and_not_from_the_daemons_start(daemon, tm
 
 def test_an_age_obeys_no_wall_clock_and_begins_anew_with_a_new_process():
     seconds = 100.0
-    ages = Ages(10.0, monotonic=lambda: seconds)
+    limits = RunLimits(silent_seconds=9.0, run_seconds=10.0, monotonic=lambda: seconds)
     handle = Handle(run_id="r", session="s", pid=1)
-    assert ages.left_seconds(handle) == 10.0
+    assert limits.seconds_left(handle) == 10.0
     seconds = 111.0
-    assert ages.left_seconds(handle) == -1.0
+    assert limits.seconds_left(handle) == -1.0
     again = Handle(run_id="r", session="s", pid=2, birth="another boot:7")
-    assert ages.left_seconds(again) == 10.0
-    ages.forget("r")
-    assert ages.left_seconds(handle) == 10.0
-    assert Ages(None).left_seconds(handle) == float("inf")
+    assert limits.seconds_left(again) == 10.0
+    limits.forget("r")
+    assert limits.seconds_left(handle) == 10.0
+    assert RunLimits(silent_seconds=9.0, run_seconds=None).seconds_left(handle) == float("inf")
 
 
 def test_an_overdue_run_is_asked_once_and_its_silence_changes_nothing(start, world):
@@ -131,5 +131,5 @@ def test_an_overdue_run_is_asked_once_and_its_silence_changes_nothing(start, wor
     scheduler.add_skill("A")
     for _ in range(4):
         scheduler.tick()
-    assert status(scheduler, "A").asked is Asked.OVERDUE
+    assert status(scheduler, "A").stop_reason is StopReason.OVERDUE
     assert world.of("A").cancelled

@@ -10,10 +10,10 @@ import pytest
 
 from flowrl import cli, notices, storage
 from flowrl.errors import LaunchError
-from flowrl.parallel import room
+from flowrl.parallel import health
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.paths import GraphPaths
-from tests.parallel.scheduling import FakeLauncher, FakeWorkshop, lines, status, words
+from tests.parallel.scheduling import FakeBackend, FakeLauncher, lines, status, words
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def on_disk(small_disk, world, clock):
     """A daemon in a graph on the small disk, with one skill running and one waiting for it."""
     launcher = FakeLauncher(world, on_wait=lambda: clock.pass_seconds(1))
     with SkillScheduler(small_disk / "graph", launcher=launcher, clock=clock) as scheduler:
-        scheduler.set_callbacks(workshop=FakeWorkshop(world))
+        scheduler.set_callbacks(backend=FakeBackend(world))
         scheduler.add_skill("A")
         scheduler.add_skill("B", {}, ["A"])
         scheduler.tick()
@@ -81,7 +81,7 @@ def test_a_read_only_remount_pauses_and_goes_on_by_itself(on_disk, small_disk, w
         on_disk.tick()
     assert not world.ledger
     assert "paused (io)" in caplog.text
-    assert "read-only" in str(room.shortage(on_disk.layout))
+    assert "read-only" in str(health.disk_shortage(on_disk.layout))
     remount("rw")
     on_disk.tick()
     assert words(on_disk) == {"A": "completed", "B": "running"}
@@ -154,7 +154,7 @@ def test_an_act_that_meets_a_full_disk_pauses_all_until_a_probe_can_be_written(
     assert not world.ledger
     assert "paused (disk)" in notices.read(scheduler.layout)["paused"]
     scheduler.wait()
-    assert scheduler._launcher.waits[-1] <= room.PROBE_SECONDS
+    assert scheduler._launcher.waits[-1] <= health.PROBE_SECONDS
     monkeypatch.delenv("FLOWRL_FAULT")
     scheduler.tick()
     assert words(scheduler)["B"] == "running"
@@ -178,16 +178,16 @@ def test_a_trainer_is_not_blamed_for_a_silence_that_a_full_disk_has_made(start, 
     scheduler = start(hung_seconds=1e-9)
     scheduler.add_skill("A")
     scheduler.tick()
-    monkeypatch.setattr(room, "shortage", lambda layout: ("disk", "no room"))
+    monkeypatch.setattr(health, "disk_shortage", lambda layout: ("disk", "no room"))
     for _ in range(5):
         scheduler.tick()
-    assert not status(scheduler, "A").asked
+    assert not status(scheduler, "A").stop_reason
     assert not world.of("A").cancelled
     monkeypatch.undo()
     for _ in range(3):
         scheduler.tick()
-    assert status(scheduler, "A").asked
+    assert status(scheduler, "A").stop_reason
 
 
 def test_a_folder_that_is_gone_is_no_shortage(tmp_path):
-    assert room.shortage(GraphPaths(tmp_path / "nowhere")) is None
+    assert health.disk_shortage(GraphPaths(tmp_path / "nowhere")) is None

@@ -16,13 +16,13 @@ from flowrl.errors import (
     UnknownNeedError,
 )
 from flowrl.launchers.job import Lost
+from flowrl.parallel.events import NewSkill
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.signals import NewSkill
 from flowrl.parallel.status import Completed
 from tests.parallel.making import make_skill
 from tests.parallel.scheduling import (
+    FakeBackend,
     FakeLauncher,
-    FakeWorkshop,
     lines,
     saved,
     status,
@@ -219,7 +219,7 @@ def test_callbacks_hear_of_ends_and_may_add_skills(start, world):
 
 
 def test_two_callbacks_are_enough_of_a_workshop(tmp_path, world, clock):
-    made = FakeWorkshop(world)
+    made = FakeBackend(world)
     launcher = FakeLauncher(world)
     with SkillScheduler(tmp_path / "graph", launcher=launcher, clock=clock) as scheduler:
         scheduler.set_callbacks(prepare=made.prepare, process=made.merge)

@@ -15,7 +15,7 @@ from flowrl.errors import (
 )
 from flowrl.launchers.job import Lost, Why
 from flowrl.parallel import requests
-from flowrl.parallel.asks import Verb
+from flowrl.parallel.events import Verb
 from flowrl.parallel.status import Held, Running
 from tests.parallel.scheduling import (
     exited,
@@ -116,8 +116,8 @@ def test_what_a_user_ended_is_held_until_he_asks_for_a_retry(start, world, clock
     scheduler.tick()
     assert words(scheduler) == {"A": "held", "B": "blocked"}
     assert scheduler.state.settled
-    requests.ask(scheduler.layout, Verb.RETRY, "A")
-    requests.ask(scheduler.layout, Verb.RETRY, "Nobody")
+    requests.send_request(scheduler.layout, Verb.RETRY, "A")
+    requests.send_request(scheduler.layout, Verb.RETRY, "Nobody")
     scheduler.tick()
     assert words(scheduler) == {"A": "running", "B": "waiting"}
     assert world.folders["A"] == run_id

@@ -9,7 +9,7 @@ import pytest
 from flowrl import config
 from flowrl.config import BottomUpConfig, PPOConfig, SequentialConfig, TrainConfig, threads_for
 from flowrl.launchers import sandbox
-from flowrl.parallel.signals import Task
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
@@ -29,7 +29,7 @@ def trainer(folder, *words, kind=BottomUpConfig, **facts) -> TrainConfig:
     """What the trainer's command line says."""
     parsed = config.parse(kind, words)
     workshop = TrainingBackend(GraphPaths(folder), parsed, lambda: GRAPH)
-    job = workshop.prepare(Task(skill=WOOD, expert=0, attempt=1, **facts))
+    job = workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
     return config.parse(TrainConfig, job.argv[3:])
 
 
@@ -64,11 +64,11 @@ def test_a_resumed_run_shares_the_cpus_as_they_are_now(tmp_path):
         parsed = config.parse(BottomUpConfig, ["--num_envs=128", *words])
         return TrainingBackend(GraphPaths(tmp_path), parsed, lambda: GRAPH)
 
-    task = Task(skill=WOOD, expert=0, attempt=1)
+    task = RunRequest(skill=WOOD, expert=0, attempt=1)
     first = workshop("--max_parallel_skills=4").prepare(task)
     assert config.parse(TrainConfig, first.argv[3:]).acting_threads == 1
     again = workshop("--max_parallel_skills=2").reopen(
-        Task(skill=WOOD, expert=0, attempt=1, run_id=first.run_id)
+        RunRequest(skill=WOOD, expert=0, attempt=1, run_id=first.run_id)
     )
     assert again is not None
     assert config.parse(TrainConfig, again.argv[3:]).acting_threads == 2

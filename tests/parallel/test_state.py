@@ -14,16 +14,13 @@ import pytest
 
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.launchers.job import Exited, Handle, Lost, Why
-from flowrl.parallel import signals
-from flowrl.parallel.asks import Answer, Wish
-from flowrl.parallel.claim import filesystem_of
-from flowrl.parallel.endings import described
-from flowrl.parallel.heartbeat import Heartbeats
-from flowrl.parallel.signals import NewSkill, Rules
+from flowrl.parallel import events
+from flowrl.parallel.events import NewSkill, Response, Rules, StopMode
+from flowrl.parallel.health import RunLimits, filesystem_of
+from flowrl.parallel.outcomes import described
 from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.state_file import StateFile, decode
 from flowrl.parallel.status import (
-    Asked,
     Blocked,
     Completed,
     Entry,
@@ -32,6 +29,7 @@ from flowrl.parallel.status import (
     Merging,
     Preparing,
     Running,
+    StopReason,
     Waiting,
 )
 from flowrl.parallel.transitions import HANDLERS, step
@@ -53,7 +51,7 @@ EVERY_STATUS = (
         device=None,
         since=NOW + timedelta(microseconds=1),
         resumed=True,
-        asked=Asked.HOLD,
+        stop_reason=StopReason.PAUSE,
     ),
     Merging(
         run_id="e5.a1.1", attempt=1, frames=8, success_rate=0.1, wall_seconds=0.5, since=NOW,
@@ -96,16 +94,16 @@ def full_state() -> SchedulerState:
               status=Failed(why="exit 1", attempt=2, at=NOW, log=("Traceback", "ValueError: ü"))),
         Entry(skill="skill 11", needs=(), order=11, expert=11,
               status=Running(run_id="e11.a1.1", attempt=1, handle=HANDLE, device=None, since=NOW,
-                             asked=Asked.CANCEL)),
+                             stop_reason=StopReason.CANCEL)),
         Entry(skill="skill 12", needs=(), order=12, expert=12,
               status=Running(run_id="e12.a1.1", attempt=1, handle=HANDLE, device=None, since=NOW,
-                             asked=Asked.OVERDUE)),
+                             stop_reason=StopReason.OVERDUE)),
     ]  # fmt: skip
-    answers = (
-        Answer(id="1-0badcafe", verb="pause", skill="skill 4", at=NOW, outcome="done"),
-        Answer(id="2-0badcafe", verb="", skill=None, at=NOW, outcome="refused: who knows"),
+    responses = (
+        Response(id="1-0badcafe", verb="pause", skill="skill 4", at=NOW, outcome="done"),
+        Response(id="2-0badcafe", verb="", skill=None, at=NOW, outcome="refused: who knows"),
     )
-    return SchedulerState.of(entries, next_expert=40, wish=Wish.STOP, answers=answers)
+    return SchedulerState.of(entries, next_expert=40, stop_mode=StopMode.STOP, responses=responses)
 
 
 def test_the_frozen_state_file_loads_and_is_written_again_as_it_is():
@@ -127,8 +125,8 @@ def test_a_line_leaves_out_what_says_nothing_beyond_what_every_line_has():
 
 def test_every_flipped_bit_of_a_state_file_is_refused_with_a_remedy(tmp_path):
     entries = [state_of_all().entries["skill 3"], state_of_all().entries["skill 7"]]
-    answer = Answer(id="1-0badcafe", verb="stop", skill=None, at=NOW, outcome="done")
-    content = encode(SchedulerState.of(entries, next_expert=40, answers=(answer,)))
+    response = Response(id="1-0badcafe", verb="stop", skill=None, at=NOW, outcome="done")
+    content = encode(SchedulerState.of(entries, next_expert=40, responses=(response,)))
     assert decode(content, "there").next_expert == 40
     for place in range(len(content)):
         for bit in range(8):
@@ -149,7 +147,7 @@ def test_a_state_goes_to_its_file_and_back():
     back = decode(encode(state), "there")
     assert back == state
     assert {type(entry.status) for entry in back.entries.values()} == set(
-        typing.get_args(signals.Status)
+        typing.get_args(events.Status)
     )
 
 
@@ -210,7 +208,7 @@ def test_a_damaged_state_is_refused_with_its_place_and_a_remedy(text):
 
 def test_saved_lines_are_made_anew_when_what_they_say_changes(tmp_path):
     file = StateFile(tmp_path / "state.json")
-    added = signals.SkillsAdded((NewSkill(skill="A"), NewSkill(skill="B", needs=("A",))))
+    added = events.SkillsAdded((NewSkill(skill="A"), NewSkill(skill="B", needs=("A",))))
     state, _ = step(SchedulerState(), [added], NOW, Rules())
     assert file.encode(state) == encode(state)
     state = through(state, "A", Rules(launching=False))
@@ -223,17 +221,17 @@ def through(state, skill, rules=RULES):
     """The state once this skill's next run has gone all the way."""
     handle = Handle(run_id="r", session="s", pid=1)
     for event in (
-        signals.RunPrepared(skill, "r"),
-        signals.RunLaunched(skill, "r", handle),
-        signals.RunEnded(skill, "r", finished("r")),
-        signals.MergeDone(skill, "r"),
+        events.RunPrepared(skill, "r"),
+        events.RunLaunched(skill, "r", handle),
+        events.RunEnded(skill, "r", finished("r")),
+        events.MergeDone(skill, "r"),
     ):
         state, _ = step(state, [event], NOW, rules)
     return state
 
 
 def test_every_event_is_heard():
-    assert set(HANDLERS) == set(typing.get_args(signals.Event))
+    assert set(HANDLERS) == set(typing.get_args(events.Event))
 
 
 def test_an_event_of_another_run_or_status_changes_nothing():
@@ -242,13 +240,13 @@ def test_an_event_of_another_run_or_status_changes_nothing():
     rules = Rules(launching=False)
     for skill in state.entries:
         for event in (
-            signals.RunLaunched(skill, "other", handle),
-            signals.RunEnded(skill, "other", Lost()),
-            signals.RunHung(skill, "other"),
-            signals.RunOverdue(skill, "other"),
-            signals.MergeDone(skill, "other"),
-            signals.FoundMerged(skill, "other", 1, 1.0, 1.0),
-            signals.MergeRefused(skill, "other", "no"),
+            events.RunLaunched(skill, "other", handle),
+            events.RunEnded(skill, "other", Lost()),
+            events.RunHung(skill, "other"),
+            events.RunOverdue(skill, "other"),
+            events.MergeDone(skill, "other"),
+            events.FoundMerged(skill, "other", 1, 1.0, 1.0),
+            events.MergeRefused(skill, "other", "no"),
         ):
             # (the postponed merge would be due)
             after, commands = step(state, [event], NOW - timedelta(minutes=1), rules)
@@ -267,7 +265,7 @@ def history(seed):
     names = [f"s{number}" for number in range(6)]
     for number, name in enumerate(names):
         needs = tuple(dice.sample(names[:number], k=min(number, dice.randint(0, 2))))
-        added = signals.SkillsAdded((NewSkill(skill=name, needs=needs),))
+        added = events.SkillsAdded((NewSkill(skill=name, needs=needs),))
         state, commands = step(state, [added], NOW, Rules(), jitter=dice.random())
         trace.append((state, commands))
     return trace
@@ -278,15 +276,15 @@ def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
         NewSkill(skill="C", needs=("A", "B")),
         NewSkill(skill="D", needs=("C",)),
     ]
-    state, _ = step(SchedulerState(), [signals.SkillsAdded(tuple(skills))], NOW, Rules())
-    refused = [signals.PrepareRefused(n, "no") for n in "AB"]
+    state, _ = step(SchedulerState(), [events.SkillsAdded(tuple(skills))], NOW, Rules())
+    refused = [events.PrepareRefused(n, "no") for n in "AB"]
     state, _ = step(state, refused, NOW, Rules())
     assert state.entries["D"].status == Blocked(by=("A", "B"))
-    state, _ = step(state, [signals.Retry("A")], NOW, Rules())
+    state, _ = step(state, [events.Retry("A")], NOW, Rules())
     assert state.entries["D"].status == Blocked(by=("B",))
-    state, _ = step(state, [signals.Retry("B")], NOW, Rules())
+    state, _ = step(state, [events.Retry("B")], NOW, Rules())
     assert state.entries["D"].status == Waiting()
-    state, _ = step(state, [signals.Hold("C")], NOW, Rules())
+    state, _ = step(state, [events.Hold("C")], NOW, Rules())
     assert state.entries["D"].status == Blocked(by=("C",))
 
 
@@ -312,16 +310,16 @@ def test_an_end_is_described_for_people(outcome, words):
 
 def test_a_heartbeat_is_the_change_of_progress_and_not_the_wall_clock(tmp_path):
     seconds = 0.0
-    heartbeats = Heartbeats(10, monotonic=lambda: seconds)
+    limits = RunLimits(silent_seconds=10, run_seconds=None, monotonic=lambda: seconds)
     path = tmp_path / "progress.json"
-    assert not heartbeats.silent("r", path)
+    assert not limits.is_silent("r", path)
     seconds = 9.0
     path.write_text("1")
-    assert not heartbeats.silent("r", path)
+    assert not limits.is_silent("r", path)
     seconds = 18.0
-    assert not heartbeats.silent("r", path)
+    assert not limits.is_silent("r", path)
     seconds = 20.0
-    assert heartbeats.silent("r", path)
+    assert limits.is_silent("r", path)
 
 
 def test_the_deepest_mount_tells_the_file_system():
@@ -339,9 +337,9 @@ def test_a_slot_that_a_merge_frees_goes_to_what_the_merge_makes_ready_when_that_
     ]
     rules = Rules(max_parallel=1)
     state = SchedulerState.of(entries, next_expert=1)
-    ended = signals.RunEnded("Collect Wood", "r", finished("r"))
+    ended = events.RunEnded("Collect Wood", "r", finished("r"))
     state, commands = step(state, [ended], NOW, rules)
-    assert not [command for command in commands if isinstance(command, signals.Prepare)]
-    state, commands = step(state, [signals.MergeDone("Collect Wood", "r")], NOW, rules)
-    prepared = [c.task.skill for c in commands if isinstance(c, signals.Prepare)]
+    assert not [command for command in commands if isinstance(command, events.Prepare)]
+    state, commands = step(state, [events.MergeDone("Collect Wood", "r")], NOW, rules)
+    prepared = [c.request.skill for c in commands if isinstance(c, events.Prepare)]
     assert prepared == ["Place Table"]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
 
 from flowrl import storage
 from flowrl.launchers.job import Why
-from flowrl.parallel.asks import Verb, Wish
-from flowrl.parallel.claim import daemon_of
-from flowrl.parallel.requests import MOST_AT_ONCE, ask
-from flowrl.parallel.status import Asked, Completed, Failed, Held
+from flowrl.parallel.events import StopMode, Verb
+from flowrl.parallel.health import daemon_of
+from flowrl.parallel.requests import MOST_AT_ONCE, send_request
+from flowrl.parallel.status import Completed, Failed, StopReason
 from tests.parallel.scheduling import Killed, exited, finished, lines, saved, status, words
 
 
@@ -22,7 +21,7 @@ def outcomes(scheduler):
 
 def asked(scheduler, verb, skill=None, **facts):
     """The answer to a request, after a beat."""
-    name = ask(scheduler.layout, verb, skill, **facts)
+    name = send_request(scheduler.layout, verb, skill, **facts)
     scheduler.tick()
     assert not list(scheduler.layout.requests.iterdir())
     return outcomes(scheduler)[name]
@@ -121,11 +120,11 @@ def test_a_new_priority_decides_who_starts_next(start, world):
 def test_stop_lets_what_runs_be_merged_and_starts_nothing_new(start, world):
     scheduler = two_skills(start)
     scheduler._launcher.on_wait = lambda: world.end("A")
-    ask(scheduler.layout, Verb.STOP)
+    send_request(scheduler.layout, Verb.STOP)
     scheduler.run()
     assert words(scheduler) == {"A": "completed", "B": "waiting"}
-    assert scheduler.stopped_by_wish
-    assert scheduler.state.wish is Wish.NOTHING
+    assert scheduler.stopped_on_request
+    assert scheduler.state.stop_mode is StopMode.NONE
     start().tick()
     assert len(world.living()) == 1, "the next start goes on"
 
@@ -140,7 +139,7 @@ def test_stop_now_lets_runs_save_what_they_have_and_the_next_start_goes_on(start
         world.end("A", exited(Why.STOPPED))
 
     scheduler._launcher.on_wait = play
-    ask(scheduler.layout, Verb.STOP_NOW)
+    send_request(scheduler.layout, Verb.STOP_NOW)
     scheduler.run()
     assert words(scheduler)["A"] == "waiting"
     assert saved(scheduler)["stop_mode"] == ""
@@ -155,7 +154,7 @@ def test_a_daemon_that_is_killed_while_it_stops_goes_on_stopping(start, world):
     scheduler = start()
     world.end("A")
     scheduler.run()
-    assert scheduler.stopped_by_wish
+    assert scheduler.stopped_on_request
     assert words(scheduler)["B"] == "waiting"
 
 
@@ -172,7 +171,7 @@ def test_resume_all_takes_a_stop_back_and_wakes_only_what_was_paused(start, worl
     assert words(scheduler) == dict.fromkeys("ABC", "held")
     asked(scheduler, Verb.STOP)
     assert asked(scheduler, Verb.RESUME) == "done"
-    assert scheduler.state.wish is Wish.NOTHING
+    assert scheduler.state.stop_mode is StopMode.NONE
     assert words(scheduler) == {"A": "running", "B": "running", "C": "held"}
 
 
@@ -204,12 +203,12 @@ def test_every_request_is_heard_by_a_daemon_that_starts_later(start, world):
     scheduler.close()
     assert daemon_of(layout.daemon_lock) is None
     names = [
-        ask(layout, Verb.PAUSE, "A"),
-        ask(layout, Verb.CANCEL, "B"),
-        ask(layout, Verb.PRIORITY, "D", number=3),
-        ask(layout, Verb.RETRY, "B"),
-        ask(layout, Verb.RESUME, "A"),
-        ask(layout, Verb.STOP),
+        send_request(layout, Verb.PAUSE, "A"),
+        send_request(layout, Verb.CANCEL, "B"),
+        send_request(layout, Verb.PRIORITY, "D", number=3),
+        send_request(layout, Verb.RETRY, "B"),
+        send_request(layout, Verb.RESUME, "A"),
+        send_request(layout, Verb.STOP),
     ]
     scheduler = start()
     scheduler.load()
@@ -230,7 +229,7 @@ def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgem
     scheduler.tick()
     world.end("A", exited(Why.EXIT, code=1))
     scheduler.tick()
-    name = ask(scheduler.layout, Verb.RETRY, "A")
+    name = send_request(scheduler.layout, Verb.RETRY, "A")
     place = scheduler._inbox if fatal == "unlink" else scheduler.load()._file
 
     def die(*_):
@@ -252,19 +251,19 @@ def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgem
 
 
 HOSTILE = {
-    "unknown verb": '{"format": 2, "ask": "rm -rf /", "skill": "A"}',
-    "no verb": '{"format": 2, "skill": "A"}',
+    "unknown verb": '{"format": 1, "verb": "rm -rf /", "skill": "A"}',
+    "no verb": '{"format": 1, "skill": "A"}',
     "list": "[]",
-    "torn": '{"format": 2',
+    "torn": '{"format": 1',
     "deep": "[" * 4000,
-    "newer": '{"format": 3, "ask": "pause", "skill": "A"}',
-    "skill is a list": '{"format": 2, "ask": "pause", "skill": ["A"]}',
-    "skill is a path": '{"format": 2, "ask": "pause", "skill": "../../etc/passwd"}',
-    "newline": '{"format": 2, "ask": "pause", "skill": "A\\nB"}',
-    "huge number": '{"format": 2, "ask": "priority", "skill": "A", "number": 1e999}',
-    "a large number": f'{{"format": 2, "ask": "priority", "skill": "A", "number": {10**9}}}',
-    "true": '{"format": 2, "ask": "priority", "skill": "A", "number": true}',
-    "too large": '{"format": 2, "ask": "pause", "skill": "A", "x": "' + "x" * 5000 + '"}',
+    "newer": '{"format": 2, "verb": "pause", "skill": "A"}',
+    "skill is a list": '{"format": 1, "verb": "pause", "skill": ["A"]}',
+    "skill is a path": '{"format": 1, "verb": "pause", "skill": "../../etc/passwd"}',
+    "newline": '{"format": 1, "verb": "pause", "skill": "A\\nB"}',
+    "huge number": '{"format": 1, "verb": "priority", "skill": "A", "number": 1e999}',
+    "a large number": f'{{"format": 1, "verb": "priority", "skill": "A", "number": {10**9}}}',
+    "true": '{"format": 1, "verb": "priority", "skill": "A", "number": true}',
+    "too large": '{"format": 1, "verb": "pause", "skill": "A", "x": "' + "x" * 5000 + '"}',
 }
 
 
@@ -283,7 +282,7 @@ def test_a_hostile_request_does_nothing_and_is_answered(start, world, text):
 def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path):
     scheduler = two_skills(start)
     folder = storage.make_dir(scheduler.layout.requests)
-    good = '{"format": 2, "ask": "cancel", "skill": "A"}'
+    good = '{"format": 1, "verb": "cancel", "skill": "A"}'
     secret = tmp_path / "secret.json"
     secret.write_text(good)
     (folder / "1-0badcafe.json").symlink_to(secret)
@@ -301,7 +300,7 @@ def test_links_folders_pipes_and_strange_names_are_no_requests(start, tmp_path):
 
 
 def asked_beside(scheduler, verb, skill):
-    name = ask(scheduler.layout, verb, skill)
+    name = send_request(scheduler.layout, verb, skill)
     scheduler.tick()
     return outcomes(scheduler)[name]
 
@@ -309,7 +308,7 @@ def asked_beside(scheduler, verb, skill):
 def test_a_requests_folder_that_is_a_link_is_not_followed(start, tmp_path):
     scheduler = two_skills(start)
     elsewhere = storage.make_dir(tmp_path / "elsewhere")
-    (elsewhere / "1-0badcafe.json").write_text('{"format": 2, "ask": "cancel", "skill": "A"}')
+    (elsewhere / "1-0badcafe.json").write_text('{"format": 1, "verb": "cancel", "skill": "A"}')
     scheduler.layout.requests.symlink_to(elsewhere)
     scheduler.tick()
     assert words(scheduler)["A"] == "running"
@@ -319,7 +318,7 @@ def test_a_requests_folder_that_is_a_link_is_not_followed(start, tmp_path):
 def test_a_flood_of_requests_is_taken_piece_by_piece_and_the_answers_stay_few(start):
     scheduler = two_skills(start)
     for number in range(3 * MOST_AT_ONCE):
-        ask(scheduler.layout, Verb.PRIORITY, "A", number=number)
+        send_request(scheduler.layout, Verb.PRIORITY, "A", number=number)
     scheduler.tick()
     assert len(list(scheduler.layout.requests.iterdir())) == 2 * MOST_AT_ONCE
     scheduler.tick()
@@ -335,16 +334,7 @@ def test_a_users_wish_is_not_replaced_by_the_schedulers_own(start, world):
     scheduler.tick()
     asked(scheduler, Verb.PAUSE, "A")
     scheduler.tick()
-    assert status(scheduler, "A").asked is Asked.HOLD
+    assert status(scheduler, "A").stop_reason is StopReason.PAUSE
     world.end("A", finished(world.folders["A"]))
     scheduler.tick()
     assert isinstance(status(scheduler, "A"), Completed)
-
-
-def test_requests_of_the_first_format_are_still_understood(start):
-    scheduler = two_skills(start)
-    storage.make_dir(scheduler.layout.requests)
-    old = {"format": 1, "ask": "hold", "skill": "B"}
-    (scheduler.layout.requests / "1-0badcafe.json").write_text(json.dumps(old))
-    scheduler.tick()
-    assert isinstance(status(scheduler, "B"), Held)

@@ -24,7 +24,7 @@ from flowrl.skills.graph import SkillGraph
 from tests.experts.making import content_of, contents
 from tests.launchers.conftest import SUCCEED, end_of
 from tests.parallel.making import WOOD, finish, make_skill, merge, prepare
-from tests.parallel.scheduling import FakeWorkshop, lines, words
+from tests.parallel.scheduling import FakeBackend, lines, words
 from tests.ppo.modules import run_folder
 from tests.ppo.tiny_envs import TinyEnv
 
@@ -87,7 +87,7 @@ def test_fault_03_a_good_result_is_a_success(local, make_job):
 def test_fault_11_a_skill_is_completed_only_after_its_merge(start, world):
     seen = []
 
-    class Watching(FakeWorkshop):
+    class Watching(FakeBackend):
         def merge(self, task):
             seen.append((words(scheduler)["A"], lines(scheduler)["A"]["status"]))
             if len(seen) == 1:
@@ -95,7 +95,7 @@ def test_fault_11_a_skill_is_completed_only_after_its_merge(start, world):
             return super().merge(task)
 
     scheduler = start(retry_backoff=0.0)
-    scheduler.set_callbacks(workshop=Watching(world))
+    scheduler.set_callbacks(backend=Watching(world))
     scheduler.add_skill("A")
     for expected in ("running", "completed"):
         scheduler.tick()

@@ -14,7 +14,7 @@ from flowrl.config import BottomUpConfig, PPOConfig, SequentialConfig, TrainConf
 from flowrl.errors import NameRefusedError
 from flowrl.launchers.environment import child_env
 from flowrl.launchers.gpus import Device, visible_devices
-from flowrl.parallel.signals import Task
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import GraphPaths, session_name
@@ -34,7 +34,7 @@ SOURCES = {
 def job_of(tmp_path, config=None, **changes):
     config = config or BottomUpConfig(**changes)
     workshop = TrainingBackend(GraphPaths(tmp_path), config, lambda: GRAPH)
-    return workshop.prepare(Task(skill=WOOD, expert=0, attempt=1))
+    return workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
 
 
 def test_fault_08_the_trainer_gets_the_flags(tmp_path):

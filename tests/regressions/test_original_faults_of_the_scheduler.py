@@ -11,12 +11,12 @@ from flowrl.config import BottomUpConfig, TrainConfig, parse
 from flowrl.errors import ConfigError, CycleError, FileRefusedError, UnknownNeedError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Why
-from flowrl.parallel.signals import NewSkill, Task
+from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import process_completed_training
 from flowrl.paths import GraphPaths
 from tests.parallel.making import GRAPH, WOOD, finish, frames, prepare, train
-from tests.parallel.scheduling import FakeWorkshop, exited, finished, lines, saved, status, words
+from tests.parallel.scheduling import FakeBackend, exited, finished, lines, saved, status, words
 
 
 def test_fault_04_stop_abandons_no_run(start, world):
@@ -36,13 +36,13 @@ def test_fault_05_a_full_disk_is_no_busy_lock_and_the_merge_is_not_run_again_and
 ):
     merges = []
 
-    class Counting(FakeWorkshop):
+    class Counting(FakeBackend):
         def merge(self, task):
             merges.append(task.run_id)
             return super().merge(task)
 
     scheduler = start()
-    scheduler.set_callbacks(workshop=Counting(world))
+    scheduler.set_callbacks(backend=Counting(world))
     scheduler.add_skill("A")
     scheduler.tick()
     world.end("A")
@@ -165,10 +165,10 @@ def test_fault_14_a_spent_budget_is_never_taken_for_no_budget(tmp_path):
     workshop = TrainingBackend(GraphPaths(tmp_path), config, lambda: GRAPH)
     with pytest.raises(ConfigError, match="skill_timesteps_budget 0"):
         parse(BottomUpConfig, ["--skill_timesteps_budget=0"])
-    left = Task(skill=WOOD, expert=0, attempt=1, frames_left=700)
+    left = RunRequest(skill=WOOD, expert=0, attempt=1, frames_left=700)
     assert parse(TrainConfig, workshop.prepare(left).argv[3:]).total_timesteps == 700
     with pytest.raises(ConfigError, match="total_timesteps 0"):
-        workshop.prepare(Task(skill=WOOD, expert=0, attempt=2, frames_left=0))
+        workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=2, frames_left=0))
 
 
 def test_fault_14_a_skill_whose_budget_is_spent_is_not_started_again(start, world):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from flowrl.parallel.recovery import recover_state
-from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.skill_sources import SkillSources
 from flowrl.paths import GraphPaths
 from flowrl.storage import records
 from tests.parallel.making import (
@@ -22,7 +22,7 @@ from tests.parallel.making import (
 def template(tmp_path_factory) -> GraphPaths:
     """Expert 0 in two versions, of generations 1 and 3, and expert 1 in one of generation 2."""
     layout = GraphPaths(tmp_path_factory.mktemp("template") / "graph")
-    book = SkillBook(layout)
+    book = SkillSources(layout)
     train(layout, WOOD, 0, {}, acted={0: 50})
     train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
     train(layout, WOOD, 0, {}, acted={0: 70})

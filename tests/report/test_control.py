@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flowrl import cli
-from flowrl.parallel.asks import Answer, Verb, Wish
+from flowrl.commands import control
+from flowrl.parallel.events import Response, StopMode, Verb
 from flowrl.parallel.requests import Inbox
 from flowrl.parallel.state_file import StateFile
-from flowrl.parallel.status import Asked, Waiting
-from flowrl.report import control
+from flowrl.parallel.status import StopReason, Waiting
 from tests.report.making import DONE, FAILED, HELD, NOW, WAITING, running, save
 from tests.skills.making import skill_text
 
@@ -130,21 +130,21 @@ def test_what_cannot_be_asked_is_refused_before_it_is_asked(tmp_path, capsys, wo
 
 def test_the_answer_is_waited_for_and_a_refusal_is_an_error(tmp_path, capsys, monkeypatch):
     layout = save(tmp_path, ("A", WAITING))
-    answer = Answer(id="1-0badcafe", verb="pause", skill="A", at=NOW, outcome="refused: no")
-    monkeypatch.setattr(control.requests, "ask", lambda *_, **__: answer.id)
+    response = Response(id="1-0badcafe", verb="pause", skill="A", at=NOW, outcome="refused: no")
+    monkeypatch.setattr(control, "send_request", lambda *_, **__: response.id)
     assert cli.main(["pause", "A", "--graph-path", str(tmp_path), "--wait", "0.1"]) == 75
     capsys.readouterr()
     file = StateFile(layout.scheduler_state)
     state = file.load()
     assert state is not None
-    file.save(dataclasses.replace(state, answers=(answer,)))
+    file.save(dataclasses.replace(state, responses=(response,)))
     assert cli.main(["pause", "A", "--graph-path", str(tmp_path), "--wait", "9"]) == 1
     assert "A will pause: refused: no" in capsys.readouterr().out
 
 
-def test_status_says_what_is_wished_and_what_each_skill_waits_for(tmp_path, capsys):
+def test_status_says_how_it_is_stopped_and_what_each_skill_waits_for(tmp_path, capsys):
     soon = datetime.now(UTC) + timedelta(hours=1)
-    asked = dataclasses.replace(running("e2.a1.x"), asked=Asked.HOLD)
+    asked = dataclasses.replace(running("e2.a1.x"), stop_reason=StopReason.PAUSE)
     failed = dataclasses.replace(FAILED, log=("Traceback", "ValueError: x"))
     layout = save(
         tmp_path, ("A", WAITING), ("B", Waiting(not_before=soon)), ("C", asked), ("D", failed)
@@ -152,7 +152,7 @@ def test_status_says_what_is_wished_and_what_each_skill_waits_for(tmp_path, caps
     file = StateFile(layout.scheduler_state)
     state = file.load()
     assert state is not None
-    file.save(dataclasses.replace(state, wish=Wish.STOP))
+    file.save(dataclasses.replace(state, stop_mode=StopMode.STOP))
     assert cli.main(["status", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     for words in ("stopping on request", "a free slot", f"its next try at {soon:%H:%M:%S} UTC",
@@ -160,7 +160,7 @@ def test_status_says_what_is_wished_and_what_each_skill_waits_for(tmp_path, caps
         assert words in said
     assert cli.main(["status", str(tmp_path), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["wish"].startswith("stopping on request")
+    assert facts["stopping"].startswith("stopping on request")
     assert facts["skills"][3]["log"] == ["Traceback", "ValueError: x"]
 
 

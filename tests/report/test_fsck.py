@@ -12,7 +12,7 @@ import pytest
 
 from flowrl import notices, storage
 from flowrl.errors import EXIT_BUSY
-from flowrl.parallel.claim import Claim
+from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths
 from tests.experts.making import all_files, contents, make_expert
@@ -267,7 +267,7 @@ def test_a_run_s_lock_that_is_a_pipe_keeps_nobody_waiting(graph, capsys):
 
 def test_nothing_is_repaired_while_a_scheduler_is_at_work(graph, capsys):
     half_written(graph)
-    claim = Claim(graph.daemon_lock)
+    claim = DaemonLock(graph.daemon_lock)
     claim.acquire()
     before = all_files(graph.root)
     for words in (("fsck", graph.root, "--repair"), ("rollback", graph.root, 2)):

@@ -12,7 +12,7 @@ import pytest
 from flowrl.errors import FileRefusedError
 from flowrl.experts import quarantine, repair
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.claim import Claim
+from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
@@ -181,4 +181,4 @@ def test_what_cannot_be_set_aside_is_said_and_the_rest_is_mended(graph, capsys):
 def test_a_lock_that_is_a_pipe_is_refused_at_once(tmp_path):
     make_odd("a pipe", tmp_path / "daemon.lock")
     with pytest.raises(FileRefusedError, match="not a plain file"):
-        Claim(tmp_path / "daemon.lock").acquire()
+        DaemonLock(tmp_path / "daemon.lock").acquire()

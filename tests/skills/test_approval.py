@@ -10,7 +10,7 @@ from flowrl import bottomup_parallel, console, notices
 from flowrl.config import BottomUpConfig, PPOConfig, parse
 from flowrl.errors import SkillError
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel.skill_book import SkillBook
+from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
@@ -102,7 +102,7 @@ def test_trusted_code_is_admitted_by_the_flag_alone_and_the_status_says_so(layou
 
 def test_a_trusted_skill_that_is_kept_with_the_graph_asks_for_the_flag_again(layout, folder):
     skills = load_library(CLASSIC, folder(fell=TRUSTED), trust=True)
-    book = SkillBook(layout)
+    book = SkillSources(layout)
     book.record(skills["Fell"])
     kept = book.recorded()["Fell"]
     assert kept == skills["Fell"]

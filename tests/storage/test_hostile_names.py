@@ -21,8 +21,8 @@ from flowrl.errors import NameRefusedError
 from flowrl.launchers.job import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
+from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.signals import NewSkill, Task
 from flowrl.parallel.state import check_new_skills
 from flowrl.parallel.status import Entry
 from flowrl.parallel.training_processor import recover_graph
@@ -49,19 +49,19 @@ class NamedRuns:
     def __init__(self, layout: GraphPaths) -> None:
         self.layout = layout
 
-    def prepare(self, task: Task) -> Job:
+    def prepare(self, task: RunRequest) -> Job:
         run_id = f"e{task.expert}.a{task.attempt}.{secrets.token_hex(4)}"
         place = self.layout.run(task.expert, task.skill)
         storage.make_dir(place.folder)
         return self._job(task, run_id)
 
-    def resume(self, task: Task) -> Job:
+    def resume(self, task: RunRequest) -> Job:
         raise AssertionError("no run is stopped here")
 
-    def reopen(self, task: Task) -> Job | None:
+    def reopen(self, task: RunRequest) -> Job | None:
         return self._job(task, task.run_id or "")
 
-    def merge(self, task: Task) -> Mapping[str, Any]:
+    def merge(self, task: RunRequest) -> Mapping[str, Any]:
         archive = self.layout.skill_folder(task.expert, task.skill)
         storage.make_dir(archive)
         place = self.layout.run(task.expert, task.skill)
@@ -69,13 +69,13 @@ class NamedRuns:
         storage.remove_tree(place.folder)
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
-    def archive(self, task: Task) -> None:
+    def archive(self, task: RunRequest) -> None:
         pass
 
-    def discard(self, task: Task) -> None:
+    def discard(self, task: RunRequest) -> None:
         raise AssertionError(f"{task.skill!r} has failed")
 
-    def _job(self, task: Task, run_id: str) -> Job:
+    def _job(self, task: RunRequest, run_id: str) -> Job:
         folder = self.layout.run(task.expert, task.skill).folder
         return Job(
             name=session_name(task.expert, task.skill),
@@ -114,7 +114,7 @@ def train_all(world: Path, names: Sequence[str], launcher) -> list[str]:
     with SkillScheduler(
         layout.root, launcher=launcher, max_parallel_skills=8, max_retries=0
     ) as scheduler:
-        scheduler.set_callbacks(workshop=NamedRuns(layout))
+        scheduler.set_callbacks(backend=NamedRuns(layout))
         taken, _ = add_all(scheduler, names)
         assert scheduler.run().complete
     for number, name in enumerate(taken):

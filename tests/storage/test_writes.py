@@ -30,7 +30,7 @@ EXCUSED = {
         {"os.open", "os.replace", "os.unlink", "os.write"},
         "runs as `python -I -S` in a tmux pipe and cannot import flowrl",
     ),
-    "parallel/claim.py": (
+    "parallel/health.py": (
         {"os.open", "os.ftruncate", "os.pwrite"},
         "a lock file is written in place: replaced, it would have two holders",
     ),

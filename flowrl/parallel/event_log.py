@@ -1,4 +1,4 @@
-"""The scheduler's moves in words: one line for people, one JSON line for events.jsonl."""
+"""Changes of status in words: one line for people, one JSON line for events.jsonl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from flowrl import storage
-from flowrl.parallel.asks import PAUSED
+from flowrl.parallel.events import PAUSED
 from flowrl.parallel.status import (
     Blocked,
     Completed,
@@ -26,36 +26,36 @@ from flowrl.parallel.status import (
 
 logger = logging.getLogger(__name__)
 Move = tuple[Status | None, Entry]
-_MOST_SAID = 30  # in the log, of moves that come at once; all are in events.jsonl
+_MOST_LOGGED = 30  # of moves that come at once; all are in events.jsonl
 
 
-class Story:
-    """Tells moves to the log and to events.jsonl; nothing decides by either."""
+class EventLog:
+    """Writes moves to the log and to events.jsonl; no decision depends on either."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def tell(self, moves: Sequence[Move], now: datetime) -> None:
-        """Tell moves that came in a row."""
-        told = [(before, entry, sentence(before, entry, now)) for before, entry in moves]
-        told = [move for move in told if move[-1]]
-        lines = [_line(before, entry, text, now) for before, entry, text in told]
-        for (_, entry, text), facts in zip(told[:_MOST_SAID], lines, strict=False):
+    def append(self, moves: Sequence[Move], now: datetime) -> None:
+        """Log moves that came in a row."""
+        described = [(before, entry, sentence(before, entry, now)) for before, entry in moves]
+        described = [move for move in described if move[-1]]
+        lines = [_line(before, entry, text, now) for before, entry, text in described]
+        for (_, entry, text), data in zip(described[:_MOST_LOGGED], lines, strict=False):
             level = logging.WARNING if isinstance(entry.status, Failed) else logging.INFO
-            logger.log(level, "%s %s", entry.skill, text, extra={"move": facts})
-        if len(told) > _MOST_SAID:
-            logger.info("and %d more moves at once", len(told) - _MOST_SAID)
+            logger.log(level, "%s %s", entry.skill, text, extra={"move": data})
+        if len(described) > _MOST_LOGGED:
+            logger.info("and %d more moves at once", len(described) - _MOST_LOGGED)
         if not lines:
             return
         try:
-            text = "\n".join(json.dumps(facts, ensure_ascii=False) for facts in lines)
+            text = "\n".join(json.dumps(data, ensure_ascii=False) for data in lines)
             storage.append_line(self._path, text)
         except OSError as error:
             logger.warning("events.jsonl is not written: %s", error.strerror)
 
 
 def sentence(before: Status | None, entry: Entry, now: datetime) -> str:
-    """What happened to a skill, to be read after its name; nothing when it is not worth saying."""
+    """Return what happened to a skill, to be read after its name; "" for minor moves."""
     match entry.status:
         case Waiting() as status:
             return _waiting(before, entry, status, now)
@@ -100,7 +100,7 @@ def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime
 
 def _running(before: Status | None, entry: Entry, status: Running) -> str:
     if isinstance(before, Running) and before.handle is not None:
-        return f"is asked to end ({status.asked.value})" if status.asked else ""
+        return f"is asked to end ({status.stop_reason.value})" if status.stop_reason else ""
     session = status.handle.session if status.handle else ""
     where = "" if status.device is None else f", device {status.device}"
     how = "goes on" if status.resumed else "is training"
@@ -114,12 +114,12 @@ def _line(before: Status | None, entry: Entry, text: str, now: datetime) -> dict
         "before": None if before is None else before.word,
         "status": entry.status.word,
         "expert": entry.expert,
-        **_facts(entry.status),
+        **_fields(entry.status),
         "text": text,
     }
 
 
-def _facts(status: Status) -> dict[str, Any]:
+def _fields(status: Status) -> dict[str, Any]:
     names = ("attempt", "run_id", "device", "why", "by", "frames", "success_rate", "wall_seconds")
     return {name: getattr(status, name) for name in names if hasattr(status, name)}
 

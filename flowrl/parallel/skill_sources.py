@@ -1,4 +1,4 @@
-"""The source of every skill of a graph, fixed as soon as an expert was trained on it."""
+"""The kept sources of a graph's skills; one is fixed once an expert is trained on it."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ logger = logging.getLogger(__name__)
 _FILE_LIMIT_BYTES = 2**20
 
 
-class SkillBook:
+class SkillSources:
     """One file per skill below `skill_files/`.
 
-    While a skill has neither a merged expert nor a live run its file may still be mended.
+    While a skill has neither a merged expert nor a live run its file may still be replaced.
     """
 
-    def __init__(self, layout: GraphPaths) -> None:
-        self._layout = layout
+    def __init__(self, paths: GraphPaths) -> None:
+        self._paths = paths
 
     def record(self, skill: Skill) -> None:
         """Keep the skill's source, unless one is kept that an expert was trained on."""
-        path = self._layout.skill_file(skill.name)
+        path = self._paths.skill_file(skill.name)
         if not path.exists() or skill.name not in self._fixed():
             storage.make_dir(path.parent)
             records.write(path, skill.to_json())
 
     def recorded(self) -> dict[str, Skill]:
-        """Every kept skill by name.
+        """Return every kept skill by name.
 
         Raises:
           FileRefusedError: a file is damaged; says which.
         """
         skills: dict[str, Skill] = {}
-        for path in sorted(self._layout.skill_files.glob("*.json")):
+        for path in sorted(self._paths.skill_files.glob("*.json")):
             skill = read_skill_file(path)
             skills[skill.name] = skill
         return skills
 
     def over(self, library: Mapping[str, Skill]) -> dict[str, Skill]:
-        """The library, with the kept skills where they are fixed or the library has none."""
+        """Return the library, with the kept skills where they are fixed or the library has none."""
         fixed = self._fixed()
         recorded = self.recorded().items()
         kept = {name: skill for name, skill in recorded if name in fixed or name not in library}
@@ -57,25 +57,25 @@ class SkillBook:
                 logger.warning(
                     "%s has changed since this graph began to train it: the graph keeps %s",
                     name,
-                    self._layout.skill_file(name),
+                    self._paths.skill_file(name),
                 )
         return {**library, **kept}
 
     def _fixed(self) -> set[str]:
         """The skills with a merged expert or a live run."""
-        merged = ExpertStore(self._layout).manifest().experts.values()
-        live = (read_run(place) for place in live_runs(self._layout))
+        merged = ExpertStore(self._paths).manifest().experts.values()
+        live = (read_run(place) for place in live_runs(self._paths))
         return {version.skill for version in merged} | {run.skill for run in live}
 
 
 def read_skill_file(path: Path) -> Skill:
-    """The skill in a kept file.
+    """Return the skill in a kept file.
 
     Raises:
       FileRefusedError: it is damaged.
     """
-    facts = records.read_document(path, limit_bytes=_FILE_LIMIT_BYTES)
+    data = records.read_document(path, limit_bytes=_FILE_LIMIT_BYTES)
     try:
-        return Skill.from_json(facts)
+        return Skill.from_json(data)
     except SkillError as error:
         raise FileRefusedError(f"{path} is damaged: {error}; restore it") from error

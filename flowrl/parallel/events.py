@@ -1,18 +1,23 @@
-"""What the scheduler's core is told (events), what it orders (commands), and its rules."""
+"""The events that the scheduler's core receives, the commands that it orders, and its rules."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from enum import StrEnum
 
 from flowrl.launchers.job import Handle, Outcome
-from flowrl.parallel.asks import PAUSED, Request
 from flowrl.parallel.status import FRESH, Entry, Status
+
+DONE = "done"
+REFUSED = "refused: "
+PAUSED = "paused on request"  # why a skill is held
+MOST_PRIORITY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What decides who starts where, and who tries again."""
+    """How many runs start and where, and when a failed attempt is repeated."""
 
     max_parallel: int = 3
     max_retries: int = 2  # after the first attempt
@@ -27,18 +32,87 @@ class Rules:
     launching: bool = True  # False: start nothing new
 
     def runs_on(self, device: str) -> int:
-        """How many runs a device takes."""
+        """Return how many runs a device takes."""
         return self.slots[self.devices.index(device)] if self.slots else self.runs_per_device
 
     def backoff(self, count: int, jitter: float) -> timedelta:
-        """How long to wait before try `count` + 1; `jitter` lengthens it by that share."""
+        """Return the wait before try `count` + 1; `jitter` lengthens it by that share."""
         doubled = self.backoff_seconds * 2.0 ** min(count - 1, 60)
         return timedelta(seconds=min(doubled, self.backoff_cap_seconds) * (1.0 + jitter))
 
 
+class Verb(StrEnum):
+    """What a user may request; `stop` and `stop_now` concern the daemon, the others skills."""
+
+    RETRY = "retry"
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    PRIORITY = "priority"
+    STOP = "stop"
+    STOP_NOW = "stop_now"
+
+
+_ALLOWED: dict[Verb, frozenset[str]] = {
+    Verb.RETRY: frozenset({"failed", "held", "waiting"}),
+    Verb.PAUSE: frozenset({"waiting", "blocked", "preparing", "running"}),
+    Verb.RESUME: frozenset({"held", "running"}),
+    Verb.CANCEL: frozenset({"waiting", "blocked", "preparing", "running", "held"}),
+    Verb.PRIORITY: frozenset(
+        {"waiting", "blocked", "preparing", "running", "merging", "failed", "held"}
+    ),
+}  # verb → the words of the statuses in which it means something
+
+
+def why_not(verb: Verb, word: str) -> str:
+    """Return why `verb` does not apply to a skill whose status is `word`; "" when it does."""
+    allowed = _ALLOWED.get(verb)
+    if allowed is None or word in allowed:
+        return ""
+    return f"it is {word}; {verb.value} is for skills that are {', '.join(sorted(allowed))}"
+
+
+class StopMode(StrEnum):
+    """Whether a user stops the daemon; reset once the daemon has ended."""
+
+    NONE = ""
+    STOP = "stop"  # start nothing new, let the running ones end and be merged
+    STOP_NOW = "stop_now"  # runs save what they have and end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRequest:
+    """A user's request; without a skill it is for all skills that it applies to.
+
+    A malformed one has a `refusal`, which becomes its response.
+    """
+
+    id: str
+    verb: Verb | None
+    skill: str | None = None
+    number: int = 0  # the new priority
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """The scheduler's response to a request; a request whose id has one is not repeated."""
+
+    id: str
+    verb: str
+    skill: str | None
+    at: datetime
+    outcome: str  # "done", or "refused: " and why
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing came of it."""
+        return self.outcome.startswith(REFUSED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSkill:
-    """A skill to add; `expert` and `status` say more of one that was trained before."""
+    """A skill to add; `expert` and `status` are those of a skill that was trained before."""
 
     skill: str
     needs: tuple[str, ...] = ()
@@ -55,7 +129,7 @@ class SkillsAdded:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertWanted:
+class ExpertRequested:
     """Give this skill its expert number now."""
 
     skill: str
@@ -63,7 +137,7 @@ class ExpertWanted:
 
 @dataclass(frozen=True, slots=True)
 class RunPrepared:
-    """The run folder is there."""
+    """The run folder exists."""
 
     skill: str
     run_id: str
@@ -71,7 +145,7 @@ class RunPrepared:
 
 @dataclass(frozen=True, slots=True)
 class PrepareRefused:
-    """The run cannot be made, and trying again would not help."""
+    """The run cannot be prepared, and trying again would not help."""
 
     skill: str
     why: str
@@ -95,7 +169,7 @@ class LaunchRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class PutOff:
+class Deferred:
     """The disk is full or a lock is held: try again later, as often as it takes."""
 
     skill: str
@@ -103,8 +177,8 @@ class PutOff:
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
-    """The end of a run's log, and a digest of the error in it: "" when there is none to know."""
+class LogTail:
+    """The last lines of a run's log, and a digest of the error in them: "" when there is none."""
 
     lines: tuple[str, ...] = ()
     error: str = ""
@@ -112,13 +186,13 @@ class LastWords:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """How a run ended, the frames it had got to, and what it said last."""
+    """How a run ended, the frames it had reached, and the end of its log."""
 
     skill: str
     run_id: str
     outcome: Outcome
     frames: int = 0
-    said: LastWords = LastWords()
+    log: LogTail = LogTail()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +212,7 @@ class MergeDone(RunPrepared):
 
 @dataclass(frozen=True, slots=True)
 class FoundMerged:
-    """The run was merged without the scheduler: its state is older than the global checkpoint."""
+    """The run was merged, although the state does not say so: it is older than the checkpoint."""
 
     skill: str
     run_id: str
@@ -158,14 +232,14 @@ class MergeRefused:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A user wants a failed or held skill to train again, or a waiting one to wait no longer."""
+    """Train a failed or held skill again, or start a waiting one at once."""
 
     skill: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A user wants a skill to pause."""
+    """Pause a skill."""
 
     skill: str
     why: str = PAUSED
@@ -173,22 +247,22 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The daemon ends as it was asked to; the next one goes on."""
+    """The daemon ends as a user asked; the next one goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The state was loaded by a new daemon: order again what may not have been carried out."""
+    """A new daemon has loaded the state: order again what may not have been carried out."""
 
 
 Event = (
     SkillsAdded
-    | ExpertWanted
+    | ExpertRequested
     | RunPrepared
     | PrepareRefused
     | RunLaunched
     | LaunchRefused
-    | PutOff
+    | Deferred
     | RunEnded
     | RunHung
     | RunOverdue
@@ -197,17 +271,17 @@ Event = (
     | MergeRefused
     | Retry
     | Hold
-    | Request
+    | ControlRequest
     | Stopped
     | Restarted
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A skill's attempt, as the workshop and the launcher are asked to work on it.
+class RunRequest:
+    """One attempt of a skill, as the backend and the launcher are asked to work on it.
 
-    With a `run_id`, that run goes on or is looked at; without one, a new run is made.
+    With a `run_id` it is about that run; without one, a new run is to be made.
     """
 
     skill: str
@@ -223,41 +297,41 @@ class Task:
 class Prepare:
     """Make the run's folder, or reopen it."""
 
-    task: Task
+    request: RunRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Start the run; with `seek` it may have been started before: look for it first."""
 
-    task: Task
+    request: RunRequest
     seek: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Put the run's experts into the global checkpoint."""
+    """Merge the run's experts into the global checkpoint."""
 
-    task: Task
+    request: RunRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Ask the run to end."""
 
-    task: Task
+    request: RunRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Put the failed attempt's folder aside."""
+    """Move the failed attempt's folder away."""
 
-    task: Task
+    request: RunRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell people and callbacks of a move; `before` is None for a new skill."""
+    """Report a change of status to the log and to callbacks; `before` is None for a new skill."""
 
     before: Status | None
     entry: Entry

@@ -1,0 +1,305 @@
+"""The executor of the scheduler's commands; it reports their results as events.
+
+An error that one skill's files or code can raise (`errors.SKILL_ERRORS`) becomes an event of that
+skill; the others go on. Any other exception is a bug and ends the daemon; runs go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowrl import storage
+from flowrl.errors import (
+    SKILL_ERRORS,
+    BusyError,
+    FileRefusedError,
+    FlowrlError,
+    LaunchError,
+    ResultRefusedError,
+    classify_io_error,
+    format_error,
+    is_transient,
+)
+from flowrl.launchers.job import Finished, Handle, Job, Launcher, Lost, Outcome
+from flowrl.parallel import events
+from flowrl.parallel.backend import Backend
+from flowrl.parallel.events import Command, Event, RunRequest
+from flowrl.parallel.health import DiskHealth, RunLimits, read_log_tail
+from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status
+from flowrl.paths import RunPaths
+from flowrl.runs import read_progress
+
+logger = logging.getLogger(__name__)
+
+
+class CommandExecutor:
+    """Calls the launcher and the backend; knows the job of each run."""
+
+    def __init__(
+        self, launcher: Launcher, backend: Backend, limits: RunLimits, disk: DiskHealth
+    ) -> None:
+        self.launcher = launcher
+        self._backend = backend
+        self._limits = limits
+        self._disk = disk
+        self._jobs: dict[str, Job] = {}  # by skill
+        self._cancelled: set[str] = set()  # runs that have been asked to end
+        self._unarchived: list[RunRequest] = []  # merged runs
+
+    def carry_out(self, command: Command, status: Status) -> Sequence[Event]:
+        """Carry out a command, unless its skill has another `status` by now."""
+        match command:
+            case events.Discard(request):
+                self.discard(request)
+            case events.Prepare(request) if _fits(request, status, Preparing):
+                return self.prepare(request)
+            case events.Launch(request, seek) if _fits(request, status, Running):
+                # One that was found alive while it was prepared has its handle already.
+                handle = getattr(status, "handle", None)
+                return self.launch(request, seek=seek) if handle is None else ()
+            case events.Merge(request) if _fits(request, status, Merging):
+                return self.merge(request)
+            case events.Cancel(request) if _fits(request, status, Running):
+                self.cancel(request)
+            case _:
+                pass
+        return ()
+
+    def prepare(self, request: RunRequest) -> Sequence[Event]:
+        """Make or reopen the run's folder."""
+        try:
+            found = self._find_alive(request) if request.run_id else None
+            if found is not None:
+                return (events.RunPrepared(request.skill, found.run_id), _launched(request, found))
+            job = self._prepare_or_resume(request)
+        except SKILL_ERRORS as error:
+            return (self._not_started(request, error, preparing=True),)
+        storage.fault_point("scheduler.prepared")
+        self._jobs[request.skill] = job
+        return (events.RunPrepared(request.skill, job.run_id),)
+
+    def launch(self, request: RunRequest, *, seek: bool) -> Sequence[Event]:
+        """Start the run; with `seek`, only if it was not started before."""
+        try:
+            job = self._job(request)
+            if job is None:
+                return self._without_folder(request)
+            handle = (self.launcher.find(job) if seek else None) or self.launcher.launch(job)
+        except SKILL_ERRORS as error:
+            return (self._not_started(request, error, preparing=False),)
+        storage.fault_point("scheduler.launched")
+        return (_launched(request, handle),)
+
+    def merge(self, request: RunRequest) -> Sequence[Event]:
+        """Merge the run."""
+        assert request.run_id is not None
+        try:
+            self._merge_run(request)
+        except SKILL_ERRORS as error:
+            self._report(request, error)
+            if isinstance(error, BusyError) or is_transient(error):
+                return (events.Deferred(request.skill, format_error(error)),)
+            return (events.MergeRefused(request.skill, request.run_id, format_error(error)),)
+        storage.fault_point("scheduler.merged")
+        self._jobs.pop(request.skill, None)
+        return (events.MergeDone(request.skill, request.run_id),)
+
+    def archive_merged(self) -> None:
+        """Archive merged runs; one that cannot be archived now is tried again at the next tick."""
+        left, self._unarchived = self._unarchived, []
+        for request in left:
+            try:
+                self._backend.archive(request)
+            except SKILL_ERRORS as error:
+                self._report(request, error)
+                if not isinstance(error, FlowrlError) or isinstance(error, BusyError):
+                    self._unarchived.append(request)
+                logger.warning(
+                    "%s: its run folder stays", request.skill, extra={"why": format_error(error)}
+                )
+
+    def stop(self, entry: Entry) -> None:
+        """Ask a running skill's run to end, once."""
+        status = entry.status
+        if not isinstance(status, Running) or entry.expert is None:
+            return
+        if status.run_id not in self._cancelled:
+            self.cancel(_request(entry, entry.expert, status))
+
+    def cancel(self, request: RunRequest) -> None:
+        """Ask the run to end; one that cannot be reached now is asked again at the next tick."""
+        try:
+            job = self._job(request)
+            handle = None if job is None else self.launcher.find(job)
+            if handle is not None and job is not None:
+                self.launcher.cancel(handle, job.folder)
+                self._cancelled.add(handle.run_id)
+        except (FlowrlError, OSError) as error:
+            logger.warning(
+                "%s cannot be cancelled now", request.skill, extra={"why": format_error(error)}
+            )
+
+    def discard(self, request: RunRequest) -> None:
+        """Move a failed attempt's folder away; one that stays is moved by the next attempt."""
+        self._jobs.pop(request.skill, None)
+        try:
+            self._backend.discard(request)
+        except SKILL_ERRORS as error:
+            logger.warning(
+                "%s: its run folder stays", request.skill, extra={"why": format_error(error)}
+            )
+
+    def poll_run(self, entry: Entry) -> Sequence[Event]:
+        """Return how the entry's run ended, or that it hangs; nothing while all is well."""
+        status = entry.status
+        if not isinstance(status, Running) or status.handle is None or entry.expert is None:
+            return ()
+        request = _request(entry, entry.expert, status)
+        try:
+            job = self._job(request)
+            if job is None:
+                return self._without_folder(request)
+            outcome = self.launcher.poll(status.handle, job.folder)
+        except SKILL_ERRORS as error:
+            logger.warning(
+                "%s cannot be looked at now", entry.skill, extra={"why": format_error(error)}
+            )
+            return ()
+        if outcome is None:
+            return self._check_limits(entry, job, status)
+        self._forget(status.run_id)
+        if isinstance(outcome, Finished):
+            ended = events.RunEnded(entry.skill, status.run_id, outcome, outcome.result.frames)
+        else:
+            paths = RunPaths(job.folder, request.expert)
+            frames, tail = _frames(job, paths), read_log_tail(paths.training_log)
+            ended = events.RunEnded(entry.skill, status.run_id, outcome, frames, tail)
+        return (ended,)
+
+    def seconds_left(self, handle: Handle) -> float:
+        """Return how much longer this run may take."""
+        return self._limits.seconds_left(handle)
+
+    def _check_limits(self, entry: Entry, job: Job, status: Running) -> Sequence[Event]:
+        """Report a run's silence or age; a request to end is repeated until it arrives."""
+        if status.stop_reason:
+            self.stop(entry)
+            return ()
+        if status.handle is not None and self._limits.seconds_left(status.handle) < 0:
+            return (events.RunOverdue(entry.skill, job.run_id),)
+        progress = RunPaths(job.folder, entry.expert or 0).progress
+        if self._limits.is_silent(job.run_id, progress):
+            if self._disk.ok:
+                return (events.RunHung(entry.skill, job.run_id),)
+            self._limits.excuse(job.run_id)  # it cannot write its progress either
+        return ()
+
+    def _forget(self, run_id: str) -> None:
+        self._limits.forget(run_id)
+        self._cancelled.discard(run_id)
+
+    def _report(self, request: RunRequest, error: BaseException) -> None:
+        """A full disk pauses all work; an unexpected error is logged with its traceback."""
+        self._disk.report(error)
+        if not isinstance(error, FlowrlError | OSError):
+            logger.error("%s: %s", request.skill, format_error(error), exc_info=error)
+
+    def _not_started(self, request: RunRequest, error: BaseException, *, preparing: bool) -> Event:
+        """The event that says whether and when to try again."""
+        self._report(request, error)
+        if isinstance(error, BusyError) or classify_io_error(error) == "disk":
+            return events.Deferred(request.skill, format_error(error))
+        if preparing and not isinstance(error, LaunchError | OSError) and not is_transient(error):
+            return events.PrepareRefused(request.skill, format_error(error))
+        return events.LaunchRefused(request.skill, format_error(error))
+
+    def _prepare_or_resume(self, request: RunRequest) -> Job:
+        if request.run_id is not None:
+            try:
+                return self._backend.resume(request)
+            except FileRefusedError as error:
+                logger.warning("%s starts anew", request.skill, extra={"why": str(error)})
+        return self._backend.prepare(request)
+
+    def _find_alive(self, request: RunRequest) -> Handle | None:
+        """The process of a run that is to go on, when it lives or has finished after all."""
+        job = self._backend.reopen(request)
+        handle = None if job is None else self.launcher.find(job)
+        if job is None or handle is None:
+            return None
+        outcome: Outcome | None = self.launcher.poll(handle, job.folder)
+        if outcome is not None and not isinstance(outcome, Finished):
+            return None
+        self._jobs[request.skill] = job
+        return handle
+
+    def _job(self, request: RunRequest) -> Job | None:
+        known = self._jobs.get(request.skill)
+        if known is not None and known.run_id == request.run_id:
+            return known
+        try:
+            job = self._backend.reopen(request)
+        except FileRefusedError as error:
+            logger.warning("%s: no run folder", request.skill, extra={"why": str(error)})
+            return None
+        if job is not None:
+            self._jobs[request.skill] = job
+        return job
+
+    def _merge_run(self, request: RunRequest) -> Mapping[str, Any]:
+        data = self._backend.merge(request)
+        found = data.get("run_id", request.run_id)
+        if found != request.run_id:
+            raise ResultRefusedError(
+                f"{request.skill}: found run {found} instead of {request.run_id}"
+            )
+        self._unarchived.append(request)
+        return data
+
+    def _without_folder(self, request: RunRequest) -> Sequence[Event]:
+        """The run's folder is gone: it was merged, or it is lost."""
+        assert request.run_id is not None
+        try:
+            data = self._merge_run(request)
+        except BusyError as error:
+            return (events.Deferred(request.skill, str(error)),)
+        except FlowrlError as error:
+            lost = Lost(f"its run folder is gone, and {error}")
+            return (events.RunEnded(request.skill, request.run_id, lost),)
+        found = events.FoundMerged(
+            request.skill,
+            request.run_id,
+            frames=int(data["frames"]),
+            success_rate=float(data["success_rate"]),
+            wall_seconds=float(data["wall_seconds"]),
+        )
+        return (found,)
+
+
+def _fits(request: RunRequest, status: Status, kind: type) -> bool:
+    return isinstance(status, kind) and request.run_id == getattr(status, "run_id", None)
+
+
+def _request(entry: Entry, expert: int, status: Running) -> RunRequest:
+    return RunRequest(
+        skill=entry.skill,
+        expert=expert,
+        attempt=status.attempt,
+        run_id=status.run_id,
+        device=status.device,
+    )
+
+
+def _launched(request: RunRequest, handle: Handle) -> events.RunLaunched:
+    return events.RunLaunched(request.skill, handle.run_id, handle)
+
+
+def _frames(job: Job, paths: RunPaths) -> int:
+    """How far a run without a result got, by its own account."""
+    try:
+        progress = read_progress(paths)
+    except FileRefusedError:
+        return 0
+    return progress.frames if progress is not None and progress.run_id == job.run_id else 0

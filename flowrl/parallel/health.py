@@ -1,0 +1,409 @@
+"""What can keep the daemon from working: a second daemon, a full disk, runs that hang or fail."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flowrl import notices, storage
+from flowrl.errors import BusyError, ConfigError, classify_io_error, format_error
+from flowrl.launchers.job import Handle
+from flowrl.launchers.processes import boot_id
+from flowrl.parallel.events import LogTail
+from flowrl.paths import GraphPaths
+from flowrl.storage import locks
+
+logger = logging.getLogger(__name__)
+PROBE_SECONDS = 5.0  # between probes of a full disk while nothing else happens
+LEAST_BYTES = 2**18
+_PROBE = b"\0" * 2**16
+_NOTICE = "paused"
+
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3"})
+_RETRY_SECONDS = 0.1
+_MOUNTS = Path("/proc/self/mountinfo")
+
+_TAIL_BYTES = 2**14
+_SHOWN_LINES = 10
+_ERROR_LINES = 5  # that make up the error where there is no traceback
+_LINE_CHARACTERS = 300
+_QUIET_SECONDS = 0.02
+_MOST_LOOKS = 10
+_TRACEBACK = "Traceback (most recent call last)"
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+# What differs between two runs of one program that raise the same error.
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[0-9]+")
+
+
+class DaemonLock:
+    """The lock that lets one daemon write in a graph's folder; its file is never deleted.
+
+    The kernel frees it when its holder dies; the file names the holder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, at once or not at all.
+
+        Raises:
+          BusyError: another daemon has it; the message names that one.
+          ConfigError: the folder is on a network file system, whose locks cannot be trusted.
+          FileRefusedError: the lock is not a plain file.
+        """
+        if self._descriptor is not None:
+            return
+        storage.make_dir(self._path.parent)
+        _refuse_network(self._path.parent)
+        if not os.path.lexists(self._path):
+            storage.make_file(self._path)
+        # Only to be read: what is open for writing would keep a disk from being made read-only.
+        descriptor = locks.open_plain_lock(self._path)
+        try:
+            _lock(descriptor)
+            _write_holder(self._path)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise BusyError(
+                f"{self._path.parent} is in use by {_holder(self._path)}; stop that daemon or "
+                "choose another --graph_path"
+            ) from error
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    def check(self) -> None:
+        """Make sure that the lock file is still the one we hold.
+
+        Raises:
+          BusyError: it was deleted or replaced, so another daemon may have started.
+        """
+        if self._descriptor is None:
+            return
+        mine = os.fstat(self._descriptor)
+        try:
+            found = self._path.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino):
+            raise BusyError(
+                f"{self._path} was deleted or replaced while this daemon held it, another one may "
+                "have started; runs go on, start again to adopt them"
+            )
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def daemon_of(path: Path) -> str | None:
+    """Return the daemon that holds the lock now, in words; None while none does.
+
+    Raises:
+      FileRefusedError: the lock is not a plain file.
+    """
+    try:
+        descriptor = locks.open_plain_lock(path)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(path)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def filesystem_of(path: Path, mounts: str) -> str:
+    """Return the type of the file system that holds `path`, by the text of a mountinfo file.
+
+    >>> mounts = "1 0 0:1 / / rw - ext4 a rw\\n2 1 0:2 / /home rw - nfs4 b rw"
+    >>> filesystem_of(Path("/home/x"), mounts)
+    'nfs4'
+    """
+    found = ("", "unknown")
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        mount = left.split(" ")[4].replace("\\040", " ")
+        inside = path == Path(mount) or Path(mount) in path.parents
+        if inside and len(mount) >= len(found[0]):
+            found = (mount, right.split(" ")[0])
+    return found[1]
+
+
+def _refuse_network(folder: Path) -> None:
+    try:
+        kind = filesystem_of(folder.resolve(), _MOUNTS.read_text(encoding="utf-8"))
+    except OSError:
+        return  # without /proc the type is unknown
+    if kind in _NETWORK:
+        raise ConfigError(
+            f"{folder} is on {kind}, where two daemons on two hosts could both hold the lock; "
+            "choose a --graph_path on a local disk"
+        )
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock; `daemon_of` in another process holds it for an instant only."""
+    until = time.monotonic() + _RETRY_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(_RETRY_SECONDS / 10)
+
+
+def _holder(path: Path) -> str:
+    try:
+        data = json.loads(path.read_bytes()[:4096])
+        return f"process {data['pid']} on {data['host']} since {data['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _write_holder(path: Path) -> None:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    data = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(data).encode() + b"\n", 0)
+    finally:
+        os.close(descriptor)
+
+
+class DiskHealth:
+    """Whether the graph's folder can be written to; while it cannot, nothing starts or merges.
+
+    The pause is reported in the log and, where that can be written, in `flowrl status`. It ends
+    by itself.
+    """
+
+    def __init__(self, paths: GraphPaths) -> None:
+        self._paths = paths
+        self._suspect = False  # a write has failed
+        self._unsaved = False  # the state itself cannot be saved
+        self._problem = ""  # "disk" or "io" while paused
+
+    @property
+    def ok(self) -> bool:
+        """Whether work may go on."""
+        return not self._problem
+
+    def report(self, error: BaseException) -> None:
+        """Check the folder if this error may be the disk's fault."""
+        if classify_io_error(error):
+            self._suspect = True
+            self.check()
+
+    def save_failed(self, error: OSError) -> bool:
+        """Pause because the state cannot be saved; return False if that will not pass."""
+        problem = classify_io_error(error)
+        self._unsaved = bool(problem)
+        if problem:
+            self._pause(problem, format_error(error))
+        return bool(problem)
+
+    def save_succeeded(self) -> None:
+        """Record that the state is saved."""
+        self._unsaved = False
+
+    def check(self) -> None:
+        """Check the folder once, by writing a probe if a write has failed; end a pause if it can.
+
+        While the state itself cannot be saved, only a successful save ends the pause.
+        """
+        if self._unsaved:
+            return
+        found = disk_shortage(self._paths)
+        if not found and self._suspect:
+            found = self._probe()
+        if found:
+            self._suspect = True
+            self._pause(*found)
+        elif self._problem:
+            self._go_on()
+
+    def _probe(self) -> tuple[str, str] | None:
+        path = self._paths.root / ".probe"
+        try:
+            storage.write_atomic(path, _PROBE)
+            storage.remove_file(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                storage.remove_part_files(self._paths.root)
+            return (classify_io_error(error) or "io"), format_error(error)
+        self._suspect = False
+        return None
+
+    def _pause(self, problem: str, why: str) -> None:
+        if problem == self._problem:
+            return
+        self._problem = problem
+        text = (
+            f"paused ({problem}): {why}; nothing is started or merged until {self._paths.root} can "
+            "be written, then it goes on by itself"
+        )
+        logger.error("%s", text)
+        with contextlib.suppress(OSError):
+            notices.publish(self._paths, _NOTICE, text)
+
+    def _go_on(self) -> None:
+        self._problem = ""
+        logger.warning("%s can be written again: scheduling goes on", self._paths.root)
+        try:
+            notices.withdraw(self._paths, _NOTICE)
+        except OSError as error:
+            logger.warning("a notice stays: %s", format_error(error))
+
+
+def disk_shortage(paths: GraphPaths) -> tuple[str, str] | None:
+    """Return what is wrong with the folder's file system, "disk" or "io", and the reason."""
+    try:
+        found = os.statvfs(paths.root)
+    except OSError as error:
+        return ("io", format_error(error)) if classify_io_error(error) else None
+    if found.f_flag & os.ST_RDONLY:
+        return "io", f"{paths.root} is read-only"
+    if found.f_blocks and found.f_bavail * found.f_frsize < LEAST_BYTES:
+        return "disk", f"{paths.root} has no room left"
+    return None
+
+
+class RunLimits:
+    """Which runs have shown no progress, or lived, for too long, by clocks that nobody sets.
+
+    Args:
+      silent_seconds: the longest time without a change of progress.json.
+      run_seconds: the longest life of an attempt's process; None for no limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        silent_seconds: float,
+        run_seconds: float | None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._silent_seconds = silent_seconds
+        self._run_seconds = run_seconds
+        self._monotonic = monotonic
+        self._progress: dict[str, tuple[tuple[int, int], float]] = {}  # by run id: stamp, time
+        self._began: dict[tuple[str, str], float] = {}  # by run id and birth
+
+    def is_silent(self, run_id: str, progress: Path) -> bool:
+        """Return whether the run has been silent for too long; only calls notice progress."""
+        now = self._monotonic()
+        stamp = _stamp(progress)
+        known = self._progress.get(run_id)
+        if known is None or known[0] != stamp:
+            self._progress[run_id] = (stamp, now)
+            return False
+        return now - known[1] > self._silent_seconds
+
+    def seconds_left(self, handle: Handle) -> float:
+        """Return how much longer the run may take; below 0 when it is overdue."""
+        if self._run_seconds is None:
+            return math.inf
+        key = (handle.run_id, handle.birth)
+        now = self._monotonic()
+        if key not in self._began:
+            self._began[key] = now - age_seconds(handle.birth)
+        return self._began[key] + self._run_seconds - now
+
+    def excuse(self, run_id: str) -> None:
+        """Measure the run's silence from now on."""
+        self._progress.pop(run_id, None)
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run that has ended."""
+        self.excuse(run_id)
+        for key in [key for key in self._began if key[0] == run_id]:
+            del self._began[key]
+
+
+def age_seconds(birth: str) -> float:
+    """Return how long ago a process was born, by the kernel's clock; 0 when that is unknown."""
+    boot, _, ticks = birth.rpartition(":")
+    if not ticks.isdigit() or boot != boot_id():
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """The file's modification time and size."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_size)
+
+
+def read_log_tail(log: Path) -> LogTail:
+    """Return the last lines of an ended run's log, and the digest of its error."""
+    lines = _lines(_settled_tail(log))
+    return LogTail(lines=tuple(lines[-_SHOWN_LINES:]), error=error_digest(lines))
+
+
+def error_digest(lines: list[str]) -> str:
+    """Return a short digest of the error that these lines end with; "" when there are no lines.
+
+    >>> error_digest(["ValueError: 3 rows at 0x7f"]) == error_digest(["ValueError: 4 rows at 0x9"])
+    True
+    """
+    starts = [number for number, line in enumerate(lines) if _TRACEBACK in line]
+    error = lines[starts[-1] :] if starts else lines[-_ERROR_LINES:]
+    if not error:
+        return ""
+    plain = "\n".join(_VARYING.sub("#", line) for line in error)
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]
+
+
+def _lines(tail: bytes) -> list[str]:
+    """Lines as a terminal would show them, without colours; empty ones are left out."""
+    rows = tail.decode(errors="replace").split("\n")
+    shown = (_ESCAPES.sub("", row.rstrip("\r").rpartition("\r")[2]).rstrip() for row in rows)
+    return [line[:_LINE_CHARACTERS] for line in shown if line]
+
+
+def _settled_tail(log: Path) -> bytes:
+    """The log's tail, once the process that copies the trainer's output has caught up."""
+    tail = _tail(log)
+    for _ in range(_MOST_LOOKS if log.exists() else 0):
+        time.sleep(_QUIET_SECONDS)
+        newer = _tail(log)
+        if newer == tail:
+            break
+        tail = newer
+    return tail
+
+
+def _tail(log: Path) -> bytes:
+    try:
+        if not log.is_file() or log.is_symlink():
+            return b""
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES)
+    except OSError:
+        return b""

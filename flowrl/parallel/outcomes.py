@@ -1,0 +1,232 @@
+"""The entry after its run has ended or could not start: pure functions of the cause."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from flowrl.launchers.job import Exited, Finished, Lost, Why
+from flowrl.parallel.events import PAUSED, FoundMerged, LogTail, Rules, RunEnded
+from flowrl.parallel.status import (
+    Completed,
+    Entry,
+    Failed,
+    Held,
+    Merging,
+    Preparing,
+    Running,
+    StopReason,
+    Waiting,
+)
+
+_RESUMED = (Why.STOPPED, Why.SERVER_KILLED)  # by no fault of the skill: the run goes on
+_DELIBERATE = (Why.SESSION_KILLED, Why.INTERRUPTED)  # a user ended it in the terminal
+_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+_NO_LOG = LogTail()
+_SHOWN = 300  # characters of the log's last line
+CANCELLED = "cancelled on request"
+_MOST_DEFERRED_DOUBLINGS = 4  # work goes on soon after a full disk has room again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """The time of a step and its rules; `jitter` lengthens every wait by that share."""
+
+    now: datetime
+    rules: Rules
+    jitter: float = 0.0
+
+    def later(self, tries: int) -> datetime:
+        """Return when to try again after so many tries."""
+        return self.now + self.rules.backoff(tries, self.jitter)
+
+    def reached(self, not_before: datetime) -> bool:
+        """Whether a wait is over; one longer than the longest wait means the clock was set back."""
+        longest = timedelta(seconds=2 * self.rules.backoff_cap_seconds)
+        return not_before <= self.now or not_before - self.now > longest
+
+
+def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
+    """Return the entry whose run ended like this; one that has finished after all is merged."""
+    status = entry.status
+    assert isinstance(status, Running)
+    if isinstance(event.outcome, Finished):
+        return _finished(entry, status, event.outcome, context)
+    match status.stop_reason:
+        case StopReason.HUNG:
+            return charged(entry, "it showed no progress for too long", event.frames, context)
+        case StopReason.OVERDUE:
+            return charged(entry, "it took longer than --run_timeout", event.frames, context)
+        case StopReason.PAUSE:
+            return _held(entry, status, PAUSED, context)
+        case StopReason.CANCEL:
+            failed = Failed(why=CANCELLED, attempt=status.attempt, at=context.now)
+            return replace(entry, status=failed)
+        case StopReason.NONE:
+            return _by_cause(entry, event.outcome, event, context)
+        case _:
+            assert_never(status.stop_reason)
+
+
+def charged(
+    entry: Entry,
+    why: str,
+    frames: int,
+    context: StepContext,
+    *,
+    oom: bool = False,
+    log: LogTail = _NO_LOG,
+) -> Entry:
+    """Charge the attempt: another one follows after a while, or none when they are used up.
+
+    The same error as in the attempt before would come a third time, so it ends the retries.
+    """
+    status = entry.status
+    assert isinstance(status, Preparing | Running | Merging)
+    again = bool(log.error) and log.error == entry.error
+    entry = replace(
+        entry,
+        failures=entry.failures + 1,
+        frames_used=entry.frames_used + frames,
+        refusals=0,
+        requeues=0,
+        error=log.error,
+    )
+    given_up = "the same error twice" if again else _given_up(entry, context.rules)
+    if given_up:
+        text = f"{why}; {given_up}"
+        failed = Failed(why=text, attempt=status.attempt, at=context.now, log=log.lines)
+        return replace(entry, status=failed)
+    waiting = Waiting(
+        attempt=status.attempt + 1,
+        not_before=context.later(entry.failures),
+        why=why,
+        alone=oom,
+    )
+    return replace(entry, status=waiting)
+
+
+def refused(entry: Entry, why: str, context: StepContext) -> Entry:
+    """Return the entry whose run could not start: it is tried again uncharged, but not for ever."""
+    if entry.refusals >= context.rules.max_refusals:
+        return charged(entry, why, 0, context)
+    tries = entry.refusals + 1
+    return _waiting_again(replace(entry, refusals=tries), why, context.later(tries))
+
+
+def deferred(entry: Entry, why: str, context: StepContext) -> Entry:
+    """Return the entry that lacks disk space or a lock: it is tried again as often as it takes."""
+    status = entry.status
+    if not isinstance(status, Merging):
+        return _waiting_again(entry, why, context.later(1))
+    tries = min(entry.refusals + 1, _MOST_DEFERRED_DOUBLINGS)
+    merging = replace(status, not_before=context.later(tries), why=why)
+    return replace(entry, refusals=tries, status=merging)
+
+
+def completed(entry: Entry, result: Merging | FoundMerged, context: StepContext) -> Entry:
+    """Return the entry whose expert is in the global checkpoint, with the figures of its run."""
+    status = entry.status
+    assert isinstance(status, Running | Merging)
+    done = Completed(
+        run_id=status.run_id,
+        attempt=status.attempt,
+        frames=result.frames,
+        success_rate=result.success_rate,
+        wall_seconds=result.wall_seconds,
+        at=context.now,
+    )
+    return replace(entry, refusals=0, requeues=0, status=done)
+
+
+def described(outcome: Exited | Lost) -> str:
+    """Return how a run ended, in a few words for people."""
+    match outcome:
+        case Lost(detail):
+            return f"it left no trace of how it ended ({detail})" if detail else "it left no trace"
+        case Exited(why=why, code=code, signal=signal, detail=detail):
+            number = f" {code}" if why is Why.EXIT else f" {signal}" if why is Why.SIGNAL else ""
+            word = f"{why.value.replace('_', ' ')}{number}"
+            return f"{word} ({detail})" if detail else word
+        case _:
+            assert_never(outcome)
+
+
+def _finished(entry: Entry, status: Running, outcome: Finished, context: StepContext) -> Entry:
+    result = outcome.result
+    least = context.rules.min_success_rate
+    if result.success_rate < least:
+        why = f"succeeded in {result.success_rate:.1%} of the episodes, under {least:.1%}"
+        return charged(entry, why, result.frames, context)
+    merging = Merging(
+        run_id=status.run_id,
+        attempt=status.attempt,
+        frames=result.frames,
+        success_rate=result.success_rate,
+        wall_seconds=result.wall_seconds,
+        since=context.now,
+    )
+    return replace(entry, refusals=0, requeues=0, status=merging)
+
+
+def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: StepContext) -> Entry:
+    status = entry.status
+    assert isinstance(status, Running)
+    why = described(outcome)
+    cause = outcome.why if isinstance(outcome, Exited) else None
+    if cause in _DELIBERATE:
+        return _held(entry, status, why, context)
+    if cause in _RESUMED:
+        return _requeued(entry, status, why, context)
+    log = event.log if _is_own_error(outcome) else replace(event.log, error="")
+    last = log.lines[-1][:_SHOWN] if log.lines else ""
+    why = f"{why}: {last}" if last and cause is not Why.OOM else why
+    return charged(entry, why, event.frames, context, oom=cause is Why.OOM, log=log)
+
+
+def _is_own_error(outcome: Exited | Lost) -> bool:
+    """Whether the trainer ended by itself; what killed it from outside may not happen again."""
+    match outcome:
+        case Exited(why=Why.EXIT | Why.NO_RESULT):
+            return True
+        case Exited(why=Why.SIGNAL, signal=number):
+            return number in _OWN_SIGNALS
+        case _:
+            return False
+
+
+def _requeued(entry: Entry, status: Running, why: str, context: StepContext) -> Entry:
+    """The same attempt goes on, at once unless that has just been tried."""
+    lived_seconds = (context.now - status.since).total_seconds()
+    tries = 0 if lived_seconds > context.rules.backoff_cap_seconds else entry.requeues
+    entry = replace(entry, requeues=tries + 1)
+    return _waiting_again(entry, why, context.later(tries) if tries else None)
+
+
+def _waiting_again(entry: Entry, why: str, not_before: datetime | None) -> Entry:
+    status = entry.status
+    assert isinstance(status, Preparing | Running)
+    waiting = Waiting(
+        attempt=status.attempt,
+        not_before=not_before,
+        why=why,
+        run_id=status.run_id,
+        alone=status.alone,
+    )
+    return replace(entry, status=waiting)
+
+
+def _held(entry: Entry, status: Running, why: str, context: StepContext) -> Entry:
+    held = Held(why=why, attempt=status.attempt, at=context.now, run_id=status.run_id)
+    return replace(entry, status=held)
+
+
+def _given_up(entry: Entry, rules: Rules) -> str:
+    """Return why there is no further attempt, or an empty string."""
+    if entry.failures > rules.max_retries:
+        return f"attempt {entry.failures} of {rules.max_retries + 1}"
+    if rules.budget_frames is not None and entry.frames_used >= rules.budget_frames:
+        return f"its budget of {rules.budget_frames} frames is spent"
+    return ""
