@@ -19,12 +19,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl import checkpoints, console, storage
 from flowrl import config as configs
+from flowrl import console, storage
 from flowrl.config import PPOConfig
 from flowrl.envs.admission import open_module
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.evaluate import load_experts, open_player
+from flowrl.experts import checkpoint
 from flowrl.experts.inquiry import Desk, read_inquiry, write_answers
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.remapping import Remapping
@@ -86,17 +87,17 @@ def _answer(layout: GraphPaths, desk: Desk, place: RunPaths, question: Question)
 
 
 def _blend(layout: GraphPaths, desk: Desk, place: RunPaths, question: Question) -> Blended:
-    like = checkpoints.like_of(expected_shapes(read_run(place).config))
+    like = checkpoint.like_of(expected_shapes(read_run(place).config))
     current, candidate = _copies(layout, place, question, like)
     mean = blended(current, candidate, question.gains)
     folder = desk.blend(question.expert)
     storage.remove_tree(folder)  # of an earlier try
-    checkpoints.save_expert(folder, mean)
+    checkpoint.save_expert(folder, mean)
     return Blended(
         question=question,
         folder=folder,
         sha256=storage.tree_digest(folder),
-        content=checkpoints.array_digest(mean),
+        content=checkpoint.array_digest(mean),
     )
 
 
@@ -108,7 +109,7 @@ def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compare
     use_compile_cache(config.compile_cache)
     play, luck = open_player(config, module), jax.random.key(_seed(question))
     others = load_experts(ExpertStore(layout), run)
-    copies = _copies(layout, place, question, checkpoints.like_of(expected_shapes(run.config)))
+    copies = _copies(layout, place, question, checkpoint.like_of(expected_shapes(run.config)))
     local = run.experts.index(question.expert)
     current, candidate = (play(_with(others, local, copy), luck, EPISODES) for copy in copies)
     lost, won = current.success[:, -1], candidate.success[:, -1]
@@ -137,10 +138,10 @@ def _copies(layout: GraphPaths, place: RunPaths, question: Question, like: Any) 
     store, run = ExpertStore(layout), read_run(place)
     version = store.manifest().experts[question.expert]
     local = Remapping(run.experts).global_to_local[question.expert]
-    current = checkpoints.load_expert(store.verify(version), like)
-    candidate = checkpoints.load_expert(place.final(local), like)
+    current = checkpoint.load_expert(store.verify(version), like)
+    candidate = checkpoint.load_expert(place.final(local), like)
     for copy, wanted in ((current, question.current), (candidate, question.candidate)):
-        if checkpoints.array_digest(copy) != wanted:
+        if checkpoint.array_digest(copy) != wanted:
             raise ExpertCorruptError(
                 f"expert {question.expert} is another one than was asked about; merge again"
             )

@@ -16,7 +16,6 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from flowrl import checkpoints
 from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.envs.admission import open_module
@@ -24,6 +23,7 @@ from flowrl.envs.skill_module import TaskModule
 from flowrl.envs.tasks import make_env
 from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError
+from flowrl.experts import checkpoint
 from flowrl.experts.merge import wilson
 from flowrl.experts.store import ExpertStore
 from flowrl.networks import dispatch
@@ -159,9 +159,9 @@ def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
             f"{run.skill} was trained with the experts {missing}, which {store.layout.manifest} "
             "does not name; train them again"
         )
-    like = checkpoints.like_of(expected_shapes(run.config))
+    like = checkpoint.like_of(expected_shapes(run.config))
     return stack_experts(
-        [checkpoints.load_expert(store.verify(versions[index]), like) for index in run.experts]
+        [checkpoint.load_expert(store.verify(versions[index]), like) for index in run.experts]
     )
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flowrl import checkpoints, storage
+from flowrl import storage
+from flowrl.experts import checkpoint
 from flowrl.networks.shapes import env_sizes, expert_shapes
 
 
@@ -26,8 +27,8 @@ def main(folder: Path, count: int, env_name: str, layer_size: int, seed: int) ->
     for number in range(count):
         place = folder / str(number)
         params = {leaf: rng.standard_normal(shape, np.float32) for leaf, shape in shapes.items()}
-        checkpoints.save_expert(place, params)
-        content = checkpoints.array_digest(params)
+        checkpoint.save_expert(place, params)
+        content = checkpoint.array_digest(params)
         told.append({"sha256": storage.tree_digest(place), "content": content})
     json.dump(told, sys.stdout)
 

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, evaluate, notices, storage
+from flowrl import evaluate, notices, storage
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
+from flowrl.experts import checkpoint
 from flowrl.experts import manifest as manifests
 from flowrl.experts.fsck import look
 from flowrl.experts.repair import usable
@@ -78,12 +79,12 @@ def train(layout: GraphPaths, skill: str, acted: Mapping[int, int]) -> None:
         folder = ready.layout.final(local)
         if expert in acted:
             storage.remove_tree(folder)
-            checkpoints.save_expert(folder, an_expert(seed=sum(acted.values()) + expert))
-        arrays = checkpoints.load_expert(folder, checkpoints.like_of(SHAPES))
+            checkpoint.save_expert(folder, an_expert(seed=sum(acted.values()) + expert))
+        arrays = checkpoint.load_expert(folder, checkpoint.like_of(SHAPES))
         reports[local] = dataclasses.replace(
             reports[local],
             sha256=storage.tree_digest(folder),
-            content=checkpoints.array_digest(arrays),
+            content=checkpoint.array_digest(arrays),
         )
     write_result(ready.layout, dataclasses.replace(result, experts=tuple(reports)))
     merge(layout, ready)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, ppo_flow, runs, storage
+from flowrl import ppo_flow, runs, storage
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
+from flowrl.experts import checkpoint
 from flowrl.networks.shapes import expert_shapes
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import RunPaths
@@ -87,8 +88,8 @@ def test_a_run_ends_with_experts_digests_and_exact_frames(layout):
     assert [report.expert for report in result.experts] == [0, 4]
     for local, report in enumerate(result.experts):
         assert report.sha256 == storage.tree_digest(layout.final(local))
-        expert = checkpoints.load_expert(layout.final(local), checkpoints.like_of(SHAPES))
-        assert checkpoints.shapes_of(expert) == SHAPES
+        expert = checkpoint.load_expert(layout.final(local), checkpoint.like_of(SHAPES))
+        assert checkpoint.shapes_of(expert) == SHAPES
     first = json.loads(layout.metrics.read_text().splitlines()[0])
     assert first["seconds"] > 1.0, "loading and compiling count"
     assert "training" in done.stdout
@@ -108,7 +109,7 @@ def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(layout, number,
     trainer.send_signal(number)
     assert trainer.wait(DEADLINE_SECONDS) == code
     assert not layout.result_json.exists()
-    assert checkpoints.has_resume(layout.resume)
+    assert checkpoint.has_resume(layout.resume)
     stopped_at = json.loads(layout.metrics.read_text().splitlines()[-1])["updates"]
     done = ended(layout, f"--total_timesteps={(stopped_at + 50) * FRAMES}", "--no-anneal_lr")
     assert done.returncode == 0, done.stderr
@@ -122,7 +123,7 @@ def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(layout, number,
 def test_a_killed_trainer_goes_on_from_its_last_checkpoint(layout):
     forever = ("--total_timesteps=1e9", "--no-anneal_lr", "--checkpoint_seconds=0.001")
     trainer = subprocess.Popen(command(layout, *forever), stdout=subprocess.DEVNULL)
-    wait_until(lambda: checkpoints.has_resume(layout.resume), trainer)
+    wait_until(lambda: checkpoint.has_resume(layout.resume), trainer)
     trainer.kill()
     assert trainer.wait(DEADLINE_SECONDS) == -signal.SIGKILL
     assert not layout.result_json.exists()
@@ -142,7 +143,7 @@ def test_a_killed_trainer_goes_on_from_its_last_checkpoint(layout):
 def test_a_seed_that_is_no_number_ends_in_one_clear_line(layout):
     for local in range(2):
         leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in SHAPES.items()}
-        checkpoints.save_expert(layout.seed(local), checkpoints._nested(leaves))
+        checkpoint.save_expert(layout.seed(local), checkpoint._nested(leaves))
     done = ended(layout)
     assert done.returncode == 1
     assert "update 1 of 12 left the loss at nan" in done.stderr

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl import checkpoints
 from flowrl.config import PPOConfig, to_json, values
 from flowrl.envs.base import StepOutput, WalkingEnv
+from flowrl.experts import checkpoint
 from flowrl.networks import dispatch
 from flowrl.networks.dispatch import Dense, Packed
 from flowrl.networks.shapes import expert_shapes
@@ -138,7 +138,7 @@ class Inputs:
         """The experts as they are stored, leaves `[E, …]`."""
         env = self._env
         leaves = expert_shapes(env.observation_size, env.num_actions, self._config.layer_size)
-        return checkpoints.like_of(
+        return checkpoint.like_of(
             {path: (env.num_experts, *shape) for path, shape in leaves.items()}
         )
 

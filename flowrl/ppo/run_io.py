@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl import checkpoints, runs, storage
+from flowrl import runs, storage
 from flowrl.config import TrainConfig
 from flowrl.envs.skill_module import TaskModule
 from flowrl.errors import (
@@ -27,6 +27,7 @@ from flowrl.errors import (
     FileRefusedError,
     TrainingError,
 )
+from flowrl.experts import checkpoint
 from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.paths import RunPaths
 from flowrl.ppo.loop import Counters, Learner, UpdateReport
@@ -114,14 +115,14 @@ def initial_experts(assignment: Assignment, body: ActorCriticMoE, words: np.ndar
       ExpertCorruptError: a seed is not the version that run.json names.
       ExpertShapeError: a seed was trained with other sizes.
     """
-    like = checkpoints.like_of(body.expert_shapes)
+    like = checkpoint.like_of(body.expert_shapes)
     digests = {ancestor.index: ancestor.sha256 for ancestor in assignment.ancestors}
     params = []
     for local, expert in enumerate(assignment.experts):
         folder = assignment.paths.seed(local)
         if folder.is_dir():
             _check_seed(folder, digests.get(expert))
-            params.append(checkpoints.load_expert(folder, like))
+            params.append(checkpoint.load_expert(folder, like))
         elif expert in digests:
             raise ExpertMissingError(f"{folder}, the seed of expert {expert}, is missing; retry")
         else:
@@ -152,14 +153,14 @@ def save_finals(
     for local, expert in enumerate(assignment.experts):
         one = jax.tree.map(lambda leaf, local=local: leaf[local], params)
         folder = prepared / paths.final(local).name
-        checkpoints.save_expert(folder, one)
+        checkpoint.save_expert(folder, one)
         reports.append(
             ExpertReport(
                 expert=expert,
                 acted=acted[local],
                 sha256=storage.tree_digest(folder),
-                content=checkpoints.array_digest(one),
-                shapes=checkpoints.shapes_of(one),
+                content=checkpoint.array_digest(one),
+                shapes=checkpoint.shapes_of(one),
             )
         )
     storage.commit_dir(prepared, paths.finals)
@@ -192,7 +193,7 @@ class Checkpointer:
 def save_checkpoint(paths: RunPaths, learner: Learner, counters: Counters) -> None:
     """Write parameters, optimizer state, random key and counters; not the environments."""
     tree = _checkpoint(Resumed(learner.train, learner.groups[0].key, counters))
-    checkpoints.save_resume(paths.resume, tree)
+    checkpoint.save_resume(paths.resume, tree)
 
 
 def load_checkpoint(paths: RunPaths, train: TrainState) -> Resumed:
@@ -203,7 +204,7 @@ def load_checkpoint(paths: RunPaths, train: TrainState) -> Resumed:
     """
     blank = Counters(acted=(0,) * train.params.first.bias.shape[0])
     like = _checkpoint(Resumed(train, jax.random.key(0), blank))
-    found = checkpoints.load_resume(paths.resume, like)
+    found = checkpoint.load_resume(paths.resume, like)
     params = jax.tree.map(jnp.asarray, found["params"])
     moments = map(jnp.asarray, found["opt_state"])
     opt_state = jax.tree.unflatten(jax.tree.structure(train.opt_state), moments)

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from flowrl import checkpoints, runs, storage
+from flowrl import runs, storage
 from flowrl.config import PPOConfig, TrainConfig
 from flowrl.envs.admission import open_module
 from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule
 from flowrl.envs.tasks import SkillEnv, compiled_functions, make_env
 from flowrl.envs.vector import BatchedEnv
+from flowrl.experts import checkpoint
 from flowrl.launchers.environment import compile_cache
 from flowrl.networks.actor_critic import ActorCriticMoE
 from flowrl.ppo import run_io
@@ -124,7 +125,7 @@ def prepare(
     words, key = programs.expert_keys(seed_words(assignment.seed))
     experts = run_io.initial_experts(assignment, body, np.asarray(words))
     state, counters = programs.fresh_state(experts), Counters(acted=(0,) * env.num_experts)
-    if config.resume and checkpoints.has_resume(assignment.paths.resume):
+    if config.resume and checkpoint.has_resume(assignment.paths.resume):
         state, key, counters = run_io.load_checkpoint(assignment.paths, state)
     learner = start(env, config, programs, train=state, key=key)
     return Prepared(env, programs, learner, counters)

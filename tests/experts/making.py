@@ -48,7 +48,7 @@ def content_of(folder: Path) -> str:
 
 
 def content_digest(folder: Path) -> str:
-    """The digest of the arrays of what `make_expert` made, as `checkpoints.array_digest` says.
+    """The digest of the arrays of what `make_expert` made, as `checkpoint.array_digest` says.
 
     For any other folder it is a word for its files.
     """

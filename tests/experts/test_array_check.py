@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowrl import checkpoints
 from flowrl.errors import BusyError, ExpertCorruptError
-from flowrl.experts import array_check
+from flowrl.experts import array_check, checkpoint
 from flowrl.experts.array_check import ArrayReport
 from tests.experts.making import SHAPES, content_digest, make_expert
 
@@ -35,7 +34,7 @@ def saved(folder: Path, **leaves: np.ndarray) -> Path:
             **leaves,
         }
     }
-    checkpoints.save_expert(folder, tree)
+    checkpoint.save_expert(folder, tree)
     return folder
 
 
@@ -46,17 +45,17 @@ def read(*folders: Path, expected=SMALL) -> tuple[ArrayReport, ...]:
 def test_what_orbax_wrote_is_read_leaf_by_leaf_with_the_digest_that_the_trainer_makes(tmp_path):
     folder = saved(tmp_path / "expert")
     (found,) = read(folder)
-    tree = checkpoints.load_expert(folder, checkpoints.like_of(SMALL))
-    assert found.content == checkpoints.array_digest(tree)
+    tree = checkpoint.load_expert(folder, checkpoint.like_of(SMALL))
+    assert found.content == checkpoint.array_digest(tree)
     assert (dict(found.shapes), found.not_finite, found.unreadable) == (SMALL, (), "")
     assert set(found.dtypes.values()) == {array_check.FLOAT}
 
 
 def test_a_stand_in_expert_is_a_real_checkpoint(tmp_path):
     folder = make_expert(tmp_path / "expert", "some content")
-    tree = checkpoints.load_expert(folder, checkpoints.like_of(SHAPES))
+    tree = checkpoint.load_expert(folder, checkpoint.like_of(SHAPES))
     (found,) = read(folder, expected=SHAPES)
-    assert found.content == checkpoints.array_digest(tree) == content_digest(folder)
+    assert found.content == checkpoint.array_digest(tree) == content_digest(folder)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flowrl import checkpoints
+from flowrl.experts import checkpoint
 from tests.faults.frozen import Frozen, leftovers
 from tests.faults.shim import End, Mode, Shim
 
@@ -28,14 +28,14 @@ def tree(number: int) -> dict:
 def save(folder: Path, number: int) -> None:
     """Save, as a trainer does; Orbax tells of a full disk by a ValueError."""
     try:
-        checkpoints.save_resume(folder, tree(number))
+        checkpoint.save_resume(folder, tree(number))
     except ValueError as error:
         raise OSError(28, str(error)) from error
 
 
 def loaded(folder: Path) -> int:
     """Which state is loaded; every number of it must be of the same one."""
-    found = checkpoints.load_resume(folder, LIKE)
+    found = checkpoint.load_resume(folder, LIKE)
     values = {*np.unique(found["a"]).tolist(), *np.unique(found["b"]["c"]).tolist()}
     assert len(values) == 1, values
     return int(values.pop())

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from flowrl import checkpoints
 from flowrl.errors import ConfigError
+from flowrl.experts import checkpoint
 from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts, take_expert
 from flowrl.networks.shapes import env_sizes, expert_shapes
 
@@ -13,7 +13,7 @@ BODY = ActorCriticMoE(num_experts=3, observation_size=40, num_actions=5, layer_s
 
 
 def test_an_expert_has_the_shapes_that_are_known_without_jax():
-    assert checkpoints.shapes_of(BODY.init_expert(jax.random.key(0))) == expert_shapes(40, 5, 16)
+    assert checkpoint.shapes_of(BODY.init_expert(jax.random.key(0))) == expert_shapes(40, 5, 16)
 
 
 def test_actor_and_critic_have_three_hidden_layers_and_an_output_each():

@@ -13,9 +13,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, storage
+from flowrl import storage
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ComparingError
+from flowrl.experts import checkpoint
 from flowrl.experts.inquiry import Desk, read_answers, read_inquiry, write_answers
 from flowrl.experts.merge import MERGE_RULES, Compared
 from flowrl.experts.store import ExpertStore
@@ -50,7 +51,7 @@ from tests.waiting import limit
 
 DEADLINE_SECONDS = limit(240.0)
 COMPLETED = {WOOD: 0, TABLE: 1}
-LIKE = checkpoints.like_of(SHAPES)
+LIKE = checkpoint.like_of(SHAPES)
 AVERAGE, GATE = MERGE_RULES["frame_average"], MERGE_RULES["eval_gate"]
 
 
@@ -98,8 +99,8 @@ def _is_free(desk: Desk) -> bool:
 
 def arrays_of(layout: GraphPaths, expert: int) -> dict[str, np.ndarray]:
     store = ExpertStore(layout)
-    found = checkpoints.load_expert(store.verify(store.manifest().experts[expert]), LIKE)
-    return checkpoints._leaves(found)
+    found = checkpoint.load_expert(store.verify(store.manifest().experts[expert]), LIKE)
+    return checkpoint._leaves(found)
 
 
 def words_of(layout: GraphPaths, ready: PreparedRun) -> tuple[str, ...]:
@@ -115,7 +116,7 @@ def test_two_runs_are_averaged_by_the_frames_that_each_of_them_added(layout, riv
     first, second = rivals
     merge(layout, first, merge_policy=AVERAGE)
     one = arrays_of(layout, 0)
-    other = checkpoints._leaves(checkpoints.load_expert(second.layout.final(0), LIKE))
+    other = checkpoint._leaves(checkpoint.load_expert(second.layout.final(0), LIKE))
     with pytest.raises(ComparingError, match="expert 0 is being compared"):
         merge(layout, second, merge_policy=AVERAGE)
     assert frames(layout)[0] == 80, "nothing is merged before"
@@ -129,7 +130,7 @@ def test_two_runs_are_averaged_by_the_frames_that_each_of_them_added(layout, riv
     version = ExpertStore(layout).manifest().experts[0]
     assert version.frames == sum(part.frames for part in version.lineage) == 90
     assert {part.run_id for part in version.lineage} >= {first.run.run_id, second.run.run_id}
-    assert version.content == checkpoints.array_digest(mean)
+    assert version.content == checkpoint.array_digest(mean)
     assert merge(layout, second, merge_policy=AVERAGE)["already_merged"] is True
     assert list(layout.comparisons.iterdir()) == []
 

@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, storage
+from flowrl import storage
 from flowrl.envs.skill_module import load_module
+from flowrl.experts import checkpoint
 from flowrl.experts.merge import FrameRule
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.training_setup import PreparedRun, generate_module_with_remapping
@@ -28,7 +29,7 @@ from tests.parallel.making import (
 )
 
 ITEMS = tuple(f"item{letter}" for letter in "abcdefghijkl")
-LIKE = checkpoints.like_of(SHAPES)
+LIKE = checkpoint.like_of(SHAPES)
 
 
 def arrays(number: int) -> dict:
@@ -44,7 +45,7 @@ def arrays(number: int) -> dict:
 
 def number_of(folder, numbers) -> int:
     """Which of the experts is in a folder, bit for bit."""
-    found = checkpoints.load_expert(folder, LIKE)
+    found = checkpoint.load_expert(folder, LIKE)
     (number,) = [number for number in numbers if _same(found, arrays(number))]
     return number
 
@@ -63,8 +64,8 @@ def twelve(tmp_path) -> GraphPaths:
     candidates = []
     for number in range(12):
         folder = tmp_path / "offers" / str(number)
-        checkpoints.save_expert(folder, arrays(number))
-        content = checkpoints.array_digest(arrays(number))
+        checkpoint.save_expert(folder, arrays(number))
+        content = checkpoint.array_digest(arrays(number))
         candidates.append(candidate_in(folder, number, acted=5, content=content))
     store.commit("r0", candidates, rule=FrameRule())
     return layout
@@ -81,11 +82,11 @@ def trained(ready: PreparedRun, numbers: dict[int, int]) -> None:
         place = ready.layout.final(local)
         expert_arrays = arrays(numbers.get(expert, expert))
         storage.remove_tree(place)
-        checkpoints.save_expert(place, expert_arrays)
+        checkpoint.save_expert(place, expert_arrays)
         reports[local] = dataclasses.replace(
             reports[local],
             sha256=storage.tree_digest(place),
-            content=checkpoints.array_digest(expert_arrays),
+            content=checkpoint.array_digest(expert_arrays),
         )
     write_result(ready.layout, dataclasses.replace(result, experts=tuple(reports)))
     assert read_result(ready.layout).frames == 100 * len(numbers)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, runs, storage
+from flowrl import runs, storage
 from flowrl.config import TrainConfig
 from flowrl.errors import (
     EXIT_RESUMABLE,
@@ -21,6 +21,7 @@ from flowrl.errors import (
     FileRefusedError,
     TrainingError,
 )
+from flowrl.experts import checkpoint
 from flowrl.networks.actor_critic import init_expert
 from flowrl.networks.shapes import expert_shapes
 from flowrl.ppo import run_io, trainer
@@ -82,7 +83,7 @@ def config_of(layout, **changes) -> TrainConfig:
 
 
 def finals(layout) -> list:
-    return [checkpoints.load_expert(layout.final(n), checkpoints.like_of(SHAPES)) for n in range(3)]
+    return [checkpoint.load_expert(layout.final(n), checkpoint.like_of(SHAPES)) for n in range(3)]
 
 
 def fresh(seed: int):
@@ -122,11 +123,11 @@ def test_progress_and_metrics_tell_of_every_update(layout):
 
 def test_seeds_are_trained_on_and_an_idle_one_comes_back_bit_for_bit(layout):
     for local in range(3):
-        checkpoints.save_expert(layout.seed(local), fresh(50 + local))
+        checkpoint.save_expert(layout.seed(local), fresh(50 + local))
     trainer.run(config_of(layout), StopSignal())
     assert same(finals(layout)[1], fresh(51))
     contents = [report.content for report in runs.read_result(layout).experts]
-    unchanged = [checkpoints.array_digest(fresh(50 + local)) for local in range(3)]
+    unchanged = [checkpoint.array_digest(fresh(50 + local)) for local in range(3)]
     assert [one == other for one, other in zip(contents, unchanged, strict=True)] == [
         False,
         True,
@@ -254,7 +255,7 @@ def test_a_checkpoint_that_cannot_be_saved_does_not_stop_training(
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(checkpoints, "save_resume", fail)
+    monkeypatch.setattr(checkpoint, "save_resume", fail)
     assert trainer.run(config_of(layout, checkpoint_seconds=1e-9), StopSignal()) == 0
     assert "no new checkpoint" in caplog.text
 
@@ -327,11 +328,11 @@ def test_a_kill_before_the_result_leaves_none(layout, monkeypatch, open_relay):
         trainer.run(config_of(layout, checkpoint_seconds=1e-9), StopSignal())
     assert layout.finals.is_dir()
     assert not layout.result_json.exists()
-    assert checkpoints.has_resume(layout.resume)
+    assert checkpoint.has_resume(layout.resume)
     monkeypatch.undo()
     monkeypatch.setattr(trainer, "open_env", open_relay)
     assert trainer.run(config_of(layout), StopSignal()) == 0
-    assert not checkpoints.has_resume(layout.resume)
+    assert not checkpoint.has_resume(layout.resume)
 
 
 def ancestor(local_expert: int, sha256: str) -> ExpertVersion:
@@ -354,7 +355,7 @@ def test_a_missing_seed_is_refused(layout):
 
 
 def test_a_seed_that_is_not_the_named_version_is_refused(layout):
-    checkpoints.save_expert(layout.seed(0), fresh(0))
+    checkpoint.save_expert(layout.seed(0), fresh(0))
     relay_run(layout, ancestors=(ancestor(3, "0" * 64),))
     with pytest.raises(ExpertCorruptError, match="not the version"):
         trainer.run(config_of(layout), StopSignal())
@@ -363,7 +364,7 @@ def test_a_seed_that_is_not_the_named_version_is_refused(layout):
 
 
 def test_a_seed_of_another_width_is_refused(layout):
-    checkpoints.save_expert(layout.seed(0), fresh(0))
+    checkpoint.save_expert(layout.seed(0), fresh(0))
     with pytest.raises(ExpertShapeError, match="--layer_size"):
         trainer.run(config_of(layout, layer_size=8), StopSignal())
 

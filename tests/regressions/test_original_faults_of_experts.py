@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, storage
+from flowrl import storage
 from flowrl.config import TrainConfig
 from flowrl.errors import ResultRefusedError
+from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Exited, Finished, Why
 from flowrl.parallel.training_processor import process_completed_training
@@ -60,8 +61,8 @@ def test_fault_01_expert_1_never_gets_expert_10s_weights(layout):
 def test_fault_02_a_state_of_fewer_steps_is_saved_too(tmp_path):
     like = {"frames": np.int64(0)}
     for frames in (900, 2):  # a second phase counts from its own beginning
-        checkpoints.save_resume(tmp_path / "resume", {"frames": np.int64(frames)})
-        assert checkpoints.load_resume(tmp_path / "resume", like)["frames"] == frames
+        checkpoint.save_resume(tmp_path / "resume", {"frames": np.int64(frames)})
+        assert checkpoint.load_resume(tmp_path / "resume", like)["frames"] == frames
 
 
 @pytest.mark.parametrize(

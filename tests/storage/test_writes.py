@@ -34,7 +34,7 @@ EXCUSED = {
         {"os.open", "os.ftruncate", "os.pwrite"},
         "a lock file is written in place: replaced, it would have two holders",
     ),
-    "checkpoints.py": (
+    "experts/checkpoint.py": (
         {"checkpointer.save"},
         "Orbax writes into a folder that storage.commit_dir publishes",
     ),

@@ -1,8 +1,8 @@
 """Arrays on disk, one Orbax checkpoint per expert; the only module that imports Orbax.
 
-Orbax keeps a torn save from being read but neither flushes it to disk nor refuses an array of
-another shape when it restores NumPy arrays. Both are done here: a folder is flushed before the
-rename that publishes it, and every leaf is compared with what the caller expects before loading.
+Orbax keeps a torn save from being read, but neither flushes it to disk nor refuses an array of
+another shape when it restores NumPy arrays. This module does both: it flushes a folder before the
+rename that publishes it, and compares every leaf with what the caller expects before loading.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ _UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what Orbax raises fo
 
 
 def save_expert(folder: Path, params: Any) -> None:
-    """Write a tree of arrays to `folder`, which must not exist; it appears whole and durable."""
+    """Save a tree of arrays to `folder`, which must not exist; it appears whole and durable.
+
+    Args:
+      folder: the checkpoint.
+      params: leaves of any shape and dtype, as nested dicts.
+    """
     storage.make_dir(folder.parent)
     for left in folder.parent.glob(f".tmp-{folder.name}*"):  # of a trainer that was killed
         storage.remove_tree(left)
@@ -39,7 +44,12 @@ def save_expert(folder: Path, params: Any) -> None:
 def load_expert(folder: Path, like: Tree) -> Tree:
     """Read the tree in `folder`, bit for bit, as NumPy arrays in the structure of `like`.
 
-    Leaves of `like` need only `shape` and `dtype`, e.g. `like_of(shapes)`.
+    Args:
+      folder: the checkpoint.
+      like: its leaves need only `shape` and `dtype`, for example `like_of(shapes)`.
+
+    Returns:
+      An array of the same shape and dtype for each leaf of `like`.
 
     Raises:
       ExpertMissingError: there is no such folder.
@@ -48,24 +58,24 @@ def load_expert(folder: Path, like: Tree) -> Tree:
     """
     if not folder.is_dir():
         raise ExpertMissingError(f"{folder} does not exist; train its skill again")
-    wanted = {path: _form(leaf) for path, leaf in _named(like).items()}
-    _refuse_difference(folder, _stored_forms(folder), wanted)
-    target = _nested({path: np.zeros(shape, dtype) for path, (shape, dtype) in wanted.items()})
+    expected = {path: _form(leaf) for path, leaf in _named(like).items()}
+    _refuse_difference(folder, _stored_forms(folder), expected)
+    target = _nested({path: np.zeros(shape, dtype) for path, (shape, dtype) in expected.items()})
     try:
         with _orbax().StandardCheckpointer() as checkpointer:
             found = _named(checkpointer.restore(folder.absolute(), target))
     except _UNREADABLE as error:
         raise _corrupt(folder, error) from error
-    return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in wanted])
+    return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in expected])
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every leaf by its path, as it is written into run files."""
+    """Return the shape of every leaf of any shape by its path, as run files hold it."""
     return {path: tuple(leaf.shape) for path, leaf in _named(params).items()}
 
 
 def array_digest(params: Any) -> str:
-    """sha256 over path, dtype, shape and bytes of every leaf, as hex.
+    """Return the sha256 over path, dtype, shape and bytes of every leaf of any shape, as hex.
 
     Two saves of the same arrays differ in their files, by times and random names, but not in this.
     """
@@ -77,7 +87,7 @@ def array_digest(params: Any) -> str:
 
 
 def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:
-    """A tree of abstract leaves to hand to `load_expert`.
+    """Return a tree of abstract leaves of these shapes, as `load_expert` takes it.
 
     >>> like_of({"actor/dense_0/bias": (64,)})["actor"]["dense_0"]["bias"].shape
     (64,)
@@ -85,41 +95,9 @@ def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:
     return _nested({path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()})
 
 
-def forms_of(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and dtype of every leaf in a folder that Orbax wrote, without reading an array.
-
-    Raises:
-      ExpertCorruptError: it holds no readable description of its arrays.
-    """
-    try:
-        return _stored_forms(folder)
-    except RecursionError as error:
-        raise _corrupt(folder, error) from error
-
-
-def load_leaves(folder: Path, forms: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Read some of the leaves in a folder that Orbax wrote, each as large as `forms` says.
-
-    Raises:
-      ExpertCorruptError: they cannot be read.
-    """
-    wanted = _nested({path: np.zeros(shape, dtype) for path, (shape, dtype) in forms.items()})
-    ocp = _orbax()
-    as_numpy = jax.tree.map(
-        lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype), wanted
-    )
-    how = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
-    try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            found = _named(checkpointer.restore(folder.absolute(), args=how))
-    except _UNREADABLE as error:
-        raise _corrupt(folder, error) from error
-    return {path: np.asarray(found[path]) for path in forms}
-
-
 def save_resume(folder: Path, tree: Any) -> None:
-    """Write a resumable state; an older one below `folder` goes once the new one is durable."""
-    storage.remove_leftovers(folder)  # what a killed save was removing
+    """Save a resumable state of any shapes, then remove the older ones below `folder`."""
+    storage.remove_leftovers(folder)  # of a killed save
     older = _numbered(folder)
     save_expert(folder / str(older[-1] + 1 if older else 0), tree)
     for number in older:
@@ -140,7 +118,7 @@ def has_resume(folder: Path) -> bool:
 
 
 def _orbax() -> Any:
-    """Orbax, loaded when something is read or written: a first update need not wait for it."""
+    """Import Orbax when a checkpoint is read or written: a first update need not wait for it."""
     import orbax.checkpoint as ocp
 
     return ocp
@@ -164,27 +142,18 @@ def _stored_forms(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         raise _corrupt(folder, error) from error
 
 
-def _refuse_difference(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for path in sorted({*stored, *wanted}):
-        if path not in stored:
-            raise ExpertShapeError(
-                f"{folder} has no {path}, this run needs {_said(wanted[path])}; "
-                "train its skill again"
-            )
-        if path not in wanted:
-            raise ExpertShapeError(
-                f"{folder} has {path} of shape {_said(stored[path])}, this run has no such leaf; "
-                "train its skill again"
-            )
-        if stored[path] != wanted[path]:
-            raise ExpertShapeError(
-                f"{folder} has {path} of shape {_said(stored[path])}, this run needs "
-                f"{_said(wanted[path])}; train its skill again, or set --layer_size and "
-                "--env_name as they were"
-            )
+def _refuse_difference(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
+    for path in sorted({*stored, *expected}):
+        found, needed = stored.get(path), expected.get(path)
+        if found == needed:
+            continue
+        has = f"has {path} of shape {_described(found)}" if found else f"has no {path}"
+        needs = f"this run needs {_described(needed)}" if needed else "this run has no such leaf"
+        remedy = ", or set --layer_size and --env_name as they were" if found and needed else ""
+        raise ExpertShapeError(f"{folder} {has}, {needs}; train its skill again{remedy}")
 
 
-def _said(form: tuple[tuple[int, ...], np.dtype]) -> str:
+def _described(form: tuple[tuple[int, ...], np.dtype]) -> str:
     shape, dtype = form
     return str(shape) if dtype == np.float32 else f"{shape} {dtype}"
 

@@ -5,8 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from flowrl import checkpoints, storage
+from flowrl import storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
+from flowrl.experts import checkpoint
 from flowrl.networks.shapes import expert_shapes
 
 SHAPES = expert_shapes(9, 4, 6)
@@ -17,11 +18,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 def random_expert(seed: int, shapes=SHAPES) -> dict:
     rng = np.random.default_rng(seed)
     leaves = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in shapes.items()}
-    return checkpoints._nested(leaves)
+    return checkpoint._nested(leaves)
 
 
 def same_bits(one, other) -> bool:
-    left, right = checkpoints._named(one), checkpoints._named(other)
+    left, right = checkpoint._named(one), checkpoint._named(other)
     return left.keys() == right.keys() and all(
         left[path].dtype == right[path].dtype and left[path].tobytes() == right[path].tobytes()
         for path in left
@@ -32,31 +33,31 @@ def test_twelve_experts_come_back_bit_for_bit(tmp_path):
     for number in range(12):
         expert = random_expert(number)
         expert["actor"]["dense_0"]["bias"][:3] = [np.nan, -0.0, np.float32(1e-45)]
-        checkpoints.save_expert(tmp_path / f"expert_{number}", expert)
+        checkpoint.save_expert(tmp_path / f"expert_{number}", expert)
     for number in range(12):
         expert = random_expert(number)
         expert["actor"]["dense_0"]["bias"][:3] = [np.nan, -0.0, np.float32(1e-45)]
-        found = checkpoints.load_expert(tmp_path / f"expert_{number}", checkpoints.like_of(SHAPES))
+        found = checkpoint.load_expert(tmp_path / f"expert_{number}", checkpoint.like_of(SHAPES))
         assert same_bits(found, expert)
 
 
 def test_shapes_are_named_by_the_path_of_their_leaf():
-    assert checkpoints.shapes_of(random_expert(0)) == SHAPES
+    assert checkpoint.shapes_of(random_expert(0)) == SHAPES
 
 
 def test_a_saved_folder_keeps_its_digest_when_it_is_copied(tmp_path):
-    checkpoints.save_expert(tmp_path / "one", random_expert(0))
+    checkpoint.save_expert(tmp_path / "one", random_expert(0))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     assert storage.tree_digest(tmp_path / "one") == storage.tree_digest(tmp_path / "two")
-    found = checkpoints.load_expert(tmp_path / "two", checkpoints.like_of(SHAPES))
+    found = checkpoint.load_expert(tmp_path / "two", checkpoint.like_of(SHAPES))
     assert same_bits(found, random_expert(0))
 
 
 def test_the_digest_of_arrays_outlives_saving_and_that_of_files_does_not(tmp_path):
     for name in ("one", "two"):
-        checkpoints.save_expert(tmp_path / name, random_expert(0))
-    found = checkpoints.load_expert(tmp_path / "two", checkpoints.like_of(SHAPES))
-    assert checkpoints.array_digest(found) == checkpoints.array_digest(random_expert(0))
+        checkpoint.save_expert(tmp_path / name, random_expert(0))
+    found = checkpoint.load_expert(tmp_path / "two", checkpoint.like_of(SHAPES))
+    assert checkpoint.array_digest(found) == checkpoint.array_digest(random_expert(0))
     assert storage.tree_digest(tmp_path / "one") != storage.tree_digest(tmp_path / "two")
 
 
@@ -73,7 +74,7 @@ def test_the_digest_of_arrays_outlives_saving_and_that_of_files_does_not(tmp_pat
 )
 def test_arrays_that_differ_have_another_digest(other):
     one = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.float32)}
-    assert checkpoints.array_digest(other) != checkpoints.array_digest(one)
+    assert checkpoint.array_digest(other) != checkpoint.array_digest(one)
 
 
 @pytest.mark.parametrize(
@@ -89,38 +90,38 @@ def test_arrays_that_differ_have_another_digest(other):
     ids=["another width", "a leaf too many", "a leaf too few"],
 )
 def test_an_expert_of_another_form_is_refused_by_name(tmp_path, shapes, words):
-    checkpoints.save_expert(tmp_path / "expert_4", random_expert(4))
+    checkpoint.save_expert(tmp_path / "expert_4", random_expert(4))
     with pytest.raises(ExpertShapeError) as caught:
-        checkpoints.load_expert(tmp_path / "expert_4", checkpoints.like_of(shapes))
+        checkpoint.load_expert(tmp_path / "expert_4", checkpoint.like_of(shapes))
     for word in [*words, "expert_4"]:
         assert word in str(caught.value)
 
 
 def test_an_expert_of_another_dtype_is_refused(tmp_path):
-    checkpoints.save_expert(tmp_path / "e", random_expert(0))
+    checkpoint.save_expert(tmp_path / "e", random_expert(0))
     with pytest.raises(ExpertShapeError, match="float64"):
-        checkpoints.load_expert(tmp_path / "e", checkpoints.like_of(SHAPES, np.float64))
+        checkpoint.load_expert(tmp_path / "e", checkpoint.like_of(SHAPES, np.float64))
 
 
 def test_a_missing_expert_is_told_from_a_broken_one(tmp_path):
     with pytest.raises(ExpertMissingError, match="does not exist"):
-        checkpoints.load_expert(tmp_path / "none", checkpoints.like_of(SHAPES))
+        checkpoint.load_expert(tmp_path / "none", checkpoint.like_of(SHAPES))
 
 
 @pytest.mark.parametrize("victim", ["_METADATA", "manifest.ocdbt", "d"])
 def test_an_expert_with_damaged_files_is_refused(tmp_path, victim):
-    checkpoints.save_expert(tmp_path / "e", random_expert(0))
+    checkpoint.save_expert(tmp_path / "e", random_expert(0))
     path = tmp_path / "e" / victim
     for file in [path] if path.is_file() else list(path.iterdir()):
         file.write_bytes(file.read_bytes()[:7])
     with pytest.raises(ExpertCorruptError, match="cannot be read"):
-        checkpoints.load_expert(tmp_path / "e", checkpoints.like_of(SHAPES))
+        checkpoint.load_expert(tmp_path / "e", checkpoint.like_of(SHAPES))
 
 
 def test_what_a_killed_save_left_is_cleared_by_the_next(tmp_path):
     (tmp_path / ".tmp-e.orbax-checkpoint-tmp").mkdir()
     (tmp_path / ".tmp-e").mkdir()
-    checkpoints.save_expert(tmp_path / "e", random_expert(0))
+    checkpoint.save_expert(tmp_path / "e", random_expert(0))
     assert [entry.name for entry in tmp_path.iterdir()] == ["e"]
 
 
@@ -130,25 +131,25 @@ def test_a_save_that_fails_publishes_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(storage.files, "flush_tree", refuse)
     with pytest.raises(OSError, match="No space"):
-        checkpoints.save_expert(tmp_path / "e", random_expert(0))
+        checkpoint.save_expert(tmp_path / "e", random_expert(0))
     assert not (tmp_path / "e").exists()
 
 
 def test_a_resumable_state_replaces_the_older_one(tmp_path):
     like = {"frames": np.int64(0), "params": random_expert(0)}
     for frames in (2**40, 2**40 + 1):
-        checkpoints.save_resume(tmp_path / "resume", {**like, "frames": np.int64(frames)})
-        assert checkpoints.load_resume(tmp_path / "resume", like)["frames"] == frames
+        checkpoint.save_resume(tmp_path / "resume", {**like, "frames": np.int64(frames)})
+        assert checkpoint.load_resume(tmp_path / "resume", like)["frames"] == frames
     assert len(list((tmp_path / "resume").iterdir())) == 1
 
 
 @pytest.mark.parametrize("name", ["007", "\u0667", "\u00b2", "7.tmp"])
 def test_a_name_that_is_no_number_of_ours_is_no_resumable_state(tmp_path, name):
     (tmp_path / name).mkdir()
-    assert not checkpoints.has_resume(tmp_path)
+    assert not checkpoint.has_resume(tmp_path)
 
 
 def test_without_a_resumable_state_there_is_nothing_to_load(tmp_path):
-    assert not checkpoints.has_resume(tmp_path / "resume")
+    assert not checkpoint.has_resume(tmp_path / "resume")
     with pytest.raises(ExpertMissingError, match="--no-resume"):
-        checkpoints.load_resume(tmp_path / "resume", random_expert(0))
+        checkpoint.load_resume(tmp_path / "resume", random_expert(0))
