@@ -174,6 +174,23 @@ class RunPaths:
         return self.folder / "wandb"
 
     @property
+    def records(self) -> tuple[Path, ...]:
+        """The files that are archived after the merge, run.json last; some may not exist."""
+        return (
+            self.module,
+            self.training_log,
+            self.older_training_log,
+            self.metrics,
+            self.result_json,
+            self.run_json,
+        )
+
+    @property
+    def tracker_folders(self) -> tuple[Path, ...]:
+        """The folders of other programs that are archived as far as they can be read."""
+        return (self.tensorboard, self.wandb)
+
+    @property
     def progress(self) -> Path:
         """The newest metrics, for `flowrl status` and for telling that a run hangs."""
         return self.folder / "progress.json"

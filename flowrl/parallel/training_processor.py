@@ -1,8 +1,8 @@
-"""From a finished run folder to merged experts and an archive, exactly once.
+"""Merge a finished run's experts, archive its records and remove its folder, exactly once.
 
-The order is: verify, commit (one manifest swap, which also records the run id), archive, remove the
-folder; the scheduler starts the dependants in between. Killed anywhere, the same call made again
-ends in the same place; `recover_graph` makes it for every run at start.
+The order is: verify, commit (one swap of the manifest, which also records the run id), archive,
+remove the folder. The scheduler starts the dependants after the commit. After a kill at any point
+the same call leads to the same end; `recover_graph` makes it for every run at start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flowrl.experts.store import Commit, ExpertStore
 from flowrl.launchers.files import lock_held
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folder import live_runs, pinned_versions, remove_part_files
-from flowrl.parallel.verification import records, tracker_folders, verified_candidates
+from flowrl.parallel.verification import verified_candidates
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_result, read_run
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What recovery found: summaries of merged runs, and why other finished runs were refused."""
+    """The summaries of the merged runs, and by folder why other finished runs were refused."""
 
     merged: tuple[dict[str, Any], ...]
     refused: Mapping[Path, str]
@@ -58,17 +58,17 @@ def process_completed_training(
 ) -> dict[str, Any]:
     """Merge a finished run's experts, archive its records and remove its folder.
 
-    Called again for the same run it changes nothing and says `already_merged`. The answer holds
+    Called again for the same run it changes nothing and returns `already_merged`. The keys are
     `run_id`, `skill`, `expert`, `generation`, `already_merged`, `frames`, `success_rate`,
     `wall_seconds` and `experts`: by global index, `verdict` ("take" or "keep"), `why`, `frames` and
     `version`.
 
     Args:
       run_folder: as `prepare_training_run` made it, with the trainer's result.json.
-      skill_name, global_expert_idx: what the run trained.
+      skill_name, global_expert_idx: the skill and the expert that the run trained.
       base_dir: the graph's folder.
-      frame_accounting: what the frame rule credits an expert with.
-      merge_policy: the rule to merge by, instead of the frame rule.
+      frame_accounting: the frames that the frame rule credits an expert with.
+      merge_policy: the rule to merge by (default: the frame rule).
 
     Raises:
       ResultRefusedError: the result is of another run, incomplete or damaged; nothing has changed.
@@ -77,57 +77,57 @@ def process_completed_training(
       BusyError: another process merges for longer than a minute; try again.
     """
     layout = GraphPaths(Path(base_dir))
-    place = RunPaths(Path(run_folder), global_expert_idx)
+    paths = RunPaths(Path(run_folder), global_expert_idx)
     rule = merge_policy or FrameRule()
-    merged = merge_run(layout, place, skill_name, accounting=frame_accounting, rule=rule)
-    archive_run(layout, place, skill_name)
-    return merged
+    summary = merge_run(layout, paths, skill_name, accounting=frame_accounting, rule=rule)
+    archive_run(layout, paths, skill_name)
+    return summary
 
 
 def merge_run(
     layout: GraphPaths,
-    place: RunPaths,
+    paths: RunPaths,
     skill: str,
     *,
     accounting: FrameAccounting,
     rule: MergeRule,
 ) -> dict[str, Any]:
-    """The first half of `process_completed_training`: its experts count, its folder stays."""
+    """Do the first half of `process_completed_training`: merge the experts, keep the folder."""
     store = ExpertStore(layout)
-    if not place.folder.is_dir():
-        return _of_archive(_archive(layout, place, skill), store.manifest(), place)
-    run = _read(place, skill)
+    if not paths.folder.is_dir():
+        return _archived_summary(layout.archive(paths.expert, skill), store.manifest(), paths)
+    run = _read_own_run(paths, skill)
     candidates: tuple[Candidate, ...] = ()
     if run.run_id not in store.manifest().merged:
-        _, candidates = verified_candidates(place, run, accounting)
+        candidates = verified_candidates(paths, run, accounting)
         storage.fault_point("merge.verified")
-    commit = _commit(store, place, run, candidates=candidates, rule=rule)
-    return _summary(place, run, commit)
+    commit = _commit(store, paths, run, candidates=candidates, rule=rule)
+    return _summary(paths, run, commit)
 
 
-def archive_run(layout: GraphPaths, place: RunPaths, skill: str) -> None:
-    """The second half: archive a merged run's records, remove its folder, collect garbage.
+def archive_run(layout: GraphPaths, paths: RunPaths, skill: str) -> None:
+    """Do the second half: archive a merged run's records, remove its folder, collect garbage.
 
-    Nothing waits for it, and what it leaves undone `recover_graph` does at the next start.
+    If it is interrupted, `recover_graph` completes it at the next start.
     """
-    store = ExpertStore(layout)
-    if not place.folder.is_dir():
+    if not paths.folder.is_dir():
         return
-    run = _read(place, skill)
+    store = ExpertStore(layout)
+    run = _read_own_run(paths, skill)
     if run.run_id in store.manifest().merged:
         comparisons.clear(layout, run.run_id)
-        _archive_records(place, _archive(layout, place, skill))
+        _move_to_archive(paths, layout.archive(paths.expert, skill))
         store.collect_garbage(pinned_versions(layout))
 
 
 def recover_graph(
     layout: GraphPaths, rule: MergeRule | None = None, *, min_success_rate: float = 0.0
 ) -> Recovery:
-    """Roll every finished run forward, and remove what a kill or a power cut left behind.
+    """Merge every finished run, and remove what a kill or a power cut left behind.
 
-    Left to the scheduler: runs with a living process, without a result, whose experts are being
-    compared, or that succeeded less often than `min_success_rate` and are not merged yet. Nothing
-    else may prepare or merge runs of this graph meanwhile.
+    Left to the scheduler are runs with a living process, without a result, or whose experts are
+    being compared, and unmerged runs that succeeded less often than `min_success_rate`. No other
+    process may prepare or merge runs of this graph meanwhile.
 
     Raises:
       FileRefusedError: the manifest is damaged; says which history file to restore.
@@ -137,101 +137,96 @@ def recover_graph(
     for folder in (layout.training_runs, layout.failed_runs):
         storage.remove_leftovers(folder)
     remove_part_files(layout)
-    comparisons.sweep(layout, _run_ids(layout))
+    comparisons.sweep(layout, _live_run_ids(layout))
     merged: list[dict[str, Any]] = []
     refused: dict[Path, str] = {}
-    for place in live_runs(layout):
-        if lock_held(place.folder) or not place.result_json.exists():
+    for paths in live_runs(layout):
+        if lock_held(paths.folder) or not paths.result_json.exists():
             continue
         try:
-            if _is_due(layout, place, min_success_rate):
-                merged.append(_roll_forward(layout, place, rule))
-        except BusyError as error:  # left to the scheduler, which tries again
+            if summary := _process_if_due(layout, paths, rule, min_success_rate):
+                merged.append(summary)
+        except BusyError as error:  # the scheduler tries again
             logger.info("%s", error)
         except (ResultRefusedError, FileRefusedError, ExpertError) as error:
             logger.warning("a finished run is refused", extra={"why": str(error)})
-            refused[place.folder] = str(error)
+            refused[paths.folder] = str(error)
     return Recovery(merged=tuple(merged), refused=refused)
 
 
-def _run_ids(layout: GraphPaths) -> set[str]:
+def _live_run_ids(layout: GraphPaths) -> set[str]:
     """The ids of all live runs whose records can be read."""
     found: set[str] = set()
-    for place in live_runs(layout):
+    for paths in live_runs(layout):
         with suppress(FileRefusedError):
-            found.add(read_run(place).run_id)
+            found.add(read_run(paths).run_id)
     return found
 
 
-def _is_due(layout: GraphPaths, place: RunPaths, min_success_rate: float) -> bool:
-    if read_run(place).run_id in ExpertStore(layout).manifest().merged:
-        return True
-    return read_result(place).success_rate >= min_success_rate
-
-
-def _roll_forward(layout: GraphPaths, place: RunPaths, rule: MergeRule | None) -> dict[str, Any]:
-    run = read_run(place)
+def _process_if_due(
+    layout: GraphPaths, paths: RunPaths, rule: MergeRule | None, min_success_rate: float
+) -> dict[str, Any] | None:
+    """Process a run that is merged already or succeeded often enough."""
+    run = read_run(paths)
+    merged = run.run_id in ExpertStore(layout).manifest().merged
+    if not merged and read_result(paths).success_rate < min_success_rate:
+        return None
     return process_completed_training(
-        place.folder,
+        paths.folder,
         run.skill,
-        place.expert,
+        paths.expert,
         layout.root,
         frame_accounting=run.config.get("frame_accounting", "acted"),
         merge_policy=rule,
     )
 
 
-def _archive(layout: GraphPaths, place: RunPaths, skill: str) -> RunPaths:
-    return RunPaths(layout.skill_folder(place.expert, skill), place.expert)
-
-
-def _read(place: RunPaths, skill: str) -> TrainingRun:
-    run = read_run(place)
-    if (run.expert, run.skill) != (place.expert, skill):
+def _read_own_run(paths: RunPaths, skill: str) -> TrainingRun:
+    """Read run.json; refuse it if it is of another expert or skill than the call."""
+    run = read_run(paths)
+    if (run.expert, run.skill) != (paths.expert, skill):
         raise ResultRefusedError(
-            f"{place.run_json}: give the call what the run is of\n"
-            f"- expert {place.expert} ({skill})\n+ expert {run.expert} ({run.skill})"
+            f"{paths.run_json} is of another run than the call\n"
+            f"- expert {paths.expert} ({skill})\n+ expert {run.expert} ({run.skill})"
         )
     return run
 
 
 def _commit(
     store: ExpertStore,
-    place: RunPaths,
+    paths: RunPaths,
     run: TrainingRun,
     *,
     candidates: Sequence[Candidate],
     rule: MergeRule,
 ) -> Commit:
-    """Merge, once the rule's questions are answered; without the lock until then."""
+    """Merge, after the rule's questions are answered; no lock is held until then."""
     questions = store.questions(run.run_id, candidates, rule=rule)
-    evidence = comparisons.evidence(store.layout, place, run, questions)
+    evidence = comparisons.evidence(store.layout, paths, run, questions)
     storage.fault_point("merge.informed")
     commit = store.commit(run.run_id, candidates, rule=rule, evidence=evidence)
     logger.debug("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})
     return commit
 
 
-def _archive_records(place: RunPaths, archive: RunPaths) -> None:
-    """Archive a merged run, then remove its folder."""
+def _move_to_archive(paths: RunPaths, archive: RunPaths) -> None:
+    """Archive a merged run's records, then remove its folder."""
     storage.fault_point("merge.committed")
     storage.make_dir(archive.folder)
-    for source, target in zip(tracker_folders(place), tracker_folders(archive), strict=True):
+    for source, target in zip(paths.tracker_folders, archive.tracker_folders, strict=True):
         _archive_folder(source, target)
-    pairs = dict(zip(records(place), records(archive), strict=True))
-    for source, target in list(pairs.items()):
-        if not source.exists():
+    for source, target in zip(paths.records, archive.records, strict=True):
+        if source.exists():
+            storage.copy_file(source, target)
+        else:
             storage.remove_file(target)  # of an earlier run of the skill
-            del pairs[source]
-    for source, target in pairs.items():
-        storage.copy_file(source, target)
     storage.fault_point("merge.archived")
-    storage.remove_tree(place.folder)
+    storage.remove_tree(paths.folder)
     storage.fault_point("merge.removed")
 
 
 def _archive_folder(source: Path, target: Path) -> None:
-    """Put a copy in the place of what is there; what cannot be read is left out."""
+    """Replace `target` by a copy of `source`; links and special files are left out."""
     prepared = target.with_name(f".tmp-{target.name}")
     for left in (prepared, target):  # of a merge that was killed, or an earlier run of the skill
         storage.remove_tree(left)
@@ -250,20 +245,20 @@ def _archive_folder(source: Path, target: Path) -> None:
         logger.warning("left out of %s: %s; only plain files are archived", target, names)
 
 
-def _of_archive(archive: RunPaths, manifest: Manifest, place: RunPaths) -> dict[str, Any]:
-    """The answer for a run whose folder is gone because it was merged."""
+def _archived_summary(archive: RunPaths, manifest: Manifest, paths: RunPaths) -> dict[str, Any]:
+    """The summary of a run whose folder is gone because it was merged."""
     if archive.run_json.exists():
         run = read_run(archive)
         if run.run_id in manifest.merged:
             commit = Commit(manifest=manifest, decisions={}, already_merged=True)
             return _summary(archive, run, commit)
     raise FileRefusedError(
-        f"{place.folder} does not exist and {archive.folder} holds no merged run; train the skill"
+        f"{paths.folder} does not exist and {archive.folder} holds no merged run; train the skill"
     )
 
 
-def _summary(place: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any]:
-    result = read_result(place)
+def _summary(paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any]:
+    result = read_result(paths)
     return {
         "run_id": run.run_id,
         "skill": run.skill,
@@ -293,8 +288,8 @@ def _expert_summary(expert: int, run: TrainingRun, commit: Commit) -> dict[str, 
 
 
 def _past_decision(run: TrainingRun, commit: Commit, expert: int) -> MergeDecision:
-    """What is left of an earlier merge: whether the expert of today carries this run."""
+    """The decision of an earlier merge, from the lineage of the version that counts now."""
     version = commit.manifest.experts[expert]
-    if any(part.run_id == run.run_id for part in version.lineage):
+    if any(entry.run_id == run.run_id for entry in version.lineage):
         return UseCandidate(frames=version.frames, why="merged before")
     return KeepCurrent(why="merged before, not in today's version")

@@ -1,4 +1,4 @@
-"""Is what a run left behind what it was asked for, and whole? Nothing is merged before."""
+"""Check what a finished run left behind against run.json, before anything of it is merged."""
 
 from __future__ import annotations
 
@@ -21,59 +21,38 @@ from flowrl.runs import ExpertReport, RunResult, Shapes, TrainingRun, read_resul
 from flowrl.storage import plain_files
 
 _BYTES_PER_NUMBER = 4
-_SPARE_BYTES = 2**24  # for what else an expert's files hold
-REMEDY = "keep the folder for reading and train the skill again"
-
-
-def records(layout: RunPaths) -> tuple[Path, ...]:
-    """The files of a run that are kept for good, run.json last; some may not exist."""
-    return (
-        layout.module,
-        layout.training_log,
-        layout.older_training_log,
-        layout.metrics,
-        layout.result_json,
-        layout.run_json,
-    )
-
-
-def tracker_folders(layout: RunPaths) -> tuple[Path, ...]:
-    """The folders of other programs that are kept for good as far as they can be."""
-    return (layout.tensorboard, layout.wandb)
+_SPARE_BYTES = 2**24  # for the files of a checkpoint that hold no arrays
 
 
 def verified_candidates(
-    layout: RunPaths, run: TrainingRun, accounting: FrameAccounting = "acted"
-) -> tuple[RunResult, tuple[Candidate, ...]]:
+    paths: RunPaths, run: TrainingRun, accounting: FrameAccounting = "acted"
+) -> tuple[Candidate, ...]:
     """Check a run's result and its experts, and return them as candidates of the merge.
 
-    What the trainer says of its arrays is believed only after a child has read them.
+    A child process reads the arrays; the trainer's own report of them is only compared with that.
 
     Raises:
-      ResultRefusedError: with a line `- wanted` and a line `+ found` for every difference.
+      ResultRefusedError: with a line `- expected` and a line `+ found` for every difference.
       BusyError: the arrays could not be read just now.
     """
     try:
-        result = read_result(layout)
-        wanted = expected_shapes(run.config)
+        result = read_result(paths)
+        expected = expected_shapes(run.config)
     except (FileRefusedError, ConfigError, KeyError, TypeError) as error:
-        raise _refused(layout, run, [f"  {error}"]) from error
-    differences = [*_differences(run, result), *_bad_files(layout)]
-    for report in result.experts:
-        differences += _shape_differences(report, wanted)
-    if not differences:
-        differences = list(_misplaced(layout, run, result.experts))
-    if differences:
-        raise _refused(layout, run, differences)
+        raise _refused(paths, run, [f"  {error}"]) from error
+    _refuse(paths, run, _result_differences(paths, run, result, expected))
     local = Remapping(run.experts).global_to_local
-    folders = [layout.final(local[report.expert]) for report in result.experts]
-    found = _read_arrays(layout, run, dict(zip(folders, result.experts, strict=True)), wanted)
-    for report, arrays in zip(result.experts, found, strict=True):
-        differences += _array_differences(report, arrays)
-    if differences:
-        raise _refused(layout, run, differences)
+    reports = {paths.final(local[report.expert]): report for report in result.experts}
+    _refuse(paths, run, _folder_differences(paths, reports))
+    _refuse(paths, run, _digest_differences(reports))
+    try:
+        found = array_check.read_arrays(list(reports), expected)
+    except ExpertCorruptError as error:
+        raise _refused(paths, run, [f"  {error}"]) from error
+    arrays = dict(zip(reports, found, strict=True))
+    _refuse(paths, run, (x for f in reports for x in _array_differences(reports[f], arrays[f])))
     ancestors = {ancestor.index: ancestor for ancestor in run.ancestors}
-    return result, tuple(
+    return tuple(
         Candidate(
             expert=report.expert,
             skill=ancestors[report.expert].skill if report.expert in ancestors else run.skill,
@@ -81,24 +60,45 @@ def verified_candidates(
             acted=report.acted,
             total=result.frames,
             sha256=report.sha256,
-            arrays=arrays,
+            arrays=arrays[folder],
             folder=folder,
             accounting=accounting,
         )
-        for folder, report, arrays in zip(folders, result.experts, found, strict=True)
+        for folder, report in reports.items()
     )
 
 
-def _refused(layout: RunPaths, run: TrainingRun, lines: Iterable[str]) -> ResultRefusedError:
-    return ResultRefusedError(
-        "\n".join([f"run {run.run_id} of {run.skill!r} in {layout.folder}: {REMEDY}", *lines])
+def _refuse(paths: RunPaths, run: TrainingRun, differences: Iterable[str]) -> None:
+    """Raise ResultRefusedError if there are any differences."""
+    if lines := list(differences):
+        raise _refused(paths, run, lines)
+
+
+def _refused(paths: RunPaths, run: TrainingRun, lines: list[str]) -> ResultRefusedError:
+    heading = (
+        f"run {run.run_id} of {run.skill!r} in {paths.folder}: keep the folder for reading and "
+        "train the skill again"
     )
+    return ResultRefusedError("\n".join([heading, *lines]))
 
 
-def _differences(run: TrainingRun, result: RunResult) -> Iterator[str]:
+def _differ(name: str, expected: Any, found: Any) -> Iterator[str]:
+    if expected != found:
+        yield f"- {name} {expected}"
+        yield f"+ {name} {found}"
+
+
+def _shapes_differ(expert: int, expected: Shapes, found: Shapes) -> Iterator[str]:
+    for leaf in sorted({*expected, *found}):
+        name = f"expert {expert} {leaf}"
+        yield from _differ(name, expected.get(leaf, "absent"), found.get(leaf, "absent"))
+
+
+def _result_differences(
+    paths: RunPaths, run: TrainingRun, result: RunResult, expected: Shapes
+) -> Iterator[str]:
     dependencies = [expert for expert in run.experts if expert != run.expert]
     acted = sum(report.acted for report in result.experts)
-    figures = (result.mean_episode_length, result.wall_seconds)
     yield from _differ("run id", run.run_id, result.run_id)
     yield from _differ("experts", list(run.experts), sorted(r.expert for r in result.experts))
     yield from _differ("ancestors", dependencies, sorted(a.index for a in run.ancestors))
@@ -107,71 +107,41 @@ def _differences(run: TrainingRun, result: RunResult) -> Iterator[str]:
         yield from _differ(f"frames of ancestor {ancestor.index}", ancestor.frames, lineage)
     yield from _differ("acted steps, over all experts,", result.frames, acted)
     yield from _differ("steps of the plan", len(run.plan), len(result.step_success))
-    yield from _differ("finite figures", True, all(math.isfinite(figure) for figure in figures))
-
-
-def _differ(what: str, wanted: Any, found: Any) -> Iterator[str]:
-    if wanted != found:
-        yield f"- {what} {wanted}"
-        yield f"+ {what} {found}"
-
-
-def _bad_files(layout: RunPaths) -> Iterator[str]:
-    for path in records(layout):
+    for path in paths.records:
         if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
             yield from _differ(path.name, "a plain file", "a link or a special file")
+    for report in result.experts:
+        yield from _shapes_differ(report.expert, expected, report.shapes)
 
 
-def _shape_differences(report: ExpertReport, wanted: Shapes) -> Iterator[str]:
-    for leaf in sorted({*report.shapes, *wanted}):
-        place = f"expert {report.expert} {leaf}"
-        yield from _differ(place, wanted.get(leaf, "absent"), report.shapes.get(leaf, "absent"))
-
-
-def _misplaced(
-    layout: RunPaths, run: TrainingRun, reports: Iterable[ExpertReport]
-) -> Iterator[str]:
-    """What keeps the experts' files from being read at all."""
-    for folder in (layout.policies, layout.finals):
+def _folder_differences(paths: RunPaths, reports: Mapping[Path, ExpertReport]) -> Iterator[str]:
+    """Differences that keep the experts' files from being read at all."""
+    for folder in (paths.policies, paths.finals):
         if folder.is_symlink() or not folder.is_dir():
             yield f"  {folder} is not a folder"
             return
-    local = Remapping(run.experts).global_to_local
-    folders = sorted(layout.final(number).name for number in local.values())
-    yield from _differ("folders", folders, sorted(path.name for path in layout.finals.iterdir()))
-    for report in reports:
+    names = sorted(folder.name for folder in reports)
+    yield from _differ("folders", names, sorted(path.name for path in paths.finals.iterdir()))
+    for folder, report in reports.items():
+        numbers = sum(math.prod(shape) for shape in report.shapes.values())
+        most = _SPARE_BYTES + _BYTES_PER_NUMBER * numbers
         try:
-            _check_size(layout.final(local[report.expert]), report.shapes)
+            size = sum(path.lstat().st_size for path in plain_files(folder))
         except FileRefusedError as error:
             yield f"  {error}"
+        else:
+            if size > most:
+                yield f"  {folder} has {size} bytes, over {most}"
 
 
-def _check_size(place: Path, shapes: Shapes) -> None:
-    """Raise FileRefusedError when an expert's files are far larger than its arrays."""
-    most = _SPARE_BYTES + _BYTES_PER_NUMBER * sum(math.prod(shape) for shape in shapes.values())
-    size = sum(path.lstat().st_size for path in plain_files(place))
-    if size > most:
-        raise FileRefusedError(f"{place} has {size} bytes, over {most}")
-
-
-def _read_arrays(
-    layout: RunPaths, run: TrainingRun, reports: Mapping[Path, ExpertReport], expected: Shapes
-) -> tuple[ArrayReport, ...]:
-    """Read the arrays in each folder, once its files have the digest that the run reports."""
-    differences: list[str] = []
+def _digest_differences(reports: Mapping[Path, ExpertReport]) -> Iterator[str]:
     for folder, report in reports.items():
         try:
             found = storage.tree_digest(folder)
         except FileRefusedError as error:
-            differences.append(f"  {error}")
+            yield f"  {error}"
         else:
-            differences += _differ(f"expert {report.expert} sha256", report.sha256, found)
-    if differences:
-        raise _refused(layout, run, differences)
-    try:
-        return array_check.read_arrays(list(reports), expected)
-    except ExpertCorruptError as error:
-        raise _refused(layout, run, [f"  {error}"]) from error
+            yield from _differ(f"expert {report.expert} sha256", report.sha256, found)
 
 
 def _array_differences(report: ExpertReport, found: ArrayReport) -> Iterator[str]:
@@ -179,10 +149,7 @@ def _array_differences(report: ExpertReport, found: ArrayReport) -> Iterator[str
     if found.unreadable:
         yield f"  {expert} cannot be read: {found.unreadable}"
         return
-    if found.shapes != report.shapes:
-        for leaf in sorted({*found.shapes, *report.shapes}):
-            wanted, shape = report.shapes.get(leaf, "absent"), found.shapes.get(leaf, "absent")
-            yield from _differ(f"{expert} {leaf}", wanted, shape)
+    yield from _shapes_differ(report.expert, report.shapes, found.shapes)
     for leaf, dtype in sorted(found.dtypes.items()):
         yield from _differ(f"{expert} {leaf} of dtype", array_check.FLOAT, dtype)
     for leaf in found.not_finite:

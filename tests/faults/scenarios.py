@@ -135,7 +135,7 @@ def _conflict(policy: MergePolicyName, layout: GraphPaths) -> None:
 def _find_out(policy: MergePolicyName, layout: GraphPaths, ready: PreparedRun) -> None:
     """Answer what the policy will ask, as the program that compares experts would have."""
     run, place = ready.run, ready.layout
-    _, candidates = verified_candidates(place, run, "acted")
+    candidates = verified_candidates(place, run, "acted")
     questions = ExpertStore(layout).questions(run.run_id, candidates, rule=MERGE_RULES[policy])
     if not questions:
         return
