@@ -195,8 +195,7 @@ def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
     def play(params: Any, key: jax.Array, count: int) -> Tally:
         packed = inputs.pad(dispatch.pack(params))
         reset_key, key = jax.random.split(key)
-        # The same worlds as in environments without a stock, which split their key first.
-        obs, state = env.reset(jax.random.split(reset_key)[1], ROWS)
+        obs, state = env.reset(reset_key, ROWS)
         tally = _tally(state, count)
         while not np.asarray(tally.over).all():
             obs, state, key, tally = chunk(packed, (obs, state, key, tally))

@@ -1,8 +1,7 @@
-"""Which generated modules a trainer or an evaluation may run: those whose code is approved.
+"""Which generated modules may run: the approved ones. Alone because only it reads run folders.
 
 A run's approvals are in its run.json, which was written with the module. Code of a module without a
-run.json is tried here and now, in a process of its own. A module of its own because it alone reads
-run folders.
+run.json is tried here and now, in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from flowrl.errors import SkillError
 from flowrl.paths import RunPaths
 from flowrl.runs import CodeApproval, read_run
 from flowrl.skills.skill import Origin
+from flowrl.skills.validation.approval import approvals_of
 from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, approvals_of
+from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode
 
 
 def open_module(path: Path, limits: Limits | None = None) -> TaskModule:

@@ -188,25 +188,6 @@ class SkillEnv:
         )
         return self._walk(state, world, completed=completed, reward=reward, over=over)
 
-    def reset(self, key: jax.Array) -> tuple[jax.Array, WalkState]:
-        """A new episode and its first observation."""
-        state = self.begin_in(self.new_world(key))
-        return self.observe(state), state
-
-    def step(
-        self, key: jax.Array, state: WalkState, action: jax.Array
-    ) -> tuple[jax.Array, WalkState, StepOutput]:
-        """Take one action; an episode that ended is followed by a new one.
-
-        Under vmap every environment would generate a world in every step: use `BatchedEnv`.
-        """
-        step_key, world_key = jax.random.split(key)
-        state, output = self.advance(step_key, state, action)
-        state = jax.lax.cond(
-            output.done, lambda: self.begin_in(self.new_world(world_key), state.plan), lambda: state
-        )
-        return self.observe(state), state, output
-
     def _walk(
         self,
         state: WalkState,

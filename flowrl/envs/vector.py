@@ -1,8 +1,8 @@
 """Many environments side by side, with resets that cost only what ended.
 
-World generation is by far the dearest part of Craftax, cheapest by the batch, and most steps end
-no episode. So worlds are generated a batch at a time into a store, and the rows that ended take
-theirs from it, in a loop that runs only while there are any. No world is thrown away.
+World generation is by far the most expensive part of Craftax, cheapest by the batch, and most steps
+end no episode. So worlds are generated a batch at a time into a store, and the rows that ended take
+theirs from it, in a loop that runs only while there are any.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Store(NamedTuple):
     """Worlds for episodes to begin in."""
 
     worlds: Any
-    """Craftax worlds, leaves [BATCH, …], or [world_pool, …], or [stock, …]."""
+    """Worlds, leaves [S, …]."""
     used: Any
-    """int32[1]: how many of them episodes have begun in; a pool's are never used up."""
+    """int32[1]: how many of them episodes have begun in since the last `restock`."""
     next: Any
-    """int32[1]: where in a stock the next unused world lies."""
+    """int32[1]: index of the next unused world."""
 
 
 class BatchedState(NamedTuple):
@@ -42,43 +42,39 @@ class BatchedState(NamedTuple):
 
 
 class BatchedEnv:
-    """A `WalkingEnv`: B copies of a SkillEnv.
+    """A `WalkingEnv`: B copies of a SkillEnv, and a store of S worlds that is filled by `reset`.
 
-    Every episode has a new world of its own, in one of two ways. With `stock` 0, `step` generates
-    worlds whenever it runs out of them; that makes it slow to compile. With a stock of S worlds
-    `step` takes from the stock and `restock` fills it up afterwards, which is a program of its own,
-    the same for every plan; should more than S episodes end in between, the oldest worlds are used
-    a second time. With a pool of `world_pool` worlds, each episode begins in one of them drawn at
-    random; `reset` makes the pool from its key, and it stays.
+    With `stock` worlds every episode has a world of its own: `step` takes the next one and
+    `restock` replaces those that were taken, by a program of its own, the same for every plan.
+    Should more than S episodes end in between, the oldest worlds are used a second time. With
+    `world_pool` worlds, each episode begins in one of them drawn at random; none is replaced.
     """
 
     def __init__(
         self,
         env: SkillEnv,
         *,
-        world_pool: int = 0,
         stock: int = 0,
+        world_pool: int = 0,
         cache: ProgramCache | None = None,
     ) -> None:
         self.env = env
-        self._cache = ProgramCache() if cache is None else cache
-        self._firsts: dict[int, Callable[..., Any]] = {}
         self.world_pool = world_pool
-        self.stock = 0 if world_pool else -(-stock // BATCH) * BATCH
+        self.size = -(-(world_pool or stock) // BATCH) * BATCH
         self.observation_size = env.observation_size
         self.num_actions = env.num_actions
         self.num_experts = env.num_experts
         self.num_tasks = env.num_tasks
+        self._cache = ProgramCache() if cache is None else cache
+        self._firsts: dict[int, Callable[..., Any]] = {}
 
     def begin_worlds(self) -> None:
-        """Let a thread get ready what generates worlds, which is needed first."""
-        if self.stock:
-            _ = self._new_batch
+        """Compile the program that generates worlds, which is needed first, in a thread."""
+        _ = self._new_batch
 
     def begin_programs(self, num_envs: int) -> None:
-        """Let threads get ready what `reset` will need."""
-        if self.stock:
-            _ = self._new_batch, self._room, self._put, self._begun(num_envs)
+        """Compile the programs that `reset` needs, in threads."""
+        _ = self._new_batch, self._room, self._put, self._first_program(num_envs)
 
     @cached_property
     def _new_batch(self) -> Callable[..., Any]:
@@ -86,47 +82,47 @@ class BatchedEnv:
 
     @cached_property
     def _room(self) -> Callable[[], Any]:
-        empty = partial(self._nothing, self.stock)
+        empty = partial(self._empty, self.size)
         return self._cache.begin(ProgramSpec("room", empty, tuple))
 
     @cached_property
     def _put(self) -> Callable[..., Any]:
         def like() -> tuple[Any, ...]:
-            stock, batch = (jax.eval_shape(partial(self._nothing, n)) for n in (self.stock, BATCH))
+            stock, batch = (jax.eval_shape(partial(self._empty, n)) for n in (self.size, BATCH))
             return stock, batch, np.int32(0)
 
         return self._cache.begin(ProgramSpec("put", _put, like, donate=(0,)))
 
-    def _begun(self, num_envs: int) -> Callable[..., Any]:
-        def like() -> tuple[Any, ...]:
-            return jax.eval_shape(partial(self._nothing, self.stock)), self.env.plan
-
+    def _first_program(self, num_envs: int) -> Callable[..., Any]:
         if num_envs not in self._firsts:
-            first, key = partial(self._first, num_envs), {"num_envs": num_envs}
-            self._firsts[num_envs] = self._cache.begin(ProgramSpec("first", first, like, key))
+            like, key = partial(self._like_first, num_envs), {"num_envs": num_envs}
+            self._firsts[num_envs] = self._cache.begin(ProgramSpec("first", self._first, like, key))
         return self._firsts[num_envs]
 
     def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, BatchedState]:
         """First observations f32[B, observation_size] and state of B = num_envs episodes."""
-        if self.stock:
-            return self._open_stock(key, num_envs)
-        store_key, draw_key = jax.random.split(key)
-        return self._reset(store_key, draw_key, num_envs)
+        if not self.world_pool and num_envs > self.size:
+            raise ValueError(f"a stock of {self.size} worlds is too small for {num_envs} episodes")
+        store = self._filled(key, Store(self._room(), _count(self.size), _count(0)))
+        rows = np.arange(num_envs, dtype=np.int32)
+        if self.world_pool:
+            rows = jax.random.randint(key, (num_envs,), 0, self.world_pool, jnp.int32)
+        obs, walk = self._first_program(num_envs)(store.worlds, rows, self.env.plan)
+        used, following = _count(num_envs), _count(num_envs % self.size)
+        return obs, BatchedState(walk, Store(store.worlds, used, following))
 
     def like(self, num_envs: int) -> tuple[Any, Any]:
-        """Shapes and types of what `reset` answers."""
-        if not self.stock:
-            return jax.eval_shape(lambda key: self.reset(key, num_envs), jax.random.key(0))
-        worlds = jax.eval_shape(partial(self._nothing, self.stock))
-        obs, walk = jax.eval_shape(partial(self._first, num_envs), worlds, self.env.plan)
-        return obs, BatchedState(walk, Store(worlds, _count(0), _count(0)))
+        """Shapes and types of what `reset` returns."""
+        first = self._like_first(num_envs)
+        obs, walk = jax.eval_shape(self._first, *first)
+        return obs, BatchedState(walk, Store(first[0], _count(0), _count(0)))
 
     def restock(self, key: jax.Array, state: BatchedState) -> BatchedState:
-        """Put new worlds in the place of used ones, a batch at a time; `state` is given up.
+        """Replace used worlds by new ones, a batch at a time; `state` is given up.
 
         Call it between compiled steps, not inside of them: how often depends on the state.
         """
-        if not self.stock:
+        if self.world_pool:
             return state
         return BatchedState(state.walk, self._filled(key, state.store))
 
@@ -171,67 +167,33 @@ class BatchedEnv:
         self, key: jax.Array, store: Store, wanted: jax.Array
     ) -> tuple[Any, jax.Array, Store]:
         """BATCH worlds, how many of them count (1 … wanted), and the store without them."""
+        count = jnp.minimum(wanted, BATCH).astype(jnp.int32)
         if self.world_pool:
-            return _draw(key, store.worlds, BATCH), wanted.astype(jnp.int32), store
-        if self.stock:
-            count, size = jnp.minimum(wanted, BATCH).astype(jnp.int32), self.stock
-        else:
-            store = jax.lax.cond(
-                store.used[0] == BATCH,
-                lambda: Store(self._generate(key, BATCH), _count(0), _count(0)),
-                lambda: store,
-            )
-            count, size = jnp.minimum(wanted, BATCH - store.used[0]).astype(jnp.int32), BATCH
-        order = (store.next[0] + jnp.arange(BATCH)) % size
-        worlds = jax.tree.map(lambda leaf: leaf[order], store.worlds)
-        after = (store.next + count) % size
+            rows = jax.random.randint(key, (BATCH,), 0, self.world_pool)
+            return _rows_of(store.worlds, rows), count, store
+        worlds = _rows_of(store.worlds, (store.next[0] + jnp.arange(BATCH)) % self.size)
+        after = (store.next + count) % self.size
         return worlds, count, Store(store.worlds, store.used + count, after)
-
-    @partial(jax.jit, static_argnums=(0, 3))
-    def _reset(
-        self, store_key: jax.Array, draw_key: jax.Array, num_envs: int
-    ) -> tuple[jax.Array, BatchedState]:
-        if self.world_pool:
-            store = Store(self._generate(store_key, self.world_pool), _count(0), _count(0))
-            worlds = _draw(draw_key, store.worlds, num_envs)
-        else:
-            worlds = self._generate(draw_key, num_envs)
-            store = Store(self._nothing(BATCH), _count(BATCH), _count(0))
-        obs, walk = self._first(num_envs, worlds, self.env.plan)
-        return obs, BatchedState(walk, store)
 
     def _filled(self, key: jax.Array, store: Store) -> Store:
         used, start = int(np.asarray(store.used)[0]), int(np.asarray(store.next)[0])
         worlds = store.worlds
-        for number in range(min(used, self.stock) // BATCH):
+        for number in range(min(used, self.size) // BATCH):
             fresh = self._new_batch(key, np.int32(number))
             # Never across the end: the stock and the first used one are multiples of BATCH.
-            place = (start - used + number * BATCH) % self.stock
+            place = (start - used + number * BATCH) % self.size
             worlds = self._put(worlds, fresh, np.int32(place))
         return Store(worlds, _count(used % BATCH), store.next)
 
-    def _first(self, num_envs: int, worlds: Any, plan: Any) -> tuple[jax.Array, WalkState]:
-        """Episodes in the first of the worlds."""
+    def _first(self, worlds: Any, rows: jax.Array, plan: Any) -> tuple[jax.Array, WalkState]:
+        """Observations [B, …] and episodes [B, …] in the worlds of these rows, int32[B]."""
         plan = jax.tree.map(jnp.asarray, plan)
-        worlds = jax.tree.map(lambda leaf: leaf[:num_envs], worlds)
-        walk = jax.vmap(self.env.begin_in, in_axes=(0, None))(worlds, plan)
+        walk = jax.vmap(self.env.begin_in, in_axes=(0, None))(_rows_of(worlds, rows), plan)
         return jax.vmap(self.env.observe)(walk), walk
 
-    def _open_stock(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, BatchedState]:
-        """Fill the stock; the first episodes begin in its first worlds."""
-        if num_envs > self.stock:
-            raise ValueError(f"a stock of {self.stock} worlds is too small for {num_envs} episodes")
-        empty = Store(self._room(), _count(self.stock), _count(0))
-        worlds = self._filled(key, empty).worlds
-        obs, walk = self._begun(num_envs)(worlds, self.env.plan)
-        used, following = _count(num_envs), _count(num_envs % self.stock)
-        return obs, BatchedState(walk, Store(worlds, used, following))
-
-    def _generate(self, key: jax.Array, count: int) -> Any:
-        """`count` new worlds, leaves [count, …], generated a batch at a time."""
-        keys = jax.random.split(key, -(-count // BATCH))
-        worlds = jax.lax.map(self._generate_batch, keys)
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], worlds)
+    def _like_first(self, num_envs: int) -> tuple[Any, ...]:
+        worlds = jax.eval_shape(partial(self._empty, self.size))
+        return worlds, np.zeros(num_envs, np.int32), self.env.plan
 
     def _numbered_batch(self, key: jax.Array, number: jax.Array) -> Any:
         return self._generate_batch(jax.random.fold_in(key, number))
@@ -239,8 +201,8 @@ class BatchedEnv:
     def _generate_batch(self, key: jax.Array) -> Any:
         return jax.vmap(self.env.new_world)(jax.random.split(key, BATCH))
 
-    def _nothing(self, count: int) -> Any:
-        """Room for `count` worlds."""
+    def _empty(self, count: int) -> Any:
+        """`count` worlds of zeros."""
         return jax.tree.map(
             lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), self._world_like
         )
@@ -262,10 +224,9 @@ def _put(worlds: Any, fresh: Any, place: jax.Array) -> Any:
     )
 
 
-def _draw(key: jax.Array, worlds: Any, count: int) -> Any:
-    """`count` of the worlds at random, with replacement."""
-    drawn = jax.random.randint(key, (count,), 0, jax.tree.leaves(worlds)[0].shape[0])
-    return jax.tree.map(lambda leaf: leaf[drawn], worlds)
+def _rows_of(worlds: Any, rows: Any) -> Any:
+    """The worlds of these rows, int32[N]: leaves [N, …]."""
+    return jax.tree.map(lambda leaf: leaf[rows], worlds)
 
 
 def _count(number: int) -> jax.Array:

@@ -189,23 +189,23 @@ def test_wood_is_collected_by_doing(walk):
 
 
 @cache
-def batched() -> tuple[BatchedEnv, Any, Any]:
+def batched() -> tuple[BatchedEnv, Any]:
     env = make_env(CLASSIC, load_module(module_text()), max_task_steps=2)
-    batch = BatchedEnv(env)
-    return batch, jax.jit(batch.reset, static_argnums=1), jax.jit(batch.step)
+    batch = BatchedEnv(env, stock=8)
+    return batch, jax.jit(batch.step)
 
 
 def test_reset_and_step_agree_in_type_so_that_a_step_compiles_once():
-    _, reset, step = batched()
-    _, state = reset(jax.random.key(0), 4)
+    env, step = batched()
+    _, state = env.reset(jax.random.key(0), 4)
     for seed in range(3):
         _, state, _ = step(jax.random.key(seed), state, jnp.zeros(4, jnp.int32))
     assert step._cache_size() == 1
 
 
 def test_after_the_last_step_a_batch_shows_a_new_episode():
-    env, reset, step = batched()
-    _, first = reset(jax.random.key(0), 4)
+    env, step = batched()
+    _, first = env.reset(jax.random.key(0), 4)
     _, state, _ = step(jax.random.key(1), first, jnp.zeros(4, jnp.int32))
     obs, state, output = step(jax.random.key(2), state, jnp.zeros(4, jnp.int32))
     assert same(output.truncated, True)
@@ -217,10 +217,10 @@ def test_after_the_last_step_a_batch_shows_a_new_episode():
 
 
 def test_the_same_seed_gives_the_same_steps():
-    _, reset, step = batched()
+    env, step = batched()
 
     def run(seed: int) -> np.ndarray:
-        _, state = reset(jax.random.key(seed), 4)
+        _, state = env.reset(jax.random.key(seed), 4)
         for i in range(3):
             obs, state, _ = step(jax.random.key(seed + i), state, jnp.full(4, i, jnp.int32))
         return np.asarray(obs)
@@ -231,7 +231,7 @@ def test_the_same_seed_gives_the_same_steps():
 
 def test_no_callback_and_no_debug_print_is_in_a_step():
     env, *_ = batched()
-    state = jax.eval_shape(lambda key: env.reset(key, 4), jax.random.key(0))[1]
+    state = env.like(4)[1]
     text = str(jax.make_jaxpr(env.step)(jax.random.key(0), state, jnp.zeros(4, jnp.int32)))
     assert "while" in text
     assert "callback" not in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from flowrl import notices
 from flowrl.errors import SkillError
@@ -11,7 +11,7 @@ from flowrl.paths import GraphPaths
 from flowrl.runs import CodeApproval, TrainingRun
 from flowrl.skills.skill import Skill
 from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, approvals_of
+from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, try_codes
 
 NOTICE = "trusted_skills"
 logger = logging.getLogger(__name__)
@@ -44,6 +44,16 @@ def approve_skills(
         raise SkillError(refused[0] + more)
     pairs = zip(skills, outcomes, strict=True)
     return {skill.name: outcome for skill, outcome in pairs if isinstance(outcome, CodeApproval)}
+
+
+def approvals_of(
+    codes: Sequence[SkillCode], store: ApprovalStore, limits: Limits | None = None
+) -> list[CodeApproval | Refusal]:
+    """The kept approvals, and new ones for the other codes, which are not kept yet."""
+    kept = [store.find(code.digest) for code in codes]
+    unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
+    fresh = iter(try_codes(unknown, limits))
+    return [next(fresh) if approval is None else approval for approval in kept]
 
 
 def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from flowrl.errors import LaunchError
 from flowrl.runs import CodeApproval
 from flowrl.skills.skill import Origin, Skill
-from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
+from flowrl.skills.validation.cache import code_digest, parsed_function
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
 _PACKAGE_ROOT = Path(__file__).parents[3]
@@ -101,16 +101,6 @@ def try_codes(
         attempt = _Attempt([codes[number] for number in rest], limits)
         found |= {rest[number]: outcome for number, outcome in attempt.run().items()}
     return [found[number] for number in range(len(codes))]
-
-
-def approvals_of(
-    codes: Sequence[SkillCode], store: ApprovalStore, limits: Limits | None = None
-) -> list[CodeApproval | Refusal]:
-    """The kept approvals, and new ones for the other codes, which are not kept yet."""
-    kept = [store.find(code.digest) for code in codes]
-    unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
-    fresh = iter(try_codes(unknown, limits))
-    return [next(fresh) if approval is None else approval for approval in kept]
 
 
 class _Attempt:
