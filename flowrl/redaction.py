@@ -21,7 +21,7 @@ LEAST_LENGTH = 8
 _CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
-_TEXTS = frozenset({"why", "detail", "lines", "text", "outcome", "said"})
+_TEXTS = frozenset({"why", "detail", "lines", "log", "text", "outcome"})
 
 Value = TypeVar("Value")
 

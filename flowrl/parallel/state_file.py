@@ -40,7 +40,7 @@ from flowrl.parallel.status import (
 from flowrl.paths import session_name
 
 FORMAT = 1
-_HEAD = re.compile(rb'\{"format": ([0-9]+), "crc32": "([0-9a-f]{8})",\n')
+_HEAD = re.compile(rb'\{"format": [0-9]+, "crc32": "([0-9a-f]{8})",\n')
 _BETWEEN = b",\n"
 _KINDS: dict[str, type] = {
     kind.word: kind
@@ -119,19 +119,21 @@ def read_document(content: bytes, path: str) -> dict[str, Any]:
       FormatVersionError, FileRefusedError: as `decode`.
     """
     head = _HEAD.match(content)
-    if head is None:
-        raise _damaged(path, "its first line is not as it was written")
-    if int(head[2], 16) != zlib.crc32(content[head.end() :]):
+    if head is not None and int(head[1], 16) != zlib.crc32(content[head.end() :]):
         raise _damaged(path, "its checksum does not hold")
-    if int(head[1]) != FORMAT:
-        raise FormatVersionError(
-            f"{path} has format {int(head[1])}, this flowrl reads {FORMAT}; go on with the "
-            f"version of flowrl that wrote it, or move the file away and run {_recovery(path)}"
-        )
     try:
-        return json.loads(content)
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    found = document.get("format") if isinstance(document, dict) else None
+    if found != FORMAT:
+        raise FormatVersionError(
+            f"{path} has format {found!r}, this flowrl reads {FORMAT}; go on with the version of "
+            f"flowrl that wrote it, or move the file away and run {_recovery(path)}"
+        )
+    if head is None:
+        raise _damaged(path, "its first line is not as it was written")
+    return document
 
 
 def response_of(data: Mapping[str, Any]) -> Response:

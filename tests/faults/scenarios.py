@@ -35,7 +35,7 @@ from flowrl.parallel.status import Entry, Running, Waiting
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.parallel.verification import verified_candidates
 from flowrl.paths import GraphPaths
-from flowrl.runs import read_run
+from flowrl.runs import LineageEntry, read_run
 from tests.experts.making import content_digest, contents, make_expert
 from tests.faults.frozen import content
 from tests.parallel.making import PICKAXE, SWORD, TABLE, WOOD, finish, prepare, train
@@ -325,7 +325,7 @@ def train_once_more(store: ExpertStore, frames: int) -> None:
         before.experts[0],
         version=manifests.version_name(before.generation + 1, f"r{frames}"),
         frames=frames,
-        lineage=(manifests.LineageEntry(run_id=f"r{frames}", frames=frames),),
+        lineage=(LineageEntry(run_id=f"r{frames}", frames=frames),),
     )
     storage.copy_trees({place: store.path_of(before.experts[0])})
     storage.move_dir(place, store.path_of(version))

@@ -103,8 +103,7 @@ def test_fault_11_a_skill_is_completed_only_after_its_merge(start, world):
         world.end("A")
         scheduler.tick()
         assert words(scheduler) == {"A": expected}
-    # The file still says that it runs: a merge need not wait for a save.
-    assert seen == [("merging", "running")] * 2
+    assert seen == [("merging", "merging")] * 2
     assert len(world.ledger) == 1
 
 
