@@ -92,11 +92,10 @@ def remove_part_files(layout: GraphPaths) -> None:
         storage.remove_part_files(folder)
 
 
-def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:
-    """Make the same attempt ready to launch again; its checkpoints and log stay.
+def open_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:
+    """Return a run folder as it is.
 
     Raises:
-      BusyError: a process of this run still lives.
       FileRefusedError: there is no such run folder, or its run.json is of another run.
     """
     paths = layout.run(expert, skill)
@@ -106,10 +105,22 @@ def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> Prepared
             f"{paths.run_json} is of expert {run.expert} ({run.skill}), not of expert {expert} "
             f"({skill}); retry the skill"
         )
-    refuse_live_process(paths)
-    for left in (paths.start_json, paths.exit_json, paths.result_json):
-        storage.remove_file(left)
     return PreparedRun(layout=paths, run=run)
+
+
+def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:
+    """Make the same attempt ready to launch again; its checkpoints and log stay.
+
+    Raises:
+      BusyError: a process of this run still lives.
+      FileRefusedError: as `open_training_run`.
+    """
+    prepared = open_training_run(layout, expert, skill)
+    paths = prepared.layout
+    refuse_live_process(paths)
+    for record in (paths.start_json, paths.exit_json, paths.result_json):
+        storage.remove_file(record)
+    return prepared
 
 
 def refuse_live_process(paths: RunPaths) -> None:

@@ -1,4 +1,4 @@
-"""The backend of real runs: a folder, a generated module, a trainer's command line."""
+"""The backend of real training: makes run folders and trainers' command lines, merges results."""
 
 from __future__ import annotations
 
@@ -23,19 +23,24 @@ from flowrl.launchers.files import lock_held
 from flowrl.launchers.job import Job
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
-from flowrl.parallel.run_folder import PreparedRun, fail_run, live_runs, resume_training_run
+from flowrl.parallel.run_folder import (
+    PreparedRun,
+    fail_run,
+    live_runs,
+    open_training_run,
+    resume_training_run,
+)
 from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
-from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 
 
 class TrainingBackend:
-    """Makes, reopens, merges and discards the runs of one graph; a `Backend`.
+    """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
 
-    `graph` is asked anew for every run, since skills may be added while others train. `runs_on`
-    says how many runs share a device (default: `skills_per_gpu`).
+    `graph` is called for every run, because skills may be added while others train. `runs_on`
+    gives the number of runs that share a device (default: `skills_per_gpu`).
     """
 
     def __init__(
@@ -50,7 +55,7 @@ class TrainingBackend:
         self._config = config
         self._graph = graph
         self._runs_on = runs_on or (lambda _: config.skills_per_gpu or 1)
-        # Refuses at once what no run could be started with.
+        # Raises now what would make every launch fail.
         child_env("0", passed=config.pass_env)
         self.confinement = sandbox.confinement(
             config.sandbox, layout.root, network_wanted=config.use_wandb
@@ -58,75 +63,75 @@ class TrainingBackend:
         self._store = ExpertStore(layout)
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
 
-    def prepare(self, task: RunRequest) -> Job:
-        """Make a new run folder from the experts that are merged by now."""
+    def prepare(self, request: RunRequest) -> Job:
+        """Make a new run folder from the experts that count now."""
         prepared = prepare_training_run(
             layout=self._layout,
             graph=self._graph(),
-            skill=task.skill,
-            expert=task.expert,
-            attempt=task.attempt,
+            skill=request.skill,
+            expert=request.expert,
+            attempt=request.attempt,
             completed=self._trained(),
-            config=self._within_budget(task.frames_left),
+            config=self._within_budget(request.frames_left),
         )
-        return self._job(prepared, task)
+        return self._job(prepared, request)
 
-    def resume(self, task: RunRequest) -> Job:
-        """Make the run ready to go on from its last checkpoint, with the flags it began with."""
-        return self._job(self._own(resume_training_run, task), task)
+    def resume(self, request: RunRequest) -> Job:
+        """Make the run ready to continue from its last checkpoint, with its own configuration."""
+        self._open(request)
+        resumed = resume_training_run(self._layout, request.expert, request.skill)
+        return self._job(resumed, request)
 
-    def reopen(self, task: RunRequest) -> Job | None:
-        """The run's job again, its folder untouched; None when it is not there."""
+    def reopen(self, request: RunRequest) -> Job | None:
+        """The job of a run whose folder stays as it is; None without the folder."""
         try:
-            return self._job(self._own(_as_it_is, task), task)
+            return self._job(self._open(request), request)
         except FileRefusedError:
             return None
 
-    def merge(self, task: RunRequest) -> Mapping[str, Any]:
-        """Merge the run's experts into the global checkpoint, once."""
+    def merge(self, request: RunRequest) -> Mapping[str, Any]:
+        """Merge the run's experts into the global checkpoint, exactly once."""
         return merge_run(
             self._layout,
-            self._layout.run(task.expert, task.skill),
-            task.skill,
+            self._layout.run(request.expert, request.skill),
+            request.skill,
             accounting=self._config.frame_accounting,
             rule=MERGE_RULES[self._config.merge_policy],
         )
 
-    def archive(self, task: RunRequest) -> None:
-        """Archive a merged run's records and remove its folder, if it is still there."""
-        with suppress(FileRefusedError):  # another attempt's folder is there by now
-            archive_run(self._layout, self._own(_as_it_is, task).layout, task.skill)
+    def archive(self, request: RunRequest) -> None:
+        """Archive a merged run's records and remove its folder, if it still exists."""
+        with suppress(FileRefusedError):  # the folder is gone, or another attempt's
+            archive_run(self._layout, self._open(request).layout, request.skill)
 
-    def discard(self, task: RunRequest) -> Path | None:
-        """Move a failed attempt's folder aside, for reading."""
-        if task.run_id:
-            comparisons.clear(self._layout, task.run_id)
-        return fail_run(self._layout, task.expert, task.skill)
+    def discard(self, request: RunRequest) -> Path | None:
+        """Move a failed attempt's folder to `training_runs/failed/`."""
+        if request.run_id:
+            comparisons.clear(self._layout, request.run_id)
+        return fail_run(self._layout, request.expert, request.skill)
 
-    def _own(
-        self, find: Callable[[GraphPaths, int, str], PreparedRun], task: RunRequest
-    ) -> PreparedRun:
-        """The run's folder, provided that it is this run's and not another attempt's."""
-        run = read_run(self._layout.run(task.expert, task.skill))
-        if run.run_id != task.run_id:
-            raise FileRefusedError(f"{task.skill}: run {task.run_id} has no folder any more")
-        return find(self._layout, task.expert, task.skill)
+    def _open(self, request: RunRequest) -> PreparedRun:
+        """The run's folder; FileRefusedError if it is gone or of another attempt."""
+        prepared = open_training_run(self._layout, request.expert, request.skill)
+        if prepared.run.run_id != request.run_id:
+            raise FileRefusedError(f"{request.skill}: run {request.run_id} has no folder any more")
+        return prepared
 
-    def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
-        start_reader()  # for the run's end
-        env = self._env(task)
+    def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
+        start_reader()  # it checks the arrays when the run has ended
+        env = self._env(request)
         config = self._sharing_cpus(configs.from_json(PPOConfig, prepared.run.config), env)
         module = ("--module_path", str(prepared.module_path.resolve()))
         return Job(
-            name=session_name(task.expert, task.skill),
+            name=session_name(request.expert, request.skill),
             run_id=prepared.run.run_id,
             argv=(sys.executable, "-m", "flowrl.ppo_flow", *module, *configs.to_argv(config)),
             env=env,
             cwd=Path.cwd(),
             folder=prepared.run_folder.resolve(),
-            cpus=self._cpus(prepared.run_folder) if task.device is None else (),
+            cpus=self._cpus(prepared.run_folder) if request.device is None else (),
             sandbox=self.confinement.around(
-                RunPaths(prepared.run_folder.resolve(), task.expert),
+                RunPaths(prepared.run_folder.resolve(), request.expert),
                 cwd=Path.cwd(),
                 env=env,
                 cache=sandbox.cache_of(config.compile_cache, env),
@@ -134,13 +139,13 @@ class TrainingBackend:
             passed=self._config.pass_env,
         )
 
-    def _env(self, task: RunRequest) -> dict[str, str]:
+    def _env(self, request: RunRequest) -> dict[str, str]:
         passed = self._config.pass_env
-        env = child_env(task.device, skills_per_gpu=self._neighbours(task), passed=passed)
+        env = child_env(request.device, skills_per_gpu=self._neighbours(request), passed=passed)
         return sandbox.confined_env(env, passed) if self.confinement.program else env
 
-    def _neighbours(self, task: RunRequest) -> int:
-        return 1 if task.alone or task.device is None else self._runs_on(task.device)
+    def _neighbours(self, request: RunRequest) -> int:
+        return 1 if request.alone or request.device is None else self._runs_on(request.device)
 
     def _trained(self) -> dict[str, int]:
         experts = self._store.manifest().experts
@@ -152,7 +157,7 @@ class TrainingBackend:
         return dataclasses.replace(self._config, total_timesteps=frames_left)
 
     def _sharing_cpus(self, config: PPOConfig, env: Mapping[str, str]) -> PPOConfig:
-        """The configuration with no more threads than the run's share of the CPUs has room for."""
+        """The configuration with as many threads as the run's share of the CPUs allows."""
         if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
             return config
         own = self._config
@@ -162,11 +167,11 @@ class TrainingBackend:
         return dataclasses.replace(config, acting_threads=threads)
 
     def _cpus(self, folder: Path) -> tuple[int, ...]:
-        """The run's own CPUs, shared with no other run; () shares them all."""
+        """The CPUs that only this run uses; () if all runs share all CPUs."""
         width = self._config.cpus_per_run
         if not width:
             return ()
-        live = {place.folder: place for place in live_runs(self._layout)}
+        live = {paths.folder: paths for paths in live_runs(self._layout)}
         for path in self._pinned.keys() - live.keys():
             del self._pinned[path]
         for path in live.keys() - self._pinned.keys() - {folder}:
@@ -178,17 +183,12 @@ class TrainingBackend:
         return self._pinned[folder]
 
 
-def _cpus_in_use(place: RunPaths) -> tuple[int, ...]:
+def _cpus_in_use(paths: RunPaths) -> tuple[int, ...]:
     """The CPUs of a run that an earlier scheduler has launched."""
-    if not lock_held(place.folder):
+    if not lock_held(paths.folder):
         return ()
     try:
-        cpus = storage.read_json(place.spec_json).get("cpus")
-    except FileRefusedError:  # its trainer may have spoilt it
+        cpus = storage.read_json(paths.spec_json).get("cpus")
+    except FileRefusedError:  # its trainer may have changed it
         return ()
     return tuple(cpu for cpu in cpus if isinstance(cpu, int)) if isinstance(cpus, list) else ()
-
-
-def _as_it_is(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:
-    place = layout.run(expert, skill)
-    return PreparedRun(layout=place, run=read_run(place))
