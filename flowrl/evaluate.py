@@ -27,7 +27,8 @@ from flowrl.experts import checkpoint
 from flowrl.experts.merge import wilson
 from flowrl.experts.store import ExpertStore
 from flowrl.networks import dispatch
-from flowrl.networks.actor_critic import stack_experts
+from flowrl.networks.grouped import pack
+from flowrl.networks.moe import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.programs import Inputs, acting_experts
@@ -193,7 +194,7 @@ def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
     env.begin_programs(ROWS)
 
     def play(params: Any, key: jax.Array, count: int) -> Tally:
-        packed = inputs.pad(dispatch.pack(params))
+        packed = inputs.pad(pack(params))
         reset_key, key = jax.random.split(key)
         obs, state = env.reset(reset_key, ROWS)
         tally = _tally(state, count)
@@ -221,7 +222,7 @@ def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:
         obs, state, key, tally = carry
         key, action_key, step_key = jax.random.split(key, 3)
         expert = env.current_expert(state)
-        logits, _ = dispatch.apply_packed(packed, obs, expert, activation=activation)
+        logits, _ = dispatch.apply(packed, obs, expert, activation=activation)
         actions = jax.random.categorical(action_key, logits).astype(jnp.int32)
         obs, state, output = env.step(step_key, state, actions)
         fresh = ~tally.over

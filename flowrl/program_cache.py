@@ -42,7 +42,7 @@ _MOST_LOADED = 32
 _MOST_THREADS = 16
 _WAIT_SECONDS = 300.0
 _OURS = ("envs", "evaluate.py", "games", "networks", "ppo", "program_cache.py", "skills")
-_LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
+_LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")
 # Tracing is Python, and two threads at it only hinder each other; one thread takes them in order.
 _tracer = ThreadPoolExecutor(1, thread_name_prefix="tracing")
 _threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="program")

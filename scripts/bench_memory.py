@@ -15,7 +15,7 @@ from benchmarking import Row, arguments, report
 
 from flowrl.config import PPOConfig
 from flowrl.experts.remapping import Remapping
-from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts
+from flowrl.networks.moe import ActorCritic, init_expert, stack_experts
 from flowrl.networks.shapes import env_sizes
 from flowrl.ppo import optimizer
 
@@ -31,13 +31,8 @@ def bytes_of(tree: Any) -> int:
 def held(config: PPOConfig, num_experts: int) -> tuple[int, int]:
     """Bytes of parameters and of optimizer state of a run with so many experts."""
     observation_size, num_actions = env_sizes(config.env_name)
-    model = ActorCriticMoE(
-        num_experts=num_experts,
-        observation_size=observation_size,
-        num_actions=num_actions,
-        layer_size=config.layer_size,
-    )
-    expert = model.init_expert(jax.random.key(0))  # their values do not matter here
+    network = ActorCritic(num_actions, config.layer_size)
+    expert = init_expert(network, jax.random.key(0), observation_size=observation_size)
     params = stack_experts([expert] * num_experts)
     return bytes_of(params), bytes_of(optimizer.init(config, params))
 

@@ -29,7 +29,8 @@ from benchmarking import Pair, Row, arguments, paired, report
 
 from flowrl.config import PPOConfig
 from flowrl.networks import dispatch
-from flowrl.networks.actor_critic import ActorCriticMoE, take_expert
+from flowrl.networks.grouped import pack, unpack
+from flowrl.networks.moe import ActorCritic, init_experts, take_expert
 from flowrl.networks.shapes import LAYERS
 from flowrl.ppo.loss import Rows, ppo_loss
 
@@ -112,12 +113,12 @@ def _gradients(case: Case) -> Sides:
     value, wanted = gradient(theirs, rows, index)
     wanted = jax.tree.map(lambda leaf: leaf[None], wanted) if case.experts == 1 else wanted
     found = ours()
-    _refuse_unequal(case, (found.loss, dispatch.unpack(found.grads)), (value, wanted))
+    _refuse_unequal(case, (found.loss, unpack(found.grads)), (value, wanted))
     return Sides(ours, lambda: jax.block_until_ready(gradient(theirs, rows, index)))
 
 
 def _our_gradient(case: Case) -> Callable[[], dispatch.Evaluation]:
-    packed, rows, index = dispatch.pack(_stacked(case)), _rows(case), _minibatch(case)
+    packed, rows, index = pack(_stacked(case)), _rows(case), _minibatch(case)
     evaluate = jax.jit(
         partial(
             dispatch.evaluate_rows,
@@ -154,8 +155,8 @@ def _row_of_one(case: Case, sides: Sides, calls: int) -> Row:
 def _forwards(case: Case) -> Sides:
     stacked, rows = _stacked(case), _rows(case)
     obs, expert = rows.obs[: case.rows], rows.expert[: case.rows]
-    packed = dispatch.pack(stacked)
-    ours = jax.jit(partial(dispatch.apply_packed, activation=CONFIG.activation))
+    packed = pack(stacked)
+    ours = jax.jit(partial(dispatch.apply, activation=CONFIG.activation))
     theirs = take_expert(stacked, 0) if case.experts == 1 else stacked
     baseline = jax.jit(_plain if case.experts == 1 else _one_hot)
     _refuse_unequal(case, ours(packed, obs, expert), baseline(theirs, obs, expert))
@@ -198,13 +199,9 @@ def _plain_loss(one: Any, rows: Rows, index: jax.Array) -> jax.Array:
 
 
 def _stacked(case: Case) -> Any:
-    body = ActorCriticMoE(
-        num_experts=case.experts,
-        observation_size=OBSERVATION,
-        num_actions=ACTIONS,
-        layer_size=case.width,
-    )
-    return body.init(jax.random.key(0))
+    network = ActorCritic(ACTIONS, case.width)
+    key = jax.random.key(0)
+    return init_experts(network, key, observation_size=OBSERVATION, num_experts=case.experts)
 
 
 def _rows(case: Case) -> Rows:

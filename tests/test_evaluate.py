@@ -18,8 +18,8 @@ from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import WalkState
 from flowrl.envs.vector import BatchedEnv
 from flowrl.evaluate import ROWS, Evaluation, StepRate, Tally
-from flowrl.networks import dispatch
-from flowrl.networks.actor_critic import ActorCriticMoE
+from flowrl.networks.grouped import pack
+from flowrl.networks.moe import ActorCritic, init_experts
 from flowrl.program_cache import ProgramCache
 
 
@@ -108,7 +108,7 @@ def first_episodes(env: BatchedEnv, params: Any, key: jax.Array, count: int) -> 
         total=jnp.zeros(count, jnp.float32),
     )
     while not bool(tally.over.all()):
-        obs, state, key, tally = act(dispatch.pack(params), (obs, state, key, tally))
+        obs, state, key, tally = act(pack(params), (obs, state, key, tally))
     return tally
 
 
@@ -127,8 +127,8 @@ def playing(folder) -> evaluate.Play:
 
 
 def experts() -> Any:
-    body = ActorCriticMoE(num_experts=2, observation_size=2, num_actions=3, layer_size=4)
-    return body.init(jax.random.key(3))
+    network, key = ActorCritic(3, 4), jax.random.key(3)
+    return init_experts(network, key, observation_size=2, num_experts=2)
 
 
 def test_first_episodes_do_not_depend_on_how_many_environments_there_are(folder):

@@ -4,11 +4,9 @@ Three methods give the same values and gradients:
 
 * plain: a network, where there is one expert only;
 * tiles (CPU): rows are sorted by expert and a loop goes over tiles of one expert each;
-* dense (elsewhere, and the oracle of the tests): every expert evaluates every row, then the
-  acting one is selected.
+* dense (elsewhere): every expert evaluates every row, then the acting one is selected.
 
-The way is chosen when a program is traced, by platform and number of experts. All work on the
-packed form of the parameters (`flowrl.networks.packed`).
+The method is chosen when a program is traced, by platform and number of experts.
 """
 
 from __future__ import annotations
@@ -19,29 +17,15 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flowrl.networks import tiles
-from flowrl.networks.actor_critic import Params, take_expert
-from flowrl.networks.packed import Dense, Packed, forward, pack, pad_experts, unpack
-
-__all__ = [
-    "Dense",
-    "Evaluation",
-    "Method",
-    "Packed",
-    "apply",
-    "apply_packed",
-    "evaluate_rows",
-    "forward",
-    "pack",
-    "pad_experts",
-    "unpack",
-]
+from flowrl.networks import grouped
+from flowrl.networks.grouped import Packed, forward
+from flowrl.networks.moe import take_expert
 
 Method = Literal["plain", "tiles", "dense"]
 
 
 class Evaluation(NamedTuple):
-    """Loss over a set of rows, and what it asks of each expert."""
+    """Loss over a set of rows, and its gradient."""
 
     loss: jax.Array  # mean over all rows
     figures: dict[str, jax.Array]  # means over all rows
@@ -50,13 +34,6 @@ class Evaluation(NamedTuple):
 
 
 def apply(
-    stacked: Params, obs: jax.Array, expert: jax.Array, *, activation: str = "tanh"
-) -> tuple[jax.Array, jax.Array]:
-    """Logits `[B, actions]` and values `[B]` of observations `[B, …]`, by the acting experts."""
-    return apply_packed(pack(stacked), obs, expert, activation=activation)
-
-
-def apply_packed(
     packed: Packed,
     obs: jax.Array,
     expert: jax.Array,
@@ -64,14 +41,24 @@ def apply_packed(
     activation: str,
     method: Method | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `apply`; the method is chosen by platform when it is not given."""
+    """Logits `[B, actions]` and values `[B]` of observations, by the acting experts.
+
+    Args:
+      packed: parameters, leaves `[E, …]`.
+      obs: f32 `[B, size]`.
+      expert: int32 `[B]`, the acting expert of each row.
+      activation: of the hidden layers.
+      method: chosen by platform when it is not given.
+    """
     match method or _best_method(packed):
         case "plain":
             return forward(take_expert(packed, 0), obs, activation=activation)
         case "dense":
-            return _apply_dense(packed, obs, expert, activation=activation)
+            logits, values = jax.vmap(lambda one: forward(one, obs, activation=activation))(packed)
+            row = jnp.arange(obs.shape[0])
+            return logits[expert, row], values[expert, row]
         case "tiles":
-            return tiles.apply(packed, obs, expert, activation=activation)
+            return grouped.apply(packed, obs, expert, activation=activation)
 
 
 def evaluate_rows(
@@ -86,7 +73,7 @@ def evaluate_rows(
     """Mean loss over some rows, and its gradient.
 
     Args:
-      packed: parameters of E experts.
+      packed: parameters, leaves `[E, …]`.
       rows: a tree of leaves `[N, …]` with attributes `obs` and `expert`.
       index: int32 `[M]`, the rows to take.
       row_loss: from logits `[B, A]`, values `[B]` and B rows to losses `[B]` and named
@@ -97,14 +84,14 @@ def evaluate_rows(
     counts = jnp.bincount(rows.expert[index], length=packed.first.kernel.shape[0])
     method = method or _best_method(packed)
     if method == "tiles":
-        loss, figures, grads = tiles.evaluate(
+        loss, figures, grads = grouped.evaluate(
             packed, rows, index, row_loss=row_loss, activation=activation
         )
         return Evaluation(loss, figures, grads, counts)
     chosen = jax.tree.map(lambda leaf: leaf[index], rows)
 
     def mean_loss(packed: Packed) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logits, value = apply_packed(
+        logits, value = apply(
             packed, chosen.obs, chosen.expert, activation=activation, method=method
         )
         return jax.tree.map(jnp.mean, row_loss(logits, value, chosen))
@@ -117,9 +104,3 @@ def _best_method(packed: Packed) -> Method:
     if packed.first.kernel.shape[0] == 1:
         return "plain"
     return "tiles" if jax.default_backend() == "cpu" else "dense"
-
-
-def _apply_dense(packed: Packed, obs: jax.Array, expert: jax.Array, *, activation: str):
-    logits, values = jax.vmap(lambda one: forward(one, obs, activation=activation))(packed)
-    row = jnp.arange(obs.shape[0])
-    return logits[expert, row], values[expert, row]

@@ -18,7 +18,7 @@ import numpy as np
 from flowrl.config import PPOConfig
 from flowrl.envs.base import WalkingEnv
 from flowrl.errors import TrainingError
-from flowrl.networks.dispatch import Packed
+from flowrl.networks.grouped import Packed
 from flowrl.ppo.metrics import EpisodeLog, Rates
 from flowrl.ppo.programs import Programs
 from flowrl.ppo.rollout import RolloutBatch, RolloutState, group_size, num_groups

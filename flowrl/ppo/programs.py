@@ -19,8 +19,7 @@ import numpy as np
 from flowrl.config import PPOConfig, to_json, values
 from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.experts import checkpoint
-from flowrl.networks import dispatch
-from flowrl.networks.dispatch import Dense, Packed
+from flowrl.networks.grouped import Dense, Packed, pack, pad_experts, unpack
 from flowrl.networks.shapes import expert_shapes
 from flowrl.ppo import optimizer
 from flowrl.ppo.rollout import (
@@ -100,7 +99,7 @@ def _specs(env: WalkingEnv, config: PPOConfig) -> tuple[ProgramSpec, ...]:
         ProgramSpec("groups", partial(_group_keys, groups), _key_like, {"groups": groups}),
         ProgramSpec("ready", partial(_fresh_state, config), lambda: (inputs.stacked,), learns),
         ProgramSpec("pad", inputs.pad, lambda: (inputs.packed,), learns),
-        ProgramSpec("unpack", dispatch.unpack, lambda: (inputs.packed,), learns),
+        ProgramSpec("unpack", unpack, lambda: (inputs.packed,), learns),
     )
 
 
@@ -145,12 +144,12 @@ class Inputs:
     @cached_property
     def packed(self) -> Packed:
         """The experts as they are computed with, leaves `[E, …]`."""
-        return jax.eval_shape(dispatch.pack, self.stacked)
+        return jax.eval_shape(pack, self.stacked)
 
     @property
     def pad(self) -> Callable[[Packed], Packed]:
         """From the run's experts, leaves `[E, …]`, to as many as acting is compiled for."""
-        return partial(dispatch.pad_experts, num_experts=acting_experts(self._env.num_experts))
+        return partial(pad_experts, num_experts=acting_experts(self._env.num_experts))
 
     @cached_property
     def act(self) -> Callable[..., tuple[RolloutState, RolloutBatch, jax.Array]]:
@@ -209,5 +208,5 @@ def _group_keys(groups: int, key: jax.Array) -> tuple[tuple[jax.Array, jax.Array
 
 def _fresh_state(config: PPOConfig, stacked: Any) -> TrainState:
     """Experts, leaves `[E, …]`, as they are computed with, and a fresh optimizer."""
-    packed = dispatch.pack(stacked)
+    packed = pack(stacked)
     return TrainState(packed, optimizer.init(config, packed))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flowrl.config import PPOConfig, threads_for
 from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.networks import dispatch
-from flowrl.networks.dispatch import Packed
+from flowrl.networks.grouped import Packed
 
 Config = TypeVar("Config", bound=PPOConfig)
 
@@ -63,9 +63,7 @@ def rollout(
     def act(state: RolloutState, _: None) -> tuple[RolloutState, Timestep]:
         key, action_key, step_key = jax.random.split(state.key, 3)
         expert = env.current_expert(state.env)
-        logits, value = dispatch.apply_packed(
-            packed, state.obs, expert, activation=config.activation
-        )
+        logits, value = dispatch.apply(packed, state.obs, expert, activation=config.activation)
         action = jax.random.categorical(action_key, logits).astype(jnp.int32)
         log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], -1)[:, 0]
         obs, env_state, output = env.step(step_key, state.env, action)
@@ -74,7 +72,7 @@ def rollout(
 
     state, steps = jax.lax.scan(act, state, None, length=config.num_steps)
     expert = env.current_expert(state.env)
-    _, last_value = dispatch.apply_packed(packed, state.obs, expert, activation=config.activation)
+    _, last_value = dispatch.apply(packed, state.obs, expert, activation=config.activation)
     key, shuffle_key = jax.random.split(state.key)
     return state._replace(key=key), RolloutBatch(steps, last_value, shuffle_key)
 

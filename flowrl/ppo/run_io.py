@@ -28,7 +28,8 @@ from flowrl.errors import (
     TrainingError,
 )
 from flowrl.experts import checkpoint
-from flowrl.networks.actor_critic import ActorCriticMoE
+from flowrl.networks.moe import ActorCritic, init_expert
+from flowrl.networks.shapes import expert_shapes
 from flowrl.paths import RunPaths
 from flowrl.ppo.loop import Counters, Learner, UpdateReport
 from flowrl.ppo.update import TrainState
@@ -105,7 +106,9 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
     )
 
 
-def initial_experts(assignment: Assignment, body: ActorCriticMoE, words: np.ndarray) -> Any:
+def initial_experts(
+    assignment: Assignment, network: ActorCritic, words: np.ndarray, *, observation_size: int
+) -> Any:
     """Stacked parameters, leaves `[E, …]`: the seeds that exist, fresh ones for other experts.
 
     `words` uint32[E, 2] are random keys for the fresh ones.
@@ -115,7 +118,9 @@ def initial_experts(assignment: Assignment, body: ActorCriticMoE, words: np.ndar
       ExpertCorruptError: a seed is not the version that run.json names.
       ExpertShapeError: a seed was trained with other sizes.
     """
-    like = checkpoint.like_of(body.expert_shapes)
+    like = checkpoint.like_of(
+        expert_shapes(observation_size, network.num_actions, network.layer_size)
+    )
     digests = {ancestor.index: ancestor.sha256 for ancestor in assignment.ancestors}
     params = []
     for local, expert in enumerate(assignment.experts):
@@ -126,7 +131,7 @@ def initial_experts(assignment: Assignment, body: ActorCriticMoE, words: np.ndar
         elif expert in digests:
             raise ExpertMissingError(f"{folder}, the seed of expert {expert}, is missing; retry")
         else:
-            params.append(body.init_expert(words[local]))
+            params.append(init_expert(network, words[local], observation_size=observation_size))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *params)
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.config import PPOConfig
-from flowrl.networks.dispatch import Packed
+from flowrl.networks.grouped import Packed
 from flowrl.ppo import optimizer
 from flowrl.ppo.rollout import RolloutBatch, merge_groups
 from flowrl.ppo.update import Stats, TrainState, all_finite, learn

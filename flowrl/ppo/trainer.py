@@ -19,7 +19,7 @@ from flowrl.envs.tasks import SkillEnv, compiled_functions, make_env
 from flowrl.envs.vector import BatchedEnv
 from flowrl.experts import checkpoint
 from flowrl.launchers.environment import compile_cache
-from flowrl.networks.actor_critic import ActorCriticMoE
+from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import run_io
 from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train
 from flowrl.ppo.programs import Programs, begin_programs, seed_words
@@ -115,15 +115,11 @@ def prepare(
     assignment: Assignment, config: TrainConfig, env: WalkingEnv, programs: Programs
 ) -> Prepared:
     """Experts, environments and counters: those of the last checkpoint, if there is one."""
-    body = ActorCriticMoE(
-        num_experts=env.num_experts,
-        observation_size=env.observation_size,
-        num_actions=env.num_actions,
-        layer_size=config.layer_size,
-        activation=config.activation,
-    )
+    network = ActorCritic(env.num_actions, config.layer_size, config.activation)
     words, key = programs.expert_keys(seed_words(assignment.seed))
-    experts = run_io.initial_experts(assignment, body, np.asarray(words))
+    experts = run_io.initial_experts(
+        assignment, network, np.asarray(words), observation_size=env.observation_size
+    )
     state, counters = programs.fresh_state(experts), Counters(acted=(0,) * env.num_experts)
     if config.resume and checkpoint.has_resume(assignment.paths.resume):
         state, key, counters = run_io.load_checkpoint(assignment.paths, state)

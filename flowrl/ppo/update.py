@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from flowrl.config import PPOConfig
 from flowrl.networks import dispatch
-from flowrl.networks.dispatch import Packed
+from flowrl.networks.grouped import Packed
 from flowrl.ppo import gae, optimizer
 from flowrl.ppo.loss import Rows, ppo_loss
 from flowrl.ppo.rollout import RolloutBatch

@@ -15,8 +15,8 @@ from flowrl.config import PPOConfig
 from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.envs.tasks import compiled_functions, library_functions, make_env, shared_functions
 from flowrl.envs.vector import BatchedEnv, BatchedState, Store
-from flowrl.networks import dispatch
-from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts
+from flowrl.networks.grouped import pack
+from flowrl.networks.moe import ActorCritic, init_expert, stack_experts
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.ppo.rollout import RolloutState, rollout
 from flowrl.runs import PlannedStep, TrainingRun
@@ -152,15 +152,9 @@ def test_all_plans_of_library_skills_act_by_the_same_program():
         env = BatchedEnv(
             make_env(CLASSIC, module_of(skill), max_task_steps=300, share=True), stock=16
         )
-        body = ActorCriticMoE(
-            num_experts=8,
-            observation_size=env.observation_size,
-            num_actions=env.num_actions,
-            layer_size=8,
-            activation="tanh",
-        )
-        key = jax.random.key(0)
-        params = dispatch.pack(stack_experts([body.init_expert(key)] * 8))
+        network, key = ActorCritic(env.num_actions, 8), jax.random.key(0)
+        expert = init_expert(network, key, observation_size=env.observation_size)
+        params = pack(stack_experts([expert] * 8))
         config = PPOConfig(num_envs=8, num_steps=2)
         world = jax.eval_shape(env.env.new_world, key)
         walk = jax.eval_shape(env.env.begin_in, world)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from flowrl.networks import dispatch
-from flowrl.networks.actor_critic import ActorCriticMoE, take_expert
-from flowrl.networks.tiles import tile_size, tiles_of
+from flowrl.networks.grouped import Packed, pack, tile_size, tiles_of, unpack
+from flowrl.networks.moe import ActorCritic, init_experts, take_expert
 
 METHODS = ["tiles", "dense"]
 # Compiled once per form for all tests: most of them ask for the same shapes.
-answers = jax.jit(dispatch.apply_packed, static_argnames=("activation", "method"))
+applied = jax.jit(dispatch.apply, static_argnames=("activation", "method"))
 evaluated = jax.jit(dispatch.evaluate_rows, static_argnames=("row_loss", "activation", "method"))
 
 
@@ -30,19 +30,34 @@ def row_loss(logits, value, rows):
     return error - chosen, {"error": error}
 
 
-def body(num_experts: int, activation: str = "tanh") -> ActorCriticMoE:
-    return ActorCriticMoE(
-        num_experts=num_experts,
-        observation_size=30,
-        num_actions=4,
-        layer_size=8,
-        activation=activation,
-    )
-
-
 @cache
-def packed_of(num_experts: int) -> dispatch.Packed:
-    return dispatch.pack(body(num_experts).init(jax.random.key(1)))
+def stacked_of(num_experts: int):
+    sizes = {"observation_size": 30, "num_experts": num_experts}
+    return init_experts(ActorCritic(4, 8), jax.random.key(1), **sizes)
+
+
+def packed_of(num_experts: int) -> Packed:
+    return pack(stacked_of(num_experts))
+
+
+@partial(jax.jit, static_argnames="activation")
+def oracle(stacked, obs, expert, activation="tanh"):
+    """Every row by the flax module of its own expert: all experts evaluate all rows."""
+    network = ActorCritic(4, 8, activation)
+    logits, value = jax.vmap(lambda one: network.apply({"params": one}, obs))(stacked)
+    rows = jnp.arange(len(obs))
+    return logits[expert, rows], value[expert, rows]
+
+
+@jax.jit
+def oracle_gradient(stacked, rows):
+    """The oracle's mean loss, mean figures and gradient, in packed form."""
+
+    def mean_loss(stacked):
+        return jax.tree.map(jnp.mean, row_loss(*oracle(stacked, rows.obs, rows.expert), rows))
+
+    (loss, figures), grads = jax.value_and_grad(mean_loss, has_aux=True)(stacked)
+    return loss, figures, pack(grads)
 
 
 def sample(num_rows: int, experts, seed: int = 0) -> Rows:
@@ -78,40 +93,35 @@ CASES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("activation", ["tanh", "relu", "gelu"])
 @pytest.mark.parametrize("acting", [[1, 4, 2], [3]], ids=["several", "one of five"])
-def test_rows_are_answered_as_when_every_expert_is_evaluated(acting, activation):
-    num_experts, num_rows = 5, 200
-    rows = sample(num_rows, acting)
-    wanted, found = (
-        answers(packed_of(num_experts), rows.obs, rows.expert, activation=activation, method=method)
-        for method in ("dense", "tiles")
-    )
-    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5, atol=1e-6)
+def test_every_row_is_evaluated_by_its_own_expert(acting, activation, method):
+    rows = sample(200, acting)
+    expected = oracle(stacked_of(5), rows.obs, rows.expert, activation=activation)
+    found = applied(packed_of(5), rows.obs, rows.expert, activation=activation, method=method)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
-def test_every_row_is_answered_by_its_own_expert():
-    stacked = body(12).init(jax.random.key(0))
+def test_the_oracle_evaluates_a_row_as_its_expert_alone_does():
     rows = sample(40, range(12))
-    logits, value = jax.jit(dispatch.apply)(stacked, rows.obs, rows.expert)
-    packed = jax.device_get(dispatch.pack(stacked))
-    forward = jax.jit(partial(dispatch.forward, activation="tanh"))
+    logits, value = oracle(stacked_of(12), rows.obs, rows.expert)
     for row in range(0, 40, 5):
-        alone = take_expert(packed, int(rows.expert[row]))
-        one = forward(alone, rows.obs[row : row + 1])
+        alone = {"params": take_expert(stacked_of(12), int(rows.expert[row]))}
+        one = ActorCritic(4, 8).apply(alone, rows.obs[row : row + 1])
         np.testing.assert_allclose(logits[row], one[0][0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(value[row], one[1][0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", METHODS)
 @CASES
-def test_loss_and_gradients_equal_the_oracle_s(num_experts, num_rows, acting):
+def test_loss_and_gradients_equal_the_oracle_s(num_experts, num_rows, acting, method):
     rows = sample(num_rows * 2, acting)
     index = np.random.default_rng(5).permutation(num_rows * 2)[:num_rows].astype(np.int32)
-    wanted, found = (
-        evaluate(packed_of(num_experts), rows, index, method) for method in ("dense", "tiles")
-    )
-    assert_same(found, wanted)
+    chosen = Rows(*(leaf[index] for leaf in rows))
+    found = evaluate(packed_of(num_experts), rows, index, method)
+    assert_same(found[:3], oracle_gradient(stacked_of(num_experts), chosen))
     assert int(found.rows.sum()) == num_rows
 
 
@@ -130,7 +140,7 @@ def test_a_row_that_overflows_for_a_neighbour_s_expert_does_no_harm():
 
     packed = packed_of(3)
     rows = sample(40, [0, 1, 2])
-    _, value = answers(packed, rows.obs, rows.expert, activation="tanh")
+    _, value = applied(packed, rows.obs, rows.expert, activation="tanh")
     found = evaluated(
         packed,
         rows._replace(target=np.asarray(value)),
@@ -142,19 +152,18 @@ def test_a_row_that_overflows_for_a_neighbour_s_expert_does_no_harm():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
-def test_one_expert_needs_no_dispatch():
+@pytest.mark.parametrize("method", ["plain", *METHODS])
+def test_one_expert_needs_no_dispatch(method):
     rows = sample(50, [0])
-    plain, dense, tiles = (
-        answers(packed_of(1), rows.obs, rows.expert, activation="tanh", method=method)
-        for method in ("plain", "dense", "tiles")
-    )
-    np.testing.assert_allclose(plain[0], dense[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(plain[0], tiles[0], rtol=1e-5, atol=1e-6)
+    found = applied(packed_of(1), rows.obs, rows.expert, activation="tanh", method=method)
+    expected = oracle(stacked_of(1), rows.obs, rows.expert)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
 def test_packing_and_unpacking_are_inverse_bit_for_bit():
-    stacked = body(3).init(jax.random.key(2))
-    back = dispatch.unpack(dispatch.pack(stacked))
+    stacked = stacked_of(3)
+    back = unpack(pack(stacked))
     assert jax.tree.structure(back) == jax.tree.structure(stacked)
     pairs = zip(jax.tree.leaves(back), jax.tree.leaves(stacked), strict=True)
     assert all(np.array_equal(one, other) for one, other in pairs)
@@ -162,13 +171,13 @@ def test_packing_and_unpacking_are_inverse_bit_for_bit():
 
 def test_any_routing_gives_the_oracle_s_gradients():
     num_experts, num_rows, rng = 5, 200, np.random.default_rng(0)
-    packed, index = packed_of(num_experts), np.arange(num_rows, dtype=np.int32)
+    index = np.arange(num_rows, dtype=np.int32)
     for seed in range(20):
         share = rng.dirichlet(np.full(num_experts, 0.3))
-        expert = rng.choice(num_experts, 2 * num_rows, p=share).astype(np.int32)
-        rows = sample(2 * num_rows, range(num_experts), seed)._replace(expert=expert)
-        wanted, found = (evaluate(packed, rows, index, way) for way in ("dense", "tiles"))
-        assert_same(found, wanted)
+        expert = rng.choice(num_experts, num_rows, p=share).astype(np.int32)
+        rows = sample(num_rows, range(num_experts), seed)._replace(expert=expert)
+        found = evaluate(packed_of(num_experts), rows, index, "tiles")
+        assert_same(found[:3], oracle_gradient(stacked_of(num_experts), rows))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -188,7 +197,7 @@ def test_tiles_cover_every_row_once_and_never_mix_experts(seed):
 
 @pytest.mark.parametrize("most_numbered", [2**31 - 1, 0], ids=["one number", "two"])
 def test_rows_of_one_expert_keep_their_order(most_numbered, monkeypatch):
-    monkeypatch.setattr("flowrl.networks.tiles._MOST_NUMBERED", most_numbered)
+    monkeypatch.setattr("flowrl.networks.grouped._MOST_NUMBERED", most_numbered)
     expert = sample(300, range(7)).expert
     tiles = jax.jit(lambda expert: tiles_of(expert, num_experts=7, size=48))(expert)
     order = np.asarray(tiles.order)[:300]
@@ -213,5 +222,5 @@ def test_tiles_with_and_without_a_partner_count_once():
         expert = np.repeat(np.arange(4, dtype=np.int32), rows_each)
         rows = sample(80, range(4))._replace(expert=expert)
         index = np.arange(80, dtype=np.int32)
-        wanted, found = (evaluate(packed_of(4), rows, index, way) for way in ("dense", "tiles"))
-        assert_same(found, wanted)
+        found = evaluate(packed_of(4), rows, index, "tiles")
+        assert_same(found[:3], oracle_gradient(stacked_of(4), rows))

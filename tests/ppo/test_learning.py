@@ -10,7 +10,8 @@ import pytest
 from flowrl.config import PPOConfig
 from flowrl.errors import TrainingError
 from flowrl.networks import dispatch
-from flowrl.networks.actor_critic import ActorCriticMoE
+from flowrl.networks.grouped import pack
+from flowrl.networks.moe import ActorCritic, init_experts
 from flowrl.ppo import optimizer
 from flowrl.ppo.loop import Counters, num_updates, start, train
 from flowrl.ppo.programs import begin_programs
@@ -33,13 +34,9 @@ CONFIG = PPOConfig(
 
 
 def fresh_params(env):
-    body = ActorCriticMoE(
-        num_experts=env.num_experts,
-        observation_size=env.observation_size,
-        num_actions=env.num_actions,
-        layer_size=CONFIG.layer_size,
-    )
-    return dispatch.pack(body.init(jax.random.key(0)))
+    network = ActorCritic(env.num_actions, CONFIG.layer_size)
+    sizes = {"observation_size": env.observation_size, "num_experts": env.num_experts}
+    return pack(init_experts(network, jax.random.key(0), **sizes))
 
 
 def turns(env, config=CONFIG):
@@ -65,7 +62,7 @@ def judged(turn, expert: int, *observations):
     obs = jnp.asarray(observations, jnp.float32)
     rows = jnp.full(len(observations), expert, jnp.int32)
     params = turn.learner.train.params
-    logits, value = dispatch.apply_packed(params, obs, rows, activation="tanh", method="dense")
+    logits, value = dispatch.apply(params, obs, rows, activation="tanh", method="dense")
     return np.asarray(jax.nn.softmax(logits)[:, 1]), np.asarray(value)
 
 

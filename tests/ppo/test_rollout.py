@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flowrl.config import PPOConfig
-from flowrl.networks import dispatch
-from flowrl.networks.actor_critic import ActorCriticMoE
+from flowrl.networks.grouped import pack
+from flowrl.networks.moe import ActorCritic, init_experts
 from flowrl.ppo import optimizer
 from flowrl.ppo.loop import Counters, start, train
 from flowrl.ppo.programs import begin_programs
@@ -30,8 +30,8 @@ IN_PAIRS = replace(CONFIG, acting_threads=4)
 
 
 def learner_of(env: Relay, config: PPOConfig):
-    body = ActorCriticMoE(num_experts=3, observation_size=2, num_actions=2, layer_size=4)
-    params = dispatch.pack(body.init(jax.random.key(0)))
+    network, key = ActorCritic(2, 4), jax.random.key(0)
+    params = pack(init_experts(network, key, observation_size=2, num_experts=3))
     state = TrainState(params, optimizer.init(config, params))
     programs = begin_programs(env, config)
     return start(env, config, programs, train=state, key=jax.random.key(1))

@@ -10,7 +10,8 @@ import pytest
 from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput
 from flowrl.networks import dispatch
-from flowrl.networks.actor_critic import ActorCriticMoE
+from flowrl.networks.grouped import Packed, pack
+from flowrl.networks.moe import ActorCritic, init_experts
 from flowrl.ppo import optimizer, sparse_inputs
 from flowrl.ppo.rollout import RolloutBatch, Timestep
 from flowrl.ppo.sparse_inputs import (
@@ -64,11 +65,9 @@ def acted_of(used: int, num_experts: int) -> RolloutBatch:
     return RolloutBatch(steps, jnp.zeros(ENVS), jax.random.key(used))
 
 
-def experts(num_experts: int) -> dispatch.Packed:
-    body = ActorCriticMoE(
-        num_experts=num_experts, observation_size=SIZE, num_actions=5, layer_size=8
-    )
-    return dispatch.pack(body.init(jax.random.key(1)))
+def experts(num_experts: int) -> Packed:
+    sizes = {"observation_size": SIZE, "num_experts": num_experts}
+    return pack(init_experts(ActorCritic(5, 8), jax.random.key(1), **sizes))
 
 
 @cache
@@ -142,10 +141,10 @@ def test_columns_are_select_obs(monkeypatch, most):
 def test_experts_of_few_columns_say_the_same():
     obs, expert = obs_of(50), jnp.zeros(STEPS * ENVS, jnp.int32)
     chosen = columns_in_use([obs]).chosen
-    few = dispatch.apply_packed(
+    few = dispatch.apply(
         select_columns(experts(1), chosen), select_obs(obs, chosen), expert, activation="tanh"
     )
-    whole = dispatch.apply_packed(experts(1), obs, expert, activation="tanh")
+    whole = dispatch.apply(experts(1), obs, expert, activation="tanh")
     np.testing.assert_allclose(few[0], whole[0], atol=1e-6)
     np.testing.assert_allclose(few[1], whole[1], atol=1e-5)
 

@@ -22,7 +22,7 @@ from flowrl.errors import (
     TrainingError,
 )
 from flowrl.experts import checkpoint
-from flowrl.networks.actor_critic import init_expert
+from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.networks.shapes import expert_shapes
 from flowrl.ppo import run_io, trainer
 from flowrl.ppo.programs import begin_programs
@@ -87,7 +87,7 @@ def finals(layout) -> list:
 
 
 def fresh(seed: int):
-    return init_expert(jax.random.key(seed), observation_size=2, num_actions=2, layer_size=4)
+    return init_expert(ActorCritic(2, 4), jax.random.key(seed), observation_size=2)
 
 
 def same(one, other) -> bool:

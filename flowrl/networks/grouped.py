@@ -1,7 +1,8 @@
-"""Rows sorted by expert and cut into tiles of one expert each.
+"""Evaluation of many rows by many experts, at the cost of the rows and not of rows × experts.
 
-The cost is that of the rows, not of rows × experts. `apply` and `evaluate` loop over the tiles in
-use, `evaluate` over two at a time.
+Experts are computed with in packed form: actor and critic read the same observation, so their first
+layers are one matrix, and one wide product does the work of two narrow ones. Rows are sorted by
+expert and cut into tiles of one expert each, and a loop goes over the tiles in use.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flowrl.networks.actor_critic import take_expert
-from flowrl.networks.packed import Packed, forward
+from flowrl.networks.moe import ACTIVATIONS, Params, take_expert
+from flowrl.networks.shapes import LAYERS
 
 _LEAST, _MOST, _MULTIPLE = 8, 160, 8  # rows of a tile
 _MOST_LEARNT = 600  # in learning, where a tile's gradient is added to that of all experts
@@ -22,14 +23,75 @@ _SHARES = (0.5, 0.875, 1.0)  # of a full tile: the sizes in which tiles are comp
 _MOST_NUMBERED = 2**31 - 1
 
 
+class Dense(NamedTuple):
+    """One layer; with a leading axis `[E, …]` where experts are stacked."""
+
+    kernel: jax.Array  # f32[inputs, outputs]
+    bias: jax.Array  # f32[outputs]
+
+
+class Packed(NamedTuple):
+    """An expert's parameters, or stacked ones `[E, …]`, as they are computed with."""
+
+    first: Dense  # kernel f32[observation, 2 × layer_size]: actor | critic
+    actor: tuple[Dense, ...]
+    critic: tuple[Dense, ...]
+
+
+def pack(stacked: Params) -> Packed:
+    """The packed form of parameters as `moe` has them, leaves `[E, …]`."""
+    actor, critic = stacked["actor"], stacked["critic"]
+    first = [
+        jnp.concatenate([actor[LAYERS[0]][k], critic[LAYERS[0]][k]], -1) for k in Dense._fields
+    ]
+    rest = [tuple(Dense(**net[layer]) for layer in LAYERS[1:]) for net in (actor, critic)]
+    return Packed(Dense(*first), *rest)
+
+
+def pad_experts(packed: Packed, num_experts: int) -> Packed:
+    """Experts with leaves `[E, …]`, and blank ones after them that make up `num_experts`."""
+
+    def pad(leaf: jax.Array) -> jax.Array:
+        blank = jnp.zeros((num_experts - leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
+        return jnp.concatenate([leaf, blank])
+
+    return jax.tree.map(pad, packed)
+
+
+def unpack(packed: Packed) -> Params:
+    """The inverse of `pack`, bit for bit; leaves `[E, …]`."""
+    halves = [jnp.split(leaf, 2, axis=-1) for leaf in packed.first]
+    nets = []
+    for number, rest in enumerate((packed.actor, packed.critic)):
+        layers = [Dense(*(half[number] for half in halves)), *rest]
+        nets.append({name: layer._asdict() for name, layer in zip(LAYERS, layers, strict=True)})
+    return {"actor": nets[0], "critic": nets[1]}
+
+
+def forward(one: Packed, obs: jax.Array, *, activation: str) -> tuple[jax.Array, jax.Array]:
+    """One expert's logits f32 `[B, actions]` and values f32 `[B]` of observations `[B, size]`.
+
+    It computes what `moe.ActorCritic` does, with the first layers as one.
+    """
+    act = ACTIVATIONS[activation]
+    actor, critic = jnp.split(act(obs @ one.first.kernel + one.first.bias), 2, axis=-1)
+    for layer in one.actor[:-1]:
+        actor = act(actor @ layer.kernel + layer.bias)
+    for layer in one.critic[:-1]:
+        critic = act(critic @ layer.kernel + layer.bias)
+    logits = actor @ one.actor[-1].kernel + one.actor[-1].bias
+    value = critic @ one.critic[-1].kernel + one.critic[-1].bias
+    return logits, value[..., 0]
+
+
 class Tiles(NamedTuple):
     """Rows sorted by expert and cut into tiles; tile i is `order[start[i] : stop[i]]`."""
 
     order: jax.Array  # int32[B + size], padded so that every slice of `size` is inside
     expert: jax.Array  # int32[most tiles + 1]
-    start: jax.Array
-    stop: jax.Array  # that of a tile not in use is its start; the last one is never in use
-    count: jax.Array  # tiles in use
+    start: jax.Array  # int32[most tiles + 1]
+    stop: jax.Array  # likewise; of a tile not in use it is its start; the last is never in use
+    count: jax.Array  # int32, tiles in use
 
 
 def tile_size(num_rows: int, num_experts: int, most: int = _MOST) -> int:
@@ -45,7 +107,7 @@ def tile_size(num_rows: int, num_experts: int, most: int = _MOST) -> int:
 
 
 def tiles_of(expert: jax.Array, *, num_experts: int, size: int) -> Tiles:
-    """Sort rows by expert and cut them into tiles of one expert each, of `size` rows at most."""
+    """Cut rows of the experts int32 `[B]` into tiles of one expert and at most `size` rows."""
     num_rows = expert.shape[0]
     counts = jnp.bincount(expert, length=num_experts)
     needed = (counts + size - 1) // size
@@ -69,9 +131,15 @@ def _sorted_rows(expert: jax.Array, *, num_experts: int) -> jax.Array:
 
 
 def apply(packed: Packed, obs: jax.Array, expert: jax.Array, *, activation: str):
-    """Logits `[B, actions]` and values `[B]`, tile by tile.
+    """Logits f32 `[B, actions]` and values f32 `[B]`, tile by tile.
 
     When one expert acts in all rows, as in the first steps of a plan, it is evaluated once.
+
+    Args:
+      packed: leaves `[E, …]`.
+      obs: f32 `[B, size]`.
+      expert: int32 `[B]`, the acting expert of each row.
+      activation: of the hidden layers.
     """
 
     def alone() -> tuple[jax.Array, jax.Array]:
@@ -112,6 +180,13 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
 
     Gradients are taken inside the loop and added up, since reverse-mode differentiation through
     a loop of unknown length is impossible. Losses and figures are those of all rows at once.
+
+    Args:
+      packed: leaves `[E, …]`; the gradient has the same form.
+      rows: a tree of leaves `[N, …]` with attributes `obs` and `expert`.
+      index: int32 `[M]`, the rows to take.
+      row_loss: as `dispatch.evaluate_rows` takes it.
+      activation: of the hidden layers.
     """
     num_rows, num_experts = index.shape[0], packed.first.kernel.shape[0]
     size = tile_size(num_rows, num_experts, _MOST_LEARNT)
@@ -121,9 +196,9 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
     place = jnp.cumsum(length) - length
 
     def tile_loss(one: Packed, chosen: Any, inside: jax.Array):
-        answer = forward(one, chosen.obs, activation=activation)
-        loss, _ = row_loss(*answer, chosen)
-        return jnp.where(inside, loss, 0.0).sum() / num_rows, answer
+        output = forward(one, chosen.obs, activation=activation)
+        loss, _ = row_loss(*output, chosen)
+        return jnp.where(inside, loss, 0.0).sum() / num_rows, output
 
     def of_tile(number: jax.Array, *, rows_in: jax.Array, computed: int) -> Any:
         row = jax.lax.dynamic_slice(tiles.order, (tiles.start[number],), (computed,))
@@ -131,20 +206,20 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
         # Filled up with a row of its own: another expert's could overflow, and 0 × inf is NaN.
         chosen = jax.tree.map(lambda leaf: leaf[jnp.where(inside, row, row[0])], rows)
         one = take_expert(packed, tiles.expert[number])
-        grads, answer = jax.grad(tile_loss, has_aux=True)(one, chosen, inside)
-        return grads, jax.tree.map(lambda leaf: _padded(leaf, size), (row, *answer))
+        grads, output = jax.grad(tile_loss, has_aux=True)(one, chosen, inside)
+        return grads, jax.tree.map(lambda leaf: _padded(leaf, size), (row, *output))
 
     def add_pair(number: jax.Array, total: Any) -> Any:
         pair = 2 * number, 2 * number + 1
         found = _of_pair(of_tile, pair, length=length, size=size)
-        for tile, (grads, answer) in zip(pair, found, strict=True):
-            total = _with_tile(total, grads, answer, expert=tiles.expert[tile], at=place[tile])
+        for tile, (grads, output) in zip(pair, found, strict=True):
+            total = _with_tile(total, grads, output, expert=tiles.expert[tile], at=place[tile])
         return total
 
-    blank = jax.tree.map(jnp.zeros_like, packed), _blank_answers(packed, num_rows + size)
-    grads, answers = jax.lax.fori_loop(0, (tiles.count + 1) // 2, add_pair, blank)
-    row, *answer = (leaf[:num_rows] for leaf in answers)
-    each = row_loss(*answer, jax.tree.map(lambda leaf: leaf[row], rows))
+    blank = jax.tree.map(jnp.zeros_like, packed), _blank_outputs(packed, num_rows + size)
+    grads, outputs = jax.lax.fori_loop(0, (tiles.count + 1) // 2, add_pair, blank)
+    row, *output = (leaf[:num_rows] for leaf in outputs)
+    each = row_loss(*output, jax.tree.map(lambda leaf: leaf[row], rows))
     return *jax.tree.map(jnp.mean, each), grads
 
 
@@ -156,11 +231,11 @@ def _longest_first(tiles: Tiles) -> Tiles:
 
 
 def _of_pair(of_tile: Any, pair: tuple[jax.Array, jax.Array], *, length: jax.Array, size: int):
-    """What `of_tile` gives for two tiles, both computed in the least size that holds the first.
+    """The results of `of_tile` for two tiles, both computed in the least size that holds the first.
 
     XLA:CPU runs a tile's small products on one core; two tiles that do not depend on one another
-    have one each. The last tile may have no partner: then it is taken twice, the second time
-    without any row.
+    have one each. If the last tile has no partner, it is computed twice, the second time without
+    any row.
     """
     first, second = pair
     partner = jnp.where(length[second] > 0, second, first)
@@ -172,22 +247,22 @@ def _of_pair(of_tile: Any, pair: tuple[jax.Array, jax.Array], *, length: jax.Arr
             of_tile(partner, rows_in=length[second], computed=computed),
         )
 
-    kind = jnp.searchsorted(jnp.asarray(sizes), length[first])
-    return jax.lax.switch(kind, [partial(both, computed) for computed in sizes])
+    least = jnp.searchsorted(jnp.asarray(sizes), length[first])
+    return jax.lax.switch(least, [partial(both, computed) for computed in sizes])
 
 
-def _with_tile(total: Any, grads: Packed, answer: Any, *, expert: jax.Array, at: jax.Array) -> Any:
-    """All experts' gradients and all rows' answers with those of one tile."""
+def _with_tile(total: Any, grads: Packed, output: Any, *, expert: jax.Array, at: jax.Array) -> Any:
+    """All experts' gradients and all rows' outputs with those of one tile."""
     added = jax.tree.map(lambda whole, part: whole.at[expert].add(part), total[0], grads)
 
     # What is beyond the tile's rows is overwritten by the next tile.
     def put(whole: jax.Array, part: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice_in_dim(whole, part, at, axis=0)
 
-    return added, jax.tree.map(put, total[1], answer)
+    return added, jax.tree.map(put, total[1], output)
 
 
-def _blank_answers(packed: Packed, num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _blank_outputs(packed: Packed, num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Row numbers, logits and values to be filled in."""
     num_actions = packed.actor[-1].bias.shape[-1]
     return jnp.zeros(num_rows, jnp.int32), jnp.zeros((num_rows, num_actions)), jnp.zeros(num_rows)

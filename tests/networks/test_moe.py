@@ -6,14 +6,24 @@ import pytest
 
 from flowrl.errors import ConfigError
 from flowrl.experts import checkpoint
-from flowrl.networks.actor_critic import ActorCriticMoE, stack_experts, take_expert
+from flowrl.networks.moe import (
+    ActorCritic,
+    init_expert,
+    init_experts,
+    stack_experts,
+    take_expert,
+)
 from flowrl.networks.shapes import env_sizes, expert_shapes
 
-BODY = ActorCriticMoE(num_experts=3, observation_size=40, num_actions=5, layer_size=16)
+NETWORK = ActorCritic(5, 16)
+
+
+def fresh(seed: int, observation_size: int = 40):
+    return init_expert(NETWORK, jax.random.key(seed), observation_size=observation_size)
 
 
 def test_an_expert_has_the_shapes_that_are_known_without_jax():
-    assert checkpoint.shapes_of(BODY.init_expert(jax.random.key(0))) == expert_shapes(40, 5, 16)
+    assert checkpoint.shapes_of(fresh(0)) == expert_shapes(40, 5, 16)
 
 
 def test_actor_and_critic_have_three_hidden_layers_and_an_output_each():
@@ -29,31 +39,45 @@ def test_actor_and_critic_have_three_hidden_layers_and_an_output_each():
 )
 def test_weights_are_orthogonal_with_their_gain(path, gain):
     net, layer = path.split("/")
-    kernel = BODY.init_expert(jax.random.key(1))[net][layer]["kernel"]
+    kernel = fresh(1)[net][layer]["kernel"]
     assert np.allclose(kernel.T @ kernel, gain**2 * np.eye(kernel.shape[1]), atol=1e-5)
 
 
 def test_a_wide_layer_has_orthonormal_rows():
-    body = ActorCriticMoE(num_experts=1, observation_size=4, num_actions=5, layer_size=16)
-    kernel = body.init_expert(jax.random.key(1))["actor"]["dense_0"]["kernel"]
+    kernel = fresh(1, observation_size=4)["actor"]["dense_0"]["kernel"]
     assert np.allclose(kernel @ kernel.T, 2 * np.eye(4), atol=1e-5)
 
 
 def test_the_same_key_gives_the_same_expert_and_another_key_another():
-    one, same, other = (BODY.init_expert(jax.random.key(seed)) for seed in (3, 3, 4))
+    one, same, other = map(fresh, (3, 3, 4))
     kernels = [expert["actor"]["dense_0"]["kernel"] for expert in (one, same, other)]
     assert (kernels[0] == kernels[1]).all()
     assert not np.allclose(kernels[0], kernels[2])
 
 
-def test_experts_of_one_body_differ():
-    kernel = BODY.init(jax.random.key(0))["actor"]["dense_0"]["kernel"]
+def test_the_words_of_a_key_give_the_expert_of_the_key():
+    key = jax.random.key(3)
+    words = np.asarray(jax.random.key_data(key))
+    found = init_expert(NETWORK, words, observation_size=40)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, fresh(3)))
+
+
+def test_flax_s_own_initializers_have_the_same_shapes_and_gains():
+    own = NETWORK.init(jax.random.key(0), np.zeros((1, 40), np.float32))["params"]
+    assert checkpoint.shapes_of(own) == expert_shapes(40, 5, 16)
+    for one, other in zip(jax.tree.leaves(own), jax.tree.leaves(fresh(0)), strict=True):
+        np.testing.assert_allclose(np.linalg.norm(one), np.linalg.norm(other), rtol=1e-4)
+
+
+def test_experts_of_one_mixture_differ():
+    experts = init_experts(NETWORK, jax.random.key(0), observation_size=40, num_experts=3)
+    kernel = experts["actor"]["dense_0"]["kernel"]
     assert kernel.shape == (3, 40, 16)
     assert not np.allclose(kernel[0], kernel[1])
 
 
 def test_stacking_and_taking_are_inverse_bit_for_bit():
-    experts = [BODY.init_expert(jax.random.key(seed)) for seed in range(12)]
+    experts = [fresh(seed) for seed in range(12)]
     stacked = stack_experts(experts)
     for local, expert in enumerate(experts):
         pairs = zip(
