@@ -23,8 +23,8 @@ from flowrl import notices, storage
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
-from flowrl.experts import quarantine
 from flowrl.experts.manifest import Manifest
+from flowrl.experts.repair import set_aside
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.parallel.events import NewSkill, Rules, SkillsAdded
@@ -395,7 +395,7 @@ def restore_manifest(layout: GraphPaths) -> str:
             f"cp {path} {layout.manifest}"
         )
     with locks.held(layout.global_lock, timeout_seconds=_LOCK_SECONDS):
-        quarantine.put(layout, layout.manifest, problem)
+        set_aside(layout, layout.manifest, problem)
         manifests.swap(layout, found)
     also = "".join(f"; generation {number} is damaged, too" for number in unreadable)
     return f"the manifest is generation {found.generation} of its history again{also}"

@@ -27,7 +27,7 @@ from flowrl.errors import (
     format_error,
     is_transient,
 )
-from flowrl.experts import rooms
+from flowrl.experts import repair
 from flowrl.launchers.job import Job, Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import events
@@ -211,7 +211,7 @@ class SkillScheduler:
           FileRefusedError: scheduler_state.json is damaged or of another version.
         """
         if self._store is None:
-            rooms.refuse_moved(self.layout)
+            repair.refuse_misplaced(self.layout)
             self._lock.acquire()
             try:
                 self._store = StateStore(

@@ -18,7 +18,7 @@ from typing import Any
 from flowrl import storage
 from flowrl.config import FrameAccounting
 from flowrl.errors import BusyError, ExpertError, FileRefusedError, ResultRefusedError
-from flowrl.experts import rooms
+from flowrl.experts import repair
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import (
     Candidate,
@@ -132,7 +132,7 @@ def recover_graph(
     Raises:
       FileRefusedError: the manifest is damaged; says which history file to restore.
     """
-    rooms.refuse_moved(layout)
+    repair.refuse_misplaced(layout)
     ExpertStore(layout).recover(pinned_versions(layout))
     for folder in (layout.training_runs, layout.failed_runs):
         storage.remove_leftovers(folder)

@@ -25,7 +25,7 @@ from flowrl.errors import (
     FileRefusedError,
     SkillError,
 )
-from flowrl.experts import repair, rooms
+from flowrl.experts import repair
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore, check_digest
 from flowrl.games.base import Game, find_game
@@ -100,7 +100,7 @@ def prepare_training_run(  # noqa: PLR0913
       SkillError: the plan cannot be made into a module.
       BusyError: a process of an earlier attempt still lives.
     """
-    rooms.refuse_moved(layout)
+    repair.refuse_misplaced(layout)
     steps = graph.plan(skill)
     needs = dict.fromkeys(step.skill for step in steps if step.skill != skill)
     experts = {need: _index(need, completed) for need in needs} | {skill: expert}

@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.text import Text
 
 from flowrl import notices
-from flowrl.experts.fsck import manifest_damage
+from flowrl.errors import FileRefusedError
+from flowrl.experts.store import ExpertStore
 from flowrl.parallel.health import disk_shortage
 from flowrl.paths import GraphPaths
 from flowrl.report.snapshot import SkillRow, all_ended, read_rows, read_stop_mode
@@ -60,8 +61,10 @@ def _notices(layout: GraphPaths) -> dict[str, str]:
     said = dict(notices.read(layout))
     if "paused" not in said and (found := disk_shortage(layout)):
         said["paused"] = f"paused ({found[0]}): {found[1]}"
-    if damage := manifest_damage(layout):
-        said["manifest"] = damage
+    try:
+        ExpertStore(layout).manifest()
+    except FileRefusedError as error:
+        said["manifest"] = f"the graph cannot go on: {error}"
     return said
 
 

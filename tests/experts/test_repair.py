@@ -5,9 +5,8 @@ import pytest
 from flowrl import notices, storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, FileRefusedError
 from flowrl.experts import manifest as manifests
-from flowrl.experts.fsck import look
 from flowrl.experts.merge import FrameRule
-from flowrl.experts.repair import drop, fall_back, rollback, usable
+from flowrl.experts.repair import CHECKS, drop, fall_back, rollback, usable
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
 from tests.experts.making import candidate_in, content_of, contents, make_expert
@@ -30,7 +29,9 @@ def truncate(store: ExpertStore, index: int) -> None:
 
 
 def found(store: ExpertStore, pinned=()) -> list[tuple[str, str]]:
-    return [(finding.severity, finding.thing) for finding in look(store, pinned)]
+    return [
+        (finding.severity, finding.thing) for check in CHECKS for finding in check(store, pinned)
+    ]
 
 
 def test_a_whole_store_has_nothing_to_be_said(store):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import FileRefusedError
-from flowrl.experts import quarantine, repair
+from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.scheduler import SkillScheduler
@@ -160,7 +160,7 @@ def test_nothing_is_given_up_that_cannot_be_set_aside(graph, words):
     with pytest.raises(FileRefusedError, match="is no folder of its own"):
         repair.drop(ExpertStore(graph), 1, "it is damaged")
     with pytest.raises(FileRefusedError, match="is no folder of its own"):
-        quarantine.put(graph, graph.skill_folder(1, TABLE) / "run.json", "it is damaged")
+        repair.set_aside(graph, graph.skill_folder(1, TABLE) / "run.json", "it is damaged")
     assert all_files(graph.root) == before
 
 
