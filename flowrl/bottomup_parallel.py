@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from flowrl import config as configs
 from flowrl import console, notices
-from flowrl.config import BottomUpConfig
+from flowrl.config import BottomUpConfig, LaunchConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.experts.merge import MERGE_RULES
 from flowrl.games.base import find_game
@@ -46,29 +46,28 @@ def train_graph(
     config: BottomUpConfig, launcher: Launcher | None = None, *, live: bool = True
 ) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
-    layout = GraphPaths(config.graph_path)
+    layout = GraphPaths(config.graph.graph_path)
     sources = SkillSources(layout)
     graph = open_graph(config, sources)
-    skills_towards(graph, target=config.target_skill, max_nodes=config.max_nodes)
+    skills_towards(graph, target=config.graph.target_skill, max_nodes=config.graph.max_nodes)
     approvals = approval.approve_skills(
-        layout, graph.skills.values(), config.env_name, trust=config.trust_skills
+        layout, graph.skills.values(), config.ppo.env_name, trust=config.graph.trust_skills
     )
-    scheduler = open_scheduler(layout, config, launcher or open_launcher(config))
-    screen = training_screen(layout, console.ERRORS, goal=config.success_state_rate, live=live)
+    scheduler = open_scheduler(layout, config, launcher or open_launcher(config.launch))
+    screen = training_screen(layout, console.ERRORS, goal=config.ppo.success_state_rate, live=live)
     with scheduler, screen:  # nothing in the folder has changed before this line
         approval.keep_approvals(layout, approvals)
-        rule = MERGE_RULES[config.merge_policy]
-        recover_graph(layout, rule, min_success_rate=config.min_success_rate)
+        rule = MERGE_RULES[config.graph.merge_policy]
+        recover_graph(layout, rule, min_success_rate=config.schedule.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
         records.write(layout.config_json, configs.to_json(config))
-        runs_on = scheduler.settings.rules().runs_on
-        backend = TrainingBackend(layout, config, lambda: graph, runs_on=runs_on)
+        backend = TrainingBackend(layout, config, lambda: graph, devices=scheduler.devices)
         notices.publish(layout, sandbox.NOTICE, backend.confinement.said)
         flow = Flow(
             graph,
             known=scheduler.state.entries,
-            target=config.target_skill,
-            max_nodes=config.max_nodes,
+            target=config.graph.target_skill,
+            max_nodes=config.graph.max_nodes,
         )
         feeder = Feeder(flow, sources, scheduler)
         scheduler.set_callbacks(
@@ -84,9 +83,10 @@ def train_graph(
 
 def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
     """The skills of the library and of `--skills_dir`; for skills in training, the kept source."""
-    library = load_library(config.env_name, config.skills_dir, trust=config.trust_skills)
+    game, own = config.ppo.env_name, config.graph
+    library = load_library(game, own.skills_dir, trust=own.trust_skills)
     skills = sources.over(library).values()
-    graph = SkillGraph(skills, capacity=find_game(config.env_name).capacity)
+    graph = SkillGraph(skills, capacity=find_game(game).capacity)
     graph.check()
     return graph
 
@@ -159,26 +159,18 @@ def open_scheduler(
     layout: GraphPaths, config: BottomUpConfig, launcher: Launcher
 ) -> SkillScheduler:
     """The scheduler of this graph, with the configured devices."""
-    devices = usable_devices(config)
+    launch = config.launch
+    devices = usable_devices(launch)
     return SkillScheduler(
         layout.root,
         launcher=launcher,
-        max_parallel_skills=config.max_parallel_skills,
-        poll_interval=config.scheduler_poll_interval,
-        max_retries=config.max_retries,
-        retry_backoff=config.retry_backoff,
-        min_success_rate=config.min_success_rate,
-        skill_timesteps_budget=config.skill_timesteps_budget,
-        devices=tuple(device.id for device in devices),
-        skills_per_gpu=config.skills_per_gpu or 1,
-        slots=slots(devices, most=config.skills_per_gpu, memory_mb=config.gpu_memory_mb),
-        pass_env=config.pass_env,
-        hung_seconds=config.stall_timeout,
-        run_seconds=config.run_timeout,
+        devices=slots(devices, most=launch.skills_per_gpu, memory_mb=launch.gpu_memory_mb),
+        pass_env=launch.pass_env,
+        **configs.flags(config.schedule),
     )
 
 
-def usable_devices(config: BottomUpConfig) -> tuple[Device, ...]:
+def usable_devices(config: LaunchConfig) -> tuple[Device, ...]:
     """The GPUs to train on; empty without JAX's CUDA plugin, when JAX trains on the CPU.
 
     Raises:
@@ -191,7 +183,7 @@ def usable_devices(config: BottomUpConfig) -> tuple[Device, ...]:
     return ()
 
 
-def open_launcher(config: BottomUpConfig) -> Launcher:
+def open_launcher(config: LaunchConfig) -> Launcher:
     """The launcher of `--launcher`: sessions in tmux, or plain processes.
 
     Raises:

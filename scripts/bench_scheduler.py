@@ -23,9 +23,10 @@ from typing import NoReturn
 
 from bench_launch import make_job, seconds_to_notice
 from benchmarking import Pair, Row, arguments, report, seconds_of
-from measure_scheduler import NOW, RULES, graph
+from measure_scheduler import NOW, SCHEDULE, graph
 from scheduling_runs import Chain, no_ops, sleepers
 
+from flowrl.config import ScheduleConfig
 from flowrl.launchers.job import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
@@ -38,7 +39,7 @@ from flowrl.parallel.transitions import step
 SKILLS = 1_000
 SESSIONS = 20
 AT_ONCE = 4
-RESTING = replace(RULES, launching=False)
+RESTING = replace(SCHEDULE, launching=False)
 RUNNERS: dict[str, Callable[[], Launcher]] = {
     "tmux": lambda: TmuxLauncher("bench", keep_seconds=0.0),
     "local": LocalLauncher,
@@ -148,12 +149,12 @@ def idle(folder: Path, *, small: bool) -> list[Row]:
     seconds = 8.0 if small else 30.0
     with sleepers(folder, TmuxLauncher("bench"), sessions=sessions) as scheduler:
         until(lambda: scheduler.tick() or len(scheduler.state.launched()) == sessions)
-        scheduler.settings = type(scheduler.settings)(poll_interval=0.1)
+        scheduler.schedule = ScheduleConfig(scheduler_poll_interval=0.1)
         scheduler.wait()  # the first wait opens a descriptor for each run
         scheduler.tick()
         began, worked = time.monotonic(), time.process_time()
         while (left := began + seconds - time.monotonic()) > 0:
-            scheduler.settings = type(scheduler.settings)(poll_interval=min(left, 30.0))
+            scheduler.schedule = ScheduleConfig(scheduler_poll_interval=min(left, 30.0))
             scheduler.wait()
             scheduler.tick()
         share = (time.process_time() - worked) / (time.monotonic() - began)

@@ -151,7 +151,7 @@ def be_the_baseline(module: Path) -> None:
 
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    config = parse(TrainConfig, [f"--module_path={module}", *trainer_flags()])
+    config = parse(TrainConfig, [f"--module_path={module}", *trainer_flags()]).ppo
     Baseline(TaskEnv(load_module(module), config), config, updates=1)()
     (module.parent / "baseline.first").touch()
     signal.pause()  # so that its CPU time can be asked

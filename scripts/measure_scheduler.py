@@ -16,14 +16,15 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from flowrl.config import ScheduleConfig
 from flowrl.parallel import events
-from flowrl.parallel.events import Event, NewSkill, Rules
+from flowrl.parallel.events import Event, NewSkill
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.transitions import step
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-RULES = Rules(max_parallel=10)
+SCHEDULE = ScheduleConfig(max_parallel_skills=10)
 ROUNDS = 200
 
 
@@ -54,7 +55,7 @@ def main(size: int, folder: Path) -> None:
 
     def take(*events: Event) -> None:
         nonlocal state
-        state, _ = step(state, events, NOW, RULES)
+        state, _ = step(state, events, NOW, SCHEDULE)
 
     adding = timed(lambda: take(events.SkillsAdded(graph(size))))
     file = StateFile(folder / "scheduler_state.json")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flowrl.config import BottomUpConfig
+from flowrl.config import BottomUpConfig, with_flags
 from flowrl.launchers.job import Job, Launcher
 from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.run_folder import PreparedRun
@@ -36,12 +36,12 @@ class Chain:
         self._layout = GraphPaths(folder / "graph")
         self._pairs = pairs
         self.ended: list[float] = []  # when the first run of each pair ended, once all have run
-        self._config = dataclasses.replace(
+        self._config = with_flags(
             BottomUpConfig(), layer_size=LAYER_SIZE, sandbox="none", total_timesteps=100
         )
         self._made = folder / "made"
-        shapes = expected_shapes({"env_name": self._config.env_name, "layer_size": LAYER_SIZE})
-        words = [self._made, 2 * pairs, self._config.env_name, LAYER_SIZE, 0]
+        shapes = expected_shapes({"env_name": self._config.ppo.env_name, "layer_size": LAYER_SIZE})
+        words = [self._made, 2 * pairs, self._config.ppo.env_name, LAYER_SIZE, 0]
         done = subprocess.run(
             [sys.executable, str(HERE / "making_experts.py"), *map(str, words)],
             check=True,

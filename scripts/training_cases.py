@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -48,7 +48,7 @@ class Opened:
     """A run that is ready to train, as the trainer's program has it."""
 
     plan: tuple[PlannedStep, ...]
-    config: TrainConfig
+    config: PPOConfig
     module: TaskModule
     env: WalkingEnv
     programs: Programs
@@ -72,16 +72,16 @@ def opened(plan: Sequence[PlannedStep], config: PPOConfig) -> Opened:
     """The run of a plan, with fresh experts in fresh environments."""
     with tempfile.TemporaryDirectory() as folder:
         layout = _run_folder(Path(folder), plan, config)
-        flags = {**asdict(config), "module_path": layout.module}
-        train_config = with_threads(TrainConfig(**flags))
+        config = with_threads(config)
+        train_config = TrainConfig(ppo=config, module_path=layout.module)
         trainer.use_compile_cache(config.compile_cache)
         module = load_module(layout.module)
-        env, programs = trainer.open_env(train_config, module)
+        env, programs = trainer.open_env(config, module)
         assignment = read_assignment(train_config, module)
         prepared = trainer.prepare(assignment, train_config, env, programs)
     return Opened(
         plan=tuple(plan),
-        config=train_config,
+        config=config,
         module=module,
         env=env,
         programs=programs,

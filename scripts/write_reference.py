@@ -13,10 +13,10 @@ from flowrl import cli, config
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 TABLES = {
-    "trainer": (config.PPOConfig, ()),
-    "ppo_flow": (config.TrainConfig, (config.PPOConfig,)),
-    "bottomup_parallel": (config.BottomUpConfig, (config.PPOConfig,)),
-    **{f"flowrl {name}": (kind, ()) for name, kind in cli.COMMANDS.items()},
+    "trainer": (config.PPOConfig,),
+    "ppo_flow": (config.TrainConfig,),
+    "bottomup_parallel": (config.GraphConfig, config.ScheduleConfig, config.LaunchConfig),
+    **{f"flowrl {name}": (kind,) for name, kind in cli.COMMANDS.items()},
 }
 
 
@@ -44,15 +44,15 @@ def default(item: dataclasses.Field) -> str:
     return f"`{item.default}`"
 
 
-def table(kind: type, bases: tuple[type, ...]) -> str:
-    """A Markdown table of a configuration's own flags."""
-    inherited = {item.name for base in bases for item in dataclasses.fields(base)}
-    docs = field_docs(kind)
+def table(kinds: tuple[type, ...]) -> str:
+    """A Markdown table of the flags of some configuration classes."""
     rows = ["| flag | default | meaning |", "|---|---|---|"]
-    for item in dataclasses.fields(kind):
-        if item.name not in inherited:
-            text = docs[item.name].replace("|", r"\|")
-            rows.append(f"| `{shown(item)}` | {default(item)} | {text} |")
+    for kind in kinds:
+        docs = field_docs(kind)
+        for item in dataclasses.fields(kind):
+            if not dataclasses.is_dataclass(item.default):
+                text = docs[item.name].replace("|", r"\|")
+                rows.append(f"| `{shown(item)}` | {default(item)} | {text} |")
     return "\n".join(rows)
 
 
@@ -64,11 +64,11 @@ def shown(item: dataclasses.Field) -> str:
 
 def rendered(text: str) -> str:
     """The page with every table between its two markers renewed."""
-    for name, (kind, bases) in TABLES.items():
+    for name, kinds in TABLES.items():
         start, end = f"<!-- flags: {name} -->", f"<!-- end: {name} -->"
         head, _, rest = text.partition(start)
         _, _, tail = rest.partition(end)
-        text = f"{head}{start}\n{table(kind, bases)}\n{end}{tail}"
+        text = f"{head}{start}\n{table(kinds)}\n{end}{tail}"
     return text
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from flowrl import bottomup, bottomup_parallel, cli, console, ppo_flow, storage
 from flowrl.bottomup import InProcessLauncher
-from flowrl.config import SequentialConfig
+from flowrl.config import SequentialConfig, with_flags
 from flowrl.errors import LaunchError
 from flowrl.launchers.job import Finished, Handle, Job, Lost
 from flowrl.parallel.events import RunRequest
@@ -47,7 +47,7 @@ class Bench:
         return bottomup.main([f"--graph_path={self.layout.root}", *flags])
 
     def job(self) -> Job:
-        config = SequentialConfig(graph_path=self.layout.root)
+        config = with_flags(SequentialConfig(), graph_path=self.layout.root)
         workshop = TrainingBackend(self.layout, config, lambda: GRAPH)
         return workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
 

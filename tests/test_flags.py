@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowrl import bottomup_parallel, config, storage
-from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig
+from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig, with_flags
 from flowrl.errors import ConfigError, SkillError
 from flowrl.experts.merge import MERGE_RULES
 from flowrl.launchers import sandbox as sandboxes
@@ -101,7 +101,7 @@ def flag(name: str, value) -> list[str]:
 
 TRAINING = dataclasses.fields(PPOConfig)
 NAMES = {item.name for item in TRAINING}
-OF_THE_GRAPH = [i.name for i in dataclasses.fields(BottomUpConfig) if i.name not in NAMES]
+OF_THE_GRAPH = [name for name in config.flags(BottomUpConfig()) if name not in NAMES]
 
 
 @pytest.mark.parametrize("item", TRAINING, ids=lambda item: item.name)
@@ -113,7 +113,7 @@ def test_a_training_flag_reaches_the_trainer_and_no_other_one_changes(bench, ite
     arrived = config.parse(TrainConfig, job.argv[3:])
     module = bench.layout.run(0, WOOD).module
     known = {"acting_threads": 1, item.name: value}  # a thousandth of the CPUs: one thread
-    assert arrived == dataclasses.replace(TrainConfig(module_path=module), **known)
+    assert arrived == with_flags(TrainConfig(module_path=module), **known)
 
 
 ARRIVALS: dict[str, Callable[[Bench], object]] = {}
@@ -164,23 +164,23 @@ def skills_dir(bench):
 
 @arrives
 def max_parallel_skills(bench):
-    settings = bench.scheduler("--max_parallel_skills=7").settings
-    assert settings.max_parallel_skills == settings.rules().max_parallel == 7
+    assert bench.scheduler("--max_parallel_skills=7").schedule.max_parallel_skills == 7
 
 
 @arrives
 def scheduler_poll_interval(bench):
-    assert bench.scheduler("--scheduler_poll_interval=0.5").settings.poll_interval == 0.5
+    schedule = bench.scheduler("--scheduler_poll_interval=0.5").schedule
+    assert schedule.scheduler_poll_interval == 0.5
 
 
 @arrives
 def max_retries(bench):
-    assert bench.scheduler("--max_retries=0").settings.rules().max_retries == 0
+    assert bench.scheduler("--max_retries=0").schedule.max_retries == 0
 
 
 @arrives
 def retry_backoff(bench):
-    assert bench.scheduler("--retry_backoff=0.25").settings.rules().backoff_seconds == 0.25
+    assert bench.scheduler("--retry_backoff=0.25").schedule.retry_backoff == 0.25
 
 
 @arrives
@@ -190,7 +190,7 @@ def min_success_rate(bench):
     bench.monkeypatch.setattr(
         bottomup_parallel, "recover_graph", lambda layout, rule, **facts: seen.update(facts)
     )
-    assert bench.scheduler("--min_success_rate=0.4").settings.rules().min_success_rate == 0.4
+    assert bench.scheduler("--min_success_rate=0.4").schedule.min_success_rate == 0.4
     bench.handed_out("--min_success_rate=0.4")
     assert seen == {"min_success_rate": 0.4}
 
@@ -236,12 +236,12 @@ def gpu_ids(bench):
     bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     bench.monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("json",))  # as if installed
-    assert bench.scheduler().settings.rules().devices == ("0", "1", "2")
-    assert bench.scheduler("--gpu_ids", "2", "1").settings.rules().devices == ("2", "1")
+    assert bench.scheduler().devices == {"0": 1, "1": 1, "2": 1}
+    assert bench.scheduler("--gpu_ids", "2", "1").devices == {"2": 1, "1": 1}
     env = bench.job("--gpu_ids", "2", device="2").env
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("2", "PCI_BUS_ID")
     bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("no_such_plugin",))
-    assert bench.scheduler().settings.rules().devices == ()
+    assert bench.scheduler().devices == {}
     with pytest.raises(ConfigError, match="flowrl\\[cuda\\]"):
         bench.scheduler("--gpu_ids", "0")
 
@@ -249,7 +249,6 @@ def gpu_ids(bench):
 @arrives
 def skills_per_gpu(bench):
     bench.monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
-    assert bench.scheduler("--skills_per_gpu=3").settings.rules().runs_per_device == 3
     shared = bench.job("--skills_per_gpu=3", device="0").env
     assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
     alone = bench.job("--skills_per_gpu=3", device="0", alone=True).env
@@ -266,12 +265,12 @@ def gpu_memory_mb(bench):
     for name in ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         bench.monkeypatch.delenv(name, raising=False)
     bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("json",))  # as if installed
-    rules = bench.scheduler("--gpu_memory_mb=20000").settings.rules()
-    assert (rules.devices, rules.slots) == (("0", "1", "2"), (3, 3, 3))
-    both = bench.scheduler("--gpu_memory_mb=20000", "--skills_per_gpu=2").settings.rules()
-    assert both.slots == (2, 2, 2)
+    devices = bench.scheduler("--gpu_memory_mb=20000").devices
+    assert devices == {"0": 3, "1": 3, "2": 3}
+    both = bench.scheduler("--gpu_memory_mb=20000", "--skills_per_gpu=2").devices
+    assert both == {"0": 2, "1": 2, "2": 2}
     parsed = bench.parsed("--gpu_memory_mb=20000")
-    workshop = TrainingBackend(bench.layout, parsed, bench.graph(parsed), runs_on=rules.runs_on)
+    workshop = TrainingBackend(bench.layout, parsed, bench.graph(parsed), devices=devices)
     env = workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, device="1")).env
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
     with pytest.raises(ConfigError, match="GPU 0 has 81559 MB, of which 73403 are for runs"):
@@ -288,13 +287,13 @@ def cpus_per_run(bench):
 
 @arrives
 def stall_timeout(bench):
-    assert bench.scheduler("--stall_timeout=77").settings.hung_seconds == 77
+    assert bench.scheduler("--stall_timeout=77").schedule.stall_timeout == 77
 
 
 @arrives
 def run_timeout(bench):
-    assert bench.scheduler().settings.run_seconds is None
-    assert bench.scheduler("--run_timeout=99").settings.run_seconds == 99
+    assert bench.scheduler().schedule.run_timeout is None
+    assert bench.scheduler("--run_timeout=99").schedule.run_timeout == 99
 
 
 @arrives
@@ -321,7 +320,7 @@ def pass_env(bench):
     assert (job.env["MY_TOKEN"], job.env["MY_NAME"]) == ("canary-canary", "somebody-else")
     assert job.passed == ("MY_TOKEN", "MY_NAME")
     assert "canary" not in " ".join(job.argv + job.sandbox)
-    assert "somebody-else" in bench.scheduler("--pass_env", "MY_NAME").settings.secrets()
+    assert "somebody-else" in bench.scheduler("--pass_env", "MY_NAME").secrets()
     with pytest.raises(ConfigError, match="--pass_env MY_OTHER: it is not set"):
         bench.workshop("--pass_env", "MY_OTHER")
 
@@ -344,14 +343,14 @@ def trust_skills(bench):
 
 @arrives
 def launcher(bench):
-    local = bottomup_parallel.open_launcher(bench.parsed("--launcher=local"))
+    local = bottomup_parallel.open_launcher(bench.parsed("--launcher=local").launch)
     assert isinstance(local, LocalLauncher)
-    assert isinstance(bottomup_parallel.open_launcher(bench.parsed()), TmuxLauncher)
+    assert isinstance(bottomup_parallel.open_launcher(bench.parsed().launch), TmuxLauncher)
 
 
 @arrives
 def tmux_socket(bench):
-    found = bottomup_parallel.open_launcher(bench.parsed("--tmux_socket=mine"))
+    found = bottomup_parallel.open_launcher(bench.parsed("--tmux_socket=mine").launch)
     assert isinstance(found, TmuxLauncher)
     assert found._server.socket_name == "mine"
 

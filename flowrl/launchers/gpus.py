@@ -61,8 +61,8 @@ def slots(
     most: int | None = None,
     memory_mb: int | None = None,
     environ: Mapping[str, str] | None = None,
-) -> tuple[int, ...]:
-    """How many runs each GPU takes at once.
+) -> dict[str, int]:
+    """Return how many runs each GPU takes at once, by its id.
 
     Args:
       devices: the GPUs.
@@ -75,10 +75,10 @@ def slots(
       ConfigError: a GPU is too small for one run, or nobody knows how much memory it has.
     """
     if memory_mb is None:
-        return (most or 1,) * len(devices)
+        return {device.id: most or 1 for device in devices}
     share = memory_share(os.environ if environ is None else environ)
-    fit = [_fit(device, memory_mb, share) for device in devices]
-    return tuple(number if most is None else min(most, number) for number in fit)
+    fit = {device.id: _fit(device, memory_mb, share) for device in devices}
+    return {id: number if most is None else min(most, number) for id, number in fit.items()}
 
 
 def _fit(device: Device, memory_mb: int, share: float) -> int:

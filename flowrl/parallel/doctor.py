@@ -253,7 +253,7 @@ def _check_skill_files(layout: GraphPaths) -> Iterator[Finding]:
 
 def _use_library(layout: GraphPaths, path: Path, error: FileRefusedError) -> str:
     config = recorded_config(layout)
-    library = load_library(config.env_name, config.skills_dir)
+    library = load_library(config.ppo.env_name, config.graph.skills_dir)
     if path not in {layout.skill_file(name) for name in library}:
         raise error
     set_aside(layout, path, str(error))

@@ -1,9 +1,9 @@
-"""The events that the scheduler's core receives, the commands that it orders, and its rules."""
+"""The events that the scheduler's core receives, and the commands that it orders."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 
 from flowrl.launchers.job import Handle, Outcome
@@ -13,32 +13,6 @@ DONE = "done"
 REFUSED = "refused: "
 PAUSED = "paused on request"  # why a skill is held
 MOST_PRIORITY = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How many runs start and where, and when a failed attempt is repeated."""
-
-    max_parallel: int = 3
-    max_retries: int = 2  # after the first attempt
-    backoff_seconds: float = 5.0  # before the first retry, doubled for each further one
-    backoff_cap_seconds: float = 600.0
-    max_refusals: int = 5  # launches that may be refused in a row before an attempt is charged
-    min_success_rate: float = 0.0
-    budget_frames: int | None = None  # of one skill over all its attempts
-    devices: tuple[str, ...] = ()  # none: runs are only limited by max_parallel
-    runs_per_device: int = 1
-    slots: tuple[int, ...] = ()  # runs that each of the devices takes; none: all the same
-    launching: bool = True  # False: start nothing new
-
-    def runs_on(self, device: str) -> int:
-        """Return how many runs a device takes."""
-        return self.slots[self.devices.index(device)] if self.slots else self.runs_per_device
-
-    def backoff(self, count: int, jitter: float) -> timedelta:
-        """Return the wait before try `count` + 1; `jitter` lengthens it by that share."""
-        doubled = self.backoff_seconds * 2.0 ** min(count - 1, 60)
-        return timedelta(seconds=min(doubled, self.backoff_cap_seconds) * (1.0 + jitter))
 
 
 class Verb(StrEnum):

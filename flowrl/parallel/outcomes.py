@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
+from flowrl.config import ScheduleConfig
 from flowrl.launchers.job import Exited, Finished, Lost, Why
-from flowrl.parallel.events import PAUSED, FoundMerged, LogTail, Rules, RunEnded
+from flowrl.parallel.events import PAUSED, FoundMerged, LogTail, RunEnded
 from flowrl.parallel.status import (
     Completed,
     Entry,
@@ -27,24 +29,29 @@ _OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, si
 _NO_LOG = LogTail()
 _SHOWN = 300  # characters of the log's last line
 CANCELLED = "cancelled on request"
+BACKOFF_CAP_SECONDS = 600.0
+MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
 _MOST_DEFERRED_DOUBLINGS = 4  # work goes on soon after a full disk has room again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """The time of a step and its rules; `jitter` lengthens every wait by that share."""
+    """The time of a step and its configuration; `jitter` lengthens every wait by that share."""
 
     now: datetime
-    rules: Rules
+    schedule: ScheduleConfig
+    devices: Mapping[str, int]  # how many runs each device takes
     jitter: float = 0.0
 
     def later(self, tries: int) -> datetime:
         """Return when to try again after so many tries."""
-        return self.now + self.rules.backoff(tries, self.jitter)
+        doubled = self.schedule.retry_backoff * 2.0 ** min(tries - 1, 60)
+        seconds = min(doubled, BACKOFF_CAP_SECONDS) * (1.0 + self.jitter)
+        return self.now + timedelta(seconds=seconds)
 
     def reached(self, not_before: datetime) -> bool:
         """Whether a wait is over; one longer than the longest wait means the clock was set back."""
-        longest = timedelta(seconds=2 * self.rules.backoff_cap_seconds)
+        longest = timedelta(seconds=2 * BACKOFF_CAP_SECONDS)
         return not_before <= self.now or not_before - self.now > longest
 
 
@@ -94,7 +101,7 @@ def charged(
         requeues=0,
         error=log.error,
     )
-    given_up = "the same error twice" if again else _given_up(entry, context.rules)
+    given_up = "the same error twice" if again else _given_up(entry, context.schedule)
     if given_up:
         text = f"{why}; {given_up}"
         failed = Failed(why=text, attempt=status.attempt, at=context.now, log=log.lines)
@@ -110,7 +117,7 @@ def charged(
 
 def refused(entry: Entry, why: str, context: StepContext) -> Entry:
     """Return the entry whose run could not start: it is tried again uncharged, but not for ever."""
-    if entry.refusals >= context.rules.max_refusals:
+    if entry.refusals >= MAX_REFUSALS:
         return charged(entry, why, 0, context)
     tries = entry.refusals + 1
     return _waiting_again(replace(entry, refusals=tries), why, context.later(tries))
@@ -156,7 +163,7 @@ def described(outcome: Exited | Lost) -> str:
 
 def _finished(entry: Entry, status: Running, outcome: Finished, context: StepContext) -> Entry:
     result = outcome.result
-    least = context.rules.min_success_rate
+    least = context.schedule.min_success_rate
     if result.success_rate < least:
         why = f"succeeded in {result.success_rate:.1%} of the episodes, under {least:.1%}"
         return charged(entry, why, result.frames, context)
@@ -200,7 +207,7 @@ def _is_own_error(outcome: Exited | Lost) -> bool:
 def _requeued(entry: Entry, status: Running, why: str, context: StepContext) -> Entry:
     """The same attempt goes on, at once unless that has just been tried."""
     lived_seconds = (context.now - status.since).total_seconds()
-    tries = 0 if lived_seconds > context.rules.backoff_cap_seconds else entry.requeues
+    tries = 0 if lived_seconds > BACKOFF_CAP_SECONDS else entry.requeues
     entry = replace(entry, requeues=tries + 1)
     return _waiting_again(entry, why, context.later(tries) if tries else None)
 
@@ -223,10 +230,11 @@ def _held(entry: Entry, status: Running, why: str, context: StepContext) -> Entr
     return replace(entry, status=held)
 
 
-def _given_up(entry: Entry, rules: Rules) -> str:
+def _given_up(entry: Entry, schedule: ScheduleConfig) -> str:
     """Return why there is no further attempt, or an empty string."""
-    if entry.failures > rules.max_retries:
-        return f"attempt {entry.failures} of {rules.max_retries + 1}"
-    if rules.budget_frames is not None and entry.frames_used >= rules.budget_frames:
-        return f"its budget of {rules.budget_frames} frames is spent"
+    if entry.failures > schedule.max_retries:
+        return f"attempt {entry.failures} of {schedule.max_retries + 1}"
+    budget = schedule.skill_timesteps_budget
+    if budget is not None and entry.frames_used >= budget:
+        return f"its budget of {budget} frames is spent"
     return ""

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from flowrl import config as configs
 from flowrl import notices, storage
-from flowrl.config import BottomUpConfig
+from flowrl.config import BottomUpConfig, ScheduleConfig
 from flowrl.errors import ConfigError, FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.repair import set_aside
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
-from flowrl.parallel.events import NewSkill, Rules, SkillsAdded
+from flowrl.parallel.events import NewSkill, SkillsAdded
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.run_folder import live_runs
 from flowrl.parallel.skill_sources import SkillSources
@@ -245,8 +245,8 @@ def recover_state(layout: GraphPaths, *, anew: bool = False) -> Recovered | None
     except FileRefusedError as error:
         logger.warning("%s", error)
     skills = known_skills(layout, recorded_graph(layout), SchedulerState())
-    rules = Rules(launching=False)
-    state, _ = step(SchedulerState(), [SkillsAdded(skills)], datetime.now(UTC), rules)
+    nothing = ScheduleConfig(max_parallel_skills=0)
+    state, _ = step(SchedulerState(), [SkillsAdded(skills)], datetime.now(UTC), nothing)
     number = max(state.next_expert, highest_number(layout) + 1)
     kept = _set_aside(layout.scheduler_state)
     StateFile(layout.scheduler_state).save(replace(state, next_expert=number))
@@ -322,8 +322,9 @@ def recorded_graph(layout: GraphPaths) -> SkillGraph:
       FileRefusedError: no record says which environment the graph is for, or a skill is damaged.
     """
     config = recorded_config(layout)
-    skills = SkillSources(layout).over(load_library(config.env_name, config.skills_dir))
-    return SkillGraph(skills.values(), capacity=find_game(config.env_name).capacity)
+    game = config.ppo.env_name
+    skills = SkillSources(layout).over(load_library(game, config.graph.skills_dir))
+    return SkillGraph(skills.values(), capacity=find_game(game).capacity)
 
 
 def recorded_config(layout: GraphPaths) -> BottomUpConfig:
@@ -356,7 +357,7 @@ def usable_config(layout: GraphPaths) -> BottomUpConfig:
     data = records.read_document(layout.config_json)
     try:
         config = configs.from_json(BottomUpConfig, data)
-        find_game(config.env_name)
+        find_game(config.ppo.env_name)
     except ConfigError as error:
         raise ConfigError(f"{layout.config_json} cannot be used: {error}") from error
     return config

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import random
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from flowrl.config import ScheduleConfig, checked
 from flowrl.errors import (
     SKILL_ERRORS,
     ConfigError,
@@ -39,20 +41,18 @@ from flowrl.parallel.events import (
     Command,
     Event,
     NewSkill,
-    Rules,
     RunRequest,
     StopMode,
 )
 from flowrl.parallel.executor import CommandExecutor
 from flowrl.parallel.health import PROBE_SECONDS, DaemonLock, DiskHealth, RunLimits
 from flowrl.parallel.requests import Inbox, log_responses
-from flowrl.parallel.settings import Settings, SettingsDict
 from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Completed, Entry, Failed, Status
-from flowrl.parallel.transitions import step
+from flowrl.parallel.transitions import NO_DEVICES, step
 from flowrl.paths import GraphPaths, display_name
-from flowrl.redaction import cleaned
+from flowrl.redaction import cleaned, secrets_of
 from flowrl.skills.skill import Skill, skill_from_data
 
 logger = logging.getLogger(__name__)
@@ -94,9 +94,10 @@ class StateStore:
     def __init__(
         self,
         file: StateFile,
-        rules: Rules,
+        schedule: ScheduleConfig,
         disk: DiskHealth,
         *,
+        devices: Mapping[str, int],
         most_jitter: float,
         secrets: Sequence[str] = (),
     ) -> None:
@@ -108,7 +109,8 @@ class StateStore:
         self.state = file.load() or SchedulerState()
         self.pending: deque[Command] = deque()
         self._file = file
-        self._rules = rules
+        self._schedule = schedule
+        self._devices = devices
         self._disk = disk
         self._most_jitter = most_jitter
         self._secrets = secrets
@@ -120,7 +122,8 @@ class StateStore:
             self.state,
             [cleaned(event, self._secrets) for event in events],
             now,
-            replace(self._rules, launching=launching),
+            self._schedule if launching else replace(self._schedule, max_parallel_skills=0),
+            devices=self._devices,
             jitter=random.uniform(0.0, self._most_jitter),
         )
         self.pending.extend(commands)
@@ -167,11 +170,32 @@ class SkillScheduler:
         *,
         launcher: Launcher | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        **settings: Unpack[SettingsDict],
+        devices: Mapping[str, int] = NO_DEVICES,
+        pass_env: Collection[str] = (),
+        retry_jitter: float = 0.25,
+        **schedule: Any,
     ) -> None:
-        """Schedule in the graph's folder `base_dir`; the settings are those of `Settings`."""
+        """Schedule the runs of one graph.
+
+        Args:
+          base_dir: the graph's folder.
+          launcher: where runs execute (default: plain processes).
+          clock: the time, for waits.
+          devices: how many runs each device takes, by its id; without any, runs use the CPU.
+          pass_env: names of variables whose values must not be written into records.
+          retry_jitter: most that the wait before a retry is lengthened by, as a share.
+          schedule: values of `ScheduleConfig`'s flags.
+
+        Raises:
+          ConfigError: a value makes no sense.
+        """
         self.layout = GraphPaths(Path(base_dir))
-        self.settings = Settings(**settings)
+        self.schedule = checked(ScheduleConfig(**schedule))
+        self.devices = dict(devices)
+        if any(runs < 1 for runs in self.devices.values()):
+            raise ConfigError(f"devices {self.devices} must take at least 1 run each")
+        self._retry_jitter = retry_jitter
+        self._pass_env = pass_env
         self.skills: dict[str, Skill] = {}  # as given to add_skill; not saved
         self.stopped_on_request = False  # whether `run` has ended because a user asked for it
         self._launcher = launcher or LocalLauncher()
@@ -181,7 +205,7 @@ class SkillScheduler:
         self._inbox = Inbox(self.layout)
         self._disk = DiskHealth(self.layout)
         self._limits = RunLimits(
-            silent_seconds=self.settings.hung_seconds, run_seconds=self.settings.run_seconds
+            silent_seconds=self.schedule.stall_timeout, run_seconds=self.schedule.run_timeout
         )
         self._callbacks: Callbacks = {}
         self._store: StateStore | None = None
@@ -216,16 +240,21 @@ class SkillScheduler:
             try:
                 self._store = StateStore(
                     StateFile(self.layout.scheduler_state),
-                    self.settings.rules(),
+                    self.schedule,
                     self._disk,
-                    most_jitter=self.settings.retry_jitter,
-                    secrets=self.settings.secrets(),
+                    devices=self.devices,
+                    most_jitter=self._retry_jitter,
+                    secrets=self.secrets(),
                 )
             except BaseException:
                 self._lock.release()
                 raise
             self._apply(events.Restarted())
         return self._store
+
+    def secrets(self) -> tuple[str, ...]:
+        """Return the values of this process's environment that must not be written down."""
+        return secrets_of(os.environ, self._pass_env)
 
     def save(self) -> None:
         """Write scheduler_state.json if the state has changed; a full disk is logged."""
@@ -330,7 +359,7 @@ class SkillScheduler:
 
     def wait(self) -> None:
         """Sleep until a run may have ended, a request comes, a wait is over, or poll_interval."""
-        seconds = self.settings.poll_interval
+        seconds = self.schedule.scheduler_poll_interval
         due = next_due(self.state, after=self._last_tick)
         if due is not None:
             seconds = min(seconds, (due - self._clock()).total_seconds())

@@ -39,8 +39,8 @@ from flowrl.skills.graph import SkillGraph
 class TrainingBackend:
     """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
 
-    `graph` is called for every run, because skills may be added while others train. `runs_on`
-    gives the number of runs that share a device (default: `skills_per_gpu`).
+    `graph` is called for every run, because skills may be added while others train. `devices`
+    gives the number of runs that share each device (default: `skills_per_gpu`).
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class TrainingBackend:
         config: BottomUpConfig,
         graph: Callable[[], SkillGraph],
         *,
-        runs_on: Callable[[str], int] | None = None,
+        devices: Mapping[str, int] | None = None,
     ) -> None:
         self._layout = layout
         self._config = config
         self._graph = graph
-        self._runs_on = runs_on or (lambda _: config.skills_per_gpu or 1)
+        self._devices = devices or {}
         # Raises now what would make every launch fail.
-        child_env("0", passed=config.pass_env)
+        child_env("0", passed=config.launch.pass_env)
         self.confinement = sandbox.confinement(
-            config.sandbox, layout.root, network_wanted=config.use_wandb
+            config.launch.sandbox, layout.root, network_wanted=config.ppo.use_wandb
         )
         self._store = ExpertStore(layout)
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
@@ -95,8 +95,8 @@ class TrainingBackend:
             self._layout,
             self._layout.run(request.expert, request.skill),
             request.skill,
-            accounting=self._config.frame_accounting,
-            rule=MERGE_RULES[self._config.merge_policy],
+            accounting=self._config.ppo.frame_accounting,
+            rule=MERGE_RULES[self._config.graph.merge_policy],
         )
 
     def archive(self, request: RunRequest) -> None:
@@ -136,39 +136,42 @@ class TrainingBackend:
                 env=env,
                 cache=sandbox.cache_of(config.compile_cache, env),
             ),
-            passed=self._config.pass_env,
+            passed=self._config.launch.pass_env,
         )
 
     def _env(self, request: RunRequest) -> dict[str, str]:
-        passed = self._config.pass_env
+        passed = self._config.launch.pass_env
         env = child_env(request.device, skills_per_gpu=self._neighbours(request), passed=passed)
         return sandbox.confined_env(env, passed) if self.confinement.program else env
 
     def _neighbours(self, request: RunRequest) -> int:
-        return 1 if request.alone or request.device is None else self._runs_on(request.device)
+        if request.alone or request.device is None:
+            return 1
+        return self._devices.get(request.device, self._config.launch.skills_per_gpu or 1)
 
     def _trained(self) -> dict[str, int]:
         experts = self._store.manifest().experts
         return {version.skill: index for index, version in experts.items()}
 
-    def _within_budget(self, frames_left: int | None) -> BottomUpConfig:
-        if frames_left is None or frames_left >= self._config.total_timesteps:
-            return self._config
-        return dataclasses.replace(self._config, total_timesteps=frames_left)
+    def _within_budget(self, frames_left: int | None) -> PPOConfig:
+        config = self._config.ppo
+        if frames_left is None or frames_left >= config.total_timesteps:
+            return config
+        return dataclasses.replace(config, total_timesteps=frames_left)
 
     def _sharing_cpus(self, config: PPOConfig, env: Mapping[str, str]) -> PPOConfig:
         """The configuration with as many threads as the run's share of the CPUs allows."""
         if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
             return config
-        own = self._config
-        side_by_side = min(own.max_parallel_skills, own.max_nodes or own.max_parallel_skills)
-        cpus = own.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
+        most = self._config.schedule.max_parallel_skills
+        side_by_side = min(most, self._config.graph.max_nodes or most)
+        cpus = self._config.launch.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
         threads = configs.threads_for(config.num_envs, cpus)
         return dataclasses.replace(config, acting_threads=threads)
 
     def _cpus(self, folder: Path) -> tuple[int, ...]:
         """The CPUs that only this run uses; () if all runs share all CPUs."""
-        width = self._config.cpus_per_run
+        width = self._config.launch.cpus_per_run
         if not width:
             return ()
         live = {paths.folder: paths for paths in live_runs(self._layout)}

@@ -120,7 +120,7 @@ def prepare_training_run(  # noqa: PLR0913
         ),
         experts=build_remapping([experts[need] for need in needs], expert).experts,
         ancestors=(),
-        config=configs.to_json(config, PPOConfig),
+        config=configs.to_json(config),
     )
     store = ExpertStore(layout)
     seeds = _seeds(store, run, experts)

@@ -1,6 +1,6 @@
 """The scheduler's step, a pure function: no clock, no randomness, no I/O.
 
-    state, commands = step(state, received, now, rules)
+    state, commands = step(state, received, now, schedule)
 
 Every history of events can be replayed; `scheduler` saves each state before it carries out the
 commands that came with it, and reports their results as events.
@@ -9,11 +9,13 @@ commands that came with it, and reports their results as events.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
+from flowrl.config import ScheduleConfig
 from flowrl.parallel import events, outcomes
 from flowrl.parallel.events import (
     DONE,
@@ -23,7 +25,6 @@ from flowrl.parallel.events import (
     ControlRequest,
     Event,
     Response,
-    Rules,
     RunRequest,
     StopMode,
     Verb,
@@ -46,24 +47,30 @@ from flowrl.parallel.status import (
     Waiting,
 )
 
+NO_DEVICES: Mapping[str, int] = MappingProxyType({})
+
 
 def step(
     state: SchedulerState,
     received: Iterable[Event],
     now: datetime,
-    rules: Rules,
+    schedule: ScheduleConfig,
     *,
+    devices: Mapping[str, int] = NO_DEVICES,
     jitter: float = 0.0,
 ) -> tuple[SchedulerState, tuple[Command, ...]]:
     """Return the state after the received events, and the commands that follow from it.
 
     Skills whose needs are completed start in order of priority, then of insertion, as long as
-    slots are free. `jitter` lengthens every wait by that share.
+    slots are free: `devices` gives the number of runs that each device takes, and without devices
+    only `max_parallel_skills` limits them; if that is 0, nothing starts. `jitter` lengthens every
+    wait by that share.
 
     Raises:
       GraphError, NameRefusedError: a skill cannot be added; `state` still holds.
     """
-    transition = Transition(StateBuilder(state), StepContext(now=now, rules=rules, jitter=jitter))
+    context = StepContext(now=now, schedule=schedule, devices=devices, jitter=jitter)
+    transition = Transition(StateBuilder(state), context)
     for event in received:
         transition.apply(event)
     transition.start_due()
@@ -93,8 +100,7 @@ class Transition:
             if isinstance(status, Merging) and status.not_before and self._due(status.not_before):
                 self._move(entry, replace(status, not_before=None, why=""))
                 self.commands.append(events.Merge(self._request(entry.skill)))
-        launching = self._context.rules.launching and self.builder.stop_mode is StopMode.NONE
-        if launching and not self._merge_is_near():
+        if self.builder.stop_mode is StopMode.NONE and not self._merge_is_near():
             self._fill_slots()
         self._announce()
 
@@ -104,7 +110,7 @@ class Transition:
         return any(isinstance(s, Merging) and s.not_before is None for s in statuses)
 
     def _fill_slots(self) -> None:
-        slots = Slots(self._context.rules, active_entries(self.builder.entries))
+        slots = Slots(self._context, active_entries(self.builder.entries))
         for entry in ready_entries(self.builder.entries):
             if slots.full:
                 return
@@ -385,7 +391,7 @@ class Transition:
         entry = self.builder.entries[skill]
         status = entry.status
         assert isinstance(status, Preparing | Running | Merging)
-        budget = self._context.rules.budget_frames
+        budget = self._context.schedule.skill_timesteps_budget
         merging = isinstance(status, Merging)
         return RunRequest(
             skill=skill,
@@ -408,8 +414,9 @@ class Slots:
     runs is limited.
     """
 
-    def __init__(self, rules: Rules, active: Iterable[Entry]) -> None:
-        self._rules = rules
+    def __init__(self, context: StepContext, active: Iterable[Entry]) -> None:
+        self._most = context.schedule.max_parallel_skills
+        self._devices = context.devices
         self._load: Counter[str | None] = Counter()
         self._taken_alone: set[str | None] = set()
         for entry in active:
@@ -419,18 +426,18 @@ class Slots:
     @property
     def full(self) -> bool:
         """Whether no run of any kind fits in."""
-        return self._load.total() >= self._rules.max_parallel or (
-            bool(self._rules.devices) and not self._free(alone=False)
+        return self._load.total() >= self._most or (
+            bool(self._devices) and not self._free(alone=False)
         )
 
     def fits(self, *, alone: bool) -> bool:
         """Whether a run can start now."""
-        return not self.full and (not self._rules.devices or bool(self._free(alone=alone)))
+        return not self.full and (not self._devices or bool(self._free(alone=alone)))
 
     def take(self, *, alone: bool) -> str | None:
         """Occupy the device with most of its slots free; None where there are no devices."""
         free = self._free(alone=alone)
-        device = min(free, key=lambda d: self._load[d] / self._rules.runs_on(d), default=None)
+        device = min(free, key=lambda d: self._load[d] / self._devices[d], default=None)
         self._occupy(device, alone=alone)
         return device
 
@@ -442,8 +449,8 @@ class Slots:
     def _free(self, *, alone: bool) -> list[str]:
         return [
             name
-            for name in self._rules.devices
-            if self._load[name] < (1 if alone else self._rules.runs_on(name))
+            for name in self._devices
+            if self._load[name] < (1 if alone else self._devices[name])
             and name not in self._taken_alone
         ]
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.config import PPOConfig, to_json, values
+from flowrl.config import PPOConfig, flags, to_json
 from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.experts import checkpoint
 from flowrl.networks.grouped import Dense, Packed, pack, pad_experts, unpack
@@ -105,7 +105,7 @@ def _specs(env: WalkingEnv, config: PPOConfig) -> tuple[ProgramSpec, ...]:
 
 def compiled_in(config: PPOConfig) -> PPOConfig:
     """The configuration with the fields that only the host reads at their default."""
-    kept = {name: value for name, value in values(config, PPOConfig).items() if name not in _HOST}
+    kept = {name: value for name, value in flags(config).items() if name not in _HOST}
     return PPOConfig(**kept)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,6 @@ from flowrl.config import PPOConfig, threads_for
 from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed
-
-Config = TypeVar("Config", bound=PPOConfig)
 
 
 class RolloutState(NamedTuple):
@@ -84,7 +82,7 @@ def merge_groups(groups: Sequence[RolloutBatch]) -> RolloutBatch:
     return RolloutBatch(steps, last_value, groups[0].shuffle_key)
 
 
-def with_threads(config: Config) -> Config:
+def with_threads(config: PPOConfig) -> PPOConfig:
     """The configuration with a number of threads: the machine's choice if the user made none."""
     if config.acting_threads is not None:
         return config

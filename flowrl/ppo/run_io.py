@@ -91,7 +91,7 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
         )
         for task in module.tasks
     )
-    run_id, ancestors, seed = STANDALONE, (), config.seed
+    run_id, ancestors, seed = STANDALONE, (), config.ppo.seed
     if paths.run_json.exists():
         run = runs.read_run(paths)
         runs.check_module(paths, run)
@@ -100,7 +100,7 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
                 f"{paths.run_json} and {paths.module} say different experts or plans "
                 f"({run.experts} and {experts}); prepare the run again"
             )
-        run_id, ancestors, seed = run.run_id, run.ancestors, config.seed + run.attempt - 1
+        run_id, ancestors, seed = run.run_id, run.ancestors, config.ppo.seed + run.attempt - 1
     return Assignment(
         paths=paths, run_id=run_id, experts=experts, plan=plan, ancestors=ancestors, seed=seed
     )

@@ -106,7 +106,7 @@ class WeightsAndBiases:
                 dir=str(layout.folder),
                 resume="allow",
                 mode=None if "WANDB_MODE" in os.environ or _has_wandb_key() else "offline",
-                config=to_json(config, PPOConfig),
+                config=to_json(config),
             )
         except self._failure as error:
             raise ConfigError(f"--use_wandb: {error}; or set WANDB_MODE=offline") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -70,12 +71,12 @@ def run(config: TrainConfig, stop: Stop, *, lived_seconds: float = 0.0) -> int:
       FlowrlError: the run cannot be trained; its folder holds no result.
     """
     began = time.monotonic() - lived_seconds
-    use_compile_cache(config.compile_cache)
-    config = with_threads(config)
+    use_compile_cache(config.ppo.compile_cache)
+    config = replace(config, ppo=with_threads(config.ppo))
     module = open_module(config.module_path)
-    env, programs = open_env(config, module)
+    env, programs = open_env(config.ppo, module)
     assignment = run_io.read_assignment(config, module)
-    reporter = Reporter(assignment, config)
+    reporter = Reporter(assignment, config.ppo)
     try:
         reporter.begin_phase("compiling", Counters(acted=(0,) * env.num_experts))
         prepared = prepare(assignment, config, env, programs)
@@ -84,7 +85,7 @@ def run(config: TrainConfig, stop: Stop, *, lived_seconds: float = 0.0) -> int:
         reporter.close()
 
 
-def open_env(config: TrainConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
+def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
     """The environments that walk the module's plan, and the trainer's programs for them."""
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
     groups, size = num_groups(config), group_size(config)
@@ -115,7 +116,7 @@ def prepare(
     assignment: Assignment, config: TrainConfig, env: WalkingEnv, programs: Programs
 ) -> Prepared:
     """Experts, environments and counters: those of the last checkpoint, if there is one."""
-    network = ActorCritic(env.num_actions, config.layer_size, config.activation)
+    network = ActorCritic(env.num_actions, config.ppo.layer_size, config.ppo.activation)
     words, key = programs.expert_keys(seed_words(assignment.seed))
     experts = run_io.initial_experts(
         assignment, network, np.asarray(words), observation_size=env.observation_size
@@ -123,7 +124,7 @@ def prepare(
     state, counters = programs.fresh_state(experts), Counters(acted=(0,) * env.num_experts)
     if config.resume and checkpoint.has_resume(assignment.paths.resume):
         state, key, counters = run_io.load_checkpoint(assignment.paths, state)
-    learner = start(env, config, programs, train=state, key=key)
+    learner = start(env, config.ppo, programs, train=state, key=key)
     return Prepared(env, programs, learner, counters)
 
 
@@ -148,9 +149,9 @@ def _train(
 ) -> int:
     env, programs, learner, counters = prepared
     born = began - counters.seconds  # as if all starts had been one
-    updates = train(env, config, programs, learner=learner, counters=counters, born=born)
+    updates = train(env, config.ppo, programs, learner=learner, counters=counters, born=born)
     reporter.begin_phase(TRAINING, counters)
-    checkpointer = run_io.Checkpointer(assignment.paths, seconds=config.checkpoint_seconds)
+    checkpointer = run_io.Checkpointer(assignment.paths, seconds=config.ppo.checkpoint_seconds)
     for update in updates:
         reporter.report(update)
         if update.ended:

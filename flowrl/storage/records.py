@@ -134,7 +134,8 @@ def to_json(value: Any) -> Any:
     {'folder': 'a', 'sizes': [1, 2]}
     """
     if is_dataclass(value) and not isinstance(value, type):
-        kind = {"kind": value.kind} if _kind_of(type(value)) else {}
+        tag = _kind_of(type(value))
+        kind = {"kind": tag} if tag else {}
         return kind | {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
@@ -309,7 +310,7 @@ def _checked(read_value: Reader, checks: list[Reader]) -> Reader:
 def _union(kinds: tuple[Any, ...]) -> Reader:
     """Read `X | None`, or one of several dataclasses by its key `kind`."""
     others = [kind for kind in kinds if kind is not NoneType]
-    tagged = {_kind_of(kind): _reader(kind) for kind in others if _kind_of(kind)}
+    tagged = {tag: _reader(kind) for kind in others if (tag := _kind_of(kind))}
     only = None if tagged else _reader(others[0])
     assert tagged or len(others) == 1, f"cannot tell {others} apart"
 

@@ -11,7 +11,7 @@ import pytest
 from libtmux._compat import LooseVersion
 
 from flowrl.bottomup_parallel import open_launcher
-from flowrl.config import BottomUpConfig
+from flowrl.config import LaunchConfig
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import files, processes
 from flowrl.launchers.job import Finished, Why
@@ -167,8 +167,8 @@ def test_the_program_asks_for_tmux_before_it_schedules_anything(server_folder, m
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
         with pytest.raises(ConfigError, match="tmux is not installed"):
-            open_launcher(BottomUpConfig())
-        open_launcher(BottomUpConfig(launcher="local"))
+            open_launcher(LaunchConfig())
+        open_launcher(LaunchConfig(launcher="local"))
 
 
 def test_a_tmux_that_is_too_old_is_known_before_anything_is_launched(tmux, monkeypatch):

@@ -32,7 +32,7 @@ class TellingScheduler(SkillScheduler):
         super().wait()
 
 
-def open_launcher(config: bottomup_parallel.BottomUpConfig) -> Launcher:
+def open_launcher(config: bottomup_parallel.LaunchConfig) -> Launcher:
     if config.launcher == "local":
         return LocalLauncher(grace_seconds=GRACE_SECONDS)
     launcher = TmuxLauncher(config.tmux_socket, grace_seconds=GRACE_SECONDS)

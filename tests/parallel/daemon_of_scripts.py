@@ -80,7 +80,7 @@ class ScriptWorkshop:
 def main(root: Path) -> int:
     """Train both skills."""
     with SkillScheduler(
-        root / "graph", launcher=LocalLauncher(), poll_interval=0.2, retry_backoff=0.01
+        root / "graph", launcher=LocalLauncher(), scheduler_poll_interval=0.2, retry_backoff=0.01
     ) as scheduler:
         scheduler.set_callbacks(backend=ScriptWorkshop(root))
         scheduler.add_skill("a")

@@ -194,7 +194,7 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
         root / "graph",
         launcher=LocalLauncher(grace_seconds=0.5),
         max_parallel_skills=slots,
-        poll_interval=0.5,
+        scheduler_poll_interval=0.5,
         retry_backoff=0.05,
     )
     scheduler.figures = figures

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import bottomup_parallel
-from flowrl.config import BottomUpConfig
+from flowrl.config import BottomUpConfig, with_flags
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.job import Job
 from flowrl.parallel.events import RunRequest
@@ -34,7 +34,7 @@ class StandInWorkshop(TrainingBackend):
     """
 
     def __init__(self, layout: GraphPaths, config: BottomUpConfig, *rest: Any, **more: Any) -> None:
-        super().__init__(layout, dataclasses.replace(config, sandbox="none"), *rest, **more)
+        super().__init__(layout, with_flags(config, sandbox="none"), *rest, **more)
 
     def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
         job = super()._job(prepared, task)

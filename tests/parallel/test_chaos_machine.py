@@ -124,7 +124,7 @@ def test_a_trainer_that_cannot_import_has_failed_with_the_last_line_of_its_log(t
             folder=folder,
         )
 
-    scheduler = SkillScheduler(tmp_path / "graph", max_retries=0, poll_interval=0.2)
+    scheduler = SkillScheduler(tmp_path / "graph", max_retries=0, scheduler_poll_interval=0.2)
     scheduler.set_callbacks(prepare=prepare, process=lambda task: {})
     with scheduler:
         scheduler.add_skill("A")

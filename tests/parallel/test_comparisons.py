@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from flowrl import storage
-from flowrl.config import BottomUpConfig
+from flowrl.config import BottomUpConfig, with_flags
 from flowrl.errors import ComparingError
 from flowrl.experts import checkpoint
 from flowrl.experts.inquiry import Desk, read_answers, read_inquiry, write_answers
@@ -363,7 +363,7 @@ def test_a_scheduler_goes_on_while_two_copies_are_averaged(tmp_path):
                 place.open("go")  # both have the same ancestor by then
             return super().prepare(task)
 
-    config = BottomUpConfig(merge_policy="frame_average")
+    config = with_flags(BottomUpConfig(), merge_policy="frame_average")
     with SkillScheduler(
         place.layout.root, launcher=LocalLauncher(), retry_backoff=0.05, max_parallel_skills=3
     ) as daemon:

@@ -175,7 +175,7 @@ def test_a_full_disk_under_the_state_file_stops_all_acts_until_there_is_room(
 
 
 def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, monkeypatch):
-    scheduler = start(poll_interval=60.0)
+    scheduler = start(scheduler_poll_interval=60.0)
     scheduler.add_skill("A")
     scheduler.tick()
     send_request(scheduler.layout, Verb.PAUSE, "A")
@@ -279,7 +279,7 @@ def test_stop_with_cancel_waits_for_the_runs_to_save_and_end(start, world):
 
 
 def test_waiting_ends_when_a_retry_is_due(start, world, clock):
-    scheduler = start(retry_backoff=7, poll_interval=30)
+    scheduler = start(retry_backoff=7, scheduler_poll_interval=30)
     scheduler.add_skill("A")
     scheduler.tick()
     world.end("A", Lost())

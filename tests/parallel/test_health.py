@@ -175,7 +175,7 @@ def test_one_skills_own_file_that_may_not_be_written_pauses_nobody_else(start, w
 
 
 def test_a_trainer_is_not_blamed_for_a_silence_that_a_full_disk_has_made(start, world, monkeypatch):
-    scheduler = start(hung_seconds=1e-9)
+    scheduler = start(stall_timeout=1e-9)
     scheduler.add_skill("A")
     scheduler.tick()
     monkeypatch.setattr(health, "disk_shortage", lambda layout: ("disk", "no room"))

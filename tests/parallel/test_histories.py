@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.config import ScheduleConfig
 from flowrl.errors import BusyError
 from flowrl.launchers.job import Exited, Finished, Handle, Lost, Why
 from flowrl.parallel import events, health
-from flowrl.parallel.events import ControlRequest, LogTail, NewSkill, Rules, StopMode, Verb
+from flowrl.parallel.events import ControlRequest, LogTail, NewSkill, StopMode, Verb
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.state_file import StateFile, decode
@@ -54,14 +55,14 @@ class Disk:
 class Play:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.rules = Rules(
-            max_parallel=self.dice.randint(1, 4),
+        self.schedule = ScheduleConfig(
+            max_parallel_skills=self.dice.randint(1, 4),
             max_retries=self.dice.randint(0, 2),
-            max_refusals=self.dice.randint(0, 2),
             min_success_rate=0.5,
-            devices=self.dice.choice([(), ("0",), ("0", "1")]),
-            runs_per_device=self.dice.randint(1, 2),
         )
+        names = self.dice.choice([(), ("0",), ("0", "1")])
+        self.launching_nothing = replace(self.schedule, max_parallel_skills=0)
+        self.devices = {name: self.dice.randint(1, 2) for name in names}
         self.now = NOW
         self.disk = Disk()
         self.state = SchedulerState()
@@ -73,9 +74,10 @@ class Play:
         self.doomed = self.dice.random() < 0.3  # the first skill always meets the same error
 
     def tell(self, *received) -> None:
-        rules = replace(self.rules, launching=not self.full)
+        schedule = self.launching_nothing if self.full else self.schedule
+        devices, jitter = self.devices, self.dice.random()
         self.state, commands = step(
-            self.state, received, self.now, rules, jitter=self.dice.random()
+            self.state, received, self.now, schedule, devices=devices, jitter=jitter
         )
         self.pending.extend(commands)
         self.save()
@@ -216,7 +218,7 @@ class Play:
         """Obey what was asked; the daemon may die before the files are gone."""
         taken = list(self.disk.requests)
         self.tell(*taken)
-        again, _ = step(self.state, taken, self.now, replace(self.rules, launching=False))
+        again, _ = step(self.state, taken, self.now, self.launching_nothing)
         assert again.responses == self.state.responses
         assert [e.status for e in again.entries.values() if not isinstance(e.status, Merging)] == [
             e.status for e in self.state.entries.values() if not isinstance(e.status, Merging)
@@ -264,14 +266,14 @@ class Play:
 
     def check_slots(self) -> None:
         slotted = [e.status for e in self.state.active() if isinstance(e.status, Slotted)]
-        assert len(slotted) <= self.rules.max_parallel
+        assert len(slotted) <= self.schedule.max_parallel_skills
         loads = Counter(status.device for status in slotted)
-        for device in self.rules.devices:
-            assert loads[device] <= self.rules.runs_per_device
+        for device in self.devices:
+            assert loads[device] <= self.devices[device]
         for status in slotted:
-            if status.alone and self.rules.devices:
+            if status.alone and self.devices:
                 assert loads[status.device] == 1
-        if self.rules.devices:
+        if self.devices:
             assert None not in loads
 
 
@@ -315,7 +317,7 @@ def judge(game: Play) -> None:
     assert all(len(answers) == 1 for answers in game.disk.outcomes.values())
     for entry in entries.values():
         assert not isinstance(entry.status, Waiting), "nothing waits when all is settled"
-        assert entry.failures <= game.rules.max_retries + 1
+        assert entry.failures <= game.schedule.max_retries + 1
         if isinstance(entry.status, Completed):
             assert all(need in completed for need in entry.needs)
         elif not isinstance(entry.status, Failed | Held):

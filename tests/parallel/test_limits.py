@@ -41,7 +41,7 @@ def daemon(tmp_path):
     opened = []
 
     def start(**settings):
-        settings = {"max_retries": 0, "poll_interval": 0.2, **settings}
+        settings = {"max_retries": 0, "scheduler_poll_interval": 0.2, **settings}
         launcher = LocalLauncher(grace_seconds=1.0)
         scheduler = SkillScheduler(tmp_path / "graph", launcher=launcher, **settings)
         scheduler.set_callbacks(
@@ -73,7 +73,7 @@ def beats_until(scheduler, wanted):
 
 
 def test_a_run_that_takes_longer_than_it_may_is_ended_and_charged(daemon, tmp_path):
-    scheduler = daemon(run_seconds=2.0)
+    scheduler = daemon(run_timeout=2.0)
     scheduler.add_skill("A")
     scheduler.tick()
     start = trainer_of(scheduler, tmp_path, "A")
@@ -86,7 +86,7 @@ def test_a_run_that_takes_longer_than_it_may_is_ended_and_charged(daemon, tmp_pa
 @pytest.mark.parametrize("stopped", ["trainer", "runner and trainer"])
 def test_a_stopped_trainer_is_ended(daemon, tmp_path, stopped):
     """FAULTS 18: TERM alone does not wake a stopped process."""
-    scheduler = daemon(hung_seconds=0.5)
+    scheduler = daemon(stall_timeout=0.5)
     scheduler.add_skill("A")
     scheduler.tick()
     start = trainer_of(scheduler, tmp_path, "A")
@@ -127,7 +127,7 @@ def test_an_age_obeys_no_wall_clock_and_begins_anew_with_a_new_process():
 
 
 def test_an_overdue_run_is_asked_once_and_its_silence_changes_nothing(start, world):
-    scheduler = start(run_seconds=1e-9, hung_seconds=1e-9, max_retries=0)
+    scheduler = start(run_timeout=1e-9, stall_timeout=1e-9, max_retries=0)
     scheduler.add_skill("A")
     for _ in range(4):
         scheduler.tick()

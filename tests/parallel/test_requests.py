@@ -329,7 +329,7 @@ def test_a_flood_of_requests_is_taken_piece_by_piece_and_the_answers_stay_few(st
 
 
 def test_a_users_wish_is_not_replaced_by_the_schedulers_own(start, world):
-    scheduler = start(hung_seconds=1e-9)
+    scheduler = start(stall_timeout=1e-9)
     scheduler.add_skill("A")
     scheduler.tick()
     asked(scheduler, Verb.PAUSE, "A")

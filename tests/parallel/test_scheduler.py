@@ -115,7 +115,7 @@ def test_no_more_runs_than_slots_and_the_higher_priority_first(start, world):
 
 
 def test_every_device_takes_its_share_of_runs(start, world):
-    scheduler = start(max_parallel_skills=9, devices=("0", "1"), skills_per_gpu=2)
+    scheduler = start(max_parallel_skills=9, devices={"0": 2, "1": 2})
     for name in "abcdef":
         scheduler.add_skill(name)
     scheduler.tick()
@@ -123,17 +123,16 @@ def test_every_device_takes_its_share_of_runs(start, world):
 
 
 def test_a_larger_device_takes_more_runs_and_each_is_filled_in_proportion(start, world):
-    scheduler = start(max_parallel_skills=9, devices=("0", "1"), slots=(4, 2))
+    scheduler = start(max_parallel_skills=9, devices={"0": 4, "1": 2})
     for name in "abcdefgh":
         scheduler.add_skill(name)
     scheduler.tick()
     assert [process.task.device for process in world.living()] == ["0", "1", "0", "0", "1", "0"]
 
 
-@pytest.mark.parametrize("slots", [(1,), (1, 0), (1, 1, 1)], ids=str)
-def test_slots_that_do_not_fit_the_devices_are_refused(start, slots):
-    with pytest.raises(ConfigError, match="slots"):
-        start(devices=("0", "1"), slots=slots)
+def test_a_device_that_takes_no_run_is_refused(start):
+    with pytest.raises(ConfigError, match="at least 1 run"):
+        start(devices={"0": 1, "1": 0})
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tests.parallel.scheduling import (
 
 
 def test_a_run_out_of_memory_is_tried_again_alone_on_a_device(start, world, clock):
-    scheduler = start(max_parallel_skills=9, devices=("0",), skills_per_gpu=2)
+    scheduler = start(max_parallel_skills=9, devices={"0": 2})
     for name in "abc":
         scheduler.add_skill(name)
     scheduler.tick()
@@ -265,7 +265,7 @@ def test_a_held_running_skill_ends_and_waits_for_its_retry(start, world):
 
 
 def test_a_silent_run_is_ended_and_charged(start, world, clock):
-    scheduler = start(hung_seconds=0.001, max_retries=0)
+    scheduler = start(stall_timeout=0.001, max_retries=0)
     scheduler.add_skill("A")
     scheduler.tick()
     deadline = time.monotonic() + 10

@@ -51,12 +51,12 @@ def trainer(folder, *words, kind=BottomUpConfig, **facts) -> TrainConfig:
     ],
 )
 def test_a_run_takes_its_share_of_the_cpus(tmp_path, words, threads):
-    assert trainer(tmp_path, *words.split()).acting_threads == threads
+    assert trainer(tmp_path, *words.split()).ppo.acting_threads == threads
 
 
 def test_runs_one_after_another_have_all_cpus(tmp_path):
     found = trainer(tmp_path, "--num_envs=128", kind=SequentialConfig)
-    assert found.acting_threads == 4
+    assert found.ppo.acting_threads == 4
 
 
 def test_a_resumed_run_shares_the_cpus_as_they_are_now(tmp_path):
@@ -66,21 +66,21 @@ def test_a_resumed_run_shares_the_cpus_as_they_are_now(tmp_path):
 
     task = RunRequest(skill=WOOD, expert=0, attempt=1)
     first = workshop("--max_parallel_skills=4").prepare(task)
-    assert config.parse(TrainConfig, first.argv[3:]).acting_threads == 1
+    assert config.parse(TrainConfig, first.argv[3:]).ppo.acting_threads == 1
     again = workshop("--max_parallel_skills=2").reopen(
         RunRequest(skill=WOOD, expert=0, attempt=1, run_id=first.run_id)
     )
     assert again is not None
-    assert config.parse(TrainConfig, again.argv[3:]).acting_threads == 2
+    assert config.parse(TrainConfig, again.argv[3:]).ppo.acting_threads == 2
 
 
 def test_a_run_with_a_gpu_is_told_nothing_of_threads(tmp_path):
-    assert trainer(tmp_path, "--max_parallel_skills=4", device="0").acting_threads is None
+    assert trainer(tmp_path, "--max_parallel_skills=4", device="0").ppo.acting_threads is None
 
 
 def test_a_run_on_another_platform_is_told_nothing_of_threads(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
-    assert trainer(tmp_path, "--max_parallel_skills=4").acting_threads is None
+    assert trainer(tmp_path, "--max_parallel_skills=4").ppo.acting_threads is None
 
 
 @pytest.mark.parametrize("num_envs", [1, 31, 32, 48, 63, 64, 96, 100, 256, 1000, 4096])

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.config import ScheduleConfig
 from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.launchers.job import Exited, Handle, Lost, Why
 from flowrl.parallel import events
-from flowrl.parallel.events import NewSkill, Response, Rules, StopMode
+from flowrl.parallel.events import NewSkill, Response, StopMode
 from flowrl.parallel.health import RunLimits, filesystem_of
 from flowrl.parallel.outcomes import described
 from flowrl.parallel.state import SchedulerState, next_due
@@ -37,7 +38,7 @@ from tests.parallel.scheduling import NOW, finished
 
 DATA = Path(__file__).parents[1] / "data"
 FROZEN = DATA / "scheduler_state_v1.json"
-RULES = Rules()
+RULES = ScheduleConfig()
 HANDLE = Handle(run_id="e3.a2.0badcafe", session="s", pid=7, birth="b 1", pane="%4", server_pid=9)
 EVERY_STATUS = (
     Waiting(),
@@ -209,9 +210,9 @@ def test_a_damaged_state_is_refused_with_its_place_and_a_remedy(text):
 def test_saved_lines_are_made_anew_when_what_they_say_changes(tmp_path):
     file = StateFile(tmp_path / "state.json")
     added = events.SkillsAdded((NewSkill(skill="A"), NewSkill(skill="B", needs=("A",))))
-    state, _ = step(SchedulerState(), [added], NOW, Rules())
+    state, _ = step(SchedulerState(), [added], NOW, ScheduleConfig())
     assert file.encode(state) == encode(state)
-    state = through(state, "A", Rules(launching=False))
+    state = through(state, "A", ScheduleConfig(max_parallel_skills=0))
     assert state.entries["B"].status == Waiting()
     assert file.encode(state) == encode(state)
     assert b'"waits_for":["A"]' not in file.encode(state)
@@ -237,7 +238,7 @@ def test_every_event_is_heard():
 def test_an_event_of_another_run_or_status_changes_nothing():
     state = state_of_all()
     handle = Handle(run_id="other", session="s", pid=1)
-    rules = Rules(launching=False)
+    rules = ScheduleConfig(max_parallel_skills=0)
     for skill in state.entries:
         for event in (
             events.RunLaunched(skill, "other", handle),
@@ -266,7 +267,7 @@ def history(seed):
     for number, name in enumerate(names):
         needs = tuple(dice.sample(names[:number], k=min(number, dice.randint(0, 2))))
         added = events.SkillsAdded((NewSkill(skill=name, needs=needs),))
-        state, commands = step(state, [added], NOW, Rules(), jitter=dice.random())
+        state, commands = step(state, [added], NOW, ScheduleConfig(), jitter=dice.random())
         trace.append((state, commands))
     return trace
 
@@ -276,15 +277,15 @@ def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
         NewSkill(skill="C", needs=("A", "B")),
         NewSkill(skill="D", needs=("C",)),
     ]
-    state, _ = step(SchedulerState(), [events.SkillsAdded(tuple(skills))], NOW, Rules())
+    state, _ = step(SchedulerState(), [events.SkillsAdded(tuple(skills))], NOW, ScheduleConfig())
     refused = [events.PrepareRefused(n, "no") for n in "AB"]
-    state, _ = step(state, refused, NOW, Rules())
+    state, _ = step(state, refused, NOW, ScheduleConfig())
     assert state.entries["D"].status == Blocked(by=("A", "B"))
-    state, _ = step(state, [events.Retry("A")], NOW, Rules())
+    state, _ = step(state, [events.Retry("A")], NOW, ScheduleConfig())
     assert state.entries["D"].status == Blocked(by=("B",))
-    state, _ = step(state, [events.Retry("B")], NOW, Rules())
+    state, _ = step(state, [events.Retry("B")], NOW, ScheduleConfig())
     assert state.entries["D"].status == Waiting()
-    state, _ = step(state, [events.Hold("C")], NOW, Rules())
+    state, _ = step(state, [events.Hold("C")], NOW, ScheduleConfig())
     assert state.entries["D"].status == Blocked(by=("C",))
 
 
@@ -335,7 +336,7 @@ def test_a_slot_that_a_merge_frees_goes_to_what_the_merge_makes_ready_when_that_
         Entry(skill="Collect Drink", needs=(), order=1),
         Entry(skill="Place Table", needs=("Collect Wood",), order=2, priority=3),
     ]
-    rules = Rules(max_parallel=1)
+    rules = ScheduleConfig(max_parallel_skills=1)
     state = SchedulerState.of(entries, next_expert=1)
     ended = events.RunEnded("Collect Wood", "r", finished("r"))
     state, commands = step(state, [ended], NOW, rules)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flowrl import runs, storage
-from flowrl.config import TrainConfig
+from flowrl.config import TrainConfig, with_flags
 from flowrl.errors import (
     EXIT_RESUMABLE,
     ConfigError,
@@ -70,7 +70,6 @@ def layout(tmp_path, monkeypatch, open_relay):
 
 def config_of(layout, **changes) -> TrainConfig:
     facts = {
-        "module_path": layout.module,
         "total_timesteps": 5 * FRAMES,
         "num_envs": 4,
         "num_steps": 8,
@@ -79,7 +78,7 @@ def config_of(layout, **changes) -> TrainConfig:
         "layer_size": 4,
         "log_seconds": 0.0,
     }
-    return TrainConfig(**{**facts, **changes})
+    return with_flags(TrainConfig(module_path=layout.module), **{**facts, **changes})
 
 
 def finals(layout) -> list:
@@ -164,7 +163,7 @@ def test_a_run_goes_on_with_another_number_of_threads(layout):
 def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
     config = config_of(layout)
     trainer.run(config, Countdown(3))
-    env, programs = open_relay(config)
+    env, programs = open_relay(config.ppo)
     assignment = read_assignment(config, trainer.open_module(config.module_path))
     one, other = (trainer.prepare(assignment, config, env, programs) for _ in range(2))
     assert same(one.learner.train, other.learner.train)
@@ -447,8 +446,8 @@ class Listing(ProgramCache):
     ids=lambda change: ",".join(change) if isinstance(change, dict) else "",
 )
 def test_a_program_serves_another_run_only_if_nothing_compiled_in_differs(layout, change, others):
-    one = begin_programs(Relay(), config_of(layout), Listing())
-    other = begin_programs(Relay(), config_of(layout, **change), Listing())
+    one = begin_programs(Relay(), config_of(layout).ppo, Listing())
+    other = begin_programs(Relay(), config_of(layout, **change).ppo, Listing())
     assert (one.act != other.act, one.learn != other.learn) == (others, others)
 
 
@@ -457,6 +456,6 @@ def test_acting_serves_any_number_of_experts_up_to_eight_and_learning_only_its_o
     for num_experts in (2, 3, 9):
         env = Relay()
         env.num_experts = num_experts
-        names.append(begin_programs(env, config_of(layout), Listing()))
+        names.append(begin_programs(env, config_of(layout).ppo, Listing()))
     assert names[0].act == names[1].act != names[2].act
     assert len({name.learn for name in names}) == 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flowrl import storage
-from flowrl.config import TrainConfig
+from flowrl.config import TrainConfig, with_flags
 from flowrl.errors import ResultRefusedError
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
@@ -159,7 +159,9 @@ def training(tmp_path, monkeypatch, **changes):
     plan = (PlannedStep(skill="Rest", count=1, expert=0),)
     place = run_folder(tmp_path / "run", plan, (0,))
     facts = {"num_envs": 32, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1}
-    return TrainConfig(module_path=place.module, layer_size=4, **{**facts, **changes}), place
+    return with_flags(
+        TrainConfig(module_path=place.module), layer_size=4, **{**facts, **changes}
+    ), place
 
 
 def test_fault_15_the_optimizers_state_is_continued(tmp_path, monkeypatch):

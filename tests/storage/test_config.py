@@ -10,14 +10,19 @@ import pytest
 
 from flowrl.config import (
     BottomUpConfig,
+    GraphConfig,
+    LaunchConfig,
     PPOConfig,
+    ScheduleConfig,
     SequentialConfig,
     TrainConfig,
     checked,
+    flags,
     from_json,
     parse,
     to_argv,
     to_json,
+    with_flags,
 )
 from flowrl.errors import ConfigError
 
@@ -50,41 +55,61 @@ def other_value(item: dataclasses.Field):
             return 0.625
         case Path():
             return Path("else where/x")
-    return {"Path | None": Path("/a b"), "Count | None": 12_345, "float | None": 2.5}.get(
-        str(item.type), "$(id); 'x' -t"
-    )
+    empty = {"Path | None": Path("/a b"), "Positive | None": 12_345, "AboveZero | None": 2.5}
+    return empty.get(str(item.type), "$(id); 'x' -t")
 
 
-def fields(kind):
-    return [
-        pytest.param(kind, item, id=f"{kind.__name__}.{item.name}")
-        for item in dataclasses.fields(kind)
-    ]
+def fields(*kinds):
+    return [item for kind in kinds for item in dataclasses.fields(kind)]
+
+
+GRAPH_FLAGS = fields(GraphConfig, ScheduleConfig, LaunchConfig)
+TRAINER = TrainConfig(module_path=Path("m/0.py"))
 
 
 @pytest.mark.parametrize(
-    ("kind", "item"),
-    [*fields(TrainConfig), *fields(BottomUpConfig)],
+    ("base", "item"),
+    [
+        *((TRAINER, item) for item in fields(PPOConfig)),
+        *((BottomUpConfig(), item) for item in [*fields(PPOConfig), *GRAPH_FLAGS]),
+    ],
+    ids=lambda part: getattr(part, "name", type(part).__name__),
 )
-def test_every_flag_reaches_the_other_side(kind, item):
-    base = {"module_path": Path("m/0.py")} if kind is TrainConfig else {}
-    value = Path("else/1.py") if item.name == "module_path" else other_value(item)
-    config = kind(**{**base, item.name: value})
+def test_every_flag_reaches_the_other_side(base, item):
+    value = other_value(item)
+    config = with_flags(base, **{item.name: value})
     assert value != item.default
-    assert parse(kind, to_argv(config)) == config
+    assert flags(config) == {**flags(base), item.name: value}
+    assert parse(type(base), to_argv(config)) == config
 
 
-def test_the_trainers_part_of_a_storys_flags_is_a_trainers_command_line():
-    story = BottomUpConfig(lr=3e-3, total_timesteps=7_000, anneal_lr=False, max_parallel_skills=2)
-    argv = ("--module_path", "x/2.py", *to_argv(story, PPOConfig))
-    trainer = parse(TrainConfig, argv)
-    assert (trainer.lr, trainer.total_timesteps, trainer.anneal_lr) == (3e-3, 7_000, False)
+@pytest.mark.parametrize("change", [{"module_path": Path("else/1.py")}, {"resume": False}])
+def test_the_trainers_own_flags_reach_the_other_side(change):
+    config = with_flags(TRAINER, **change)
+    assert parse(TrainConfig, to_argv(config)) == config != TRAINER
+
+
+def test_no_two_parts_of_a_configuration_have_a_flag_of_the_same_name():
+    names = [item.name for item in [*fields(PPOConfig), *GRAPH_FLAGS]]
+    assert sorted(names) == sorted(flags(BottomUpConfig()))
+
+
+def test_a_flag_that_is_not_there_cannot_be_changed():
+    with pytest.raises(TypeError, match="no_such_flag"):
+        with_flags(BottomUpConfig(), no_such_flag=1)
+
+
+def test_the_trainers_part_of_a_graphs_flags_is_a_trainers_command_line():
+    graph = with_flags(BottomUpConfig(), lr=3e-3, total_timesteps=7_000, anneal_lr=False)
+    trainer = parse(TrainConfig, ("--module_path", "x/2.py", *to_argv(graph.ppo)))
+    assert trainer.ppo == graph.ppo
 
 
 @pytest.mark.parametrize("kind", [PPOConfig, BottomUpConfig])
 def test_a_recorded_configuration_comes_back(kind):
-    base = kind(**{item.name: other_value(item) for item in dataclasses.fields(kind)})
-    config = checked(dataclasses.replace(base, num_envs=64, num_steps=8, num_minibatches=4))
+    items = fields(PPOConfig) + (GRAPH_FLAGS if kind is BottomUpConfig else [])
+    base = with_flags(kind(), **{item.name: other_value(item) for item in items})
+    config = checked(with_flags(base, num_envs=64, num_steps=8, num_minibatches=4))
     facts = json.loads(json.dumps(to_json(config)))
     assert from_json(kind, facts) == config
     assert from_json(kind, json.loads(json.dumps(to_json(kind())))) == kind()
@@ -93,7 +118,7 @@ def test_a_recorded_configuration_comes_back(kind):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("lr", "x"), ("num_envs", 2.5), ("num_envs", True), ("activation", "sin"), ("seed", None),
-     ("use_wandb", 1), ("compile_cache", 7)],
+     ("use_wandb", 1), ("compile_cache", 7), ("gamma", 2.0)],
 )  # fmt: skip
 def test_a_wrong_value_in_a_recorded_configuration_is_named(name, value):
     with pytest.raises(ConfigError, match=name):
@@ -110,9 +135,9 @@ def test_a_wrong_value_in_a_recorded_configuration_is_named(name, value):
 )
 def test_the_documented_command_line_is_taken_with_either_dash(line):
     config = parse(BottomUpConfig, line.split())
-    assert (config.max_nodes, config.max_parallel_skills) == (3, 2)
-    assert config.total_timesteps == 50_000_000
-    assert isinstance(config.total_timesteps, int)
+    assert (config.graph.max_nodes, config.schedule.max_parallel_skills) == (3, 2)
+    assert config.ppo.total_timesteps == 50_000_000
+    assert isinstance(config.ppo.total_timesteps, int)
 
 
 @pytest.mark.parametrize("word", ["1.5", "many", "5e-1", "nan", "inf", ""])
@@ -142,17 +167,21 @@ def test_what_is_no_whole_number_is_refused(word, capsys):
         ({"scheduler_poll_interval": 0.0}, "--scheduler_poll_interval"),
         ({"skill_timesteps_budget": 0}, "--skill_timesteps_budget"),
         ({"max_nodes": 0}, "--max_nodes"),
+        ({"stall_timeout": 0.0}, "--stall_timeout"),
+        ({"run_timeout": -1.0}, "--run_timeout"),
+        ({"cpus_per_run": -1}, "--cpus_per_run"),
     ],
     ids=str,
 )
 def test_a_value_that_makes_no_sense_is_refused_by_name(change, flag):
     with pytest.raises(ConfigError, match=flag):
-        checked(BottomUpConfig(**change))
+        checked(with_flags(BottomUpConfig(), **change))
 
 
 def test_the_sequential_story_takes_the_same_flags_and_one_slot():
     config = parse(SequentialConfig, ["--max_nodes", "3", "--no-use_wandb", "--gpu_ids", "1"])
-    assert (config.max_nodes, config.max_parallel_skills, config.gpu_ids) == (3, 1, (1,))
+    assert (config.graph.max_nodes, config.launch.gpu_ids) == (3, (1,))
+    assert config.schedule.max_parallel_skills == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,404 @@
+"""Flags: every flag is a field of a class here, and parser, child's argv and docs are made of them.
+
+A program's configuration is composed (`BottomUpConfig.ppo.lr`); its flags are flat (`--lr`), on
+command lines and in config.json and run.json alike. A check stands in the type of its field; what
+several fields must satisfy together is the method `check` of their class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
+
+from flowrl.errors import ConfigError
+from flowrl.paths import DEFAULT_GRAPH
+from flowrl.storage import records
+
+LEAST_GROUP = 32  # environments of a thread: a group costs as much again as some twenty
+
+
+def count(text: str) -> int:
+    """Return an integer, also from scientific notation.
+
+    >>> count("5e7")
+    50000000
+    """
+    value = float(text) if any(char in text for char in ".eE") else int(text)
+    if value != int(value):
+        raise ValueError(f"{text} is not a whole number")
+    return int(value)
+
+
+def at_least(low: float) -> Callable[[Any], Any]:
+    """Return a check for the type of a field; None passes where the field may be None."""
+    return _check(lambda value: value >= low, f"must be at least {low:g}")
+
+
+def above(low: float) -> Callable[[Any], Any]:
+    """Return a check for the type of a field."""
+    return _check(lambda value: value > low, f"must be above {low:g}")
+
+
+def within(low: float, high: float) -> Callable[[Any], Any]:
+    """Return a check for the type of a field."""
+    return _check(lambda value: low <= value <= high, f"must lie in [{low:g}, {high:g}]")
+
+
+def _check(holds: Callable[[Any], bool], problem: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(problem)
+        return value
+
+    return check
+
+
+Count = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: count(words[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+Natural = Annotated[Count, at_least(0)]
+Positive = Annotated[Count, at_least(1)]
+Share = Annotated[float, within(0.0, 1.0)]
+AboveZero = Annotated[float, above(0.0)]
+Seconds = Annotated[float, at_least(0.0)]
+FrameAccounting = Literal["acted", "total"]
+Activation = Literal["tanh", "relu", "gelu"]
+MergePolicyName = Literal["frame_count", "frame_average", "eval_gate"]
+Sandbox = Literal["auto", "bwrap", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """Fields that are flags, or other configurations; a flag's name stands once in the whole."""
+
+    def check(self) -> None:
+        """Make sure of what several fields must satisfy together, else raise ConfigError."""
+
+
+Config = TypeVar("Config", bound=Configuration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(Configuration):
+    """Training of one run."""
+
+    env_name: str = "Craftax-Classic-Symbolic-v1"
+    """Craftax-Classic-Symbolic-v1, Craftax-Symbolic-v1, or a game of an installed package."""
+    total_timesteps: Positive = 10_000_000
+    """Environment steps of one run at most, over all environments; rounded up to whole updates."""
+    success_state_rate: Share = 0.8
+    """Stop early when this share of recent episodes succeeds at the plan's last step."""
+    lr: AboveZero = 1e-3
+    """Adam's learning rate."""
+    anneal_lr: bool = True
+    """Lower the learning rate linearly to zero over total_timesteps."""
+    num_envs: Positive = 64
+    """Environments stepped side by side."""
+    acting_threads: Positive | None = None
+    """Threads that step the environments on a CPU, each a share of them; which worlds and actions
+    are drawn depends on their number (default: one for each CPU the run may use, while each
+    has 32 environments or more)."""
+    num_steps: Positive = 64
+    """Steps of every environment per update."""
+    update_epochs: Positive = 4
+    """Passes over each update's data."""
+    num_minibatches: Positive = 8
+    """Minibatches per pass."""
+    gamma: Share = 0.99
+    """Discount."""
+    gae_lambda: Share = 0.9
+    """Lambda of generalised advantage estimation."""
+    clip_eps: AboveZero = 0.2
+    """PPO's clip range."""
+    ent_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: AboveZero = 1.0
+    """Each expert's gradient is clipped to this norm."""
+    layer_size: Positive = 64
+    """Width of the hidden layers of each expert's actor and critic."""
+    activation: Activation = "tanh"
+    """Activation of the hidden layers."""
+    max_task_steps: Positive = 300
+    """An episode is cut when one step of its plan takes longer, unless its skill has a limit."""
+    world_pool: Natural = 0
+    """Worlds generated beforehand and reused for ever; 0 gives every episode a new one."""
+    seed: Count = 0
+    """Seed of worlds, parameters and actions; attempt k of a run adds k - 1 to it."""
+    frame_accounting: FrameAccounting = "acted"
+    """Credit an expert with the steps it acted in, or with all steps of the run."""
+    log_seconds: float = 1.0
+    """Least time between two lines of metrics.jsonl."""
+    checkpoint_seconds: Seconds = 300.0
+    """Seconds between checkpoints that a killed run goes on from; 0 for none."""
+    use_tensorboard: bool = False
+    """Write TensorBoard files into the run folder."""
+    use_wandb: bool = False
+    """Log to Weights & Biases (offline when there is no key); needs flowrl[wandb]."""
+    wandb_project: str = "flowrl"
+    """Weights & Biases project."""
+    wandb_entity: str | None = None
+    """Weights & Biases team or user."""
+    compile_cache: Path | None = None
+    """Folder of JAX's persistent compile cache (default: the user's cache folder)."""
+
+    def check(self) -> None:
+        """Make sure that environments and rows can be divided evenly."""
+        rows = self.num_envs * self.num_steps
+        if rows % self.num_minibatches:
+            raise ConfigError(
+                f"--num_envs {self.num_envs} × --num_steps {self.num_steps} = {rows} rows do not "
+                f"divide into --num_minibatches {self.num_minibatches}; choose a divisor of {rows}"
+            )
+        if self.acting_threads is not None and self.num_envs % self.acting_threads:
+            raise ConfigError(
+                f"--acting_threads {self.acting_threads} cannot share --num_envs {self.num_envs} "
+                f"evenly; choose a divisor of {self.num_envs}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphConfig(Configuration):
+    """The graph of skills."""
+
+    graph_path: Path = DEFAULT_GRAPH
+    """Folder of this graph; made when missing, continued when there."""
+    max_nodes: Positive | None = None
+    """Most skills to train (default: all that the target needs, or the whole library)."""
+    target_skill: str | None = None
+    """Train only what this skill needs, and the skill itself."""
+    skills_dir: Path | None = None
+    """Folder of skill files that add to or override the library."""
+    trust_skills: bool = False
+    """Admit skill files of --skills_dir that the syntax check refuses; only for files you wrote."""
+    merge_policy: MergePolicyName = "frame_count"
+    """What becomes of an expert that two runs trained: the copy with most frames stays, the two
+    are averaged by frames, or the one that does better in the same fresh worlds stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(Configuration):
+    """Which runs start, how often a skill is tried, and when a run is ended."""
+
+    max_parallel_skills: Positive = 3
+    """Most runs side by side."""
+    scheduler_poll_interval: AboveZero = 30.0
+    """Seconds between fallback looks at the run folders; ends of runs are heard at once."""
+    max_retries: Natural = 2
+    """Retries of a failed skill after its first attempt."""
+    retry_backoff: Seconds = 5.0
+    """Seconds before the first retry; doubled for each further one, at most ten minutes."""
+    min_success_rate: Share = 0.01
+    """A run that spent its steps with less success than this counts as a failed attempt."""
+    skill_timesteps_budget: Positive | None = None
+    """Most environment steps for one skill over all attempts; rounded up to whole updates."""
+    stall_timeout: AboveZero = 1800.0
+    """Seconds without progress after which a run is ended and counts as failed."""
+    run_timeout: AboveZero | None = None
+    """Seconds that one attempt may take, after which it is ended and counts as failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig(Configuration):
+    """Where runs execute, and with which resources and environment."""
+
+    gpu_ids: tuple[int, ...] = ()
+    """GPUs to use, e.g. --gpu_ids 0 1 (default: all that are visible)."""
+    skills_per_gpu: Positive | None = None
+    """Most runs that share one GPU (default: 1, or as many as --gpu_memory_mb lets fit)."""
+    gpu_memory_mb: Positive | None = None
+    """Memory that one run takes of a GPU, in MB; as many share a GPU as fit into 90 % of it."""
+    cpus_per_run: Natural = 0
+    """CPUs that a run without a GPU is pinned to, none of them shared; 0 shares all."""
+    sandbox: Sandbox = "auto"
+    """Confine trainers to their own run folder, without network, by bubblewrap; auto: if it is
+    there."""
+    pass_env: tuple[str, ...] = ()
+    """Names of further environment variables that trainers get, e.g. --pass_env WANDB_API_KEY."""
+    launcher: Literal["tmux", "local"] = "tmux"
+    """Run each skill in a tmux session, or as a plain child process."""
+    tmux_socket: str | None = None
+    """Name of the tmux server's socket (default: the user's own server)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Configuration):
+    """Train one generated module: `python -m flowrl.ppo_flow --module_path RUN/2.py`."""
+
+    ppo: PPOConfig = PPOConfig()
+    module_path: Path
+    """The generated module; its folder holds run.json and takes the checkpoints."""
+    resume: bool = True
+    """Continue from the checkpoint of a stopped or killed trainer when there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BottomUpConfig(Configuration):
+    """Train a graph of skills, bottom up."""
+
+    ppo: PPOConfig = PPOConfig()
+    graph: GraphConfig = GraphConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialConfig(BottomUpConfig):
+    """Train a graph of skills one after another, in this very process."""
+
+    graph: GraphConfig = GraphConfig(graph_path=Path("exp/bottom_up"))
+    schedule: ScheduleConfig = ScheduleConfig(max_parallel_skills=1)
+
+    def check(self) -> None:
+        """Refuse the flags of runs that live side by side, or in processes of their own."""
+        given, alone = flags(self), flags(SequentialConfig())
+        alone["gpu_ids"] = self.launch.gpu_ids[:1]
+        side_by_side = "max_parallel_skills gpu_ids skills_per_gpu gpu_memory_mb launcher"
+        for (
+            name
+        ) in f"{side_by_side} tmux_socket stall_timeout run_timeout sandbox pass_env".split():
+            if given[name] != alone[name]:
+                raise ConfigError(
+                    f"--{name} {given[name]} is for runs side by side, here one skill trains "
+                    "after another, in one process; use python -m flowrl.bottomup_parallel"
+                )
+
+
+def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str | None = None) -> Config:
+    """Read a command line; prints help or an error and exits as argparse does."""
+    return checked(tyro.cli(kind, args=argv, prog=prog, config=(tyro.conf.OmitArgPrefixes,)))
+
+
+def checked(config: Config) -> Config:
+    """Return the configuration, once its values make sense, also together.
+
+    Raises:
+      ConfigError: names the flag, its value and what is allowed.
+    """
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if isinstance(value, Configuration):
+            checked(value)
+        try:
+            for check in _checks_of(type(config))[item.name] if value is not None else ():
+                check(value)
+        except ValueError as error:
+            raise ConfigError(f"--{item.name} {value} {error}") from error
+    config.check()
+    return config
+
+
+def flags(config: Configuration) -> dict[str, Any]:
+    """Return the values of a configuration by flag, those of nested configurations too.
+
+    >>> flags(BottomUpConfig())["max_retries"]
+    2
+    """
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        values |= flags(value) if isinstance(value, Configuration) else {item.name: value}
+    return values
+
+
+def with_flags(config: Config, **values: Any) -> Config:
+    """Return a copy of a configuration with other values of some flags.
+
+    >>> with_flags(BottomUpConfig(), lr=0.5, max_retries=0).schedule.max_retries
+    0
+    """
+    if unknown := values.keys() - flags(config).keys():
+        raise TypeError(f"{type(config).__name__} has no flags {sorted(unknown)}")
+    changes: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if not isinstance(value, Configuration):
+            changes |= {item.name: values[item.name]} if item.name in values else {}
+        elif inner := {name: values[name] for name in flags(value) if name in values}:
+            changes[item.name] = with_flags(value, **inner)
+    return dataclasses.replace(config, **changes)
+
+
+def to_argv(config: Configuration) -> tuple[str, ...]:
+    """Return the command line that `parse` reads back into `config`, every flag said."""
+    words: list[str] = []
+    for name, value in flags(config).items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, tuple):
+            words.extend([f"--{name}", *map(str, value)] if value else [])
+        else:
+            words.append(f"--{name}={value}")
+    return tuple(words)
+
+
+def to_json(config: Configuration) -> dict[str, Any]:
+    """Return the flags as plain JSON values."""
+    return records.to_json(flags(config))
+
+
+def from_json(kind: type[Config], data: Mapping[str, Any]) -> Config:
+    """Return the configuration that `to_json` made these data of, perhaps in another version.
+
+    A missing flag has its default; an unknown one is left out.
+
+    Raises:
+      ConfigError: a value is of another type, or makes no sense.
+    """
+    default = kind()
+    types = _flag_types(kind)
+    values = {name: _typed(name, types[name], data[name]) for name in flags(default) & data.keys()}
+    return checked(with_flags(default, **values))
+
+
+def threads_for(num_envs: int, cpus: int) -> int:
+    """Return the most threads that `cpus` have room for and that share the environments evenly.
+
+    >>> threads_for(64, 4), threads_for(96, 4), threads_for(64, 0)
+    (2, 3, 1)
+    """
+    fit = [n for n in range(2, cpus + 1) if num_envs % n == 0 and num_envs // n >= LEAST_GROUP]
+    return max(fit, default=1)
+
+
+@functools.cache
+def _flag_types(kind: Any) -> Mapping[str, Any]:
+    types: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        types |= _flag_types(hint) if dataclasses.is_dataclass(hint) else {name: hint}
+    return types
+
+
+@functools.cache
+def _checks_of(kind: Any) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: [*_checks_in(hint)] for name, hint in hints.items()}
+
+
+def _checks_in(hint: Any) -> Sequence[Callable[[Any], Any]]:
+    if get_origin(hint) is Annotated:
+        return [check for check in hint.__metadata__ if callable(check)]
+    return [check for part in get_args(hint) for check in _checks_in(part)]
+
+
+def _typed(name: str, hint: Any, value: Any) -> Any:
+    try:
+        return records.from_json(hint, value)
+    except records.MalformedError as error:
+        raise ConfigError(f"--{name} {error}; start anew") from error
