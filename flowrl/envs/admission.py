@@ -64,7 +64,7 @@ def _codes(read: ReadModule) -> list[SkillCode]:
             env_name=read.game.name,
             is_done=ast.unparse(done),
             reward=ast.unparse(reward),
-            origin=Origin(read.frame.place, done.lineno, reward.lineno),
+            origin=Origin(read.place, done.lineno, reward.lineno),
         )
         for (done, reward), step in zip(read.pairs, read.plan, strict=True)
     ]

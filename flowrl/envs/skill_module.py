@@ -27,7 +27,7 @@ from flowrl.storage import read_bytes
 
 MODULE_LIMIT_BYTES = 2_000_000
 REMEDY = "write it again with generate_module_with_remapping"
-_IMPORTS = ("import jax", "import jax.numpy as jnp")
+_DOCSTRING = '"""…"""'
 _CONSTANTS = ("GAME", "GLOBAL_TO_LOCAL", "LOCAL_TO_GLOBAL", "PLAN")
 _KEYS = {"skill", "count", "expert"}  # of a step; it may also have max_steps
 
@@ -95,12 +95,15 @@ def load_module(
     """
     read = read_module(source)
     trusted = {k for k, approval in enumerate(_found(read, approvals)) if approval.trusted}
-    read.frame.check_functions(read.functions, read.plan, trusted=trusted)
-    check_names(read.functions, read.frame.place, games=(read.game,))
+    for k, (pair, step) in enumerate(zip(read.pairs, read.plan, strict=True)):
+        for function in pair:
+            _check_default(function, step["count"], read.place)
+            check_function(function, read.place, trusted=k in trusted)
+    check_names(read.functions, read.place, games=(read.game,))
     return TaskModule(
         game=read.game,
         global_to_local=read.global_to_local,
-        local_to_global=read.local_to_global,
+        local_to_global=dict(enumerate(sorted(read.global_to_local))),
         tasks=_tasks(read, cache(partial(_executed, read, trusted))),
     )
 
@@ -109,17 +112,17 @@ def load_module(
 class ReadModule:
     """A module that has the form of the frame; its functions are not checked yet."""
 
-    frame: Frame
+    place: str
     game: Game
     global_to_local: Mapping[int, int]
-    local_to_global: Mapping[int, int]
     plan: Sequence[Mapping[str, Any]]
-    functions: Sequence[ast.FunctionDef]
+    pairs: Sequence[tuple[ast.FunctionDef, ast.FunctionDef]]
+    """The two functions of every step."""
 
     @property
-    def pairs(self) -> list[tuple[ast.FunctionDef, ast.FunctionDef]]:
-        """The two functions of every step."""
-        return list(zip(self.functions[::2], self.functions[1::2], strict=True))
+    def functions(self) -> list[ast.FunctionDef]:
+        """The functions of all steps, in order."""
+        return [function for pair in self.pairs for function in pair]
 
 
 def read_module(source: Path | str) -> ReadModule:
@@ -132,19 +135,21 @@ def read_module(source: Path | str) -> ReadModule:
         text, place = _read(source), str(source)
     else:
         text, place = source, "<module>"
-    frame = Frame(place)
-    statements = frame.parse(text).body
-    game, rest = frame.read_head(statements)
-    global_to_local, local_to_global, plan = frame.read_constants(rest[:3])
-    frame.check_remapping(rest[0], global_to_local, local_to_global)
-    frame.check_plan(rest[2], plan, global_to_local)
+    body = parse_source(text, place, limit_bytes=MODULE_LIMIT_BYTES).body
+    lines = {name: _assignment(body, name, place) for name in _CONSTANTS}
+    values = {name: literal(line.value, place) for name, line in lines.items()}
+    game = _game(values["GAME"], lines["GAME"], place)
+    experts = _experts(values["GLOBAL_TO_LOCAL"], lines["GLOBAL_TO_LOCAL"], place)
+    _check_plan(values["PLAN"], lines["PLAN"], experts, place)
+    plan = values["PLAN"]
+    _compare(body, _frame(game, experts, lines["PLAN"], plan), len(plan), place)
+    functions = [line for line in body[-3 * len(plan) :] if isinstance(line, ast.FunctionDef)]
     return ReadModule(
-        frame=frame,
+        place=place,
         game=game,
-        global_to_local=global_to_local,
-        local_to_global=local_to_global,
+        global_to_local=values["GLOBAL_TO_LOCAL"],
         plan=plan,
-        functions=frame.read_functions(rest[3:], plan),
+        pairs=list(zip(functions[::3], functions[1::3], strict=True)),
     )
 
 
@@ -158,11 +163,11 @@ def _found(read: ReadModule, approvals: Collection[CodeApproval] | None) -> list
         approval = known.get(code_digest(done, reward, read.game.name))
         if approval is None:
             what = f"the code of step {step['skill']!r} has no approval; prepare the run again"
-            raise SkillError(f"{read.frame.place}:{done.lineno}: {what}")
+            raise SkillError(f"{read.place}:{done.lineno}: {what}")
         if approval.most_count is not None and step["count"] > approval.most_count:
             what = f"{step['skill']!r} chooses by n and was tried up to n={approval.most_count}"
             remedy = f"not to n={step['count']}; write it without if"
-            raise SkillError(f"{read.frame.place}:{done.lineno}: {what}, {remedy}")
+            raise SkillError(f"{read.place}:{done.lineno}: {what}, {remedy}")
         found.append(approval)
     return found
 
@@ -189,7 +194,7 @@ def _executed(read: ReadModule, trusted: Collection[int]) -> list[list[Callable[
     for lifted in (False, True):
         pairs = [pair for k, pair in enumerate(read.pairs) if (k in trusted) is lifted]
         functions = [function for pair in pairs for function in pair]
-        called = execute_functions(functions, read.game, place=read.frame.place, trusted=lifted)
+        called = execute_functions(functions, read.game, place=read.place, trusted=lifted)
         found |= {function.name: call for function, call in zip(functions, called, strict=True)}
     return [[found[function.name] for function in pair] for pair in read.pairs]
 
@@ -201,172 +206,103 @@ def _read(path: Path) -> str:
         raise SkillError(f"{path}: {error}; {REMEDY}") from error
 
 
-class Frame:
-    """Compares a module with the frame, statement by statement, and says where it departs."""
+def _frame(
+    game: Game, experts: Sequence[int], plan_line: ast.Assign, plan: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """The statements of a module; of a docstring and of a skill's function only the beginning."""
+    head = [_DOCSTRING, "import jax", "import jax.numpy as jnp"]
+    head += [game.import_line] if game.import_line else []
+    to_local = {expert: local for local, expert in enumerate(experts)}
+    head += [f"GAME = {game.name!r}", f"GLOBAL_TO_LOCAL = {to_local}"]
+    head += [f"LOCAL_TO_GLOBAL = {dict(enumerate(experts))}", ast.unparse(plan_line)]
+    for k, step in enumerate(plan):
+        number = f"    return GLOBAL_TO_LOCAL[{step['expert']}]"
+        head += [f"def task_{k}_is_done", f"def task_{k}_reward"]
+        head += [f"def task_{k}_network_number():\n{number}"]
+    return head
 
-    def __init__(self, place: str) -> None:
-        self.place = place
 
-    def refusal(self, line: int, why: str) -> SkillError:
-        """The error for a line: why it departs, and the remedy."""
-        return SkillError(f"{self.place}:{line}: {why}; {REMEDY}")
+def _compare(body: Sequence[ast.stmt], frame: Sequence[str], tasks: int, place: str) -> None:
+    """Refuse a module at the first statement that is not the frame's."""
+    for line, expected in zip(body, frame, strict=False):
+        if isinstance(line, ast.FunctionDef) and expected == f"def {line.name}":
+            continue
+        if expected == _DOCSTRING and ast.get_docstring(ast.Module([line], [])) is not None:
+            continue
+        if ast.unparse(line) != expected:
+            what = f"here stands `{_short(expected)}`, not `{_short(ast.unparse(line))}`"
+            raise _refusal(place, line, what)
+    if len(body) < len(frame):
+        raise _refusal(place, body[-1], f"`{_short(frame[len(body)])}` is missing")
+    if len(body) > len(frame):
+        extra = body[len(frame)]
+        what = f"`{_short(ast.unparse(extra))}` is beyond the {tasks} tasks of PLAN"
+        raise _refusal(place, extra, what)
 
-    def parse(self, text: str) -> ast.Module:
-        """The syntax tree of a bounded text."""
-        tree = parse_source(text, self.place, limit_bytes=MODULE_LIMIT_BYTES)
-        if len(tree.body) < 10:
-            raise self.refusal(1, "it ends before the first task's functions")
-        return tree
 
-    def read_head(self, lines: Sequence[ast.stmt]) -> tuple[Game, Sequence[ast.stmt]]:
-        """The game that the module is for, and the statements after the one that names it."""
-        head = lines[0]
-        if not (isinstance(head, ast.Expr) and isinstance(head.value, ast.Constant)):
-            raise self.refusal(head.lineno, "it does not begin with a docstring")
-        enums = isinstance(lines[3], ast.ImportFrom)
-        rest = lines[4:] if enums else lines[3:]
-        game = self._game(rest[0])
-        expected = (*_IMPORTS, game.import_line) if game.import_line else _IMPORTS
-        for line, text in zip(lines[1 : 4 if enums else 3], expected, strict=False):
-            if ast.unparse(line) != text:
-                raise self.refusal(line.lineno, f"here stands `{text}`, not `{_short(line)}`")
-        if enums is not bool(game.import_line):
-            raise self.refusal(rest[0].lineno, f"before GAME stands `{expected[-1]}`")
-        return game, rest[1:]
-
-    def _game(self, line: ast.stmt) -> Game:
-        name = self._constant(line, _CONSTANTS[0])
-        try:
-            return find_game(name)
-        except ConfigError as error:
-            raise SkillError(f"{self.place}:{line.lineno}: {error}") from error
-
-    def read_constants(self, lines: Sequence[ast.stmt]) -> list[Any]:
-        """The values of the remapping and of the plan, in their order."""
-        return [
-            self._constant(line, name) for line, name in zip(lines, _CONSTANTS[1:], strict=True)
-        ]
-
-    def _constant(self, line: ast.stmt, name: str) -> Any:
+def _assignment(body: Sequence[ast.stmt], name: str, place: str) -> ast.Assign:
+    for line in body:
         match line:
-            case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
-                return literal(value, self.place)
-        raise self.refusal(line.lineno, f"here stands `{name} = …`, not `{_short(line)}`")
+            case ast.Assign(targets=[ast.Name(id=found)]) if found == name:
+                return line
+    raise _refusal(place, body[0] if body else None, f"`{name} = …` is missing")
 
-    def check_remapping(self, line: ast.stmt, to_local: Any, to_global: Any) -> None:
-        """Refuse maps that do not number the experts, or are not inverse."""
-        if not (_maps_naturals(to_local) and _maps_naturals(to_global)):
-            raise self.refusal(
-                line.lineno, "GLOBAL_TO_LOCAL and LOCAL_TO_GLOBAL map indices to indices"
-            )
-        experts = sorted(to_local)
-        if to_local != {expert: local for local, expert in enumerate(experts)}:
-            raise self.refusal(
-                line.lineno,
-                f"GLOBAL_TO_LOCAL {to_local} does not number the experts {experts} in order from 0",
-            )
-        if to_global != dict(enumerate(experts)):
-            raise self.refusal(
-                line.lineno,
-                f"LOCAL_TO_GLOBAL {to_global} is not the inverse of GLOBAL_TO_LOCAL {to_local}",
-            )
 
-    def check_plan(self, line: ast.stmt, plan: Any, to_local: Mapping[int, int]) -> None:
-        """Refuse a plan whose steps do not say skill, count and a known expert."""
-        if not isinstance(plan, list) or not plan:
-            raise self.refusal(line.lineno, "PLAN is not a list of steps")
-        for k, step in enumerate(plan):
-            if not isinstance(step, dict) or set(step) - {"max_steps"} != _KEYS:
-                raise self.refusal(
-                    line.lineno, f"step {k} of PLAN does not say skill, count and expert"
-                )
-            if "max_steps" in step and not _is_natural(step["max_steps"], least=1, most=MOST_STEPS):
-                raise self.refusal(
-                    line.lineno, f"step {k} of PLAN has no max_steps from 1 to {MOST_STEPS}"
-                )
-            if not isinstance(step["skill"], str) or not _is_natural(step["count"], least=1):
-                raise self.refusal(
-                    line.lineno, f"step {k} of PLAN has no name or no count of 1 or more"
-                )
-            if not _is_natural(step["expert"]) or step["expert"] not in to_local:
-                raise self.refusal(
-                    line.lineno,
-                    f"step {k} of PLAN names expert {step['expert']}, which is not in "
-                    f"GLOBAL_TO_LOCAL {sorted(to_local)}",
-                )
+def _game(name: Any, line: ast.stmt, place: str) -> Game:
+    try:
+        return find_game(name)
+    except ConfigError as error:
+        raise SkillError(f"{place}:{line.lineno}: {error}") from error
 
-    def read_functions(
-        self, lines: Sequence[ast.stmt], plan: Sequence[Mapping[str, Any]]
-    ) -> list[ast.FunctionDef]:
-        """The skill functions of every task, in order, not looked into yet."""
-        names = [
-            f"task_{k}_{part}"
-            for k in range(len(plan))
-            for part in ("is_done", "reward", "network_number")
-        ]
-        for line, name in zip(lines, names, strict=False):
-            if not isinstance(line, ast.FunctionDef) or line.name != name:
-                raise self.refusal(line.lineno, f"here stands `def {name}`, not `{_short(line)}`")
-        if len(lines) < len(names):
-            raise self.refusal(lines[-1].lineno, f"`def {names[len(lines)]}` is missing")
-        if len(lines) > len(names):
-            extra = lines[len(names)]
-            raise self.refusal(
-                extra.lineno, f"`{_short(extra)}` is beyond the {len(plan)} tasks of PLAN"
-            )
-        found: list[ast.FunctionDef] = [line for line in lines if isinstance(line, ast.FunctionDef)]
-        for k, step in enumerate(plan):
-            self._check_network_number(found[3 * k + 2], k, step["expert"])
-        return [function for i, function in enumerate(found) if i % 3 != 2]
 
-    def check_functions(
-        self,
-        functions: Sequence[ast.FunctionDef],
-        plan: Sequence[Mapping[str, Any]],
-        *,
-        trusted: Collection[int],
-    ) -> None:
-        """Check the syntax of every step's functions; it is lifted for the trusted ones."""
-        for k, step in enumerate(plan):
-            for function in functions[2 * k : 2 * k + 2]:
-                self._check_default(function, step["count"])
-                check_function(function, self.place, trusted=k in trusted)
+def _experts(to_local: Any, line: ast.stmt, place: str) -> list[int]:
+    """The global indices of the run's experts, in order."""
+    if not isinstance(to_local, dict) or not all(_is_natural(expert) for expert in to_local):
+        raise _refusal(place, line, "GLOBAL_TO_LOCAL does not map indices")
+    return sorted(to_local)
 
-    def _check_default(self, function: ast.FunctionDef, count: int) -> None:
-        """The only default of a function, if any, is `n=<the step's count>`."""
-        asks_for_n = any(argument.arg == COUNT for argument in function.args.args)
-        match function.args.defaults:
-            case [] if not asks_for_n:
-                pass
-            case [ast.Constant(value=default)] if asks_for_n and _is_natural(default):
-                if default != count:
-                    raise self.refusal(
-                        function.lineno, f"{function.name} has n={default}, PLAN says {count}"
-                    )
-            case _:
-                raise self.refusal(
-                    function.lineno, f"{function.name} must have no default but n={count}"
-                )
 
-    def _check_network_number(self, function: ast.FunctionDef, k: int, expert: int) -> None:
-        wanted = f"def task_{k}_network_number():\n    return GLOBAL_TO_LOCAL[{expert}]"
-        if ast.unparse(function) != wanted:
-            raise self.refusal(
-                function.lineno,
-                f"task_{k}_network_number does not return GLOBAL_TO_LOCAL[{expert}], as PLAN says",
-            )
+def _check_plan(plan: Any, line: ast.stmt, experts: Collection[int], place: str) -> None:
+    """Refuse a plan whose steps do not say skill, count and a known expert."""
+    if not isinstance(plan, list) or not plan:
+        raise _refusal(place, line, "PLAN is not a list of steps")
+    for k, step in enumerate(plan):
+        if not isinstance(step, dict) or set(step) - {"max_steps"} != _KEYS:
+            what = f"step {k} of PLAN does not say skill, count and expert"
+        elif "max_steps" in step and not _is_natural(step["max_steps"], least=1, most=MOST_STEPS):
+            what = f"step {k} of PLAN has no max_steps from 1 to {MOST_STEPS}"
+        elif not isinstance(step["skill"], str) or not _is_natural(step["count"], least=1):
+            what = f"step {k} of PLAN has no name or no count of 1 or more"
+        elif not _is_natural(step["expert"]) or step["expert"] not in experts:
+            what = f"step {k} of PLAN names expert {step['expert']}, which is not in {experts}"
+        else:
+            continue
+        raise _refusal(place, line, what)
+
+
+def _check_default(function: ast.FunctionDef, count: int, place: str) -> None:
+    """The only default of a function, if any, is `n=<the step's count>`."""
+    asks_for_n = any(argument.arg == COUNT for argument in function.args.args)
+    match function.args.defaults:
+        case [] if not asks_for_n:
+            return
+        case [ast.Constant(value=default)] if asks_for_n and _is_natural(default):
+            if default == count:
+                return
+            what = f"{function.name} has n={default}, PLAN says {count}"
+        case _:
+            what = f"{function.name} must have no default but n={count}"
+    raise _refusal(place, function, what)
+
+
+def _refusal(place: str, line: ast.stmt | None, why: str) -> SkillError:
+    return SkillError(f"{place}:{line.lineno if line else 1}: {why}; {REMEDY}")
 
 
 def _is_natural(value: Any, *, least: int = 0, most: float = math.inf) -> bool:
     return type(value) is int and least <= value <= most
 
 
-def _maps_naturals(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _is_natural(number) for pair in value.items() for number in pair
-    )
-
-
-def _short(line: ast.stmt) -> str:
-    first = ast.unparse(line).splitlines()[0]
+def _short(text: str) -> str:
+    first = text.splitlines()[0]
     return first if len(first) <= 60 else first[:59] + "…"

@@ -81,13 +81,14 @@ def test_whatever_the_generator_writes_of_the_library_is_read():
     assert [task.skill for task in module.tasks if task.max_steps == 900] == ["Eat Plant"]
 
 
+MAP = "here stands `GLOBAL_TO_LOCAL = {0: 0, 2: 1, 5: 2}`, not"
 DEPARTURES = {
-    "no docstring": (TEXT.split("\n", 1)[1], "docstring"),
+    "no docstring": (TEXT.split("\n", 1)[1], "not `import jax`"),
     "another import": (TEXT.replace("import jax\n", "import os\n"), "import jax"),
     "an unknown game": (TEXT.replace(CLASSIC, "Chess"), "Chess is unknown; choose one of Craftax"),
     "another game's enums": (TEXT.replace("craftax_classic", "craftax"), "craftax_classic.const"),
-    "no enums": (re.sub("from .*\n", "", TEXT), "before GAME stands `from craftax"),
-    "no game": (re.sub("GAME = .*\n", "", TEXT), "here stands `GAME = …`"),
+    "no enums": (re.sub("from .*\n", "", TEXT), "here stands `from craftax"),
+    "no game": (re.sub("GAME = .*\n", "", TEXT), "`GAME = …` is missing"),
     "a computed game": (TEXT.replace("GAME = ", "GAME = '' + "), "literal"),
     "an import more": (TEXT.replace("GLOBAL_TO", "import os\nGLOBAL_TO", 1), "GLOBAL_TO_LOCAL"),
     "a star import": (TEXT.replace("Achievement, Action, BlockType", "*"), "not `from"),
@@ -97,11 +98,11 @@ DEPARTURES = {
     "a computed plan": (TEXT.replace("PLAN = [", "PLAN = 2 * ["), "literal"),
     "a called plan": (TEXT.replace("PLAN = ", "PLAN = list() + "), "literal"),
     "an annotated map": (TEXT.replace("LOCAL_TO_GLOBAL =", "LOCAL_TO_GLOBAL: dict ="), "LOCAL_TO"),
-    "a map to text": (TEXT.replace("{0: 0, 2: 1", "{0: '0', 2: 1"), "indices to indices"),
-    "a map to true": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: False, 2: True}"), "indices to"),
-    "maps that disagree": (TEXT.replace("{0: 0, 1: 2, 2: 5}", "{0: 0, 1: 5, 2: 2}"), "inverse"),
-    "a gap in the map": (TEXT.replace("5: 2}", "5: 3}"), "in order from 0"),
-    "maps out of order": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: 0, 2: 2, 5: 1}"), "in order"),
+    "a map to text": (TEXT.replace("{0: 0, 2: 1", "{0: '0', 2: 1"), MAP),
+    "a map to true": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: False, 2: True}"), "expert 5"),
+    "maps that disagree": (TEXT.replace("{0: 0, 1: 2, 2: 5}", "{0: 0, 1: 5, 2: 2}"), "1: 2, 2: 5}`, not"),
+    "a gap in the map": (TEXT.replace("5: 2}", "5: 3}"), MAP),
+    "maps out of order": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: 0, 2: 2, 5: 1}"), MAP),
     "an unknown expert": (TEXT.replace("'expert': 5", "'expert': 4"), "names expert 4"),
     "a count of zero": (TEXT.replace("'count': 2", "'count': 0"), "step 0 of PLAN"),
     "a count of true": (TEXT.replace("'count': 2", "'count': True"), "step 0 of PLAN"),
@@ -121,7 +122,10 @@ DEPARTURES = {
     "another default": (TEXT.replace("(inventory, n=2)", "(n, inventory=2)"), "only n may have"),
     "another network": (TEXT.replace("GLOBAL_TO_LOCAL[5]", "GLOBAL_TO_LOCAL[2]"), "task_1_network"),
     "a bare network": (TEXT.replace("return GLOBAL_TO_LOCAL[5]", "return 2"), "task_1_network"),
-    "only a docstring": ('"""Nothing."""\n', "ends before"),
+    "a list for a map": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "[0, 2, 5]"), "does not map indices"),
+    "two plans": (TEXT.replace("PLAN = ", "PLAN = []\nPLAN = "), "list of steps"),
+    "nothing": ("", "`GAME = …` is missing"),
+    "only a docstring": ('"""Nothing."""\n', "`GAME = …` is missing"),
 }  # fmt: skip
 
 
