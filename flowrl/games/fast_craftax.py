@@ -56,7 +56,7 @@ def craftax_step(package: str, *, fast: bool = True) -> Callable[..., tuple[Any,
 
 
 def craftax_view(package: str, *, fast: bool = True) -> Callable[[Any], jax.Array]:
-    """The symbolic observation of a world of a Craftax package."""
+    """The function from a world to Craftax's symbolic observation, f32[observation_size]."""
     renderer = importlib.import_module(f"{package}.renderer")
     if not fast or package != CLASSIC:
         return renderer.render_craftax_symbolic
@@ -197,7 +197,7 @@ def _moved(mobs: Any, offset: jax.Array) -> Any:
 def choice(
     key: jax.Array, a: Any, *, shape: tuple[int, ...] = (), replace: bool = True, p: Any = None
 ) -> jax.Array:
-    """`jax.random.choice`, in two levels for one draw from a square map's cells."""
+    """`jax.random.choice` from `[N]` by the odds `[N]`; in two levels for the cells of a map."""
     side = math.isqrt(len(a)) if p is not None else 0
     if shape != (1,) or not replace or p is None or side**2 != len(a) or len(a) < LEAST_CELLS:
         return choice_of_few(key, a, shape=shape, replace=replace, p=p)
@@ -231,7 +231,7 @@ def _is_plain_key(key: jax.Array) -> bool:
 
 
 def split(key: jax.Array, num: int = 2) -> jax.Array:
-    """`jax.random.split` into a few keys."""
+    """`jax.random.split` into N = `num` keys, `[N]`."""
     if not _is_plain_key(key) or num > FEW:
         return jax.random.split(key, num)
     halves = jnp.stack(_threefry(jax.random.key_data(key), num), axis=-1)
@@ -239,7 +239,7 @@ def split(key: jax.Array, num: int = 2) -> jax.Array:
 
 
 def uniform(key: jax.Array, shape: tuple[int, ...] = (), **limits: Any) -> jax.Array:
-    """`jax.random.uniform` of a few float32 numbers between 0 and 1."""
+    """`jax.random.uniform` of a few numbers from 0 to 1, float32 of shape `shape`."""
     if not _is_plain_key(key) or np.prod(shape) > FEW or limits:
         return jax.random.uniform(key, shape, **limits)
     ones = jnp.uint32(0x3F800000)  # the bits of 1.0; the drawn ones become its fraction
@@ -249,7 +249,7 @@ def uniform(key: jax.Array, shape: tuple[int, ...] = (), **limits: Any) -> jax.A
 def randint(
     key: jax.Array, shape: tuple[int, ...], minval: Any, maxval: Any, **kind: Any
 ) -> jax.Array:
-    """`jax.random.randint` of a few int32 numbers, the limits being known."""
+    """`jax.random.randint` of a few numbers within known limits, int32 of shape `shape`."""
     plain = isinstance(minval, int) and isinstance(maxval, int) and not kind
     if not _is_plain_key(key) or np.prod(shape) > FEW or not plain or minval >= maxval:
         return jax.random.randint(key, shape, minval, maxval, **kind)
@@ -264,7 +264,7 @@ def randint(
 def choice_of_few(
     key: jax.Array, a: Any, *, shape: tuple[int, ...] = (), replace: bool = True, p: Any = None
 ) -> jax.Array:
-    """`jax.random.choice` of one of a few things."""
+    """`jax.random.choice` of one row of `a`, `[N, …]`, by the odds `p`, `[N]`."""
     if not _is_plain_key(key) or shape or not replace or len(a) > FEW:
         return jax.random.choice(key, a, shape=shape, replace=replace, p=p)
     if p is None:
@@ -275,7 +275,7 @@ def choice_of_few(
 
 
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`jax.random.bits` of a few numbers."""
+    """`jax.random.bits` of a few numbers, uint32 of shape `shape`."""
     count = int(np.prod(shape))
     high, low = _threefry(jax.random.key_data(key), count)
     return (high ^ low).reshape(shape)

@@ -16,7 +16,7 @@ from typing import Any
 from flowrl import storage
 from flowrl.errors import CodeRefusedError, FileRefusedError, NameRefusedError, SkillError
 from flowrl.games.base import find_game, known_games
-from flowrl.paths import display_name, slug
+from flowrl.paths import display_name
 from flowrl.skills.validation.syntax import SOURCE_LIMIT_BYTES, check_skill_source, literal
 
 MOST_STEPS = 100_000
@@ -119,20 +119,6 @@ class Skill:
     trusted: bool = False  # its author lifted the syntax check for it
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
-    @property
-    def source(self) -> str:
-        """The skill as a skill file; parsing it gives the same skill."""
-        lines = [
-            f"description = {self.description!r}",
-            f"name = {self.name!r}",
-            f"requirements = {_written(self.requirements)!r}",
-            f"consumption = {_written(self.consumption)!r}",
-            f"gain = {_written(self.gain)!r}",
-            f"ephemeral = {sorted(self.ephemeral)!r}",
-            *([] if self.max_steps is None else [f"max_steps = {self.max_steps}"]),
-        ]
-        return "\n".join(lines) + f"\n\n\n{self.is_done}\n\n\n{self.reward}\n"
-
     def to_json(self) -> dict[str, Any]:
         """The skill as plain data; `from_json` reads it back."""
         return {
@@ -149,15 +135,15 @@ class Skill:
         }
 
     @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> Skill:
+    def from_json(fields: Mapping[str, Any]) -> Skill:
         """The skill that `to_json` wrote; its syntax is checked again, unless it is a trusted one.
 
         Raises:
           SkillError: the data is not a skill.
         """
-        data = {key: value for key, value in facts.items() if key != "trusted"}
-        trusted = facts.get("trusted") is True
-        name = _text_of(facts.get("name"), "name", "skill data")
+        data = {key: value for key, value in fields.items() if key != "trusted"}
+        trusted = fields.get("trusted") is True
+        name = _text_of(fields.get("name"), "name", "skill data")
         return skill_from_data(name, data, trusted=trusted)
 
 
@@ -256,14 +242,13 @@ def load_library(
 
     Raises:
       ConfigError: the game is unknown.
-      SkillError: no such folder, a skill that is not for this game, or two skills with one slug.
+      SkillError: no such folder, or a skill that is not for this game.
     """
     skills = _load_folder(find_game(env_name).library, env_name)
     if skills_dir is not None:
         if not Path(skills_dir).is_dir():
             raise SkillError(f"{skills_dir} is not a folder; name a folder of skill files")
         skills |= _load_folder(Path(skills_dir), env_name, trust=trust)
-    _refuse_shared_slugs(skills)
     return skills
 
 
@@ -276,14 +261,6 @@ def _load_folder(folder: Path, env_name: str, *, trust: bool = False) -> dict[st
             raise SkillError(f"{places[skill.name]} and {path} are both {skill.name!r}; rename one")
         skills[skill.name], places[skill.name] = skill, path
     return skills
-
-
-def _refuse_shared_slugs(skills: Mapping[str, Skill]) -> None:
-    names: dict[str, str] = {}
-    for name in skills:
-        other = names.setdefault(slug(name), name)
-        if other != name:
-            raise SkillError(f"the skills {other!r} and {name!r} share the slug {slug(name)!r}")
 
 
 def _written(amounts: Mapping[str, Amount]) -> dict[str, str]:
@@ -304,8 +281,10 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
     return {
         "name": name,
         "description": described.strip(),
-        "requirements": _given_amounts(constants, "requirements", at),
-        "consumption": _given_amounts(constants, "consumption", at),
+        "requirements": _amounts(
+            constants.get("requirements", {}), "requirements", at("requirements")
+        ),
+        "consumption": _amounts(constants.get("consumption", {}), "consumption", at("consumption")),
         "gain": gain,
         "ephemeral": _ephemeral(constants.get("ephemeral", ()), gain, at("ephemeral")),
         "max_steps": _max_steps(constants.get("max_steps"), at("max_steps")),
@@ -348,12 +327,6 @@ def _name(value: Any, place: str) -> str:
         return display_name(_text_of(value, "name", place))
     except NameRefusedError as error:
         raise SkillError(f"{place}: {_with_remedy(str(error))}") from error
-
-
-def _given_amounts(
-    constants: Mapping[str, Any], key: str, at: Callable[[str], str]
-) -> dict[str, Amount]:
-    return _amounts(constants.get(key, {}), key, at(key))
 
 
 def _amounts(value: Any, key: str, place: str) -> dict[str, Amount]:

@@ -55,9 +55,8 @@ def test_a_skill_is_read_from_its_text():
     assert skill.reward.startswith("def task_reward(inventory_diff):")
 
 
-def test_a_skill_survives_its_own_source_and_json():
+def test_a_skill_survives_its_own_json():
     skill = parse_skill(TABLE, place="table.py")
-    assert parse_skill(skill.source, place="again") == skill
     assert Skill.from_json(json.loads(json.dumps(skill.to_json()))) == skill
 
 
@@ -117,9 +116,10 @@ def test_a_skill_is_made_from_the_documented_mapping():
     assert "max_steps" not in skill.to_json()
     assert skill_from_data("Collect Wood", data | {"max_steps": 7}).max_steps == 7
     both = {"gain": data["gain"], "code": f"{IS_DONE}\n\n{REWARD}"}
-    assert skill_from_data("Collect Wood", both) == parse_skill(
-        skill.source.replace("Harvest wood.", "Collect Wood"), place="x"
-    )
+    assert skill_from_data("Collect Wood", both).to_json() == {
+        **skill.to_json(),
+        "description": "Collect Wood",
+    }
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_mapping_that_is_no_skill_is_refused(change, complaint):
 def test_a_hostile_name_stays_text(name):
     skill = skill_from_data(name, {"gain": {"wood": 1}, "is_done": IS_DONE, "reward": REWARD})
     assert skill.name == name
-    assert parse_skill(skill.source, place="again") == skill
+    assert Skill.from_json(json.loads(json.dumps(skill.to_json()))) == skill
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * 30_000, b""], ids=["binary", "huge", ""])
@@ -232,14 +232,10 @@ def test_a_users_folder_adds_skills_and_replaces_those_of_the_same_name(tmp_path
     assert embedded["Collect Wood"].description != "Harvest wood."
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "complaint"),
-    [("A B", "A_B", "'A B' and 'A_B' share the slug"), ("A B", "A B", "a.py and .*b.py are both")],
-)
-def test_two_skills_that_would_share_a_folder_are_refused(tmp_path, one, other, complaint):
-    (tmp_path / "a.py").write_text(skill_text().replace("Collect Wood", one))
-    (tmp_path / "b.py").write_text(skill_text().replace("Collect Wood", other))
-    with pytest.raises(SkillError, match=complaint):
+def test_two_files_with_one_skill_are_refused(tmp_path):
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(skill_text().replace("Collect Wood", "A B"))
+    with pytest.raises(SkillError, match=r"a.py and .*b.py are both 'A B'; rename one"):
         load_library(CLASSIC, tmp_path)
 
 
