@@ -13,14 +13,25 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowrl import console, ppo_flow, runs, storage
+from flowrl import console, ppo_flow, storage
 from flowrl.bottomup_parallel import train_graph
 from flowrl.config import SequentialConfig
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
-from flowrl.launchers import files
-from flowrl.launchers.job import MODULE_WORDS, Exited, Finished, Handle, Job, Lost, Outcome, Why
-from flowrl.launchers.waiting import EndWatcher
+from flowrl.launchers import run_status
+from flowrl.launchers.base import (
+    MODULE_WORDS,
+    ExitCause,
+    Exited,
+    Finished,
+    Handle,
+    Job,
+    Lost,
+    Outcome,
+)
+from flowrl.launchers.process import EndWatcher
+from flowrl.parallel.run_folder import result_of
 from flowrl.paths import RunPaths
+from flowrl.runs import RunResult
 
 PROGRAM = "python -m flowrl.bottomup"
 FAREWELL = "stopped; a run that was under way goes on from where it was saved."
@@ -52,10 +63,10 @@ class InProcessLauncher:
           KeyboardInterrupt: the trainer was asked to stop, by Ctrl-C or SIGTERM.
           LaunchError: a process of the run lives that cannot be adopted.
         """
-        known = files.found(job)
-        if known is not None and files.outcome(known, job.folder) is None:
+        known = run_status.find_living(job)
+        if known is not None:
             return known
-        files.prepare(job, grace_seconds=0.0)
+        run_status.prepare(job, grace_seconds=0.0)
         _settle(job)
         with _logged(RunPaths(job.folder, 0).training_log):
             code = _trained(job)
@@ -69,25 +80,24 @@ class InProcessLauncher:
         if job.run_id in self._codes:
             return _handle(job)
         ended = _result(job.run_id, job.folder) is not None
-        return files.found(job) or (_handle(job) if ended else None)
+        return run_status.find(job) or (_handle(job) if ended else None)
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         """How it ended; None while it lives elsewhere."""
         code = self._codes.get(handle.run_id)
         if code is None and not _is_ours(handle):
-            return files.outcome(handle, folder)
-        result = _result(handle.run_id, folder)
-        if result is not None and code in (0, None):
-            return Finished(result)
+            return run_status.outcome(handle, folder)
+        if code == 0 or (code is None and _result(handle.run_id, folder) is not None):
+            return Finished(folder)
         if code is None:
             return Lost("the process that trained it has ended")
-        why = Why.NO_RESULT if code == 0 else Why.EXIT
-        return Exited(why=why, code=code, detail=f"the trainer ended with code {code}")
+        detail = f"the trainer ended with code {code}"
+        return Exited(cause=ExitCause.EXIT, code=code, detail=detail)
 
     def cancel(self, handle: Handle, folder: Path) -> None:
         """Ask a run that lives elsewhere to end; none that is trained here outlives `launch`."""
         if not _is_ours(handle):
-            files.stop(folder)
+            run_status.request_stop(folder)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
         """Return when a run elsewhere may have ended, or after the timeout."""
@@ -146,7 +156,7 @@ def _trained(job: Job) -> int:
     return code
 
 
-def _figures(result: runs.RunResult) -> str:
+def _figures(result: RunResult) -> str:
     steps = ", ".join(f"{share:.0%}" for share in result.step_success)
     return (
         f"{result.frames:,} frames, {result.updates:,} updates, {result.wall_seconds:.0f} s, "
@@ -163,12 +173,11 @@ def _is_ours(handle: Handle) -> bool:
     return not handle.session
 
 
-def _result(run_id: str, folder: Path) -> runs.RunResult | None:
+def _result(run_id: str, folder: Path) -> RunResult | None:
     try:
-        result = runs.read_result(RunPaths(folder, 0))
+        return result_of(RunPaths(folder, 0), run_id)
     except FileRefusedError:
         return None
-    return result if result.run_id == run_id else None
 
 
 def train_sequentially(config: SequentialConfig) -> int:

@@ -19,8 +19,8 @@ from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.experts.merge import MERGE_RULES
 from flowrl.games.base import find_game
 from flowrl.launchers import sandbox
+from flowrl.launchers.base import Launcher
 from flowrl.launchers.gpus import Device, slots, visible_devices
-from flowrl.launchers.job import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards

@@ -30,7 +30,7 @@ from flowrl.experts.inquiry import Desk, read_inquiry, write_answers
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers import processes
+from flowrl.launchers import process
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.trainer import use_compile_cache
@@ -68,7 +68,9 @@ def _work(layout: GraphPaths, run_id: str) -> int:
         raise FileRefusedError(f"{desk.inquiry} is gone; nothing is left to compare")
     signal.setitimer(signal.ITIMER_REAL, inquiry.limit_seconds)  # SIGALRM ends us, whatever hangs
     pid = os.getpid()
-    storage.write_json(desk.worker, {"format": 1, "pid": pid, "birth": processes.birth_of(pid)})
+    storage.write_json(
+        desk.worker, {"format": 1, "pid": pid, "start_time": process.start_time_of(pid)}
+    )
     storage.fault_point("comparing.begun")
     place = RunPaths(layout.training_runs / inquiry.run_folder, inquiry.expert)
     answers = [_answer(layout, desk, place, question) for question in inquiry.questions]

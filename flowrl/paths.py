@@ -74,10 +74,46 @@ def session_name(expert: int, skill: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPaths:
-    """The paths of one training run; `expert` is the new expert's global index."""
+class JobPaths:
+    """The files in a job's folder by which its runner is told what to run, and reports."""
 
     folder: Path
+
+    @property
+    def spec_json(self) -> Path:
+        """What the runner starts: argv, folder, CPUs, sandbox."""
+        return self.folder / "spec.json"
+
+    @property
+    def environment_json(self) -> Path:
+        """The job's environment, 0600; the runner removes it as soon as it has read it."""
+        return self.folder / "environment.json"
+
+    @property
+    def secrets_json(self) -> Path:
+        """What must not reach the log, 0600; the log's writer removes it once it has read it."""
+        return self.folder / "secrets.json"
+
+    @property
+    def start_json(self) -> Path:
+        """Pid, start time and boot id of the runner and of its job."""
+        return self.folder / "start.json"
+
+    @property
+    def exit_json(self) -> Path:
+        """How the job ended, as the runner saw it."""
+        return self.folder / "exit.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held while any process of this job lives."""
+        return self.folder / "run.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths(JobPaths):
+    """The paths of one training run; `expert` is the new expert's global index."""
+
     expert: int
 
     @property
@@ -117,36 +153,6 @@ class RunPaths:
     def result_json(self) -> Path:
         """The run's result; written last, only by a run that reached its end."""
         return self.folder / "result.json"
-
-    @property
-    def spec_json(self) -> Path:
-        """The job's argv and environment for the runner, mode 0600."""
-        return self.folder / "spec.json"
-
-    @property
-    def secrets_json(self) -> Path:
-        """Values that must not reach the log, mode 0600; removed by the log's writer."""
-        return self.folder / "secrets.json"
-
-    @property
-    def log_pipe(self) -> Path:
-        """The pipe from a pane to the log's writer; removed when both have opened it."""
-        return self.folder / ".log.pipe"
-
-    @property
-    def start_json(self) -> Path:
-        """The trainer's pid, start time and boot id."""
-        return self.folder / "start.json"
-
-    @property
-    def exit_json(self) -> Path:
-        """How the trainer ended; written by the runner."""
-        return self.folder / "exit.json"
-
-    @property
-    def lock(self) -> Path:
-        """Held while any process of this run lives."""
-        return self.folder / "run.lock"
 
     @property
     def training_log(self) -> Path:

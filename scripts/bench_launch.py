@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from flowrl.launchers import files
-from flowrl.launchers.job import Handle, Job, Launcher
+from flowrl.launchers import run_status
+from flowrl.launchers.base import Handle, Job, Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 
@@ -70,11 +70,11 @@ def seconds_to_notice(launcher: Launcher, runs: list[tuple[Handle, Job]]) -> lis
     seconds = []
     while runs:
         handle, job = runs.pop()
-        start = files.read_start(job.folder, job.run_id)
+        start = run_status.read_start(job.folder, job.run_id)
         assert start is not None
-        assert start.trainer_pid is not None
+        assert start.job_pid is not None
         killed = time.perf_counter()
-        os.kill(start.trainer_pid, signal.SIGKILL)
+        os.kill(start.job_pid, signal.SIGKILL)
         while launcher.poll(handle, job.folder) is None:
             launcher.wait([handle, *(other for other, _ in runs)], timeout_seconds=10.0)
         seconds.append(time.perf_counter() - killed)

@@ -27,7 +27,7 @@ from measure_scheduler import NOW, SCHEDULE, graph
 from scheduling_runs import Chain, no_ops, sleepers
 
 from flowrl.config import ScheduleConfig
-from flowrl.launchers.job import Launcher
+from flowrl.launchers.base import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import events

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flowrl import bottomup_parallel
-from flowrl.launchers.job import Job
+from flowrl.launchers.base import Job
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun
 from tests.parallel import stand_in

@@ -19,7 +19,7 @@ from flowrl import bottomup, bottomup_parallel, cli, console, ppo_flow, storage
 from flowrl.bottomup import InProcessLauncher
 from flowrl.config import SequentialConfig, with_flags
 from flowrl.errors import LaunchError
-from flowrl.launchers.job import Finished, Handle, Job, Lost
+from flowrl.launchers.base import Finished, Handle, Job, Lost
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import RunPaths
@@ -127,8 +127,8 @@ def test_a_run_whose_lock_is_held_is_not_trained_beside_its_process(bench):
 def test_a_run_that_a_session_has_begun_is_found(bench):
     job = bench.job()
     assert InProcessLauncher().find(job) is None
-    runner = {"pid": 2**22 - 1, "birth": "boot:1"}
-    start = {"run_id": job.run_id, "runner": runner, "trainer": None, "pane": None}
+    runner = {"pid": 2**22 - 1, "start_time": "boot:1"}
+    start = {"run_id": job.run_id, "runner": runner, "job": None, "pane": None}
     path = RunPaths(job.folder, 0).start_json
     storage.write_json(path, {"format": 1, **start, "server_pid": None})
     found = InProcessLauncher().find(job)

@@ -1,1 +1,1 @@
-"""Starting runs and hearing of their ends."""
+"""Start jobs, on tmux or as plain processes, and find out how they ended."""

@@ -1,6 +1,6 @@
-"""Runs as plain detached processes: without tmux, for tests and for small machines.
+"""Jobs as plain detached processes: for machines without tmux, for comparisons and for tests.
 
-They outlive the daemon like tmux sessions do, in a session of their own, but nobody can attach.
+They outlive the daemon as tmux sessions do, in a session of their own, but nobody can attach.
 """
 
 from __future__ import annotations
@@ -11,53 +11,54 @@ from collections.abc import Collection
 from pathlib import Path
 
 from flowrl.errors import LaunchError
-from flowrl.launchers import files, processes
-from flowrl.launchers.job import Handle, Job, Outcome
-from flowrl.launchers.waiting import EndWatcher
-from flowrl.paths import RunPaths
-
-GRACE_SECONDS = 30.0
+from flowrl.launchers import process, run_status
+from flowrl.launchers.base import Handle, Job, Outcome
+from flowrl.launchers.process import EndWatcher
+from flowrl.paths import JobPaths
 
 
 class LocalLauncher:
     """The Launcher without tmux."""
 
-    def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
+    def __init__(self, *, grace_seconds: float = run_status.GRACE_SECONDS) -> None:
         self._grace_seconds = grace_seconds
         self._watcher = EndWatcher()
         self._children: list[subprocess.Popen] = []
 
     def launch(self, job: Job) -> Handle:
-        """Start a run in a process of its own; its output goes to training.log."""
-        known = files.found(job)
-        if known is not None and files.outcome(known, job.folder) is None:
+        """Start a job in a process of its own; its output goes to its log."""
+        known = run_status.find_living(job)
+        if known is not None:
             return known
-        files.prepare(job, grace_seconds=self._grace_seconds)
+        run_status.prepare(job, grace_seconds=self._grace_seconds)
         try:
             pid = self._spawn(job)
         except OSError as error:
             raise LaunchError(f"{job.name} cannot be started: {error}") from error
-        return Handle(run_id=job.run_id, session=job.name, pid=pid, birth=processes.birth_of(pid))
+        start_time = process.start_time_of(pid)
+        return Handle(run_id=job.run_id, session=job.name, pid=pid, start_time=start_time)
 
     def find(self, job: Job) -> Handle | None:
-        """A run that was launched before, whether it lives or has ended."""
-        return files.found(job)
+        """A job that was launched before, whether it lives or has ended."""
+        return run_status.find(job)
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the run ended, or None while it lives."""
+        """How the job ended, or None while it lives."""
         self._reap()
-        return None if self._watcher.sees_alive(handle) else files.outcome(handle, folder)
+        if self._watcher.sees_alive(handle):
+            return None
+        return run_status.outcome(handle, folder)
 
     def cancel(self, handle: Handle, folder: Path) -> None:
-        """Ask the run to end; returns at once."""
-        files.stop(folder)
+        """Ask the job to end; returns at once."""
+        run_status.request_stop(folder)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
-        """Return as soon as one of the runs may have ended, or after the timeout."""
+        """Return as soon as one of the jobs may have ended, or after the timeout."""
         self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
-        """Release what has ended; runs go on."""
+        """Release what has ended; jobs go on."""
         self._watcher.close()
         self._reap()
         for child in self._children:
@@ -65,15 +66,15 @@ class LocalLauncher:
         self._children.clear()
 
     def _spawn(self, job: Job) -> int:
-        """Start the runner with its output in a capped log; returns the runner's pid."""
-        place = RunPaths(job.folder.absolute(), expert=0)
-        log = self._python(job, files.CAPPED_LOG, place.training_log, stdin=subprocess.PIPE)
+        """Start the runner with its output piped to the log's writer; returns the runner's pid."""
+        log_path = (job.folder / job.log).absolute()
+        log = self._python(job, run_status.LOG_WRITER, log_path, stdin=subprocess.PIPE)
         try:
-            runner = self._python(job, files.RUNNER, place.spec_json, stdout=log.stdin)
+            spec_json = JobPaths(job.folder.absolute()).spec_json
+            return self._python(job, run_status.RUNNER, spec_json, stdout=log.stdin).pid
         finally:
             if log.stdin is not None:
                 log.stdin.close()
-        return runner.pid
 
     def _python(self, job: Job, script: Path, path: Path, **streams) -> subprocess.Popen:
         child = subprocess.Popen(

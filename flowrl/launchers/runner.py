@@ -1,101 +1,72 @@
-"""The process inside the pane: it starts the trainer, waits, and writes down how it ended.
+"""The process that starts a job, waits for it and records how it ended.
 
-Begun by `start_runner.py SPEC.json`, with the standard library alone, so that it costs 20 ms and
-5 MB and cannot be broken by what is installed. Three files in the spec's folder are its whole
-interface: `run.lock` (an flock that the trainer inherits: free means that nobody of this run
-lives), `start.json` (who they are) and `exit.json` (how the trainer ended).
+It runs by path, `python -I -S runner.py SPEC.json`, with the standard library alone, so that no
+installed package can break it. Three files in the spec's folder are its whole interface:
+`run.lock` (an flock that the job inherits: a free lock means that no process of the run lives),
+`start.json` (which processes run) and `exit.json` (how the job ended).
 
-A hang-up does not say whether the session was killed or the whole tmux server ended, and after the
-last session the server ends too. So the runner is a silent client of its server: a server with a
-client waits for it, tells it when it is told to end itself, and breaks the connection when it is
-killed. Where all stays quiet, only the session was killed. No option of the server is touched.
+SIGHUP does not say whether the session was killed or the whole tmux server ended, since tmux ends
+its server after the last session. So the runner keeps an idle connection to its server: one that
+is told to exit closes it, and so does the kernel for one that is killed.
 """
-# pathlib alone would double the time to start:
-# ruff: noqa: PTH100, PTH108, PTH118, PTH120, PTH123
+# ruff: noqa: PTH100, PTH105, PTH108, PTH110, PTH118, PTH120, PTH123 — pathlib loads slowly
 
 from __future__ import annotations
 
-# What json, signal and socket put around these would more than double the time to start.
-import _signal  # pyright: ignore[reportMissingImports]
-import _socket
 import fcntl
+import json
 import os
+import resource
 import select
+import signal
+import socket
+import sys
 import time
 
-from flowrl.launchers import pane_log
-from flowrl.launchers.lean_json import loads
-from flowrl.launchers.records import open_part, overwrite, write_record
-from flowrl.launchers.trainer_process import limit_files, oom_kills, signal_in, tell
-
 FORMAT = 1
-EXIT_BUSY = 75  # another runner holds run.lock
-EXIT_NOT_STARTED = 127  # the trainer's program could not be executed
-ASKS = {
-    _signal.SIGHUP: "hup",
-    _signal.SIGINT: "int",
-    _signal.SIGQUIT: "quit",
-    _signal.SIGTERM: "term",
-}
-PASSED_ON = (_signal.SIGHUP, _signal.SIGTERM)
-TYPED = (
-    _signal.SIGINT,
-    _signal.SIGQUIT,
-)  # the terminal itself sends them, but not to a confined one
-WATCHED = (*ASKS, _signal.SIGCHLD)
-# Python ignores SIGPIPE and SIGXFSZ, and a shell's background job ignores SIGINT and SIGQUIT.
-RESET = (*WATCHED, _signal.SIGPIPE, _signal.SIGXFSZ)
-SERVER_ENDED = "server"  # in asked_by, after "hup"
-SERVER_SAYS_SECONDS = 0.5  # it says so at once; a busy machine may take longer
-WRITE_TRIES = 10
-WRITE_PAUSE_SECONDS = 0.5
+EXIT_BUSY, EXIT_NOT_STARTED = 75, 127  # run.lock is held; the program cannot be executed
+FORWARDED = (signal.SIGHUP, signal.SIGTERM)  # as SIGTERM
+TYPED = (signal.SIGINT, signal.SIGQUIT)  # the terminal sends them itself, except to a sandbox
+WATCHED = (*FORWARDED, *TYPED, signal.SIGCHLD)
+RESET = (*WATCHED, signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores the last two
+SERVER_SECONDS, LOG_WRITER_SECONDS = 0.5, 30.0  # for a busy machine; both answer at once
+WRITE_ATTEMPTS, WRITE_PAUSE_SECONDS = 10, 0.5
+MAX_FILE_BYTES = 2**34
 
 
 def main(argv: list[str]) -> int:
-    """Run the trainer that the spec describes; returns its exit code, or 128 + its signal."""
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, WATCHED)
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    """Run the job that the spec describes; returns its exit code, or 128 + its signal."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.umask(0o077)
-    spec_path = os.path.abspath(argv[0])
-    folder = os.path.dirname(spec_path)
-    pane_log.begin(folder)
-    with open(spec_path, encoding="utf-8") as file:
-        spec = loads(file.read())
+    folder = os.path.dirname(os.path.abspath(argv[0]))
+    with open(argv[0], encoding="utf-8") as file:
+        spec = json.load(file)
     if not take_lock(os.path.join(folder, "run.lock")):
-        say(f"another process of run {spec['run_id']} is alive; nothing was started")
+        report(f"another process of run {spec['run_id']} is alive; nothing was started")
         return EXIT_BUSY
-    return run(spec, folder)
-
-
-def run(spec: dict, folder: str) -> int:
-    """Start the trainer, wait for its end and record it."""
-    start = start_record(spec["run_id"])
-    # Written before and after the spawn: there is no instant at which a trainer lives unnamed.
-    write_record(os.path.join(folder, "start.json"), start)
+    server_pid = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
+    start = {"format": FORMAT, "run_id": spec["run_id"], "runner": identity(os.getpid())}
+    start |= {"job": None, "pane": os.environ.get("TMUX_PANE"), "started_at": time.time()}
+    start |= {"server_pid": int(server_pid) if server_pid.isdigit() else None}
+    write_record(folder, "start.json", start)  # and again below: no job lives without one
     kills_before = oom_kills()
     server = connect_to_server()
-    pane_log.await_log(folder)
     try:
-        place_ourselves(spec)
-        trainer = execute(spec)
+        pid = spawn(spec, environment_of(folder))
     except OSError as error:
-        say(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
+        report(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
-    start["trainer"] = identity(trainer)
-    try:  # a full disk: the trainer goes on, and would be found by its lock
-        write_record(os.path.join(folder, "start.json"), start)
-    except OSError as error:
-        say(f"start.json does not name the trainer: {error}")
+    start["job"] = identity(pid)
     try:
-        os.close(open_part(os.path.join(folder, "exit.json")))  # so that the end is told at once
-    except OSError as error:
-        say(f"exit.json cannot be made ahead: {error}")
-    status, asked_by = wait_for(trainer, spec, server)
-    number = signal_in(status, confined=bool(spec.get("sandbox")))
-    if number is None:
-        return finish(spec, folder, code=os.WEXITSTATUS(status), asked_by=asked_by)
-    oom = number == _signal.SIGKILL and oom_kills() > kills_before
-    return finish(spec, folder, signal=number, oom=oom, asked_by=asked_by)
+        write_record(folder, "start.json", start)
+    except OSError as error:  # a full disk: the job goes on, and its lock names it
+        report(f"start.json does not name the job: {error}")
+    status, received = wait_for(pid, spec, server)
+    number = death_signal(status, sandboxed=bool(spec["sandbox"]))
+    ended = {"code": os.WEXITSTATUS(status)} if number is None else {"signal": number}
+    oom = number == signal.SIGKILL and oom_kills() > kills_before
+    return finish(spec, folder, **ended, oom=oom, received=received)
 
 
 def take_lock(path: str) -> bool:
@@ -104,167 +75,176 @@ def take_lock(path: str) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
         return False
     os.set_inheritable(descriptor, True)
     return True
 
 
-def place_ourselves(spec: dict) -> None:
-    """Be where the trainer is to be, within its limits: it inherits them."""
-    limit_files()
-    if spec.get("cpus"):
+def environment_of(folder: str) -> dict[str, str]:
+    """The job's environment, whose file is removed: no secret stays on the disk.
+
+    The log's writer removes its list of secrets as soon as it has read it; the job waits for that.
+    """
+    deadline = time.monotonic() + LOG_WRITER_SECONDS
+    while os.path.exists(os.path.join(folder, "secrets.json")) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    path = os.path.join(folder, "environment.json")
+    with open(path, encoding="utf-8") as file:
+        os.unlink(path)
+        return json.load(file)["environment"]
+
+
+def spawn(spec: dict, environment: dict[str, str]) -> int:
+    """Start the job's program on this terminal, within its limits; returns its pid.
+
+    A sandboxed one gets a session of its own: it writes to the terminal, but nothing can be typed.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    least = min((limit for limit in (soft, hard) if limit >= 0), default=MAX_FILE_BYTES)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(least, MAX_FILE_BYTES), hard))
+    if spec["cpus"]:
         os.sched_setaffinity(0, spec["cpus"])
     os.chdir(spec["cwd"])
+    argv, alone = [*spec["sandbox"], *spec["argv"]], bool(spec["sandbox"])
+    return os.posix_spawnp(argv[0], argv, environment, setsid=alone, setsigmask=(), setsigdef=RESET)
 
 
-def execute(spec: dict) -> int:
-    """Start the trainer's program on our terminal, with its environment; answers its pid.
+def wait_for(pid: int, spec: dict, server: socket.socket | None) -> tuple[int, list[str]]:
+    """The job's wait status, and the names of the signals that the runner received meanwhile.
 
-    A confined one only writes to that terminal: it is not its own, so nothing can be typed there.
+    SIGHUP and SIGTERM reach the job as SIGTERM; SIGKILL follows after the grace period. A plain
+    waitpid would never act on SIGHUP: Python resumes it after every signal.
     """
-    confined = list(spec.get("sandbox") or ())
-    argv = [*confined, *spec["argv"]]
-    alone = bool(confined)
-    return os.posix_spawnp(argv[0], argv, spec["env"], setsid=alone, setsigmask=(), setsigdef=RESET)
-
-
-def wait_for(trainer: int, spec: dict, server: _socket.socket | None) -> tuple[int, list[str]]:
-    """The trainer's wait status, and the signals that somebody sent us meanwhile.
-
-    HUP and TERM reach the trainer as TERM; KILL follows after the grace.
-    """
-    asked_by: list[str] = []
+    received: list[str] = []
     deadline: float | None = None
-    grace_seconds, confined = spec["grace_seconds"], bool(spec.get("sandbox"))
+    sandboxed = bool(spec["sandbox"])
     while True:
-        ended, status = os.waitpid(trainer, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return status, asked_by
-        number = next_signal(deadline)
-        if number is None:
-            os.kill(trainer, _signal.SIGKILL)
-            deadline = time.monotonic() + grace_seconds
-            continue
-        if number in PASSED_ON and deadline is None:
-            tell(trainer, _signal.SIGTERM, confined=confined)
-            tell(trainer, _signal.SIGCONT, confined=confined)  # a stopped one would not hear it
-            deadline = time.monotonic() + grace_seconds
-        elif confined and number in TYPED:
-            tell(trainer, number, confined=True)
-        if number in ASKS and ASKS[number] not in asked_by:
-            asked_by += ask_of(number, server)
+            return status, received
+        left = 1e6 if deadline is None else max(0.0, deadline - time.monotonic())
+        info = signal.sigtimedwait(WATCHED, left)
+        number = signal.Signals(info.si_signo) if info else signal.SIGCHLD
+        if info is None and deadline is not None:
+            os.kill(pid, signal.SIGKILL)
+            deadline = time.monotonic() + spec["grace_seconds"]
+        elif number in FORWARDED and deadline is None:
+            send(pid, signal.SIGTERM, sandboxed=sandboxed)
+            send(pid, signal.SIGCONT, sandboxed=sandboxed)  # a stopped job would not notice
+            deadline = time.monotonic() + spec["grace_seconds"]
+        elif sandboxed and number in TYPED:
+            send(pid, number, sandboxed=True)
+        if number != signal.SIGCHLD and number.name not in received:
+            received.append(number.name)
+            if number == signal.SIGHUP and server is not None:  # it is at end of file
+                ended = select.select([server], [], [], SERVER_SECONDS)[0]
+                received += ["server ended"] if ended else []
+                server.close()  # the server would wait for us
 
 
-def next_signal(deadline: float | None) -> int | None:
-    """The next signal, or None when the deadline has passed.
+def send(pid: int, number: int, *, sandboxed: bool) -> None:
+    """Send a signal to the job itself.
 
-    A plain waitpid would never act on SIGHUP: Python takes it up again after every signal.
+    A sandboxed job is the grandchild of bubblewrap, which would die of the signal and take the job
+    with it. As long as there is no grandchild, bubblewrap gets the signal.
     """
-    if deadline is None:
-        return _signal.sigwaitinfo(WATCHED).si_signo
-    info = _signal.sigtimedwait(WATCHED, max(0.0, deadline - time.monotonic()))
-    return None if info is None else info.si_signo
+    pids = [job for child in children_of(pid) for job in children_of(child)] if sandboxed else []
+    for receiver in pids or [pid]:
+        try:
+            os.kill(receiver, number)
+        except ProcessLookupError:
+            continue
 
 
-def connect_to_server() -> _socket.socket | None:
-    """A connection to the tmux server of our pane, on which nothing is ever said."""
+def children_of(pid: int) -> list[int]:
+    """The processes that this one has started."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def death_signal(status: int, *, sandboxed: bool) -> int | None:
+    """The signal that killed a job; bubblewrap reports it as shells do, by 128 and its number.
+
+    130 stays an exit code: it is flowrl's own for Ctrl-C, and means the same.
+    """
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status)
+    number = os.WEXITSTATUS(status) - 128
+    return number if sandboxed and number != signal.SIGINT and 0 < number < signal.NSIG else None
+
+
+def oom_kills() -> int:
+    """How often the kernel killed for lack of memory: in our cgroup, else on the machine."""
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        groups = [line.rstrip("\n").partition("::")[2] for line in file if line.startswith("0::")]
+    for path in (*(f"/sys/fs/cgroup{group}/memory.events" for group in groups), "/proc/vmstat"):
+        try:
+            with open(path, encoding="ascii") as file:
+                return int(dict(line.split()[:2] for line in file)["oom_kill"])
+        except (OSError, KeyError, ValueError):
+            continue
+    return 0
+
+
+def connect_to_server() -> socket.socket | None:
+    """An idle connection to the tmux server of our pane; None outside of tmux."""
     path = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[0]
-    if not path:
-        return None
-    server = _socket.socket(_socket.AF_UNIX)
-    server.settimeout(SERVER_SAYS_SECONDS)
+    server = socket.socket(socket.AF_UNIX)
+    server.settimeout(SERVER_SECONDS)
     try:
         server.connect(path)
     except OSError as error:
-        say(f"{path} does not answer, so a killed server would look like a killed session: {error}")
-        server.close()
+        if path:
+            report(f"{path} does not answer, a killed server will look like a session's: {error}")
         return None
     return server
 
 
-def ask_of(number: int, server: _socket.socket | None) -> list[str]:
-    """What a signal asks for, in the words of exit.json."""
-    if number == _signal.SIGHUP and server is not None and has_ended(server):
-        return [ASKS[number], SERVER_ENDED]
-    return [ASKS[number]]
-
-
-def has_ended(server: _socket.socket) -> bool:
-    """Whether the server takes its leave of its clients, or is gone; it need not wait for us."""
-    poll = select.poll()
-    poll.register(server, select.POLLIN)
-    ended = bool(poll.poll(SERVER_SAYS_SECONDS * 1000))
-    server.close()
-    return ended
-
-
-def start_record(run_id: str) -> dict:
-    """start.json: who runs, on which boot of the machine, in which pane of which tmux server."""
-    server_pid = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
-    return {
-        "format": FORMAT,
-        "run_id": run_id,
-        "runner": identity(os.getpid()),
-        "trainer": None,
-        "pane": os.environ.get("TMUX_PANE"),
-        "server_pid": int(server_pid) if server_pid.isdigit() else None,
-        "started_at": time.time(),
-    }
-
-
 def identity(pid: int) -> dict:
-    """A process's pid and birth (boot id and start time): a reused pid has another birth."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            ticks = file.read().rpartition(")")[2].split()[19]
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return {"pid": pid, "birth": f"{file.read().strip()}:{ticks}"}
-    except OSError:
-        return {"pid": pid, "birth": ""}
+    """A process's pid and start time, with the boot id: a reused pid has another start time."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        ticks = file.read().rpartition(")")[2].split()[19]
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return {"pid": pid, "start_time": f"{file.read().strip()}:{ticks}"}
 
 
 def finish(spec: dict, folder: str, **facts: object) -> int:
-    """Write exit.json and answer what to exit with ourselves."""
-    record = {
-        "format": FORMAT,
-        "run_id": spec["run_id"],
-        "code": None,
-        "signal": None,
-        "oom": False,
-        "asked_by": [],
-        "detail": "",
-        "ended_at": time.time(),
-        **facts,
-    }
-    for attempt in range(WRITE_TRIES):  # a full disk may be emptied by whoever fills it
+    """Write exit.json; returns the runner's own exit code."""
+    record = {"format": FORMAT, "run_id": spec["run_id"], "code": None, "signal": None}
+    record |= {"oom": False, "received": [], "detail": "", "ended_at": time.time(), **facts}
+    for attempt in range(WRITE_ATTEMPTS):  # a full disk may have room again
         try:
-            write_record(os.path.join(folder, "exit.json"), record)
+            write_record(folder, "exit.json", record)
             break
         except OSError as error:
-            say(f"exit.json cannot be written, try {attempt + 1} of {WRITE_TRIES}: {error}")
+            report(f"exit.json cannot be written, attempt {attempt + 1}: {error}")
             time.sleep(WRITE_PAUSE_SECONDS)
-    forget_environment(spec, folder)
     return record["code"] if record["code"] is not None else 128 + int(record["signal"])
 
 
-def forget_environment(spec: dict, folder: str) -> None:
-    """Keep no secrets beyond the trainer's life; a spec that cannot be rewritten is removed."""
-    path = os.path.join(folder, "spec.json")
-    try:
-        overwrite(path, {**spec, "env": {}})
-    except FileNotFoundError:
-        return
-    except OSError:
-        try:
-            os.unlink(path)
-        except OSError as error:
-            say(f"{path} still holds the trainer's environment, remove it: {error}")
+def write_record(folder: str, name: str, record: dict) -> None:
+    """Replace a JSON file in one step, whatever the job has put in its place."""
+    part = os.path.join(folder, f".{name}.part")
+    if os.path.lexists(part):
+        os.unlink(part)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(record, file)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(part, os.path.join(folder, name))
 
 
-def say(text: str) -> None:
-    """One line for whoever reads the pane or the log; a closed terminal is no error."""
+def report(text: str) -> None:
+    """Write one line to the terminal, if it is not closed."""
     try:
         os.write(2, f"flowrl: {text}\n".encode())
     except OSError:
         return
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))

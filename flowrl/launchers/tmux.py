@@ -1,64 +1,194 @@
-"""Runs as tmux sessions, so that people can attach to a training and read a failed one.
+"""Jobs as tmux sessions, so that people can attach to a training and read a failed one.
 
-tmux is only the stage: whether a run lives and how it ended is read from its folder. Sessions are
-on the user's own server and are treated as his: options are set per session, a session with
-somebody in it is never killed, and one that does not carry our run id is never touched. Graphs
-that share a server are told apart by the folder of their runs: a session of this graph is used
-again, a name that anybody else uses gets a number.
+tmux is never asked whether a job lives or how it ended; the job's folder says that. Sessions are
+on the user's own server: options are set per session, a session with an attached client is never
+killed, and one without our run id is never touched. Graphs that share a server are told apart by
+the folder of their runs: a session of this graph is used again, and a name that another program
+uses gets a number.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from urllib.parse import quote
 
-from flowrl.errors import LaunchError
-from flowrl.launchers import files, processes, spec
-from flowrl.launchers.job import Finished, Handle, Job, Outcome
-from flowrl.launchers.tmux_server import PANE_FORMAT, RUN_OPTION, Pane, Reply, TmuxServer
-from flowrl.launchers.tmux_words import (
-    graph_folder,
-    new_session,
-    plain,
-    runner_of,
-    settings,
-)
-from flowrl.launchers.waiting import EndWatcher
+import libtmux
+from libtmux.common import has_minimum_version
+from libtmux.exc import LibTmuxException
 
-GRACE_SECONDS = 30.0
+from flowrl.errors import ConfigError, LaunchError
+from flowrl.launchers import process, run_status
+from flowrl.launchers.base import Finished, Handle, Job, Outcome
+from flowrl.launchers.process import EndWatcher
+from flowrl.paths import JobPaths
+
 KEEP_SECONDS = 30.0
+RUN_OPTION = "@flowrl_run"
+FOLDER_OPTION = "@flowrl_folder"
+REPLY_SECONDS = 10.0
 
+_FIELDS = ("session_name", "pane_id", "pane_pid", "pid", RUN_OPTION, FOLDER_OPTION)
+PANE_FORMAT = "\t".join(f"#{{{field}}}" for field in _FIELDS)
+_MISSING = "tmux is not installed; install it (apt install tmux) or use --launcher local"
+_ENDING = "server exited unexpectedly"
+_NO_SERVER = ("no server running", "No such file or directory", "no current target")
 _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
+_COLUMNS, _LINES = "160", "48"
 _PAUSE_SECONDS = 0.05
-_OLD_RUN_SECONDS = 1.0
-_REAP_SECONDS = 0.5  # at least, between two times that sessions are reaped
-_AT_ONCE = 20  # with one command: tmux takes some 16 KB
+_FORMER_RUN_SECONDS = 1.0
+_REAP_SECONDS = 0.5  # between two times that sessions are reaped
+_BATCH = 20  # sessions in one command: tmux takes about 16 kB
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pane:
+    """A pane as `PANE_FORMAT` prints it; those that are not flowrl's have no run and no folder."""
+
+    session: str
+    pane: str
+    pid: int
+    server_pid: int
+    run_id: str
+    folder: str
+
+    @classmethod
+    def parse(cls, line: str) -> Pane:
+        """Read one line."""
+        session, pane, pid, server_pid, run_id, folder = line.split("\t")
+        return cls(session, pane, int(pid), int(server_pid), run_id, folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What tmux printed, in lines, and its exit code."""
+
+    returncode: int
+    stdout: list[str]
+    stderr: list[str]
+
+    @property
+    def why(self) -> str:
+        """Why it refused, for people."""
+        return "; ".join(self.stderr) or f"exit code {self.returncode}"
+
+
+class TmuxServer:
+    """A tmux server that may be missing, just ending, or frozen.
+
+    `socket` is a name (as `tmux -L`), a path, or None for the user's own server.
+    """
+
+    def __init__(self, socket: str | None = None) -> None:
+        by_path = socket is not None and "/" in socket
+        server = libtmux.Server(
+            socket_name=None if by_path else socket, socket_path=socket if by_path else None
+        )
+        self.socket_name, self.socket_path = server.socket_name, server.socket_path
+
+    def check(self) -> None:
+        """Check that tmux is installed and new enough; no server is started or asked.
+
+        Raises:
+          ConfigError: it is not.
+        """
+        if shutil.which("tmux") is None:
+            raise ConfigError(_MISSING)
+        try:
+            has_minimum_version()
+        except LibTmuxException as error:
+            raise ConfigError(f"tmux cannot be used, use --launcher local: {error}") from error
+
+    def run(self, *words: str) -> Reply:
+        """Run one tmux command line; the reply says what tmux refused.
+
+        Raises:
+          LaunchError: tmux is missing, cannot be executed, or does not answer.
+        """
+        reply = self._run(words)
+        if any(_ENDING in line for line in reply.stderr):
+            time.sleep(_PAUSE_SECONDS)
+            reply = self._run(words)
+        if reply.returncode != 0:
+            logger.debug("tmux refused", extra={"tmux": words, "stderr": reply.stderr})
+        return reply
+
+    def panes(self) -> list[Pane]:
+        """Every pane of the server; none when there is no server.
+
+        Raises:
+          LaunchError: tmux cannot list them.
+        """
+        reply = self.run("list-panes", "-a", "-F", PANE_FORMAT)
+        if reply.returncode == 0:
+            return [Pane.parse(line) for line in reply.stdout]
+        if any(words in reply.why for words in _NO_SERVER):
+            return []
+        raise LaunchError(f"tmux cannot list its panes: {reply.why}")
+
+    def _run(self, words: tuple[str, ...]) -> Reply:
+        """Run one tmux client; libtmux's `Server.cmd` would wait for a frozen server for ever."""
+        tmux = shutil.which("tmux")
+        if tmux is None:
+            raise LaunchError(_MISSING)
+        try:
+            done = subprocess.run(
+                [tmux, *self._address(), *words],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+                timeout=REPLY_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError(
+                f"the tmux server does not answer within {REPLY_SECONDS:g} s; "
+                "if it is stopped, continue it (kill -CONT) or end it"
+            ) from error
+        except OSError as error:
+            raise LaunchError(f"tmux cannot be executed: {error}") from error
+        return Reply(
+            returncode=done.returncode, stdout=_lines(done.stdout), stderr=_lines(done.stderr)
+        )
+
+    def _address(self) -> list[str]:
+        if self.socket_path is not None:
+            return ["-S", str(self.socket_path)]
+        return [] if self.socket_name is None else ["-L", self.socket_name]
 
 
 class TmuxLauncher:
-    """The Launcher on a tmux server; `socket` is a name (as `tmux -L`), a path, or the default."""
+    """The Launcher on a tmux server; `socket` as for `TmuxServer`."""
 
     def __init__(
         self,
         socket: str | None = None,
         *,
-        grace_seconds: float = GRACE_SECONDS,
+        grace_seconds: float = run_status.GRACE_SECONDS,
         keep_seconds: float = KEEP_SECONDS,
     ) -> None:
         self._server = TmuxServer(socket)
+        self._watcher = EndWatcher()
         self._grace_seconds = grace_seconds
         self._keep_seconds = keep_seconds
-        self._watcher = EndWatcher()
         self._succeeded: dict[str, tuple[Handle, float]] = {}  # run id → when to reap its session
         self._next_reaping = 0.0
 
     def check(self) -> None:
-        """See that runs can be launched at all.
+        """Check that jobs can be launched at all.
 
         Raises:
           ConfigError: tmux is missing or too old.
@@ -66,67 +196,68 @@ class TmuxLauncher:
         self._server.check()
 
     def launch(self, job: Job) -> Handle:
-        """Start a run in a session of its own, or in the session its former attempt left.
+        """Start a job in a session of its own, or in the session its former attempt left.
 
         Raises:
           LaunchError: tmux is missing, failed or frozen, or a former attempt still lives.
         """
-        known = files.found(job)
-        if known is not None and files.outcome(known, job.folder) is None:
+        known = run_status.find_living(job)
+        if known is not None:
             return self._named(known)
-        if not _are_safe(job):
+        # Names go into tmux targets and formats, where other characters have a meaning.
+        if not all(_SAFE.fullmatch(word) for word in (job.name, job.run_id)):
             raise LaunchError(
                 f"{job.name!r} with {job.run_id!r} cannot name a tmux session; use letters, "
                 "digits, _ . -"
             )
-        fresh = spec.is_missing(job.folder)
-        files.prepare(job, grace_seconds=self._grace_seconds)
+        fresh = not run_status.was_launched(job.folder)
+        run_status.prepare(job, grace_seconds=self._grace_seconds)
         try:
-            return (self._begin(job, plain(job.name)) if fresh else None) or self._start(job)
+            return (self._begin(job, _session_name(job)) if fresh else None) or self._start(job)
         except LaunchError:
-            files.withdraw(job)
+            run_status.withdraw(job)
             raise
 
     def find(self, job: Job) -> Handle | None:
-        """A run that was launched before, whether it lives or has ended."""
-        known = files.found(job)
+        """A job that was launched before, whether it lives or has ended."""
+        known = run_status.find(job)
         return None if known is None else self._named(known)
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the run ended, or None while it lives."""
+        """How the job ended, or None while it lives."""
         if self._watcher.sees_alive(handle):
             return None
-        outcome = files.outcome(handle, folder)
+        outcome = run_status.outcome(handle, folder)
         if isinstance(outcome, Finished) and handle.run_id not in self._succeeded:
             self._succeeded[handle.run_id] = (handle, time.monotonic() + self._keep_seconds)
         return outcome
 
     def cancel(self, handle: Handle, folder: Path) -> None:
-        """Ask the run to end; returns at once."""
-        files.stop(folder)
+        """Ask the job to end; returns at once."""
+        run_status.request_stop(folder)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
-        """Return as soon as one of the runs may have ended, or after the timeout."""
+        """Return as soon as one of the jobs may have ended, or after the timeout."""
         with contextlib.suppress(LaunchError):
             self._reap_due()
         self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def reap(self, handle: Handle) -> bool:
-        """End the session of an ended run unless somebody is attached; whether it is gone."""
+        """End the session of an ended job unless a client is attached; whether it is gone."""
         return self._reap([handle])
 
     def close(self) -> None:
-        """Reap what succeeded; runs go on."""
+        """Reap the sessions of finished jobs; other jobs go on."""
         self._watcher.close()
         with contextlib.suppress(LaunchError):
-            deadline = time.monotonic() + _OLD_RUN_SECONDS
+            deadline = time.monotonic() + _FORMER_RUN_SECONDS
             left = [handle for handle, _ in self._succeeded.values()]
             while not self._reap(left) and time.monotonic() < deadline:
                 time.sleep(_PAUSE_SECONDS)
                 left = [handle for handle, _ in self._succeeded.values()]
 
     def _reap_due(self) -> None:
-        """Try once for each session whose time has come; the next try is a while later."""
+        """Try once to end each session whose time has come; the next try is a while later."""
         now = time.monotonic()
         if now < self._next_reaping:
             return
@@ -137,11 +268,12 @@ class TmuxLauncher:
         self._reap(due)
 
     def _reap(self, handles: Sequence[Handle]) -> bool:
-        """As `reap`, of many with few commands; whether all are gone."""
+        """End the sessions of ended jobs, with few commands; whether all are gone."""
         gone: list[Handle] = []
-        for first in range(0, len(handles), _AT_ONCE):
-            some = handles[first : first + _AT_ONCE]
-            reply = self._tmux(*[word for handle in some for word in (*_ending(handle), ";")][:-1])
+        for first in range(0, len(handles), _BATCH):
+            some = handles[first : first + _BATCH]
+            words = [word for handle in some for word in (*_ending_command(handle), ";")]
+            reply = self._server.run(*words[:-1])
             gone += [one for one in some if reply.returncode != 0 or one.run_id in reply.stdout]
         for handle in gone:
             self._succeeded.pop(handle.run_id, None)
@@ -149,11 +281,11 @@ class TmuxLauncher:
 
     def _start(self, job: Job) -> Handle:
         """Adopt this run, replace an ended one of this graph, or begin a session."""
-        deadline = time.monotonic() + _OLD_RUN_SECONDS
+        deadline = time.monotonic() + _FORMER_RUN_SECONDS
         while True:
-            panes = self._panes()
+            panes = self._server.panes()
             own = [pane for pane in panes if _is_own(pane, job)]
-            living = [pane for pane in own if processes.birth_of(pane.pid)]
+            living = [pane for pane in own if process.start_time_of(pane.pid)]
             if own and not living:
                 return self._respawn(job, own[0])
             if own and living[0].run_id == job.run_id:
@@ -166,21 +298,25 @@ class TmuxLauncher:
             time.sleep(_PAUSE_SECONDS)  # its exit is recorded, its process is just ending
 
     def _begin(self, job: Job, name: str) -> Handle | None:
-        """Start a run in a new session; None when somebody has taken its name by now."""
-        reply = self._tmux(*new_session(job, name))
+        """Start a job in a new session; None when its name has been taken meanwhile."""
+        reply = self._server.run(
+            *("new-session", "-d", "-P", "-F", PANE_FORMAT, "-s", name, "-n", name),
+            *("-x", _COLUMNS, "-y", _LINES, "--", *_runner(job)),
+            *_options(job, f"={name}:"),
+        )
         if reply.returncode == 0:
             return _handle(job, Pane.parse(reply.stdout[0]))
         if any("duplicate session" in line for line in reply.stderr):
             return None
         if reply.stdout:  # it has started, without one of its options
-            self._tmux("kill-pane", "-t", Pane.parse(reply.stdout[0]).pane)
+            self._server.run("kill-pane", "-t", Pane.parse(reply.stdout[0]).pane)
         raise LaunchError(f"tmux cannot start {name}: {reply.why}")
 
     def _respawn(self, job: Job, pane: Pane) -> Handle:
-        """Start a run in the dead pane of a former one: whoever is attached stays attached."""
-        reply = self._tmux(
-            *("respawn-pane", "-k", "-t", pane.pane, "--", *runner_of(job)),
-            *settings(job, pane.pane),
+        """Start a job in the dead pane of a former one: attached clients stay attached."""
+        reply = self._server.run(
+            *("respawn-pane", "-k", "-t", pane.pane, "--", *_runner(job)),
+            *_options(job, pane.pane),
             *(";", "display-message", "-p", "-t", pane.pane, PANE_FORMAT),
         )
         if reply.returncode != 0:
@@ -188,39 +324,63 @@ class TmuxLauncher:
         return _handle(job, Pane.parse(reply.stdout[0]))
 
     def _named(self, handle: Handle) -> Handle:
-        """The handle with its session's name of today, which the run's folder does not know."""
+        """The handle with its session's name of today, which the job's folder does not know."""
         with contextlib.suppress(LaunchError):
-            for pane in self._panes():
+            for pane in self._server.panes():
                 here = (pane.pane, pane.server_pid, pane.run_id)
                 if here == (handle.pane, handle.server_pid, handle.run_id):
                     return replace(handle, session=pane.session)
         return handle
 
-    def _panes(self) -> list[Pane]:
-        return self._server.panes()
 
-    def _tmux(self, *words: str) -> Reply:
-        return self._server.ask(*words)
+def _runner(job: Job) -> tuple[str, ...]:
+    """Several words, so no shell; neither environment nor argv of the job is among them."""
+    spec_json = JobPaths(job.folder).spec_json.absolute()
+    return (sys.executable, "-I", "-S", str(run_status.RUNNER), str(spec_json))
 
 
-def _ending(handle: Handle) -> list[str]:
-    """The command that ends a run's pane, and tells that it has, if it is over and nobody looks."""
+def _options(job: Job, target: str) -> list[str]:
+    """Commands chained to the one that starts the runner: a later call would miss a fast exit."""
+    words = [sys.executable, "-I", "-S", str(run_status.LOG_WRITER)]
+    # It runs in the server's folder, and tmux expands times and formats before the shell.
+    log = "exec " + shlex.join([*words, str((job.folder / job.log).absolute())])
+    return [
+        *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
+        *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, _graph_folder(job)),
+        *(";", "set-option", "-p", "-t", target, "remain-on-exit", "on"),
+        *(";", "set-option", "-t", target, "destroy-unattached", "off"),
+        *(";", "pipe-pane", "-t", target, log.replace("%", "%%").replace("#", "##")),
+    ]
+
+
+def _ending_command(handle: Handle) -> list[str]:
+    """Kill a job's pane, and print its run id, if the job has ended and no client is attached."""
     ours = f"#{{==:#{{{RUN_OPTION}}},{handle.run_id}}}"
     over = "#{&&:#{pane_dead},#{==:#{session_attached},0}}"
     end = f"display-message -p {handle.run_id} ; kill-pane -t {handle.pane}"
     return ["if-shell", "-F", "-t", f"{handle.pane}", f"#{{&&:{ours},{over}}}", end]
 
 
+def _session_name(job: Job) -> str:
+    """The job's name as tmux makes it."""
+    return job.name.replace(".", "_")
+
+
+def _graph_folder(job: Job) -> str:
+    """Where the graph's runs are, in characters that mean nothing to tmux."""
+    return quote(str(job.folder.parent.absolute()))
+
+
 def _is_own(pane: Pane, job: Job) -> bool:
     """Whether a pane is, or was, of the same skill of the same graph."""
-    if pane.folder != graph_folder(job):
+    if pane.folder != _graph_folder(job):
         return False
-    return re.fullmatch(rf"{re.escape(plain(job.name))}(_\d+)?", pane.session) is not None
+    return re.fullmatch(rf"{re.escape(_session_name(job))}(_\d+)?", pane.session) is not None
 
 
 def _free_name(job: Job, panes: Collection[Pane]) -> str:
-    """The job's name, with the first free number if somebody else uses it."""
-    name, taken = plain(job.name), {pane.session for pane in panes}
+    """The job's name, with the first free number if it is taken."""
+    name, taken = _session_name(job), {pane.session for pane in panes}
     if name not in taken:
         return name
     return next(other for n in count(2) if (other := f"{name}_{n}") not in taken)
@@ -231,12 +391,11 @@ def _handle(job: Job, pane: Pane) -> Handle:
         run_id=job.run_id,
         session=pane.session,
         pid=pane.pid,
-        birth=processes.birth_of(pane.pid),
+        start_time=process.start_time_of(pane.pid),
         pane=pane.pane,
         server_pid=pane.server_pid,
     )
 
 
-def _are_safe(run: Job) -> bool:
-    """Names go into tmux targets and formats, where other characters have a meaning."""
-    return all(_SAFE.fullmatch(word) for word in (run.name, run.run_id))
+def _lines(text: str) -> list[str]:
+    return text.rstrip("\n").split("\n") if text.strip("\n") else []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from flowrl.errors import FileRefusedError
-from flowrl.launchers.job import Job
+from flowrl.launchers.base import Job
 from flowrl.parallel.events import RunRequest
 
 

@@ -28,7 +28,6 @@ from flowrl.experts.inquiry import (
     write_inquiry,
 )
 from flowrl.experts.merge import Evidence, Question, Unanswered
-from flowrl.launchers import processes
 from flowrl.launchers.environment import child_env
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun
@@ -158,7 +157,7 @@ def _discard(desk: Desk) -> None:
         return
     try:
         process = storage.read_json(desk.worker)
-        processes.send(int(process["pid"]), str(process["birth"]), signal.SIGKILL)
+        process.send(int(process["pid"]), str(process["start_time"]), signal.SIGKILL)
     except (FileRefusedError, KeyError, ValueError):
         pass  # it has not begun, or its record is gone: it ends when it finds nothing to do
     storage.remove_tree(desk.folder)

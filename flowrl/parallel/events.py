@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from flowrl.launchers.job import Handle, Outcome
+from flowrl.launchers.base import Exited, Handle, Lost
 from flowrl.parallel.status import FRESH, Entry, Status
+from flowrl.runs import RunResult
 
 DONE = "done"
 REFUSED = "refused: "
@@ -164,7 +165,7 @@ class RunEnded:
 
     skill: str
     run_id: str
-    outcome: Outcome
+    outcome: RunResult | Exited | Lost
     frames: int = 0
     log: LogTail = LogTail()
 

@@ -22,14 +22,15 @@ from flowrl.errors import (
     format_error,
     is_transient,
 )
-from flowrl.launchers.job import Finished, Handle, Job, Launcher, Lost, Outcome
+from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Launcher, Lost
 from flowrl.parallel import events
 from flowrl.parallel.backend import Backend
 from flowrl.parallel.events import Command, Event, RunRequest
 from flowrl.parallel.health import DiskHealth, RunLimits, read_log_tail
+from flowrl.parallel.run_folder import result_of
 from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status
 from flowrl.paths import RunPaths
-from flowrl.runs import read_progress
+from flowrl.runs import RunResult, read_progress
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class CommandExecutor:
             job = self._job(request)
             if job is None:
                 return self._without_folder(request)
-            outcome = self.launcher.poll(status.handle, job.folder)
+            outcome = self._end_of(request, job, status.handle)
         except SKILL_ERRORS as error:
             logger.warning(
                 "%s cannot be looked at now", entry.skill, extra={"why": format_error(error)}
@@ -170,13 +171,30 @@ class CommandExecutor:
         if outcome is None:
             return self._check_limits(entry, job, status)
         self._forget(status.run_id)
-        if isinstance(outcome, Finished):
-            ended = events.RunEnded(entry.skill, status.run_id, outcome, outcome.result.frames)
+        if isinstance(outcome, RunResult):
+            ended = events.RunEnded(entry.skill, status.run_id, outcome, outcome.frames)
         else:
             paths = RunPaths(job.folder, request.expert)
             frames, tail = _frames(job, paths), read_log_tail(paths.training_log)
             ended = events.RunEnded(entry.skill, status.run_id, outcome, frames, tail)
         return (ended,)
+
+    def _end_of(
+        self, request: RunRequest, job: Job, handle: Handle
+    ) -> RunResult | Exited | Lost | None:
+        """The run's result, or how else it ended; None while it lives.
+
+        A run that exits with 0 although it was asked to stop may have finished before.
+        """
+        outcome = self.launcher.poll(handle, job.folder)
+        if not isinstance(outcome, Finished) and getattr(outcome, "code", None) != 0:
+            return outcome
+        try:
+            return result_of(RunPaths(job.folder, request.expert), job.run_id)
+        except FileRefusedError as error:
+            if isinstance(outcome, Exited):
+                return outcome
+            return Exited(cause=ExitCause.NO_RESULT, code=0, detail=str(error))
 
     def seconds_left(self, handle: Handle) -> float:
         """Return how much longer this run may take."""
@@ -229,8 +247,8 @@ class CommandExecutor:
         handle = None if job is None else self.launcher.find(job)
         if job is None or handle is None:
             return None
-        outcome: Outcome | None = self.launcher.poll(handle, job.folder)
-        if outcome is not None and not isinstance(outcome, Finished):
+        outcome = self._end_of(request, job, handle)
+        if outcome is not None and not isinstance(outcome, RunResult):
             return None
         self._jobs[request.skill] = job
         return handle

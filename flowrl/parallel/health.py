@@ -18,8 +18,8 @@ from pathlib import Path
 
 from flowrl import notices, storage
 from flowrl.errors import BusyError, ConfigError, classify_io_error, format_error
-from flowrl.launchers.job import Handle
-from flowrl.launchers.processes import boot_id
+from flowrl.launchers.base import Handle
+from flowrl.launchers.process import boot_id
 from flowrl.parallel.events import LogTail
 from flowrl.paths import GraphPaths
 from flowrl.storage import locks
@@ -309,7 +309,7 @@ class RunLimits:
         self._run_seconds = run_seconds
         self._monotonic = monotonic
         self._progress: dict[str, tuple[tuple[int, int], float]] = {}  # by run id: stamp, time
-        self._began: dict[tuple[str, str], float] = {}  # by run id and birth
+        self._began: dict[tuple[str, str], float] = {}  # by run id and start time
 
     def is_silent(self, run_id: str, progress: Path) -> bool:
         """Return whether the run has been silent for too long; only calls notice progress."""
@@ -325,10 +325,10 @@ class RunLimits:
         """Return how much longer the run may take; below 0 when it is overdue."""
         if self._run_seconds is None:
             return math.inf
-        key = (handle.run_id, handle.birth)
+        key = (handle.run_id, handle.start_time)
         now = self._monotonic()
         if key not in self._began:
-            self._began[key] = now - age_seconds(handle.birth)
+            self._began[key] = now - age_seconds(handle.start_time)
         return self._began[key] + self._run_seconds - now
 
     def excuse(self, run_id: str) -> None:
@@ -342,9 +342,9 @@ class RunLimits:
             del self._began[key]
 
 
-def age_seconds(birth: str) -> float:
+def age_seconds(start_time: str) -> float:
     """Return how long ago a process was born, by the kernel's clock; 0 when that is unknown."""
-    boot, _, ticks = birth.rpartition(":")
+    boot, _, ticks = start_time.rpartition(":")
     if not ticks.isdigit() or boot != boot_id():
         return 0.0
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"))

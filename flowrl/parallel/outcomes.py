@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from flowrl.config import ScheduleConfig
-from flowrl.launchers.job import Exited, Finished, Lost, Why
+from flowrl.launchers.base import ExitCause, Exited, Lost
 from flowrl.parallel.events import PAUSED, FoundMerged, LogTail, RunEnded
 from flowrl.parallel.status import (
     Completed,
@@ -22,9 +22,10 @@ from flowrl.parallel.status import (
     StopReason,
     Waiting,
 )
+from flowrl.runs import RunResult
 
-_RESUMED = (Why.STOPPED, Why.SERVER_KILLED)  # by no fault of the skill: the run goes on
-_DELIBERATE = (Why.SESSION_KILLED, Why.INTERRUPTED)  # a user ended it in the terminal
+_RESUMED = (ExitCause.STOPPED, ExitCause.SERVER_KILLED)  # by no fault of the skill: the run goes on
+_DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended it in the terminal
 _OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _NO_LOG = LogTail()
 _SHOWN = 300  # characters of the log's last line
@@ -59,7 +60,7 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
     """Return the entry whose run ended like this; one that has finished after all is merged."""
     status = entry.status
     assert isinstance(status, Running)
-    if isinstance(event.outcome, Finished):
+    if isinstance(event.outcome, RunResult):
         return _finished(entry, status, event.outcome, context)
     match status.stop_reason:
         case StopReason.HUNG:
@@ -153,16 +154,15 @@ def described(outcome: Exited | Lost) -> str:
     match outcome:
         case Lost(detail):
             return f"it left no trace of how it ended ({detail})" if detail else "it left no trace"
-        case Exited(why=why, code=code, signal=signal, detail=detail):
-            number = f" {code}" if why is Why.EXIT else f" {signal}" if why is Why.SIGNAL else ""
-            word = f"{why.value.replace('_', ' ')}{number}"
+        case Exited(cause=cause, code=code, signal=signal, detail=detail):
+            number = {ExitCause.EXIT: f" {code}", ExitCause.SIGNAL: f" {signal}"}.get(cause, "")
+            word = f"{cause.value.replace('_', ' ')}{number}"
             return f"{word} ({detail})" if detail else word
         case _:
             assert_never(outcome)
 
 
-def _finished(entry: Entry, status: Running, outcome: Finished, context: StepContext) -> Entry:
-    result = outcome.result
+def _finished(entry: Entry, status: Running, result: RunResult, context: StepContext) -> Entry:
     least = context.schedule.min_success_rate
     if result.success_rate < least:
         why = f"succeeded in {result.success_rate:.1%} of the episodes, under {least:.1%}"
@@ -182,23 +182,23 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
     status = entry.status
     assert isinstance(status, Running)
     why = described(outcome)
-    cause = outcome.why if isinstance(outcome, Exited) else None
+    cause = outcome.cause if isinstance(outcome, Exited) else None
     if cause in _DELIBERATE:
         return _held(entry, status, why, context)
     if cause in _RESUMED:
         return _requeued(entry, status, why, context)
     log = event.log if _is_own_error(outcome) else replace(event.log, error="")
     last = log.lines[-1][:_SHOWN] if log.lines else ""
-    why = f"{why}: {last}" if last and cause is not Why.OOM else why
-    return charged(entry, why, event.frames, context, oom=cause is Why.OOM, log=log)
+    why = f"{why}: {last}" if last and cause is not ExitCause.OOM else why
+    return charged(entry, why, event.frames, context, oom=cause is ExitCause.OOM, log=log)
 
 
 def _is_own_error(outcome: Exited | Lost) -> bool:
     """Whether the trainer ended by itself; what killed it from outside may not happen again."""
     match outcome:
-        case Exited(why=Why.EXIT | Why.NO_RESULT):
+        case Exited(cause=ExitCause.EXIT | ExitCause.NO_RESULT):
             return True
-        case Exited(why=Why.SIGNAL, signal=number):
+        case Exited(cause=ExitCause.SIGNAL, signal=number):
             return number in _OWN_SIGNALS
         case _:
             return False

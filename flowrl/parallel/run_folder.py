@@ -11,10 +11,9 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
-from flowrl.launchers import spec
-from flowrl.launchers.files import becomes_free, lock_held
+from flowrl.launchers.run_status import becomes_free, lock_held, was_launched
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import TrainingRun, read_run
+from flowrl.runs import RunResult, TrainingRun, read_result, read_run
 
 logger = logging.getLogger(__name__)
 KEPT_FAILURES = 5
@@ -108,6 +107,18 @@ def open_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRu
     return PreparedRun(layout=paths, run=run)
 
 
+def result_of(paths: RunPaths, run_id: str | None) -> RunResult:
+    """What this very run did.
+
+    Raises:
+      FileRefusedError: it left no valid result.
+    """
+    result = read_result(paths)
+    if result.run_id != run_id:
+        raise FileRefusedError(f"result.json is of run {result.run_id}")
+    return result
+
+
 def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:
     """Make the same attempt ready to launch again; its checkpoints and log stay.
 
@@ -167,7 +178,7 @@ def remove_unlaunched(layout: GraphPaths, expert: int, skill: str) -> None:
     """
     own = layout.run(expert, skill).folder.name.removeprefix(f"skill_{expert}")
     for paths in live_runs(layout):
-        never_launched = spec.is_missing(paths.folder) and not os.path.lexists(paths.lock)
+        never_launched = not was_launched(paths.folder) and not os.path.lexists(paths.lock)
         same_skill = paths.folder.name == f"skill_{paths.expert}{own}"
         if same_skill and paths.expert != expert and never_launched:
             storage.remove_tree(paths.folder)

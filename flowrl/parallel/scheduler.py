@@ -30,7 +30,7 @@ from flowrl.errors import (
     is_transient,
 )
 from flowrl.experts import repair
-from flowrl.launchers.job import Job, Launcher
+from flowrl.launchers.base import Job, Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import events
 from flowrl.parallel.backend import Backend, CallbackBackend

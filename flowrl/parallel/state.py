@@ -15,7 +15,7 @@ from graphlib import TopologicalSorter
 
 from flowrl import paths
 from flowrl.errors import CycleError, GraphError, NameRefusedError, UnknownNeedError
-from flowrl.launchers.job import Handle
+from flowrl.launchers.base import Handle
 from flowrl.parallel.events import NewSkill, Response, StopMode
 from flowrl.parallel.status import (
     Active,

@@ -21,7 +21,7 @@ from typing import Any
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError, GraphError, NameRefusedError
-from flowrl.launchers.job import Handle
+from flowrl.launchers.base import Handle
 from flowrl.parallel.events import NewSkill, Response, StopMode
 from flowrl.parallel.state import SchedulerState, check_new_skills
 from flowrl.parallel.status import (
@@ -273,7 +273,7 @@ def _handle(value: Any) -> Handle:
         run_id=_text(value["run_id"]),
         session=_text(value["session"]),
         pid=_natural(value["pid"]),
-        birth=_text(value["birth"]),
+        start_time=_text(value["start_time"]),
         pane=_or_none(_text)(value["pane"]),
         server_pid=_or_none(_natural)(value["server_pid"]),
     )

@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
-from flowrl.launchers.job import Handle
+from flowrl.launchers.base import Handle
 
 
 class StopReason(StrEnum):

@@ -18,9 +18,9 @@ from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import MERGE_RULES
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
+from flowrl.launchers.base import Job
 from flowrl.launchers.environment import child_env
-from flowrl.launchers.files import lock_held
-from flowrl.launchers.job import Job
+from flowrl.launchers.run_status import lock_held
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import (
@@ -129,6 +129,7 @@ class TrainingBackend:
             env=env,
             cwd=Path.cwd(),
             folder=prepared.run_folder.resolve(),
+            results=(prepared.layout.result_json.name,),
             cpus=self._cpus(prepared.run_folder) if request.device is None else (),
             sandbox=self.confinement.around(
                 RunPaths(prepared.run_folder.resolve(), request.expert),

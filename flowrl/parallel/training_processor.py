@@ -29,7 +29,7 @@ from flowrl.experts.merge import (
     UseCandidate,
 )
 from flowrl.experts.store import Commit, ExpertStore
-from flowrl.launchers.files import lock_held
+from flowrl.launchers.run_status import lock_held
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folder import live_runs, pinned_versions, remove_part_files
 from flowrl.parallel.verification import verified_candidates

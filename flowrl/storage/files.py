@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -149,25 +148,6 @@ def remove_leftovers(folder: Path) -> None:
         if entry.name.endswith(TRASH_SUFFIX) or entry.name.startswith(".tmp-"):
             remove_tree(entry)
     remove_part_files(folder)
-
-
-def make_pipe(path: Path) -> None:
-    """Make a named pipe for its owner alone, in place of any file of that name."""
-    path.unlink(missing_ok=True)
-    os.mkfifo(path, 0o600)
-
-
-def remove_pipe(path: Path) -> None:
-    """Remove a named pipe and release processes that wait for a reader; other files stay."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            path.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
 def _copy_below(files: Iterable[Path], source: Path, target: Path) -> str:

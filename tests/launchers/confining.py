@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.launchers import sandbox
-from flowrl.launchers.job import Job
+from flowrl.launchers.base import Job
 from flowrl.paths import RunPaths
 
 # Every attempt is a function; it succeeds unless it raises. Its first arguments say where to try.

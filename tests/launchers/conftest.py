@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launchers import files, processes
-from flowrl.launchers.job import Handle, Job, Launcher, Outcome
+from flowrl.launchers import process, run_status
+from flowrl.launchers.base import Handle, Job, Launcher, Outcome
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from tests.waiting import limit, until
@@ -43,19 +43,19 @@ def end_of(launcher: Launcher, handle: Handle, job: Job, *, seconds: float = 20.
     return outcome
 
 
-def start_of(job: Job) -> files.Start:
+def start_of(job: Job) -> run_status.StartRecord:
     """start.json, once the trainer of `SLEEP` or `STUBBORN` is ready and its pid is recorded."""
     until((job.folder / "ready").exists)
 
-    def named() -> files.Start | None:
-        start = files.read_start(job.folder, job.run_id)
-        return start if start is not None and start.trainer_pid is not None else None
+    def named() -> run_status.StartRecord | None:
+        start = run_status.read_start(job.folder, job.run_id)
+        return start if start is not None and start.job_pid is not None else None
 
     return until(named)
 
 
 def trainer_of(job: Job) -> int:
-    pid = start_of(job).trainer_pid
+    pid = start_of(job).job_pid
     assert pid is not None
     return pid
 
@@ -68,6 +68,7 @@ def make_job(tmp_path: Path) -> MakeJob:
         folder = tmp_path / f"{name}.{run_id}.{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         facts = {"env": {"PATH": os.defpath, "LANG": "C.UTF-8"}, "cwd": folder, **facts}
+        facts.setdefault("results", ("result.json",))
         argv = facts.pop("argv", ())
         words = (sys.executable, "-I", "-S", "-c", source, *argv)
         return Job(name=name, run_id=run_id, argv=words, folder=folder, **facts)
@@ -84,10 +85,10 @@ def server_folder(tmp_path_factory, monkeypatch) -> Iterator[Path]:
     monkeypatch.delenv("TMUX", raising=False)
     yield folder
     launcher = TmuxLauncher("test")
-    for pane in launcher._panes():
+    for pane in launcher._server.panes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pane.pid, signal.SIGKILL)
-    launcher._tmux("kill-server")
+    launcher._server.run("kill-server")
 
 
 @pytest.fixture
@@ -115,6 +116,6 @@ def nothing_survives(tmp_path: Path) -> Iterator[None]:
     """Whatever a test leaves alive is killed, by the lock that every process of a run holds."""
     yield
     for lock in tmp_path.rglob("run.lock"):
-        for pid in processes.with_open_file(lock):
+        for pid in process.with_open_file(lock):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import LaunchError
-from flowrl.launchers import files, processes
-from flowrl.launchers.job import Exited, Finished, Lost, Why
+from flowrl.launchers import process, run_status
+from flowrl.launchers.base import ExitCause, Exited, Finished, Lost
 from flowrl.launchers.local import LocalLauncher
 from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, trainer_of, until
 
@@ -32,7 +32,7 @@ def test_an_ended_run_is_started_anew_in_its_folder(launcher, make_job):
     job = make_job(source + SUCCEED % "e0.a1.x")
     first = end_of(launcher, launcher.launch(job), job)
     assert isinstance(first, Exited)
-    assert first.why is Why.STOPPED
+    assert first.cause is ExitCause.STOPPED
     assert isinstance(end_of(launcher, launcher.launch(job), job), Finished)
 
 
@@ -43,7 +43,7 @@ def test_another_daemon_finds_the_run_and_hears_its_end(launcher, make_job):
     start_of(job)
     found = type(launcher)().find(job)
     assert found is not None
-    assert (found.pid, found.birth, found.pane) == (handle.pid, handle.birth, handle.pane)
+    assert (found.pid, found.start_time, found.pane) == (handle.pid, handle.start_time, handle.pane)
     assert found.server_pid == handle.server_pid
     other = LocalLauncher()
     assert other.poll(found, job.folder) is None
@@ -59,13 +59,15 @@ def test_a_run_that_ended_unwatched_is_found_with_its_outcome(launcher, make_job
     assert isinstance(launcher.poll(found, job.folder), Finished)
 
 
-def test_a_former_launchs_result_does_not_count(launcher, make_job):
+def test_a_launch_removes_the_results_of_a_former_one(launcher, make_job):
     once = "import os, sys\nif os.path.exists('old'): sys.exit(0)\nopen('old', 'w')\n"
     job = make_job(once + SUCCEED % "e0.a1.x" + "\nsys.exit(85)")
-    for why in (Why.STOPPED, Why.NO_RESULT):
-        outcome = end_of(launcher, launcher.launch(job), job)
-        assert isinstance(outcome, Exited)
-        assert outcome.why is why
+    first = end_of(launcher, launcher.launch(job), job)
+    assert isinstance(first, Exited)
+    assert first.cause is ExitCause.STOPPED
+    assert (job.folder / "result.json").exists()
+    assert isinstance(end_of(launcher, launcher.launch(job), job), Finished)
+    assert not (job.folder / "result.json").exists()
 
 
 def test_a_folder_of_another_run_is_not_found(launcher, make_job):
@@ -78,22 +80,22 @@ def test_a_held_lock_of_unknown_origin_refuses_the_launch(launcher, make_job):
     job = make_job("pass")
     first = launcher.launch(make_job(STUBBORN, run_id="e0.a9.z"))
     lock = until(lambda: list(job.folder.parent.rglob("run.lock")))[0]
-    until(lambda: files.lock_held(lock.parent))
+    until(lambda: run_status.lock_held(lock.parent))
     (job.folder / "run.lock").hardlink_to(lock)
     with pytest.raises(LaunchError, match=r"run\.lock is held"):
         launcher.launch(job)
-    assert processes.alive(first.pid, first.birth)
+    assert process.alive(first.pid, first.start_time)
 
 
 def test_a_reused_pid_is_not_our_run(launcher, make_job):
     job = make_job(SLEEP)
     handle = launcher.launch(job)
     start = start_of(job)
-    for pid in (start.runner_pid, start.trainer_pid):
+    for pid in (start.runner_pid, start.job_pid):
         os.kill(pid or 0, signal.SIGKILL)
     end_of(launcher, handle, job)
     facts = json.loads((job.folder / "start.json").read_text())
-    facts["runner"]["pid"] = facts["trainer"]["pid"] = os.getpid()
+    facts["runner"]["pid"] = facts["job"]["pid"] = os.getpid()
     (job.folder / "start.json").write_text(json.dumps(facts))
     forged = type(handle)(
         **{n: getattr(handle, n) for n in handle.__slots__} | {"pid": os.getpid()}
@@ -118,7 +120,7 @@ def test_a_daemon_out_of_descriptors_takes_no_run_for_dead(launcher, make_job):
             launcher.wait([handle], timeout_seconds=0)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert outcome is None
-    assert processes.alive(start.trainer_pid or 0, start.trainer_birth)
+    assert process.alive(start.job_pid or 0, start.job_start_time)
 
 
 def test_a_launch_without_descriptors_is_refused_and_may_be_tried_again(launcher, make_job):
@@ -137,7 +139,7 @@ def test_a_launch_without_descriptors_is_refused_and_may_be_tried_again(launcher
             break
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert not files.lock_held(job.folder)
+        assert not run_status.lock_held(job.folder)
     assert refused > 3
     job = make_job(SLEEP, name="flowrl_e1_x")
     handle = launcher.launch(job)
@@ -151,6 +153,6 @@ def test_a_run_from_before_a_reboot_went_down_with_the_machine(launcher, make_jo
     end_of(launcher, handle, job)
     (job.folder / "exit.json").unlink()
     (job.folder / "start.json").unlink()
-    outcome = launcher.poll(replace(handle, birth="0:1"), job.folder)
+    outcome = launcher.poll(replace(handle, start_time="0:1"), job.folder)
     assert isinstance(outcome, Exited)
-    assert outcome.why is Why.SERVER_KILLED
+    assert outcome.cause is ExitCause.SERVER_KILLED

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import LaunchError
-from flowrl.launchers import files, processes
-from flowrl.launchers.job import Exited, Finished, Lost, Why
+from flowrl.launchers import process, run_status
+from flowrl.launchers.base import ExitCause, Exited, Finished, Lost
 from tests.launchers.conftest import (
     READY,
     SLEEP,
@@ -27,32 +27,30 @@ from tests.launchers.conftest import (
 )
 
 
-def test_exit_code_0_with_a_result_is_success(launcher, make_job):
+def test_exit_code_0_is_success_whatever_the_job_was(launcher, make_job):
     job = make_job(SUCCEED % "e0.a1.x")
     outcome = end_of(launcher, launcher.launch(job), job)
-    assert isinstance(outcome, Finished)
-    assert outcome.result.frames == 3
+    assert outcome == Finished(job.folder)
 
 
 @pytest.mark.parametrize(
     ("source", "why", "code", "number"),
     [
-        pytest.param("pass", Why.NO_RESULT, 0, None, id="no result"),
-        pytest.param(SUCCEED % "e0.a0.y", Why.NO_RESULT, 0, None, id="result of another run"),
-        pytest.param("open('result.json', 'w').write('{')", Why.NO_RESULT, 0, None, id="torn"),
-        pytest.param(SUCCEED % "e0.a1.x" + "raise SystemExit(3)", Why.EXIT, 3, None, id="exit 3"),
-        pytest.param("raise SystemExit(85)", Why.STOPPED, 85, None, id="resumable"),
-        pytest.param("raise SystemExit(130)", Why.INTERRUPTED, 130, None, id="interrupted"),
-        pytest.param("import os; os.kill(os.getpid(), 9)", Why.SIGNAL, None, 9, id="killed"),
-        pytest.param("import os; os.abort()", Why.SIGNAL, None, 6, id="aborted"),
-        pytest.param("import os; os.kill(os.getpid(), 15)", Why.SIGNAL, None, 15, id="its TERM"),
+        pytest.param("raise SystemExit(3)", ExitCause.EXIT, 3, None, id="exit 3"),
+        pytest.param("raise SystemExit(85)", ExitCause.STOPPED, 85, None, id="resumable"),
+        pytest.param("raise SystemExit(130)", ExitCause.INTERRUPTED, 130, None, id="interrupted"),
+        pytest.param("import os; os.kill(os.getpid(), 9)", ExitCause.SIGNAL, None, 9, id="killed"),
+        pytest.param("import os; os.abort()", ExitCause.SIGNAL, None, 6, id="aborted"),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 15)", ExitCause.SIGNAL, None, 15, id="its TERM"
+        ),
     ],
 )
 def test_other_ends_are_told_apart(launcher, make_job, source, why, code, number):
     job = make_job(source)
     outcome = end_of(launcher, launcher.launch(job), job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.code, outcome.signal) == (why, code, number)
+    assert (outcome.cause, outcome.code, outcome.signal) == (why, code, number)
     assert outcome.detail
 
 
@@ -60,7 +58,7 @@ def test_a_program_that_cannot_be_started_says_so(launcher, make_job):
     job = replace(make_job(""), argv=("/no",))
     outcome = end_of(launcher, launcher.launch(job), job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.code) == (Why.EXIT, 127)
+    assert (outcome.cause, outcome.code) == (ExitCause.EXIT, 127)
     assert "No such file" in outcome.detail
 
 
@@ -70,7 +68,7 @@ def test_a_killed_trainer_is_a_signal(launcher, make_job):
     os.kill(trainer_of(job), signal.SIGKILL)
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.signal) == (Why.SIGNAL, 9)
+    assert (outcome.cause, outcome.signal) == (ExitCause.SIGNAL, 9)
 
 
 def test_cancel_lets_the_trainer_save(launcher, make_job):
@@ -81,7 +79,7 @@ def test_cancel_lets_the_trainer_save(launcher, make_job):
     launcher.cancel(handle, job.folder)
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.code) == (Why.STOPPED, 85)
+    assert (outcome.cause, outcome.code) == (ExitCause.STOPPED, 85)
 
 
 def test_a_stubborn_trainer_is_killed_after_the_grace(launcher, make_job):
@@ -92,7 +90,7 @@ def test_a_stubborn_trainer_is_killed_after_the_grace(launcher, make_job):
     launcher.cancel(handle, job.folder)
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.signal) == (Why.STOPPED, 9)
+    assert (outcome.cause, outcome.signal) == (ExitCause.STOPPED, 9)
 
 
 def test_a_trainer_whose_runner_was_killed_is_ended(launcher, make_job):
@@ -101,9 +99,9 @@ def test_a_trainer_whose_runner_was_killed_is_ended(launcher, make_job):
     start = start_of(job)
     os.kill(start.runner_pid, signal.SIGKILL)
     assert isinstance(end_of(launcher, handle, job), Lost)
-    assert not files.lock_held(job.folder)
+    assert not run_status.lock_held(job.folder)
     # The kernel closes a process's files an instant before it is gone.
-    until(lambda: not processes.alive(start.trainer_pid or 0, start.trainer_birth))
+    until(lambda: not process.alive(start.job_pid or 0, start.job_start_time))
 
 
 def test_an_orphan_that_holds_the_lock_under_another_name_is_ended(launcher, make_job):
@@ -112,17 +110,17 @@ def test_an_orphan_that_holds_the_lock_under_another_name_is_ended(launcher, mak
     handle = launcher.launch(job)
     until((job.folder / "exit.json").exists)
     until((job.folder / "ready").exists)
-    assert files.lock_held(job.folder)
+    assert run_status.lock_held(job.folder)
     (job.folder / "exit.json").unlink()  # as if the runner had been killed too
     assert isinstance(end_of(launcher, handle, job), Lost)
-    assert not files.lock_held(job.folder)
+    assert not run_status.lock_held(job.folder)
 
 
 def test_runner_and_trainer_killed_leave_no_trace(launcher, make_job):
     job = make_job(STUBBORN)
     handle = launcher.launch(job)
     start = start_of(job)
-    for pid in (start.runner_pid, start.trainer_pid):
+    for pid in (start.runner_pid, start.job_pid):
         os.kill(pid or 0, signal.SIGKILL)
     assert isinstance(end_of(launcher, handle, job), Lost)
 
@@ -148,12 +146,6 @@ def test_argv_and_environment_arrive_as_they_are(launcher, make_job):
     assert tuple(argv) == words
     assert {name: environ[name] for name in environ if name != "LC_CTYPE"} == env  # Python's own
     assert cwd == str(job.folder)
-
-
-def test_the_spec_is_for_its_owner_alone(launcher, make_job):
-    job = make_job("pass")
-    launcher.launch(job)
-    assert (job.folder / "spec.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_log_takes_everything(launcher, make_job):
@@ -195,7 +187,7 @@ def test_a_runner_that_cannot_read_its_spec_is_lost(launcher, make_job, monkeypa
     def write(job, **_):
         (job.folder / "spec.json").write_text("no JSON")
 
-    monkeypatch.setattr(files.spec, "write", write)
+    monkeypatch.setattr(run_status, "prepare", write)
     job = make_job("pass")
     assert isinstance(end_of(launcher, launcher.launch(job), job), Lost)
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from flowrl import cli, storage
 from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
-from flowrl.launchers import files, processes, trainer_process
-from flowrl.launchers.job import Exited, Handle, Job, Lost, Why
+from flowrl.launchers import process, run_status, runner
+from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost
 from flowrl.parallel import events
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths, RunPaths
@@ -73,16 +73,18 @@ def test_records_of_the_runner_are_not_followed(make_job, how):
     place = RunPaths(job.folder, 0)
     for path in (place.start_json, place.exit_json, place.result_json):
         plant(how, path)
-    assert files.read_start(job.folder, job.run_id) is None
-    assert files.read_exit(job.folder, job.run_id) is None
-    handle = Handle(run_id=job.run_id, session="s", pid=2**22 + 1, birth="no:1")
-    assert files.outcome(handle, job.folder) is not None
+    assert run_status.read_start(job.folder, job.run_id) is None
+    assert run_status.read_exit(job.folder, job.run_id) is None
+    handle = Handle(run_id=job.run_id, session="s", pid=2**22 + 1, start_time="no:1")
+    assert run_status.outcome(handle, job.folder) is not None
     plant(how, place.result_json)
     with pytest.raises(FileRefusedError):
         read_result(place)
 
 
-@pytest.mark.parametrize("name", ["training.log", "spec.json", "secrets.json", "start.json"])
+@pytest.mark.parametrize(
+    "name", ["training.log", "spec.json", "secrets.json", "environment.json", "start.json"]
+)
 @pytest.mark.parametrize("how", PLANTS)
 def test_a_launch_writes_nowhere_else(local, make_job, how, name):
     """Of a stopped run that goes on in its folder."""
@@ -181,19 +183,19 @@ def test_what_other_programs_left_is_archived_without_links(tmp_path, what, how)
 
 def forged_start(job: Job, victim: subprocess.Popen) -> str:
     """start.json as a trainer would like it to be."""
-    identity = {"pid": victim.pid, "birth": processes.birth_of(victim.pid)}
-    facts = {"format": 1, "run_id": job.run_id, "runner": identity, "trainer": identity}
+    identity = {"pid": victim.pid, "start_time": process.start_time_of(victim.pid)}
+    facts = {"format": 1, "run_id": job.run_id, "runner": identity, "job": identity}
     return json.dumps({**facts, "pane": None, "server_pid": None})
 
 
 @pytest.fixture
 def victim():
     """A process that is none of the trainer's."""
-    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
-    until(lambda: processes.birth_of(process.pid))
-    yield process
-    process.kill()
-    process.wait()
+    sleeper = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
+    until(lambda: process.start_time_of(sleeper.pid))
+    yield sleeper
+    sleeper.kill()
+    sleeper.wait()
 
 
 def test_a_forged_start_has_nobody_else_asked_to_end(local, make_job, victim):
@@ -203,7 +205,7 @@ def test_a_forged_start_has_nobody_else_asked_to_end(local, make_job, victim):
     (job.folder / "start.json").write_text(forged_start(job, victim))
     (job.folder / "run.lock").unlink()
     local.cancel(handle, job.folder)
-    until(lambda: not processes.alive(own.runner_pid, own.runner_birth))
+    until(lambda: not process.alive(own.runner_pid, own.runner_start_time))
     assert isinstance(end_of(local, handle, job), Exited)
     assert victim.poll() is None
 
@@ -214,8 +216,8 @@ def test_a_forged_start_has_nobody_else_killed(local, make_job, victim):
     own = start_of(job)
     (job.folder / "start.json").write_text(forged_start(job, victim))
     os.kill(own.runner_pid, signal.SIGKILL)
-    until(lambda: not processes.birth_of(own.runner_pid))
-    os.kill(own.trainer_pid or 0, signal.SIGKILL)
+    until(lambda: not process.start_time_of(own.runner_pid))
+    os.kill(own.job_pid or 0, signal.SIGKILL)
     assert isinstance(end_of(local, handle, job), Lost)
     assert victim.poll() is None
 
@@ -227,7 +229,7 @@ JSON = st.recursive(
     max_leaves=5,
 )  # fmt: skip
 WORDS = """
-run_id code signal oom asked_by detail runner trainer pane server_pid frames updates experts
+run_id code signal oom received detail runner job pane server_pid frames updates experts
 success_rate step_success mean_episode_length wall_seconds stopped_early total_frames phase
 steps_per_second eta_seconds updated_at
 """
@@ -250,21 +252,21 @@ def test_whatever_stands_in_a_record_nobody_stumbles(tmp_path, facts, own):
     text = json.dumps({**facts, "format": 1} | ({"run_id": "e0.a1.x"} if own else {}))
     for path in (place.start_json, place.exit_json, place.result_json, place.progress):
         path.write_text(text)
-    handle = Handle(run_id="e0.a1.x", session="s", pid=2**22 + 1, birth="no:1")
-    assert files.outcome(handle, tmp_path) is not None
+    handle = Handle(run_id="e0.a1.x", session="s", pid=2**22 + 1, start_time="no:1")
+    assert run_status.outcome(handle, tmp_path) is not None
     for read in (read_progress, read_result):
         assert len(refusal(read, place)) < 2000
 
 
 def test_a_signal_that_there_is_none_of_is_no_end(tmp_path):
     facts = {"format": 1, "run_id": "r", "code": None, "signal": 999, "oom": False}
-    (tmp_path / "exit.json").write_text(json.dumps({**facts, "asked_by": [], "detail": ""}))
-    assert files.read_exit(tmp_path, "r") is None
+    (tmp_path / "exit.json").write_text(json.dumps({**facts, "received": [], "detail": ""}))
+    assert run_status.read_exit(tmp_path, "r") is None
 
 
 def test_what_a_trainer_says_tells_no_terminal_what_to_do():
     said = "\x1b[2Jgone \x1b]52;c;aGk=\x07 \u202eback \x9b31m line\nnext\tcell"
-    ended = Exited(why=Why.EXIT, code=1, detail=said)
+    ended = Exited(cause=ExitCause.EXIT, code=1, detail=said)
     event = cleaned(events.RunEnded("a", "r", ended), ())
     assert isinstance(event.outcome, Exited)
     assert event.outcome.detail == "gone ]52;c;aGk= back 31m line\nnext\tcell"
@@ -276,10 +278,10 @@ def test_no_file_of_a_trainer_grows_without_end(local, make_job, monkeypatch):
     job = make_job(source)
     outcome = end_of(local, local.launch(job), job)
     assert isinstance(outcome, Exited)
-    assert (job.folder / "big").stat().st_size <= trainer_process.FILE_BYTES
+    assert (job.folder / "big").stat().st_size <= runner.MAX_FILE_BYTES
 
 
 def test_a_pipe_in_the_place_of_a_log_stops_no_writer(tmp_path):
     os.mkfifo(tmp_path / "training.log")
-    words = [sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(tmp_path / "training.log")]
+    words = [sys.executable, "-I", "-S", str(run_status.LOG_WRITER), str(tmp_path / "training.log")]
     subprocess.run(words, input=b"x" * 10**6, check=True, timeout=30)

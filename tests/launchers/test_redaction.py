@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import ConfigError
-from flowrl.launchers import capped_log, files
+from flowrl.launchers import log_writer, run_status
+from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.launchers.environment import child_env
-from flowrl.launchers.job import Exited, Lost, Why
 from flowrl.parallel import events
 from flowrl.redaction import cleaned, redacted, secrets_of
 from tests.launchers.conftest import SLEEP, end_of, start_of, until
@@ -64,14 +64,14 @@ def test_the_texts_of_a_record_are_cleaned_and_nothing_else():
     ended = events.RunEnded(
         SECRET,
         SECRET,
-        Exited(why=Why.EXIT, code=1, detail=f"exit: {SECRET}"),
+        Exited(cause=ExitCause.EXIT, code=1, detail=f"exit: {SECRET}"),
         3,
         events.LogTail((f"a {SECRET}", "b"), error="digest"),
     )
     found = cleaned(ended, secrets_of({"MY_KEY": SECRET}))
     assert (found.skill, found.run_id, found.frames) == (SECRET, SECRET, 3)
-    assert found.outcome == Exited(why=Why.EXIT, code=1, detail="exit: [redacted]")
-    assert found.log.lines == ("a [redacted]", "b")
+    assert found.outcome == Exited(cause=ExitCause.EXIT, code=1, detail="exit: [redacted]")
+    assert found.said.lines == ("a [redacted]", "b")
 
 
 def test_a_record_without_secrets_is_the_same_one():
@@ -103,26 +103,26 @@ LETTERS = st.text("ab", min_size=8, max_size=12)
     words=st.lists(st.text("abc\n", max_size=9), max_size=6),
     places=st.lists(st.integers(0, 500), max_size=12),
 )
-def test_a_stream_is_screened_like_a_whole_text_wherever_it_is_cut(secrets, words, places):
+def test_a_stream_is_redacted_like_a_whole_text_wherever_it_is_cut(secrets, words, places):
     known = secrets_of({f"{n}_KEY": secret for n, secret in enumerate(secrets)})
     text = "".join(word + secret for word, secret in zip(words, secrets * 6, strict=False))
-    screen = capped_log.Screen([word.encode() for word in known])
-    out = b"".join(screen.passed(piece) for piece in cut(text.encode(), places)) + screen.rest()
+    redactor = log_writer.Redactor([word.encode() for word in known])
+    out = b"".join(redactor.feed(piece) for piece in cut(text.encode(), places)) + redactor.rest()
     assert out == redacted(text, known).encode()
     assert not any(secret.encode() in out for secret in known)
 
 
 def test_only_what_may_become_a_secret_is_held_back():
-    screen = capped_log.Screen([SECRET.encode()])
-    assert screen.passed(b"50 %\rhunt") == b"50 %\r"
-    assert screen.passed(b"ing\n") == b"hunting\n"
-    assert screen.passed(b"60 %\r") == b"60 %\r"
-    assert screen.rest() == b""
+    redactor = log_writer.Redactor([SECRET.encode()])
+    assert redactor.feed(b"50 %\rhunt") == b"50 %\r"
+    assert redactor.feed(b"ing\n") == b"hunting\n"
+    assert redactor.feed(b"60 %\r") == b"60 %\r"
+    assert redactor.rest() == b""
 
 
 def test_without_secrets_nothing_is_held_back():
-    screen = capped_log.Screen([])
-    assert screen.passed(b"a") + screen.rest() == b"a"
+    redactor = log_writer.Redactor([])
+    assert redactor.feed(b"a") + redactor.rest() == b"a"
 
 
 def test_the_log_of_a_run_holds_no_secret(launcher, make_job):
@@ -148,42 +148,42 @@ def test_the_log_of_a_run_holds_no_secret(launcher, make_job):
         assert "plain-but-passed" not in path.read_text()
 
 
-def test_secrets_are_for_the_owner_alone_while_a_run_lives_and_gone_after_it(launcher, make_job):
+def test_a_run_that_lives_has_no_secret_on_the_disk(launcher, make_job):
     job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
-    handle = launcher.launch(job)
+    launcher.launch(job)
     start_of(job)
-    spec = job.folder / "spec.json"
-    assert SECRET in spec.read_text()
-    assert spec.stat().st_mode & 0o777 == 0o600
-    launcher.cancel(handle, job.folder)
-    until(lambda: json.loads(spec.read_text())["env"] == {})  # though nobody has heard of the end
-    facts = json.loads(spec.read_text())
+    assert [path for path in job.folder.iterdir() if SECRET in path.read_text()] == []
+    facts = json.loads((job.folder / "spec.json").read_text())
     assert facts["argv"] == list(job.argv)
-    assert spec.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_killed_runners_environment_is_forgotten_by_whoever_hears_of_it(launcher, make_job):
+def test_files_with_secrets_are_for_their_owner_alone(make_job):
     job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
-    handle = launcher.launch(job)
-    start = start_of(job)
-    for pid in (start.runner_pid, start.trainer_pid):
-        subprocess.run(["kill", "-9", str(pid)], check=True)
-    assert isinstance(end_of(launcher, handle, job), Lost)
-    assert SECRET not in (job.folder / "spec.json").read_text()
+    run_status.prepare(job, grace_seconds=1.0)
+    for name in ("spec.json", "secrets.json", "environment.json"):
+        assert (job.folder / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_environment_of_a_run_that_never_began_is_removed(make_job):
+    job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
+    run_status.prepare(job, grace_seconds=1.0)
+    handle = Handle(run_id=job.run_id, session="s", pid=2**22 - 1, start_time="no:1")
+    assert run_status.outcome(handle, job.folder) is not None
+    assert [path for path in job.folder.iterdir() if SECRET in path.read_text()] == []
 
 
 def test_a_launch_that_is_given_up_leaves_no_secret(make_job):
     job = make_job(SLEEP, env={"MY_TOKEN": SECRET})
-    files.prepare(job, grace_seconds=1.0)
+    run_status.prepare(job, grace_seconds=1.0)
     assert SECRET in (job.folder / "secrets.json").read_text()
-    files.withdraw(job)
+    run_status.withdraw(job)
     assert [path for path in job.folder.iterdir() if SECRET in path.read_text()] == []
 
 
 def test_the_logs_writer_follows_no_link_to_secrets(tmp_path):
     (tmp_path / "elsewhere").write_text(json.dumps({"secrets": ["something"]}))
     (tmp_path / "secrets.json").symlink_to(tmp_path / "elsewhere")
-    words = [sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(tmp_path / "training.log")]
+    words = [sys.executable, "-I", "-S", str(run_status.LOG_WRITER), str(tmp_path / "training.log")]
     subprocess.run(words, input=b"something\n", check=True, timeout=30)
     assert (tmp_path / "training.log").read_bytes() == b"something\n"
     assert (tmp_path / "elsewhere").exists()
@@ -212,13 +212,19 @@ def test_a_variable_that_cannot_be_passed_on_is_refused_by_name(name, said):
 
 def test_a_trainer_starts_only_when_its_log_knows_the_secrets(make_job):
     job = make_job("print('said')", env={"MY_TOKEN": SECRET})
-    files.prepare(job, grace_seconds=1.0)
-    words = [sys.executable, "-I", "-S", str(files.RUNNER), str(job.folder / "spec.json")]
+    run_status.prepare(job, grace_seconds=1.0)
+    words = [sys.executable, "-I", "-S", str(run_status.RUNNER), str(job.folder / "spec.json")]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as runner:
         until((job.folder / "start.json").exists)
         with pytest.raises(subprocess.TimeoutExpired):
             runner.wait(timeout=0.3)
-        assert files.read_exit(job.folder, job.run_id) is None
-        log = [sys.executable, "-I", "-S", str(files.CAPPED_LOG), str(job.folder / "training.log")]
+        assert run_status.read_exit(job.folder, job.run_id) is None
+        log = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(run_status.LOG_WRITER),
+            str(job.folder / "training.log"),
+        ]
         subprocess.run(log, stdin=subprocess.DEVNULL, check=True, timeout=30)
         assert runner.communicate(timeout=30)[0] == b"said\n"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import ConfigError
-from flowrl.launchers import files, processes, sandbox, trainer_process
+from flowrl.launchers import process, run_status, runner, sandbox
+from flowrl.launchers.base import ExitCause, Exited, Finished, Lost
 from flowrl.launchers.environment import child_env
-from flowrl.launchers.job import Exited, Finished, Lost, Why
 from flowrl.paths import RunPaths
 from tests.launchers.confining import ATTEMPTS, HOSTILE, TYPING, confined, prey
 from tests.launchers.conftest import (
@@ -40,15 +40,15 @@ def hostile(make_job, target):
 
 
 def bubblewrap_of(job) -> int:
-    pid = start_of(job).trainer_pid
+    pid = start_of(job).job_pid
     assert pid is not None
     return pid
 
 
 def inside(job) -> list[int]:
     """Bubblewrap's own process inside, and the trainer."""
-    first = trainer_process.children_of([bubblewrap_of(job)])
-    return first + trainer_process.children_of(first)
+    first = runner.children_of(bubblewrap_of(job))
+    return first + [child for pid in first for child in runner.children_of(pid)]
 
 
 def run_hostile(launcher, job, target, attempts):
@@ -78,7 +78,7 @@ def test_no_escape_succeeds(launcher, make_job, tmp_path):
         assert target.victim.poll() is None
         assert target.contents() == before
     assert (job.folder / "run.json").read_text() == MINE
-    assert files.becomes_free(job.folder)
+    assert run_status.becomes_free(job.folder)
 
 
 def test_every_escape_succeeds_where_nobody_is_confined(launcher, make_job, tmp_path):
@@ -99,21 +99,24 @@ def test_every_escape_succeeds_where_nobody_is_confined(launcher, make_job, tmp_
 @pytest.mark.parametrize(
     ("source", "why", "code", "number"),
     [
-        pytest.param("pass", Why.NO_RESULT, 0, None, id="no result"),
-        pytest.param("raise SystemExit(3)", Why.EXIT, 3, None, id="exit 3"),
-        pytest.param("raise SystemExit(85)", Why.STOPPED, 85, None, id="resumable"),
-        pytest.param("raise SystemExit(130)", Why.INTERRUPTED, 130, None, id="interrupted"),
-        pytest.param("import os; os.kill(os.getpid(), 9)", Why.SIGNAL, None, 9, id="killed"),
-        pytest.param("import os; os.abort()", Why.SIGNAL, None, 6, id="aborted"),
-        pytest.param("import ctypes; ctypes.string_at(0)", Why.SIGNAL, None, 11, id="segfault"),
-        pytest.param("import os; os.kill(os.getpid(), 15)", Why.SIGNAL, None, 15, id="its TERM"),
+        pytest.param("raise SystemExit(3)", ExitCause.EXIT, 3, None, id="exit 3"),
+        pytest.param("raise SystemExit(85)", ExitCause.STOPPED, 85, None, id="resumable"),
+        pytest.param("raise SystemExit(130)", ExitCause.INTERRUPTED, 130, None, id="interrupted"),
+        pytest.param("import os; os.kill(os.getpid(), 9)", ExitCause.SIGNAL, None, 9, id="killed"),
+        pytest.param("import os; os.abort()", ExitCause.SIGNAL, None, 6, id="aborted"),
+        pytest.param(
+            "import ctypes; ctypes.string_at(0)", ExitCause.SIGNAL, None, 11, id="segfault"
+        ),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 15)", ExitCause.SIGNAL, None, 15, id="its TERM"
+        ),
     ],
 )
 def test_ends_are_told_apart_as_ever(launcher, make_job, source, why, code, number):
     job = confined(make_job(source))
     outcome = end_of(launcher, launcher.launch(job), job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.code, outcome.signal) == (why, code, number)
+    assert (outcome.cause, outcome.code, outcome.signal) == (why, code, number)
 
 
 @needs_bubblewrap
@@ -127,7 +130,7 @@ def test_a_program_that_is_not_there_says_so(local, make_job):
     job = replace(confined(make_job("")), argv=("/no",))
     outcome = end_of(local, local.launch(job), job)
     assert isinstance(outcome, Exited)
-    assert outcome.why is Why.EXIT
+    assert outcome.cause is ExitCause.EXIT
     until(lambda: "bwrap: execvp /no" in (job.folder / "training.log").read_text())
 
 
@@ -139,7 +142,7 @@ def test_cancel_lets_a_confined_trainer_save(launcher, make_job):
     launcher.cancel(handle, job.folder)
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.code) == (Why.STOPPED, 85)
+    assert (outcome.cause, outcome.code) == (ExitCause.STOPPED, 85)
 
 
 @needs_bubblewrap
@@ -151,15 +154,15 @@ def test_a_stubborn_confined_trainer_is_killed_with_all_its_own(launcher, make_j
     job = confined(make_job(deaf + children + SLEEP))
     handle = launcher.launch(job)
     start_of(job)
-    everybody = {pid: processes.birth_of(pid) for pid in inside(job)}
+    everybody = {pid: process.start_time_of(pid) for pid in inside(job)}
     if frozen:
         os.kill(inside(job)[-1], signal.SIGSTOP)
     launcher.cancel(handle, job.folder)
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.signal) == (Why.STOPPED, 9)
-    until(lambda: not any(processes.alive(pid, birth) for pid, birth in everybody.items()))
-    until(lambda: not files.lock_held(job.folder))
+    assert (outcome.cause, outcome.signal) == (ExitCause.STOPPED, 9)
+    until(lambda: not any(process.alive(pid, start_time) for pid, start_time in everybody.items()))
+    until(lambda: not run_status.lock_held(job.folder))
 
 
 @needs_bubblewrap
@@ -169,17 +172,17 @@ def test_nothing_outlives_a_process_that_is_killed(launcher, make_job, who):
     handle = launcher.launch(job)
     start = start_of(job)
     within = inside(job)
-    everybody = {pid: processes.birth_of(pid) for pid in (bubblewrap_of(job), *within)}
-    pids = {"runner": start.runner_pid, "bubblewrap": start.trainer_pid, "trainer": within[-1]}
+    everybody = {pid: process.start_time_of(pid) for pid in (bubblewrap_of(job), *within)}
+    pids = {"runner": start.runner_pid, "bubblewrap": start.job_pid, "trainer": within[-1]}
     os.kill(pids[who] or 0, signal.SIGKILL)
     outcome = end_of(launcher, handle, job)
     if who == "runner":
         assert isinstance(outcome, Lost)
     else:
         assert isinstance(outcome, Exited)
-        assert (outcome.why, outcome.signal) == (Why.SIGNAL, 9)
-    until(lambda: not any(processes.alive(pid, birth) for pid, birth in everybody.items()))
-    until(lambda: not files.lock_held(job.folder))
+        assert (outcome.cause, outcome.signal) == (ExitCause.SIGNAL, 9)
+    until(lambda: not any(process.alive(pid, start_time) for pid, start_time in everybody.items()))
+    until(lambda: not run_status.lock_held(job.folder))
 
 
 @needs_bubblewrap
@@ -187,7 +190,7 @@ def test_a_confined_trainer_holds_the_lock_of_its_run(local, make_job):
     job = confined(make_job(SLEEP))
     local.launch(job)
     start_of(job)
-    assert inside(job)[-1] in processes.with_open_file(job.folder / "run.lock")
+    assert inside(job)[-1] in process.with_open_file(job.folder / "run.lock")
 
 
 @needs_bubblewrap
@@ -202,10 +205,10 @@ def test_typing_in_the_pane_interrupts_a_confined_trainer(tmux, make_job, key):
     job = confined(make_job(saving + SLEEP))
     handle = tmux.launch(job)
     start_of(job)
-    tmux._tmux("send-keys", "-t", f"={job.name}:", key)
+    tmux._server.run("send-keys", "-t", f"={job.name}:", key)
     outcome = end_of(tmux, handle, job)
     assert isinstance(outcome, Exited)
-    assert outcome.why is Why.INTERRUPTED
+    assert outcome.cause is ExitCause.INTERRUPTED
     assert (job.folder / "saved").exists()
 
 
@@ -215,10 +218,10 @@ def test_a_killed_session_lets_a_confined_trainer_save(tmux, make_job):
     job = confined(make_job(SAVING + SLEEP))
     handle = tmux.launch(job)
     start_of(job)
-    tmux._tmux("kill-session", "-t", f"={job.name}")
+    tmux._server.run("kill-session", "-t", f"={job.name}")
     outcome = end_of(tmux, handle, job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.code) == (Why.SESSION_KILLED, 85)
+    assert (outcome.cause, outcome.code) == (ExitCause.SESSION_KILLED, 85)
 
 
 @needs_bubblewrap
@@ -231,12 +234,12 @@ def test_a_confined_trainer_that_runs_out_of_memory_is_told_apart(local, make_jo
     with small_cgroup(50) as group:
         handle = local.launch(job)
         start = start_of(job)
-        for pid in (start.runner_pid, start.trainer_pid, *inside(job)):
+        for pid in (start.runner_pid, start.job_pid, *inside(job)):
             (group / "cgroup.procs").write_text(str(pid))
         (job.folder / "go").touch()
         outcome = end_of(local, handle, job)
     assert isinstance(outcome, Exited)
-    assert outcome.why is Why.OOM
+    assert outcome.cause is ExitCause.OOM
 
 
 @needs_bubblewrap
@@ -260,8 +263,7 @@ def test_the_cache_of_confined_trainers_is_their_own(local, make_job, tmp_path):
     how = sandbox.confinement("bwrap", tmp_path / "graph")
     words = how.around(RunPaths(job.folder, 0), cwd=job.cwd, env=job.env, cache=cache)
     outcome = end_of(local, local.launch(replace(job, sandbox=words)), job)
-    assert isinstance(outcome, Exited)
-    assert outcome.code == 0
+    assert isinstance(outcome, Finished)
     assert (cache / "program").read_text() == "trusted"
     assert (tmp_path / "cache" / "jax-confined" / "program").read_text() == "poison"
 

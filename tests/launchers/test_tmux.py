@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from flowrl.errors import LaunchError
-from flowrl.launchers import files, processes
-from flowrl.launchers.job import Exited, Why
+from flowrl.launchers import process, run_status
+from flowrl.launchers.base import ExitCause, Exited, Finished
 from tests.launchers.conftest import SLEEP, STUBBORN, end_of, start_of, until
-from tests.launchers.tmux_sessions import sessions, somebody_attached, why
+from tests.launchers.tmux_sessions import cause_of, sessions, somebody_attached
 
 pytestmark = pytest.mark.tmux
 
@@ -24,8 +24,8 @@ def test_a_killed_session_is_told_from_a_killed_server(tmux, make_job, others):
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._tmux("kill-session", "-t", f"={job.name}")
-    assert why(end_of(tmux, handle, job)) is Why.SESSION_KILLED
+    tmux._server.run("kill-session", "-t", f"={job.name}")
+    assert cause_of(end_of(tmux, handle, job)) is ExitCause.SESSION_KILLED
 
 
 def test_a_killed_session_of_a_trainer_that_saves_is_held(tmux, make_job):
@@ -33,10 +33,10 @@ def test_a_killed_session_of_a_trainer_that_saves_is_held(tmux, make_job):
     job = make_job(saving + SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._tmux("kill-session", "-t", f"={job.name}")
+    tmux._server.run("kill-session", "-t", f"={job.name}")
     outcome = end_of(tmux, handle, job)
     assert isinstance(outcome, Exited)
-    assert (outcome.why, outcome.code) == (Why.SESSION_KILLED, 85)
+    assert (outcome.cause, outcome.code) == (ExitCause.SESSION_KILLED, 85)
 
 
 @pytest.mark.parametrize("how", ["kill-server", "SIGKILL", "SIGTERM"])
@@ -46,21 +46,21 @@ def test_a_dead_server_ends_its_runs_and_is_recognised(tmux, make_job, how):
     for job in jobs:
         start_of(job)
     if how == "kill-server":
-        tmux._tmux("kill-server")
+        tmux._server.run("kill-server")
     else:
         os.kill(handles[0].server_pid or 0, getattr(signal, how))
     for handle, job in zip(handles, jobs, strict=True):
-        assert why(end_of(tmux, handle, job)) is Why.SERVER_KILLED
+        assert cause_of(end_of(tmux, handle, job)) is ExitCause.SERVER_KILLED
 
 
 def test_what_was_killed_is_known_however_late_it_is_asked(tmux, make_job):
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._tmux("kill-session", "-t", f"={job.name}")
+    tmux._server.run("kill-session", "-t", f"={job.name}")
     until((job.folder / "exit.json").exists)
-    until(lambda: not processes.birth_of(handle.server_pid or 0))
-    assert why(tmux.poll(handle, job.folder)) is Why.SESSION_KILLED
+    until(lambda: not process.start_time_of(handle.server_pid or 0))
+    assert cause_of(tmux.poll(handle, job.folder)) is ExitCause.SESSION_KILLED
 
 
 def test_runs_start_again_on_a_new_server(tmux, make_job):
@@ -80,22 +80,22 @@ def test_ctrl_c_in_the_pane_is_an_interruption(tmux, make_job):
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._tmux("send-keys", "-t", f"={job.name}:", "C-c")
-    assert why(end_of(tmux, handle, job)) is Why.INTERRUPTED
+    tmux._server.run("send-keys", "-t", f"={job.name}:", "C-c")
+    assert cause_of(end_of(tmux, handle, job)) is ExitCause.INTERRUPTED
 
 
 def test_the_pane_runs_on_whatever_a_user_does_with_it(tmux, make_job):
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
-    tmux._tmux("rename-session", "-t", f"={job.name}", "mine")
-    tmux._tmux("send-keys", "-t", "=mine:", "exit", "Enter", "C-z", "C-d", "q")
-    tmux._tmux("split-window", "-d", "-t", "=mine:", "--", "sleep", "600")
+    tmux._server.run("rename-session", "-t", f"={job.name}", "mine")
+    tmux._server.run("send-keys", "-t", "=mine:", "exit", "Enter", "C-z", "C-d", "q")
+    tmux._server.run("split-window", "-d", "-t", "=mine:", "--", "sleep", "600")
     with somebody_attached(tmux, "mine"):
         assert tmux.poll(handle, job.folder) is None
     assert tmux.poll(handle, job.folder) is None
     tmux.cancel(handle, job.folder)
-    assert why(end_of(tmux, handle, job)) is Why.STOPPED
+    assert cause_of(end_of(tmux, handle, job)) is ExitCause.STOPPED
 
 
 def test_stopping_the_run_that_began_the_server_leaves_the_server_to_the_others(tmux, make_job):
@@ -103,7 +103,7 @@ def test_stopping_the_run_that_began_the_server_leaves_the_server_to_the_others(
     handles = [tmux.launch(job) for job in jobs[:2]]
     started = [start_of(job) for job in jobs[:2]]
     tmux.cancel(handles[0], jobs[0].folder)
-    assert why(end_of(tmux, handles[0], jobs[0])) is Why.STOPPED
+    assert cause_of(end_of(tmux, handles[0], jobs[0])) is ExitCause.STOPPED
     assert tmux.launch(jobs[2]).server_pid == started[1].server_pid
     start_of(jobs[2])
     assert tmux.poll(handles[1], jobs[1].folder) is None
@@ -147,14 +147,14 @@ def test_another_live_run_keeps_its_session(tmux, make_job):
 
 
 def test_a_session_that_is_not_ours_is_left_alone(tmux, make_job):
-    tmux._tmux("new-session", "-d", "-s", "flowrl_e0_Wood", "--", "sleep", "600")
+    tmux._server.run("new-session", "-d", "-s", "flowrl_e0_Wood", "--", "sleep", "600")
     job = make_job(SLEEP)
     assert tmux.launch(job).session == "flowrl_e0_Wood_2"
     start_of(job)
     assert sessions(tmux) == ["flowrl_e0_Wood", "flowrl_e0_Wood_2"]
-    assert tmux._tmux("list-panes", "-s", "-t", "=flowrl_e0_Wood", "-F", "#{pane_dead}").stdout == [
-        "0"
-    ]
+    assert tmux._server.run(
+        "list-panes", "-s", "-t", "=flowrl_e0_Wood", "-F", "#{pane_dead}"
+    ).stdout == ["0"]
 
 
 def test_a_run_that_has_just_been_launched_is_adopted_by_name(tmux, make_job, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_run_that_has_just_been_launched_is_adopted_by_name(tmux, make_job, mo
     first = tmux.launch(job)
     start_of(job)
     (job.folder / "start.json").unlink()  # as if its runner had not come so far
-    monkeypatch.setattr(files, "prepare", lambda job, *, grace_seconds: None)
+    monkeypatch.setattr(run_status, "prepare", lambda job, *, grace_seconds: None)
     assert tmux.launch(job) == first
 
 
@@ -171,7 +171,7 @@ def test_folders_with_odd_names_work(tmux, make_job, tmp_path):
     odd = tmp_path / "a b'\"#{pid}%d%%$(id);"
     odd.mkdir()
     job = replace(job, folder=odd, cwd=odd)
-    assert why(end_of(tmux, tmux.launch(job), job)) is Why.NO_RESULT
+    assert isinstance(end_of(tmux, tmux.launch(job), job), Finished)
     until(lambda: (odd / "training.log").exists() and (odd / "training.log").stat().st_size)
     assert (odd / "training.log").read_text() == "here\n"
 
@@ -180,8 +180,8 @@ def test_twenty_ends_at_once_are_all_heard(tmux, make_job):
     jobs = [make_job(SLEEP, name=f"flowrl_e{number}_x") for number in range(20)]
     runs = [(tmux.launch(job), job) for job in jobs]
     for job in jobs:
-        os.kill(start_of(job).trainer_pid or 0, signal.SIGKILL)
-    assert [why(end_of(tmux, handle, job)) for handle, job in runs] == [Why.SIGNAL] * 20
+        os.kill(start_of(job).job_pid or 0, signal.SIGKILL)
+    assert [cause_of(end_of(tmux, handle, job)) for handle, job in runs] == [ExitCause.SIGNAL] * 20
 
 
 def test_the_trainer_has_a_terminal(tmux, make_job):

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from flowrl.errors import LaunchError
-from flowrl.launchers import files
-from flowrl.launchers.job import Finished, Handle
+from flowrl.launchers import run_status
+from flowrl.launchers.base import Finished, Handle
 from flowrl.launchers.tmux import TmuxLauncher
 from tests.launchers.conftest import SLEEP, SUCCEED, end_of, start_of, until
 from tests.launchers.tmux_sessions import sessions
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.tmux
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("flowrl.launchers.tmux_server.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("flowrl.launchers.tmux.REPLY_SECONDS", 0.5)
 
 
 @contextmanager
@@ -48,13 +48,13 @@ def test_a_launch_that_was_given_up_starts_nothing_later(tmux, make_job, monkeyp
     other = tmux.launch(make_job(SLEEP, name="flowrl_e1_x"))
     job = make_job(SLEEP)
     with monkeypatch.context() as patch:
-        patch.setattr(tmux, "_panes", lambda: [])  # it freezes after the look
+        patch.setattr(tmux._server, "panes", lambda: [])  # it freezes after the look
         with frozen(other), pytest.raises(LaunchError, match="does not answer"):
             tmux.launch(job)
     until(lambda: job.name in sessions(tmux))  # the server carries it out now
     late = "#{pane_dead}"
-    until(lambda: tmux._tmux("list-panes", "-t", f"={job.name}:", "-F", late).stdout == ["1"])
-    assert not files.lock_held(job.folder)
+    until(lambda: tmux._server.run("list-panes", "-t", f"={job.name}:", "-F", late).stdout == ["1"])
+    assert not run_status.lock_held(job.folder)
     assert not (job.folder / "ready").exists()
     tmux.launch(job)
     start_of(job)

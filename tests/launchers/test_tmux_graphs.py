@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launchers.job import Job
+from flowrl.launchers.base import Job
 from flowrl.launchers.tmux import TmuxLauncher
 from tests.launchers.conftest import SLEEP, MakeJob, end_of, start_of
 from tests.launchers.tmux_sessions import sessions
@@ -47,7 +47,7 @@ def test_the_session_that_another_graph_keeps_for_reading_stays(tmux, of_graph):
     end_of(tmux, tmux.launch(failed), failed)
     handle = tmux.launch(of_graph("second", SLEEP, OTHER_RUN))
     assert handle.session == f"{WOOD}_2"
-    text = tmux._tmux("capture-pane", "-p", "-S", "-", "-t", f"={WOOD}:").stdout
+    text = tmux._server.run("capture-pane", "-p", "-S", "-", "-t", f"={WOOD}:").stdout
     assert "what went wrong" in text
 
 
@@ -63,13 +63,13 @@ def test_a_retry_goes_into_its_own_graphs_session(tmux, of_graph):
 
 def test_a_name_that_is_taken_at_the_last_moment_is_no_failure(tmux, of_graph, monkeypatch):
     tmux.launch(of_graph("first", SLEEP, "e0.a1.x"))
-    panes, looks = tmux._panes, []
+    panes, looks = tmux._server.panes, []
 
     def blind_at_first():
         looks.append(1)
         return panes() if len(looks) > 1 else []
 
-    monkeypatch.setattr(tmux, "_panes", blind_at_first)
+    monkeypatch.setattr(tmux._server, "panes", blind_at_first)
     assert tmux.launch(of_graph("second", SLEEP, OTHER_RUN)).session == f"{WOOD}_2"
 
 
@@ -77,7 +77,7 @@ def test_a_renamed_session_is_found_under_its_new_name(tmux, of_graph):
     job = of_graph("first", SLEEP, "e0.a1.x")
     tmux.launch(job)
     start_of(job)
-    tmux._tmux("rename-session", "-t", f"={WOOD}", "mine")
+    tmux._server.run("rename-session", "-t", f"={WOOD}", "mine")
     found = tmux.find(job)
     assert found is not None
     assert found.session == "mine"

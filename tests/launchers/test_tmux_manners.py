@@ -13,11 +13,11 @@ from libtmux._compat import LooseVersion
 from flowrl.bottomup_parallel import open_launcher
 from flowrl.config import LaunchConfig
 from flowrl.errors import ConfigError, LaunchError
-from flowrl.launchers import files, processes
-from flowrl.launchers.job import Finished, Why
+from flowrl.launchers import process, run_status
+from flowrl.launchers.base import ExitCause, Finished
 from flowrl.launchers.tmux import TmuxLauncher
 from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, until
-from tests.launchers.tmux_sessions import sessions, somebody_attached, why
+from tests.launchers.tmux_sessions import cause_of, sessions, somebody_attached
 
 pytestmark = pytest.mark.tmux
 
@@ -40,7 +40,9 @@ def test_a_failed_session_stays_to_be_read(server_folder, make_job):
     end_of(tmux, tmux.launch(job), job)
     tmux.wait([], timeout_seconds=0)
     tmux.close()
-    text = "\n".join(tmux._tmux("capture-pane", "-p", "-S", "-", "-t", f"={job.name}:").stdout)
+    text = "\n".join(
+        tmux._server.run("capture-pane", "-p", "-S", "-", "-t", f"={job.name}:").stdout
+    )
     assert "what went wrong" in text
 
 
@@ -48,7 +50,7 @@ def test_reaping_never_ends_a_pane_of_another_run(tmux, make_job):
     job = make_job("pass")
     handle = tmux.launch(job)
     end_of(tmux, handle, job)
-    until(lambda: tmux._tmux("list-panes", "-a", "-F", "#{pane_dead}").stdout == ["1"])
+    until(lambda: tmux._server.run("list-panes", "-a", "-F", "#{pane_dead}").stdout == ["1"])
     assert not tmux.reap(replace(handle, run_id="e0.a2.y"))
     assert tmux.reap(handle)
 
@@ -58,7 +60,7 @@ def test_closing_lets_an_empty_server_end(tmux, make_job):
     handle = tmux.launch(job)
     end_of(tmux, handle, job)
     tmux.close()
-    until(lambda: not processes.birth_of(handle.server_pid or 0))
+    until(lambda: not process.start_time_of(handle.server_pid or 0))
 
 
 def test_closing_leaves_runs_and_their_server_alone(tmux, make_job):
@@ -80,11 +82,11 @@ def test_sessions_whose_time_has_come_are_ended_together(
     runs = [(tmux.launch(job), job) for job in jobs]
     for handle, job in runs:
         until(lambda handle=handle, job=job: tmux.poll(handle, job.folder))
-    until(lambda: tmux._tmux("list-panes", "-a", "-F", "#{pane_dead}").stdout.count("1") == 3)
+    until(lambda: tmux._server.run("list-panes", "-a", "-F", "#{pane_dead}").stdout.count("1") == 3)
     if gone is not None:
-        tmux._tmux("kill-session", "-t", f"={jobs[gone].name}")
-    ask = tmux._server.ask
-    monkeypatch.setattr(tmux._server, "ask", lambda *words: asked.append(words) or ask(*words))
+        tmux._server.run("kill-session", "-t", f"={jobs[gone].name}")
+    run = tmux._server.run
+    monkeypatch.setattr(tmux._server, "run", lambda *words: asked.append(words) or run(*words))
     tmux._next_reaping = 0.0
     tmux.wait([], timeout_seconds=0)
     tmux.wait([], timeout_seconds=0)
@@ -98,13 +100,13 @@ def test_a_server_ends_with_its_last_session_though_the_daemon_is_gone(tmux, mak
     server = tmux.launch(job).server_pid or 0
     start_of(job)
     del tmux  # nobody closes it
-    TmuxLauncher("test")._tmux(command)
-    until(lambda: not processes.birth_of(server))
-    assert files.lock_held(job.folder)  # it did not wait for the trainer either
+    TmuxLauncher("test")._server.run(command)
+    until(lambda: not process.start_time_of(server))
+    assert run_status.lock_held(job.folder)  # it did not wait for the trainer either
 
 
 def test_no_option_of_the_server_or_its_other_sessions_changes(tmux, make_job):
-    tmux._tmux("new-session", "-d", "-s", "mine")
+    tmux._server.run("new-session", "-d", "-s", "mine")
     scopes = (
         ("-s",),
         ("-g",),
@@ -113,14 +115,16 @@ def test_no_option_of_the_server_or_its_other_sessions_changes(tmux, make_job):
         ("-w", "-t", "mine"),
         ("-p", "-t", "mine"),
     )
-    before = [tmux._tmux("show-options", *scope).stdout for scope in scopes]
+    before = [tmux._server.run("show-options", *scope).stdout for scope in scopes]
     job = make_job("pass")
     end_of(tmux, tmux.launch(job), job)
-    assert [tmux._tmux("show-options", *scope).stdout for scope in scopes] == before
+    assert [tmux._server.run("show-options", *scope).stdout for scope in scopes] == before
 
 
 def test_a_users_destroy_unattached_does_not_end_runs(tmux, make_job):
-    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set", "-g", "destroy-unattached", "on")
+    tmux._server.run(
+        "new-session", "-d", "-s", "mine", ";", "set", "-g", "destroy-unattached", "on"
+    )
     job = make_job(SLEEP)
     handle = tmux.launch(job)
     start_of(job)
@@ -178,7 +182,7 @@ def test_a_tmux_that_is_too_old_is_known_before_anything_is_launched(tmux, monke
 
 
 def test_a_session_without_its_options_is_no_launch(tmux, make_job, monkeypatch):
-    monkeypatch.setattr("flowrl.launchers.tmux_words.RUN_OPTION", "no_such_option")
+    monkeypatch.setattr("flowrl.launchers.tmux.RUN_OPTION", "no_such_option")
     with pytest.raises(LaunchError, match="no_such_option"):
         tmux.launch(make_job(SLEEP))
     assert sessions(tmux) == []
@@ -207,12 +211,14 @@ def test_a_tmux_that_fails_is_tried_again_only_when_that_may_help(
         with pytest.raises(LaunchError, match=match):
             tmux.launch(job)
         assert sessions(tmux) == []
-    assert why(end_of(tmux, tmux.launch(job), job)) is Why.NO_RESULT
+    assert isinstance(end_of(tmux, tmux.launch(job), job), Finished)
 
 
 def test_a_server_without_a_session_takes_the_first(tmux, make_job):
-    tmux._tmux("new-session", "-d", "-s", "mine", ";", "set-option", "-s", "exit-empty", "off")
-    tmux._tmux("kill-session", "-t", "=mine")
+    tmux._server.run(
+        "new-session", "-d", "-s", "mine", ";", "set-option", "-s", "exit-empty", "off"
+    )
+    tmux._server.run("kill-session", "-t", "=mine")
     job = make_job(SLEEP)
     tmux.launch(job)
     assert sessions(tmux) == [job.name]
@@ -224,7 +230,7 @@ def test_a_socket_may_be_a_path(server_folder: Path, make_job):
     handle = tmux.launch(job)
     assert isinstance(end_of(tmux, handle, job), Finished)
     tmux.close()
-    until(lambda: not processes.birth_of(handle.server_pid or 0))
+    until(lambda: not process.start_time_of(handle.server_pid or 0))
 
 
 def test_a_run_does_not_mind_its_users(tmux, make_job):
@@ -232,29 +238,29 @@ def test_a_run_does_not_mind_its_users(tmux, make_job):
     job = make_job("print(*range(999))\n" + SLEEP)
     handle = tmux.launch(job)
     start = start_of(job)
-    tmux._tmux("rename-session", "-t", f"={job.name}", "mine")
+    tmux._server.run("rename-session", "-t", f"={job.name}", "mine")
     with somebody_attached(tmux, "mine"):
         for keys in (["exit", "Enter"], ["-l", "; kill-server"], ["C-z"], ["C-s"], ["C-q"]):
-            tmux._tmux("send-keys", "-t", "=mine:", *keys)
-        tmux._tmux("copy-mode", "-t", "=mine:")
-        tmux._tmux("resize-window", "-t", "=mine:", "-x", "20", "-y", "5")
+            tmux._server.run("send-keys", "-t", "=mine:", *keys)
+        tmux._server.run("copy-mode", "-t", "=mine:")
+        tmux._server.run("resize-window", "-t", "=mine:", "-x", "20", "-y", "5")
         assert tmux.poll(handle, job.folder) is None
-    assert processes.alive(start.trainer_pid or 0, start.trainer_birth)
+    assert process.alive(start.job_pid or 0, start.job_start_time)
     found = tmux.find(job)
     assert found is not None
     assert (found.session, found.pid) == ("mine", handle.pid)
-    for pid in (start.runner_pid, start.trainer_pid):
+    for pid in (start.runner_pid, start.job_pid):
         os.kill(pid or 0, signal.SIGCONT)
     tmux.cancel(found, job.folder)
-    assert why(end_of(tmux, found, job)) is Why.STOPPED
+    assert cause_of(end_of(tmux, found, job)) is ExitCause.STOPPED
 
 
 def test_only_a_folder_that_was_launched_before_is_looked_for_among_the_panes(
     server_folder, make_job, monkeypatch
 ):
     tmux, asked = TmuxLauncher("test"), []
-    ask = tmux._server.ask
-    monkeypatch.setattr(tmux._server, "ask", lambda *words: asked.append(words[0]) or ask(*words))
+    run = tmux._server.run
+    monkeypatch.setattr(tmux._server, "run", lambda *words: asked.append(words[0]) or run(*words))
     job = make_job(SUCCEED % "e0.a1.x")
     assert isinstance(end_of(tmux, tmux.launch(job), job), Finished)
     assert asked == ["new-session"]

@@ -7,18 +7,18 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flowrl.launchers.job import Exited, Outcome, Why
+from flowrl.launchers.base import ExitCause, Exited, Outcome
 from flowrl.launchers.tmux import TmuxLauncher
 from tests.launchers.conftest import until
 
 
-def why(outcome: Outcome) -> Why:
+def cause_of(outcome: Outcome) -> ExitCause:
     assert isinstance(outcome, Exited)
-    return outcome.why
+    return outcome.cause
 
 
 def sessions(tmux: TmuxLauncher) -> list[str]:
-    return tmux._tmux("list-sessions", "-F", "#{session_name}").stdout
+    return tmux._server.run("list-sessions", "-F", "#{session_name}").stdout
 
 
 @contextmanager
@@ -39,7 +39,9 @@ def somebody_attached(tmux: TmuxLauncher, session: str) -> Iterator[None]:
     os.close(terminal)
     until(
         lambda: (
-            tmux._tmux("display-message", "-p", "-t", f"={session}:", "#{session_attached}").stdout
+            tmux._server.run(
+                "display-message", "-p", "-t", f"={session}:", "#{session_attached}"
+            ).stdout
             == ["1"]
         )
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers import files, processes
+from flowrl.launchers import process, run_status
 from tests.launchers.conftest import until
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ROOT, Place
@@ -89,16 +89,16 @@ class ChaosPlace(Place):
         self.started(WOOD, attempt=1)
         return daemon
 
-    def started(self, skill: str, *, attempt: int = 1, not_pid: int = 0) -> files.Start:
+    def started(self, skill: str, *, attempt: int = 1, not_pid: int = 0) -> run_status.StartRecord:
         """Who runs the skill, once its trainer has told its progress and the daemon knows it."""
 
-        def found() -> files.Start | None:
+        def found() -> run_status.StartRecord | None:
             line = self.line(skill)
             if (line.get("status"), line.get("attempt")) != ("running", attempt):
                 return None
             place = self.layout.run(line["expert"], skill)
-            start = files.read_start(place.folder, line["run_id"])
-            whole = start and line["handle"] and start.trainer_pid and place.progress.exists()
+            start = run_status.read_start(place.folder, line["run_id"])
+            whole = start and line["handle"] and start.job_pid and place.progress.exists()
             return start if whole and start and start.runner_pid != not_pid else None
 
         return until(found, seconds=DEADLINE_SECONDS)
@@ -153,7 +153,7 @@ class ChaosPlace(Place):
             if daemon.stderr is not None:
                 daemon.stderr.close()
         for lock in self.folder.rglob("run.lock"):
-            for pid in processes.with_open_file(lock):
+            for pid in process.with_open_file(lock):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.CalledProcessError, FileNotFoundError):

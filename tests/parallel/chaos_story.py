@@ -11,7 +11,7 @@ import sys
 import time
 
 from flowrl import bottomup_parallel
-from flowrl.launchers.job import Launcher
+from flowrl.launchers.base import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.scheduler import SkillScheduler

@@ -21,7 +21,7 @@ import pytest
 
 from flowrl import cli
 from flowrl.errors import EXIT_BUSY, BusyError
-from flowrl.launchers import processes
+from flowrl.launchers import process
 from flowrl.parallel.health import DaemonLock
 from flowrl.storage import locks
 from tests.launchers.conftest import until
@@ -79,8 +79,8 @@ def wrapper_killed(place: ChaosPlace, chance: random.Random):
     os.kill(before.runner_pid, signal.SIGKILL)
     place.started(WOOD, attempt=2)
     millis = millis_since(began)
-    assert before.trainer_pid is not None
-    assert not processes.alive(before.trainer_pid, before.trainer_birth)
+    assert before.job_pid is not None
+    assert not process.alive(before.job_pid, before.job_start_time)
     return [_ended_well(place, daemon, "kill -9 of the wrapper", millis, again=True)]
 
 
@@ -89,7 +89,7 @@ def trainer_killed(place: ChaosPlace, chance: random.Random):
     daemon = place.gated()
     before = place.started(WOOD)
     began = time.monotonic()
-    os.kill(before.trainer_pid or 0, signal.SIGKILL)
+    os.kill(before.job_pid or 0, signal.SIGKILL)
     place.started(WOOD, attempt=2)
     millis = millis_since(began)
     return [_ended_well(place, daemon, "kill -9 of the trainer", millis, again=True)]
@@ -116,7 +116,7 @@ def trainer_stopped(place: ChaosPlace, chance: random.Random):
     daemon = place.gated("--stall_timeout=1.5")
     before = place.started(WOOD)
     began = time.monotonic()
-    os.kill(before.trainer_pid or 0, signal.SIGSTOP)
+    os.kill(before.job_pid or 0, signal.SIGSTOP)
     place.started(WOOD, attempt=2)
     millis = millis_since(began)
     return [_ended_well(place, daemon, "SIGSTOP of the trainer", millis, again=True)]
@@ -128,7 +128,7 @@ def scheduler_stopped(place: ChaosPlace, chance: random.Random):
     start = place.started(WOOD)
     daemon.send_signal(signal.SIGSTOP)
     place.open("gate")
-    until(lambda: not processes.alive(start.runner_pid, start.runner_birth))
+    until(lambda: not process.alive(start.runner_pid, start.runner_start_time))
     code, said = ended(place.start(TO_TABLE))
     assert code == EXIT_BUSY, said
     began = time.monotonic()
@@ -167,7 +167,7 @@ def user_meddles(place: ChaosPlace, chance: random.Random):
     )
     attached = ("display-message", "-p", "-t", "=mine:", "#{session_attached}")
     until(lambda: place.tmux(*attached) == ["1"])
-    assert processes.alive(start.runner_pid, start.runner_birth)
+    assert process.alive(start.runner_pid, start.runner_start_time)
     trial = _ended_well(place, daemon, "a user renames, types, attaches", millis_since(began))
     client.kill()
     client.communicate()

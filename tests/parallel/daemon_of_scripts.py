@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import storage
-from flowrl.launchers.job import Job
+from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.scheduler import SkillScheduler

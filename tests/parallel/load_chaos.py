@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowrl.launchers import files, processes
+from flowrl.launchers import process, run_status
 from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
 from flowrl.paths import GraphPaths
@@ -75,7 +75,7 @@ class Load:
             self.daemon.kill()
             self.daemon.wait()
         for lock in self.root.rglob("run.lock"):
-            for pid in processes.with_open_file(lock):
+            for pid in process.with_open_file(lock):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -84,11 +84,11 @@ class Load:
         path = self.root / "ledger"
         return path.read_text().split() if path.exists() else []
 
-    def starts(self) -> Iterator[files.Start]:
+    def starts(self) -> Iterator[run_status.StartRecord]:
         """Who runs now, or ran just now."""
         for path in (self.root / "runs").glob("*/run_id"):
             with contextlib.suppress(OSError):  # it has just been merged
-                start = files.read_start(path.parent, path.read_text())
+                start = run_status.read_start(path.parent, path.read_text())
                 if start is not None:
                     yield start
 
@@ -97,15 +97,13 @@ def kill_a_runner(load: Load) -> None:
     """kill -9 of a process that waits for its trainer."""
     start = next(load.starts(), None)
     if start is not None:
-        processes.send(start.runner_pid, start.runner_birth, signal.SIGKILL)
+        process.send(start.runner_pid, start.runner_start_time, signal.SIGKILL)
 
 
 def kill_a_trainer(load: Load) -> None:
     """kill -9 of a trainer."""
     for start in load.starts():
-        if start.trainer_pid and processes.send(
-            start.trainer_pid, start.trainer_birth, signal.SIGKILL
-        ):
+        if start.job_pid and process.send(start.job_pid, start.job_start_time, signal.SIGKILL):
             return
 
 
@@ -200,7 +198,7 @@ def report(load: Load, seconds: float) -> dict[str, Any]:
     state = json.loads((load.root / "graph" / "scheduler_state.json").read_text())
     completed = {line["run_id"] for line in state["skills"] if line["status"] == "completed"}
     wanted = len(completed) if load.stopped else load.runs
-    left = [pid for lock in load.root.rglob("run.lock") for pid in processes.with_open_file(lock)]
+    left = [pid for lock in load.root.rglob("run.lock") for pid in process.with_open_file(lock)]
     return {
         "skills": load.skills,
         "runs": len(completed),

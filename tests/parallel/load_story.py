@@ -20,8 +20,8 @@ from typing import Any
 
 from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
-from flowrl.launchers import files
-from flowrl.launchers.job import Job
+from flowrl.launchers import run_status
+from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import run_folder
 from flowrl.parallel.events import NewSkill, RunRequest
@@ -60,7 +60,7 @@ class LoadWorkshop:
     def prepare(self, task: RunRequest) -> Job:
         run_id = f"e{task.expert}.a{task.attempt}.{secrets.token_hex(4)}"
         folder = self._folder(task)
-        if folder.exists() and not files.becomes_free(folder):
+        if folder.exists() and not run_status.becomes_free(folder):
             raise BusyError(f"{folder}: a process of the former attempt lives")
         storage.remove_tree(folder)  # of an attempt that a killed daemon made
         storage.make_dir(folder)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from flowrl.errors import FileRefusedError, ResultRefusedError
-from flowrl.launchers.job import Exited, Finished, Handle, Job, Outcome, Why
+from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost, Outcome
 from flowrl.parallel.events import RunRequest
 from flowrl.runs import RunResult
 
@@ -25,24 +25,22 @@ class Killed(BaseException):
     """The daemon dies here."""
 
 
-def finished(run_id: str, *, success_rate: float = 0.9, frames: int = 1000) -> Finished:
-    return Finished(
-        RunResult(
-            run_id=run_id,
-            frames=frames,
-            experts=(),
-            success_rate=success_rate,
-            step_success=(success_rate,),
-            mean_episode_length=10.0,
-            updates=3,
-            wall_seconds=2.0,
-            stopped_early=False,
-        )
+def finished(run_id: str, *, success_rate: float = 0.9, frames: int = 1000) -> RunResult:
+    return RunResult(
+        run_id=run_id,
+        frames=frames,
+        experts=(),
+        success_rate=success_rate,
+        step_success=(success_rate,),
+        mean_episode_length=10.0,
+        updates=3,
+        wall_seconds=2.0,
+        stopped_early=False,
     )
 
 
-def exited(why: Why, **facts: Any) -> Exited:
-    return Exited(why=why, **facts)
+def exited(cause: ExitCause, **facts: Any) -> Exited:
+    return Exited(cause=cause, **facts)
 
 
 class Clock:
@@ -60,7 +58,7 @@ class Clock:
 class Process:
     task: RunRequest
     job: Job
-    outcome: Outcome | None = None
+    outcome: RunResult | Exited | Lost | None = None
     launches: int = 0
     cancelled: bool = False
 
@@ -91,7 +89,7 @@ class World:
         """The newest run of a skill."""
         return self.runs[self.folders[skill]]
 
-    def end(self, skill: str, outcome: Outcome | None = None) -> None:
+    def end(self, skill: str, outcome: RunResult | Exited | Lost | None = None) -> None:
         process = self.of(skill)
         assert process.launches, f"{skill} is not launched"
         assert process.outcome is None, f"{skill} has ended before"
@@ -148,7 +146,7 @@ class FakeBackend:
         if not again:
             if self.world.folders.get(task.skill) != task.run_id:
                 raise ResultRefusedError(f"{task.skill}: no run {task.run_id}")
-            if not isinstance(self.world.runs[task.run_id].outcome, Finished):
+            if not isinstance(self.world.runs[task.run_id].outcome, RunResult):
                 raise ResultRefusedError(f"{task.skill}: no result")
             self.world.ledger.append(task.run_id)
         self.world.op("merged")
@@ -196,7 +194,12 @@ class FakeLauncher:
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         assert folder.name == handle.run_id
         self.world.op("poll")
-        return self.world.runs[handle.run_id].outcome
+        outcome = self.world.runs[handle.run_id].outcome
+        if not isinstance(outcome, RunResult):
+            return outcome
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").write_text(json.dumps({"format": 1, **asdict(outcome)}))
+        return Finished(folder)
 
     def cancel(self, handle: Handle, folder: Path) -> None:
         self.world.op("cancel")

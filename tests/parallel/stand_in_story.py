@@ -16,7 +16,7 @@ from typing import Any
 from flowrl import bottomup_parallel
 from flowrl.config import BottomUpConfig, with_flags
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers.job import Job
+from flowrl.launchers.base import Job
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_backend import TrainingBackend

@@ -12,7 +12,7 @@ import pytest
 
 from flowrl import storage
 from flowrl.errors import EXIT_BUSY, ConfigError
-from flowrl.launchers.job import Finished, Job, Why
+from flowrl.launchers.base import ExitCause, Finished, Job
 from flowrl.parallel import health
 from flowrl.parallel.events import Verb
 from flowrl.parallel.health import RunLimits
@@ -53,7 +53,7 @@ def test_a_clock_that_jumps_neither_loses_a_run_nor_delays_a_retry_for_days(
     for name in ("Failing", "Running", "Last"):
         scheduler.add_skill(name, {}, ["Failing", "Running"] if name == "Last" else [])
     scheduler.tick()
-    world.end("Failing", exited(Why.EXIT, code=1))
+    world.end("Failing", exited(ExitCause.EXIT, code=1))
     scheduler.tick()
     clock.pass_seconds(jump)
     clock.pass_seconds(30)

@@ -20,7 +20,7 @@ from flowrl.experts import checkpoint
 from flowrl.experts.inquiry import Desk, read_answers, read_inquiry, write_answers
 from flowrl.experts.merge import MERGE_RULES, Compared
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers import processes
+from flowrl.launchers import process
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
@@ -250,7 +250,7 @@ def test_one_program_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, ri
     desk = wait_for_answers(layout, second, AVERAGE)
     wait_for_answers(layout, second, AVERAGE)
     (child,) = started
-    write_json = {"format": 1, "pid": child.pid, "birth": processes.birth_of(child.pid)}
+    write_json = {"format": 1, "pid": child.pid, "start_time": process.start_time_of(child.pid)}
     storage.write_json(desk.worker, write_json)
     monkeypatch.undo()
     assert merge(layout, second)["experts"][0]["verdict"] == "keep", "by frames, without it"

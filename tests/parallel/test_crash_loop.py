@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrl import storage
-from flowrl.launchers.job import Lost, Why
+from flowrl.launchers.base import ExitCause, Lost
 from flowrl.parallel.health import error_digest, read_log_tail
 from flowrl.paths import RunPaths
 from tests.parallel.scheduling import exited, lines, status, words
@@ -38,7 +38,7 @@ def test_the_same_error_twice_is_not_tried_a_third_time(start, world, clock):
     scheduler = start(max_retries=9)
     scheduler.add_skill("A")
     texts = [ERROR.format(n=n) for n in range(1, 9)]
-    fail_again_and_again(scheduler, world, clock, texts, exited(Why.EXIT, code=1))
+    fail_again_and_again(scheduler, world, clock, texts, exited(ExitCause.EXIT, code=1))
     assert [task.attempt for task in world.prepared] == [1, 2]
     failed = status(scheduler, "A")
     assert failed.why == "exit 1: ValueError: 2 rows at 0x7f2, not 8; the same error twice"
@@ -53,14 +53,14 @@ def test_another_error_each_time_uses_up_the_retries(start, world, clock):
     scheduler = start(max_retries=3)
     scheduler.add_skill("A")
     texts = [f"{ERROR.format(n=1)}{word}Error: x\n" for word in ("One", "Two", "One", "Two")]
-    fail_again_and_again(scheduler, world, clock, texts, exited(Why.EXIT, code=1))
+    fail_again_and_again(scheduler, world, clock, texts, exited(ExitCause.EXIT, code=1))
     assert len(world.prepared) == 4
     assert "attempt 4 of 4" in status(scheduler, "A").why
 
 
 @pytest.mark.parametrize(
     "end",
-    [exited(Why.SIGNAL, signal=9), exited(Why.OOM), Lost()],
+    [exited(ExitCause.SIGNAL, signal=9), exited(ExitCause.OOM), Lost()],
     ids=["killed", "out of memory", "lost"],
 )
 def test_what_killed_a_run_from_outside_is_no_error_of_its_own(start, world, clock, end):
@@ -73,7 +73,7 @@ def test_what_killed_a_run_from_outside_is_no_error_of_its_own(start, world, clo
 def test_a_segmentation_fault_is_an_error_of_its_own(start, world, clock):
     scheduler = start(max_retries=2)
     scheduler.add_skill("A")
-    end = exited(Why.SIGNAL, signal=11)
+    end = exited(ExitCause.SIGNAL, signal=11)
     fail_again_and_again(scheduler, world, clock, ["Fatal Python error\n"] * 3, end)
     assert len(world.prepared) == 2
 
@@ -81,7 +81,7 @@ def test_a_segmentation_fault_is_an_error_of_its_own(start, world, clock):
 def test_runs_without_a_log_are_never_taken_for_the_same_error(start, world, clock):
     scheduler = start(max_retries=2)
     scheduler.add_skill("A")
-    fail_again_and_again(scheduler, world, clock, [""] * 3, exited(Why.EXIT, code=1))
+    fail_again_and_again(scheduler, world, clock, [""] * 3, exited(ExitCause.EXIT, code=1))
     assert len(world.prepared) == 3
     assert words(scheduler) == {"A": "failed"}
 

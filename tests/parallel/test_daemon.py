@@ -16,7 +16,7 @@ from flowrl.errors import (
     FormatVersionError,
     LaunchError,
 )
-from flowrl.launchers.job import Lost, Why
+from flowrl.launchers.base import ExitCause, Lost
 from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.scheduler import SkillScheduler
@@ -75,7 +75,7 @@ def test_a_daemon_killed_at_any_operation_goes_on_where_it_was(tmp_path):
 def _survives(root, fatal):
     """Whether the daemon came through without meeting its fault."""
     world, clock = World(root=root / "runs", die_at=fatal), Clock()
-    trouble = iter([exited(Why.EXIT, code=1), None, exited(Why.STOPPED)])
+    trouble = iter([exited(ExitCause.EXIT, code=1), None, exited(ExitCause.STOPPED)])
 
     def play():
         clock.pass_seconds(5)
@@ -144,7 +144,7 @@ def test_a_run_is_reopened_only_once_it_is_saved_how_it_ended(start, world):
     scheduler = start()
     scheduler.add_skill("A")
     scheduler.tick()
-    world.end("A", exited(Why.STOPPED))
+    world.end("A", exited(ExitCause.STOPPED))
     seen = []
 
     class Spy(FakeBackend):
@@ -267,7 +267,7 @@ def test_stop_with_cancel_waits_for_the_runs_to_save_and_end(start, world):
     def play():
         for process in world.living():
             assert process.cancelled
-            process.outcome = exited(Why.STOPPED)
+            process.outcome = exited(ExitCause.STOPPED)
 
     scheduler._launcher.on_wait = play
     scheduler.stop(cancel=True)

@@ -18,7 +18,7 @@ import pytest
 
 from flowrl.config import ScheduleConfig
 from flowrl.errors import BusyError
-from flowrl.launchers.job import Exited, Finished, Handle, Lost, Why
+from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.parallel import events, health
 from flowrl.parallel.events import ControlRequest, LogTail, NewSkill, StopMode, Verb
 from flowrl.parallel.health import DaemonLock
@@ -26,12 +26,13 @@ from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.state_file import StateFile, decode
 from flowrl.parallel.status import Completed, Failed, Held, Merging, Running, Slotted, Waiting
 from flowrl.parallel.transitions import step
+from flowrl.runs import RunResult
 from tests.parallel.scheduling import NOW, finished
 
 SEEDS_PER_CASE = 100
 LOCK: list[Path] = []  # of the folder in which the histories are played
 ENDS = (
-    *(Exited(why=why) for why in Why),
+    *(Exited(cause=cause) for cause in ExitCause),
     *[Lost()] * 3,
     *[None] * 6,
 )
@@ -170,7 +171,7 @@ class Play:
             if self.unlucky():
                 return [events.MergeRefused(task.skill, task.run_id, "NaN")]
             return [events.Deferred(task.skill, "disk")]
-        assert isinstance(self.disk.runs[task.run_id], Finished)
+        assert isinstance(self.disk.runs[task.run_id], RunResult)
         self.disk.ledger.append(task.run_id)
         return [events.MergeDone(task.skill, task.run_id)]
 
@@ -195,9 +196,9 @@ class Play:
     def end_of(self, run_id):
         if run_id in self.disk.told_to_end and self.dice.random() < 0.9:
             self.disk.told_to_end.discard(run_id)
-            return Exited(why=Why.STOPPED, code=85)
+            return Exited(cause=ExitCause.STOPPED, code=85)
         if run_id.startswith("s0/") and self.doomed and self.trouble:
-            return Exited(why=Why.EXIT, code=1)
+            return Exited(cause=ExitCause.EXIT, code=1)
         end = self.dice.choice(ENDS) if self.unlucky() else None
         return end or finished(run_id, success_rate=0.2 if self.unlucky() else 0.9)
 
@@ -364,7 +365,7 @@ def test_the_histories_meet_every_kind_of_end():
             "twice" in getattr(e.status, "why", "") for e in game.state.entries.values()
         )
         seen.update(game.disk.met)
-    ends = ("completed", "failed", "held", "blocked", "Lost", "Exited", "Finished", "retried")
+    ends = ("completed", "failed", "held", "blocked", "Lost", "Exited", "RunResult", "retried")
     met = ("crash", "full", "stopped", "second", "same error", *(verb.value for verb in Verb))
     for word in (*ends, *met):
         assert seen[word] > 5, (word, seen)

@@ -13,8 +13,8 @@ from flowrl import cli
 from flowrl.config import BottomUpConfig
 from flowrl.envs.skill_module import load_module
 from flowrl.errors import EXIT_BUSY
-from flowrl.launchers.files import lock_held
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.run_status import lock_held
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.paths import RunPaths, session_name

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from flowrl.errors import FileRefusedError, GraphError, LaunchError
-from flowrl.launchers.job import Why
+from flowrl.launchers.base import ExitCause
 from tests.parallel.scheduling import exited, status, words
 
 BUGS = (AssertionError, AttributeError, NotImplementedError, MemoryError)
@@ -28,7 +28,7 @@ def test_a_callback_that_meets_bad_data_is_logged_and_the_others_go_on(
         scheduler.add_skill(name)
     scheduler.tick()
     world.end("A")
-    world.end("B", exited(Why.EXIT, code=1))
+    world.end("B", exited(ExitCause.EXIT, code=1))
     scheduler.tick()
     world.end("C")
     scheduler.tick()

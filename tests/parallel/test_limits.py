@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flowrl import storage
-from flowrl.launchers import files, processes
-from flowrl.launchers.job import Handle, Job
+from flowrl.launchers import process, run_status
+from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.health import RunLimits, age_seconds
@@ -60,7 +60,7 @@ def trainer_of(scheduler, tmp_path, skill):
     handle = status(scheduler, skill).handle
     folder = tmp_path / handle.run_id
     until(lambda: "ready" in (folder / "training.log").read_text())
-    return files.read_start(folder, handle.run_id)
+    return run_status.read_start(folder, handle.run_id)
 
 
 def beats_until(scheduler, wanted):
@@ -80,7 +80,7 @@ def test_a_run_that_takes_longer_than_it_may_is_ended_and_charged(daemon, tmp_pa
     beats_until(scheduler, lambda: words(scheduler) == {"A": "failed"})
     assert "it took longer than --run_timeout" in status(scheduler, "A").why
     assert scheduler.state.entries["A"].failures == 1
-    assert not processes.alive(start.trainer_pid, start.trainer_birth)
+    assert not process.alive(start.job_pid, start.job_start_time)
 
 
 @pytest.mark.parametrize("stopped", ["trainer", "runner and trainer"])
@@ -90,13 +90,13 @@ def test_a_stopped_trainer_is_ended(daemon, tmp_path, stopped):
     scheduler.add_skill("A")
     scheduler.tick()
     start = trainer_of(scheduler, tmp_path, "A")
-    os.kill(start.trainer_pid, signal.SIGSTOP)
+    os.kill(start.job_pid, signal.SIGSTOP)
     if stopped != "trainer":
         os.kill(start.runner_pid, signal.SIGSTOP)
     beats_until(scheduler, lambda: words(scheduler) == {"A": "failed"})
     assert "no progress for too long" in status(scheduler, "A").why
-    assert not processes.alive(start.trainer_pid, start.trainer_birth)
-    assert not processes.alive(start.runner_pid, start.runner_birth)
+    assert not process.alive(start.job_pid, start.job_start_time)
+    assert not process.alive(start.runner_pid, start.runner_start_time)
 
 
 def test_a_run_counts_from_its_process_and_not_from_the_daemons_start(daemon, tmp_path):
@@ -105,11 +105,11 @@ def test_a_run_counts_from_its_process_and_not_from_the_daemons_start(daemon, tm
     scheduler.tick()
     trainer_of(scheduler, tmp_path, "A")
     handle = status(scheduler, "A").handle
-    until(lambda: 0.2 < age_seconds(handle.birth) < 60)
+    until(lambda: 0.2 < age_seconds(handle.start_time) < 60)
     left = RunLimits(silent_seconds=9.0, run_seconds=1000.0).seconds_left(handle)
-    assert left == pytest.approx(1000.0 - age_seconds(handle.birth), abs=0.5)
-    files.stop(tmp_path / handle.run_id)
-    until(lambda: not processes.alive(handle.pid, handle.birth))
+    assert left == pytest.approx(1000.0 - age_seconds(handle.start_time), abs=0.5)
+    run_status.request_stop(tmp_path / handle.run_id)
+    until(lambda: not process.alive(handle.pid, handle.start_time))
 
 
 def test_an_age_obeys_no_wall_clock_and_begins_anew_with_a_new_process():
@@ -119,7 +119,7 @@ def test_an_age_obeys_no_wall_clock_and_begins_anew_with_a_new_process():
     assert limits.seconds_left(handle) == 10.0
     seconds = 111.0
     assert limits.seconds_left(handle) == -1.0
-    again = Handle(run_id="r", session="s", pid=2, birth="another boot:7")
+    again = Handle(run_id="r", session="s", pid=2, start_time="another boot:7")
     assert limits.seconds_left(again) == 10.0
     limits.forget("r")
     assert limits.seconds_left(handle) == 10.0

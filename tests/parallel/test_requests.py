@@ -7,7 +7,7 @@ import os
 import pytest
 
 from flowrl import storage
-from flowrl.launchers.job import Why
+from flowrl.launchers.base import ExitCause
 from flowrl.parallel.events import StopMode, Verb
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.requests import MOST_AT_ONCE, send_request
@@ -40,7 +40,7 @@ def test_a_paused_running_skill_goes_on_from_its_run_when_it_is_resumed(start, w
     run_id = world.folders["A"]
     assert asked(scheduler, Verb.PAUSE, "A") == "done"
     assert world.of("A").cancelled
-    world.end("A", exited(Why.STOPPED))
+    world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()
     assert words(scheduler) == {"A": "held", "B": "blocked"}
     assert asked(scheduler, Verb.RESUME, "A") == "done"
@@ -54,7 +54,7 @@ def test_a_run_that_is_resumed_before_it_has_ended_goes_on_by_itself(start, worl
     run_id = world.folders["A"]
     asked(scheduler, Verb.PAUSE, "A")
     assert asked(scheduler, Verb.RESUME, "A") == "done"
-    world.end("A", exited(Why.STOPPED))
+    world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()
     assert words(scheduler)["A"] == "running"
     assert world.folders["A"] == run_id
@@ -75,7 +75,7 @@ def test_a_cancelled_run_is_not_kept_and_a_retry_starts_anew(start, world):
     scheduler = two_skills(start)
     run_id = world.folders["A"]
     assert asked(scheduler, Verb.CANCEL, "A") == "done"
-    world.end("A", exited(Why.STOPPED))
+    world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()
     assert words(scheduler) == {"A": "failed", "B": "blocked"}
     assert status(scheduler, "A").why == "cancelled on request"
@@ -98,7 +98,7 @@ def test_a_run_that_has_finished_before_it_could_be_cancelled_is_merged(start, w
 def test_the_run_of_a_held_skill_is_put_aside_when_it_is_cancelled(start, world):
     scheduler = two_skills(start)
     run_id = world.folders["A"]
-    world.end("A", exited(Why.SESSION_KILLED))
+    world.end("A", exited(ExitCause.SESSION_KILLED))
     scheduler.tick()
     assert asked(scheduler, Verb.CANCEL, "A") == "done"
     assert world.discarded == [run_id]
@@ -136,7 +136,7 @@ def test_stop_now_lets_runs_save_what_they_have_and_the_next_start_goes_on(start
     def play():
         assert world.of("A").cancelled
         assert saved(scheduler)["stop_mode"] == "stop_now"
-        world.end("A", exited(Why.STOPPED))
+        world.end("A", exited(ExitCause.STOPPED))
 
     scheduler._launcher.on_wait = play
     send_request(scheduler.layout, Verb.STOP_NOW)
@@ -166,7 +166,7 @@ def test_resume_all_takes_a_stop_back_and_wakes_only_what_was_paused(start, worl
     scheduler.tick()
     assert asked(scheduler, Verb.PAUSE) == "done"
     for name in "AB":
-        world.end(name, exited(Why.STOPPED))
+        world.end(name, exited(ExitCause.STOPPED))
     scheduler.tick()
     assert words(scheduler) == dict.fromkeys("ABC", "held")
     asked(scheduler, Verb.STOP)
@@ -227,7 +227,7 @@ def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgem
     scheduler = start(max_retries=0)
     scheduler.add_skill("A")
     scheduler.tick()
-    world.end("A", exited(Why.EXIT, code=1))
+    world.end("A", exited(ExitCause.EXIT, code=1))
     scheduler.tick()
     name = send_request(scheduler.layout, Verb.RETRY, "A")
     place = scheduler._inbox if fatal == "unlink" else scheduler.load()._file
@@ -241,7 +241,7 @@ def test_a_request_is_obeyed_once_though_the_daemon_dies_around_its_acknowledgem
     assert (scheduler.layout.requests / f"{name}.json").exists()
     scheduler = start(max_retries=0)
     scheduler.tick()
-    world.end("A", exited(Why.EXIT, code=1))
+    world.end("A", exited(ExitCause.EXIT, code=1))
     scheduler.tick()
     scheduler.tick()
     assert words(scheduler) == {"A": "failed"}, "it was retried once, not twice"

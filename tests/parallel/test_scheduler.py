@@ -15,7 +15,7 @@ from flowrl.errors import (
     SkillError,
     UnknownNeedError,
 )
-from flowrl.launchers.job import Lost
+from flowrl.launchers.base import Lost
 from flowrl.parallel.events import NewSkill
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.status import Completed

@@ -13,7 +13,7 @@ from flowrl.errors import (
     LaunchError,
     ResultRefusedError,
 )
-from flowrl.launchers.job import Lost, Why
+from flowrl.launchers.base import ExitCause, Lost
 from flowrl.parallel import requests
 from flowrl.parallel.events import Verb
 from flowrl.parallel.status import Held, Running
@@ -31,7 +31,7 @@ def test_a_run_out_of_memory_is_tried_again_alone_on_a_device(start, world, cloc
     for name in "abc":
         scheduler.add_skill(name)
     scheduler.tick()
-    world.end("a", exited(Why.OOM))
+    world.end("a", exited(ExitCause.OOM))
     clock.pass_seconds(1)
     scheduler.tick()
     assert sorted(p.task.skill for p in world.living()) == ["b", "c"]
@@ -51,7 +51,7 @@ def test_max_retries_counts_the_retries_after_the_first_attempt(start, world, cl
     scheduler.add_skill("A")
     for _ in range(max_retries + 1):
         scheduler.tick()
-        world.end("A", exited(Why.EXIT, code=1, detail="ImportError"))
+        world.end("A", exited(ExitCause.EXIT, code=1, detail="ImportError"))
         scheduler.tick()
         clock.pass_seconds(3600)
     assert [task.attempt for task in world.prepared] == list(range(1, max_retries + 2))
@@ -75,7 +75,7 @@ def test_waits_before_retries_double_up_to_a_cap(start, world, clock):
     assert waits == [100, 200, 400, 600, 600]
 
 
-@pytest.mark.parametrize("why", [Why.STOPPED, Why.SERVER_KILLED])
+@pytest.mark.parametrize("why", [ExitCause.STOPPED, ExitCause.SERVER_KILLED])
 def test_nobodys_fault_goes_on_at_once_in_the_same_run(start, world, why):
     scheduler = start(max_retries=0)
     scheduler.add_skill("A")
@@ -94,16 +94,16 @@ def test_a_run_that_stops_itself_again_and_again_is_slowed_down(start, world, cl
     scheduler.add_skill("A")
     scheduler.tick()
     for _ in range(3):
-        world.end("A", exited(Why.STOPPED))
+        world.end("A", exited(ExitCause.STOPPED))
         scheduler.tick()
         clock.pass_seconds(20)
         scheduler.tick()
-    world.end("A", exited(Why.STOPPED))
+    world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()
     assert status(scheduler, "A").not_before > clock.now
 
 
-@pytest.mark.parametrize("why", [Why.SESSION_KILLED, Why.INTERRUPTED])
+@pytest.mark.parametrize("why", [ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED])
 def test_what_a_user_ended_is_held_until_he_asks_for_a_retry(start, world, clock, why):
     scheduler = start()
     scheduler.add_skill("A")
@@ -129,7 +129,7 @@ def test_a_failure_blocks_its_dependants_and_nobody_else(start, world):
     for name, needs in (("A", []), ("B", ["A"]), ("C", ["B"]), ("D", []), ("E", ["D"])):
         scheduler.add_skill(name, {}, needs)
     scheduler.tick()
-    world.end("A", exited(Why.SIGNAL, signal=9))
+    world.end("A", exited(ExitCause.SIGNAL, signal=9))
     scheduler.tick()
     assert lines(scheduler)["C"]["blocked_by"] == ["A"]
     world.end("D")
@@ -256,7 +256,7 @@ def test_a_held_running_skill_ends_and_waits_for_its_retry(start, world):
     scheduler.hold("A")
     scheduler.tick()
     assert world.of("A").cancelled
-    world.end("A", exited(Why.STOPPED))
+    world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()
     assert isinstance(status(scheduler, "A"), Held)
     scheduler.retry("A")
@@ -271,7 +271,7 @@ def test_a_silent_run_is_ended_and_charged(start, world, clock):
     deadline = time.monotonic() + 10
     while not world.of("A").cancelled and time.monotonic() < deadline:
         scheduler.tick()
-    world.end("A", exited(Why.STOPPED))
+    world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()
     assert words(scheduler) == {"A": "failed"}
     assert "no progress" in status(scheduler, "A").why

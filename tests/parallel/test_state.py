@@ -14,7 +14,7 @@ import pytest
 
 from flowrl.config import ScheduleConfig
 from flowrl.errors import FileRefusedError, FormatVersionError
-from flowrl.launchers.job import Exited, Handle, Lost, Why
+from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.parallel import events
 from flowrl.parallel.events import NewSkill, Response, StopMode
 from flowrl.parallel.health import RunLimits, filesystem_of
@@ -39,7 +39,9 @@ from tests.parallel.scheduling import NOW, finished
 DATA = Path(__file__).parents[1] / "data"
 FROZEN = DATA / "scheduler_state_v1.json"
 RULES = ScheduleConfig()
-HANDLE = Handle(run_id="e3.a2.0badcafe", session="s", pid=7, birth="b 1", pane="%4", server_pid=9)
+HANDLE = Handle(
+    run_id="e3.a2.0badcafe", session="s", pid=7, start_time="b 1", pane="%4", server_pid=9
+)
 EVERY_STATUS = (
     Waiting(),
     Waiting(attempt=3, not_before=NOW, why="exit 1", run_id="e1.a3.x", alone=True),
@@ -299,9 +301,9 @@ def test_nothing_is_due_but_what_lies_ahead():
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        (Exited(why=Why.EXIT, code=3), "exit 3"),
-        (Exited(why=Why.SIGNAL, signal=9, detail="killed"), "signal 9 (killed)"),
-        (Exited(why=Why.NO_RESULT, code=0), "no result"),
+        (Exited(cause=ExitCause.EXIT, code=3), "exit 3"),
+        (Exited(cause=ExitCause.SIGNAL, signal=9, detail="killed"), "signal 9 (killed)"),
+        (Exited(cause=ExitCause.NO_RESULT, code=0), "no result"),
         (Lost(), "it left no trace"),
     ],
 )

@@ -14,7 +14,7 @@ from flowrl.config import TrainConfig, with_flags
 from flowrl.errors import ResultRefusedError
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers.job import Exited, Finished, Why
+from flowrl.launchers.base import ExitCause, Exited, Finished
 from flowrl.parallel.training_processor import process_completed_training
 from flowrl.paths import GraphPaths
 from flowrl.ppo import trainer
@@ -67,12 +67,12 @@ def test_fault_02_a_state_of_fewer_steps_is_saved_too(tmp_path):
 
 @pytest.mark.parametrize(
     ("trainer", "why"),
-    [("raise SystemExit(1)", Why.EXIT), ("", Why.NO_RESULT)],
+    [("raise SystemExit(1)", ExitCause.EXIT), ("", ExitCause.NO_RESULT)],
     ids=["exit code 1", "exit code 0 and nothing new"],
 )
 def test_fault_03_an_old_result_is_no_success(local, make_job, trainer, why):
     job = make_job(SUCCEED % "e0.a1.x" + trainer)
-    if why is Why.NO_RESULT:
+    if why is ExitCause.NO_RESULT:
         job = make_job("pass")
         (job.folder / "result.json").write_text("{}")
     outcome = end_of(local, local.launch(job), job)

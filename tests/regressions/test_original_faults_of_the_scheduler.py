@@ -10,7 +10,7 @@ import pytest
 from flowrl.config import BottomUpConfig, TrainConfig, parse, with_flags
 from flowrl.errors import ConfigError, CycleError, FileRefusedError, UnknownNeedError
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers.job import Why
+from flowrl.launchers.base import ExitCause
 from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import process_completed_training
@@ -91,7 +91,7 @@ def test_fault_07_a_failed_need_blocks_its_dependants_and_the_run_ends(start, wo
     for name, needs in (("A", []), ("B", ["A"]), ("C", ["B"])):
         scheduler.add_skill(name, {}, needs)
     scheduler.tick()
-    world.end("A", exited(Why.EXIT, code=1))
+    world.end("A", exited(ExitCause.EXIT, code=1))
     state = scheduler.run()
     assert words(scheduler) == {"A": "failed", "B": "blocked", "C": "blocked"}
     assert status(scheduler, "C").by == ("A",)
@@ -149,7 +149,7 @@ def test_fault_13_max_retries_2_gives_three_attempts_with_growing_waits(start, w
     waits = []
     for attempt in (1, 2, 3):
         scheduler.tick()
-        world.end("A", exited(Why.EXIT, code=1, detail=f"trouble {attempt}"))
+        world.end("A", exited(ExitCause.EXIT, code=1, detail=f"trouble {attempt}"))
         scheduler.tick()
         if attempt < 3:
             waits.append((status(scheduler, "A").not_before - clock.now).total_seconds())

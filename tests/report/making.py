@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flowrl import runs, storage
-from flowrl.launchers.job import Handle
+from flowrl.launchers.base import Handle
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Running, Status, Waiting

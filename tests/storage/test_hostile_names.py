@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from flowrl import cli, storage
 from flowrl.errors import NameRefusedError
-from flowrl.launchers.job import Job
+from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.events import NewSkill, RunRequest

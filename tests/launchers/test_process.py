@@ -1,4 +1,4 @@
-"""Waiting without polling, and without spinning."""
+"""Processes by pid and start time; waiting without polling, and without spinning."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launchers import processes, waiting
-from flowrl.launchers.job import Handle
-from flowrl.launchers.waiting import EndWatcher
+from flowrl.launchers import process
+from flowrl.launchers.base import Handle
+from flowrl.launchers.process import EndWatcher
 
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen]:
-    process = subprocess.Popen(["sleep", "600"])
-    yield process
-    process.kill()
-    process.wait()
+    child = subprocess.Popen(["sleep", "600"])
+    yield child
+    child.kill()
+    child.wait()
 
 
-def handle_of(process: subprocess.Popen) -> Handle:
-    birth = processes.birth_of(process.pid)
-    return Handle(run_id="r", session="s", pid=process.pid, birth=birth)
+def handle_of(child: subprocess.Popen) -> Handle:
+    start_time = process.start_time_of(child.pid)
+    return Handle(run_id="r", session="s", pid=child.pid, start_time=start_time)
 
 
 def seconds_waited(watcher: EndWatcher, handles: list[Handle], timeout_seconds: float) -> float:
@@ -98,7 +98,7 @@ def test_an_end_gives_its_descriptor_back(sleeper):
 
 
 def test_more_runs_than_there_are_descriptors_for_are_looked_at_often(sleeper, monkeypatch):
-    monkeypatch.setattr(waiting, "_most_watched", lambda: 0)
+    monkeypatch.setattr(process, "_max_watched", lambda: 0)
     before, watcher = descriptors(), EndWatcher()
     assert 0.04 <= seconds_waited(watcher, [handle_of(sleeper)], 60.0) < 10.0
     assert descriptors() == before
@@ -112,3 +112,25 @@ def test_a_runner_is_seen_alive_from_the_first_wait_to_its_end(sleeper):
     sleeper.kill()
     sleeper.wait()
     assert not watcher.sees_alive(handle)
+
+
+def test_a_pid_without_its_start_time_is_nobody():
+    assert process.alive(os.getpid(), process.start_time_of(os.getpid()))
+    assert not process.alive(os.getpid(), "")
+    assert not process.alive(os.getpid(), f"{process.boot_id()}:1")
+
+
+def test_a_zombie_does_not_live():
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert not process.start_time_of(pid)
+    os.waitpid(pid, 0)
+
+
+def test_whoever_cannot_look_does_not_say_that_a_process_is_gone(monkeypatch):
+    def refuse(*_args, **_facts):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        process.start_time_of(os.getpid())

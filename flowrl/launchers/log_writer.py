@@ -1,18 +1,21 @@
 """Copy standard input to a log file that cannot fill the disk and holds no known secret.
 
-Run by path, `python -I -S capped_log.py LOG`. When the log reaches half of the cap it becomes
-`LOG.1` and a new one is begun, so the newest output is always there. It ends at end of file and
-not before: whoever writes into the pipe must never be blocked by a signal or a full disk. What
-`secrets.json` beside the log lists is replaced, and that file removed as soon as it is read.
+It runs by path, `python -I -S log_writer.py LOG [CAP_BYTES]`, behind a tmux pane or a job's pipe.
+When the log reaches half of the cap it becomes `LOG.1` and a new one begins, so the newest output
+is always there. It ends at end of file and not before: neither a signal nor a full disk may block
+the process that writes into the pipe. The values that `secrets.json` beside the log lists are
+replaced, and that file is removed as soon as it is read.
 """
-# pathlib alone would double the time to start, and so would contextlib, json, re and signal:
-# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH120, SIM105
+# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH120 — pathlib loads slowly
 
 from __future__ import annotations
 
-import _signal  # pyright: ignore[reportMissingImports]
+import json
 import os
+import re
+import signal
 import sys
+from contextlib import suppress
 
 CAP_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**16
@@ -23,31 +26,28 @@ SECRETS_LIMIT_BYTES = 2**20
 
 def main(argv: list[str]) -> int:
     """Copy until end of file."""
-    for number in (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM):
-        _signal.signal(number, _signal.SIG_IGN)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     path = os.path.abspath(argv[0])
     limit = (int(argv[1]) if len(argv) > 1 else CAP_BYTES) // 2
-    screen = Screen(take_secrets(os.path.join(os.path.dirname(path), SECRETS)))
+    redactor = Redactor(take_secrets(os.path.join(os.path.dirname(path), SECRETS)))
     log = open_log(path)
     while chunk := os.read(0, CHUNK_BYTES):
-        log = add(path, log, screen.passed(chunk), limit)
-    add(path, log, screen.rest(), limit)
+        log = append(path, log, redactor.feed(chunk), limit)
+    append(path, log, redactor.rest(), limit)
     return 0
 
 
-class Screen:
-    """Lets bytes through, secrets excepted, wherever the stream happens to be cut."""
+class Redactor:
+    """Replaces secrets in a stream of bytes, wherever the stream happens to be cut."""
 
     def __init__(self, secrets: list[bytes]) -> None:
         """Take the secrets, the longest first."""
         self._secrets = [secret for secret in secrets if secret]
-        if self._secrets:
-            import re  # costs as much time as all else: not where there is nothing to hide
-
-            self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
+        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
         self._held = b""
 
-    def passed(self, chunk: bytes) -> bytes:
+    def feed(self, chunk: bytes) -> bytes:
         """What may be written now; an end that may become a secret is held back."""
         if not self._secrets:
             return chunk
@@ -76,49 +76,38 @@ def common_end(text: bytes, secret: bytes) -> int:
 
 
 def take_secrets(path: str) -> list[bytes]:
-    """The words that must not be logged, as the launcher left them here for us to remove."""
+    """The values that must not be logged; the launcher has left the list for us to remove."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return []
     with os.fdopen(descriptor, "rb") as file:
         text = file.read(SECRETS_LIMIT_BYTES)
-    try:
+    with suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass  # it is not there for long
-    import json
-
-    return [word.encode() for word in json.loads(text)["secrets"]]
+    return [value.encode() for value in json.loads(text)["secrets"]]
 
 
-def add(path: str, log: int, text: bytes, limit: int) -> int:
-    """Append to the log, or to a new one where it would grow beyond its limit; answers which."""
-    try:
+def append(path: str, log: int, text: bytes, limit: int) -> int:
+    """Append to the log, or to a new one where it would grow beyond its limit; returns which."""
+    with suppress(OSError):  # what a full disk does not take is lost, the job goes on
         if os.fstat(log).st_size + len(text) > limit:
             os.replace(path, f"{path}.1")
             fresh = open_log(path)
             os.close(log)
             log = fresh
-        write_all(log, text)
-    except OSError:
-        pass  # what a full disk does not take is lost, the trainer goes on
+        while text:
+            text = text[os.write(log, text) :]
     return log
 
 
 def open_log(path: str) -> int:
-    """A descriptor that appends; one that takes everything and keeps nothing where none can be."""
+    """A descriptor that appends to the log; /dev/null where no log can be made."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         return os.open(path, flags, 0o600)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
-
-
-def write_all(descriptor: int, chunk: bytes) -> None:
-    """Write the whole chunk."""
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a launcher is asked to run, what it answers, and how a run can end."""
+"""What a launcher runs (`Job`), what it returns (`Handle`, `Outcome`), and its protocol."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from flowrl.runs import RunResult
-
 MODULE_WORDS = 3  # of an argv `python -m MODULE …`
 
 
-class Why(StrEnum):
-    """Why a run ended without a result."""
+class ExitCause(StrEnum):
+    """Why a job did not finish."""
 
-    EXIT = "exit"  # the trainer ended with a code other than 0
-    SIGNAL = "signal"  # the trainer was killed by a signal
-    OOM = "oom"  # killed by the kernel for lack of memory
-    NO_RESULT = "no_result"  # exit code 0, but no valid result.json of this attempt
+    EXIT = "exit"  # it ended with a code other than 0
+    SIGNAL = "signal"  # a signal killed it
+    OOM = "oom"  # the kernel killed it for lack of memory
+    NO_RESULT = "no_result"  # exit code 0 without a valid result: for the one who ordered it to say
     STOPPED = "stopped"  # our own stop or a shutdown; the run is resumable
     INTERRUPTED = "interrupted"  # a user typed Ctrl-C in the pane
     SESSION_KILLED = "session_killed"  # a user killed the session
@@ -35,36 +33,38 @@ class Job:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
-    folder: Path  # the run folder: spec, start, exit, lock and log are written here
+    folder: Path  # where spec, start, exit, lock and log are written
+    log: str = "training.log"  # the file in the folder that takes its output
+    results: tuple[str, ...] = ()  # files in the folder that a launch removes before the job starts
     cpus: tuple[int, ...] = ()  # the CPUs it may use; () means all
-    sandbox: tuple[str, ...] = ()  # what confines it, words to go before argv; () does not
+    sandbox: tuple[str, ...] = ()  # the words that confine it, put before argv; () does not
     passed: tuple[str, ...] = ()  # names of variables in `env` whose values must not be logged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """A launched run, as it is kept in scheduler_state.json."""
+    """A launched job, as it is kept in scheduler_state.json."""
 
     run_id: str
     session: str
     pid: int  # the runner process
-    birth: str = ""  # boot id and start time of that process: a reused pid is not ours
+    start_time: str = ""  # boot id and start time of that process: a reused pid has another
     pane: str | None = None
     server_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run ended with code 0 and a valid result of this attempt."""
+    """The job ended with code 0; whoever ordered it reads its results in the folder."""
 
-    result: RunResult
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """The run ended without a result."""
+    """The job ended otherwise."""
 
-    why: Why
+    cause: ExitCause
     code: int | None = None
     signal: int | None = None
     detail: str = ""  # one line for people
@@ -72,7 +72,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The run left no trace of how it ended, and nothing of it lives."""
+    """The job left no record of how it ended, and no process of it lives."""
 
     detail: str = ""
 
@@ -81,35 +81,35 @@ Outcome = Finished | Exited | Lost
 
 
 class Launcher(Protocol):
-    """Starts runs and hears of their ends; every call is idempotent by run id."""
+    """Starts jobs and finds out how they ended; every call is idempotent by run id."""
 
     def launch(self, job: Job) -> Handle:
-        """Start a run; one that lives already is adopted, one that ended is started anew.
+        """Start a job; one that lives already is adopted, one that ended is started anew.
 
         Raises:
-          LaunchError: it could not be started; nothing of it lives.
+          LaunchError: it could not be started; no process of it lives.
         """
         ...
 
     def find(self, job: Job) -> Handle | None:
-        """A run that was launched before, e.g. by an earlier daemon; `poll` tells its end.
+        """A job that was launched before, for instance by an earlier daemon.
 
-        None means that it never started, or left no trace: launch it.
+        None means that it never started, or left no record: launch it.
         """
         ...
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the run ended, or None while it lives."""
+        """How the job ended, or None while it lives."""
         ...
 
     def cancel(self, handle: Handle, folder: Path) -> None:
-        """Ask the run to end: TERM, then KILL after a grace; returns at once."""
+        """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
         ...
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
-        """Return as soon as one of the runs may have ended, or after the timeout."""
+        """Return as soon as one of the jobs may have ended, or after the timeout."""
         ...
 
     def close(self) -> None:
-        """Release what the launcher holds in this process; runs go on."""
+        """Release what the launcher holds in this process; jobs go on."""
         ...

@@ -1,0 +1,181 @@
+"""Processes by pid and start time, and waiting for the end of those that are not our children.
+
+A pid alone does not name a process: it may have been reused. A function that cannot look (because
+file descriptors have run out) raises OSError; it never reports that a process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from flowrl.launchers.base import Handle
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_RECHECK_SECONDS = 0.05
+Key = tuple[int, str]  # pid and start time
+
+
+@cache
+def boot_id() -> str:
+    """A name for this boot of the machine."""
+    return _BOOT_ID.read_text(encoding="ascii").strip()
+
+
+def start_time_of(pid: int) -> str:
+    """Boot id and start time of a living process; "" when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    facts = text.rpartition(")")[2].split()
+    return f"{boot_id()}:{facts[19]}" if facts and facts[0] not in "ZX" else ""
+
+
+def alive(pid: int, start_time: str) -> bool:
+    """Whether this very process lives; a zombie does not, and neither does an empty start time."""
+    return bool(start_time) and start_time_of(pid) == start_time
+
+
+def is_of_other_boot(start_time: str) -> bool:
+    """Whether the process was started before the machine was last restarted."""
+    return bool(start_time) and start_time.rpartition(":")[0] != boot_id()
+
+
+def send(pid: int, start_time: str, number: signal.Signals) -> bool:
+    """Send a signal to this very process; False when it does not live."""
+    if pid <= 1 or not alive(pid, start_time):
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def with_open_file(path: Path) -> list[int]:
+    """The other processes of this user that hold `path` open."""
+    expected = str(path.resolve())
+    found = []
+    for folder in _others():
+        with contextlib.suppress(OSError):
+            if any(os.readlink(entry) == expected for entry in (folder / "fd").iterdir()):  # noqa: PTH115
+                found.append(int(folder.name))
+    return found
+
+
+def with_last_argument(word: str) -> list[int]:
+    """The other processes whose command line ends with this argument.
+
+    It must be the last: a tmux server keeps the command line of the client that started it, and
+    that holds the first runner's arguments with more behind them.
+    """
+    ending = b"\0" + os.fsencode(word) + b"\0"
+    found = []
+    for folder in _others():
+        with contextlib.suppress(OSError):
+            if (folder / "cmdline").read_bytes().endswith(ending):
+                found.append(int(folder.name))
+    return found
+
+
+def _others() -> Iterator[Path]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            yield folder
+
+
+class EndWatcher:
+    """Sleeps until a runner ends.
+
+    The kernel reports the end through the runner's pidfd, within a millisecond. A descriptor is
+    kept from wait to wait, so that waiting for many runners costs nothing. Where pidfds are missing
+    or used up, /proc is looked at every 50 ms.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._watched: dict[Key, int] = {}  # → its descriptor
+        self._reported: set[Key] = set()
+
+    def wait(self, handles: Iterable[Handle], *, timeout_seconds: float) -> None:
+        """Return when a runner has ended, or after the timeout.
+
+        An end is reported at once, but only once: a job that `poll` calls alive after that (an
+        orphan that is being killed) is looked at every 50 ms.
+        """
+        expected = {(handle.pid, handle.start_time) for handle in handles}
+        self._reported &= expected
+        for key in self._watched.keys() - expected:
+            self._drop(key)
+        for key in expected - self._watched.keys():
+            if self._watch(key):
+                continue
+            if self._is_new_end(key):
+                return
+            timeout_seconds = min(timeout_seconds, _RECHECK_SECONDS)
+        ended = {descriptor for descriptor, _ in self._poll.poll(max(0.0, timeout_seconds) * 1000)}
+        for key in [key for key, descriptor in self._watched.items() if descriptor in ended]:
+            self._reported.add(key)
+            self._drop(key)
+
+    def sees_alive(self, handle: Handle) -> bool:
+        """Whether the kernel says that this runner lives; False where it is not watched.
+
+        This costs next to nothing, while reading the run's records opens files.
+        """
+        descriptor = self._watched.get((handle.pid, handle.start_time))
+        if descriptor is None:
+            return False
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for key in list(self._watched):
+            self._drop(key)
+
+    def _watch(self, key: Key) -> bool:
+        """Open a descriptor that becomes readable when the runner ends; False without one."""
+        if key in self._reported or len(self._watched) >= _max_watched():
+            return False
+        try:
+            descriptor = os.pidfd_open(key[0])
+        except (OSError, AttributeError):  # ended, out of descriptors, or an old kernel
+            return False
+        if not _lives(key):
+            os.close(descriptor)
+            return False
+        self._watched[key] = descriptor
+        self._poll.register(descriptor, select.POLLIN)
+        return True
+
+    def _drop(self, key: Key) -> None:
+        descriptor = self._watched.pop(key)
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+
+    def _is_new_end(self, key: Key) -> bool:
+        if key in self._reported or _lives(key):
+            return False
+        self._reported.add(key)
+        return True
+
+
+def _max_watched() -> int:
+    """Watch at most half of RLIMIT_NOFILE; merges need descriptors too."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+
+
+def _lives(key: Key) -> bool:
+    try:
+        return alive(*key)
+    except OSError:
+        return True  # it cannot be looked at now
