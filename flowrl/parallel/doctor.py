@@ -33,7 +33,7 @@ from flowrl.experts import repair as experts
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.repair import REPAIR, Finding, is_set_aside, misplaced, set_aside
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers.files import lock_held
+from flowrl.launchers.run_status import lock_held
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.recovery import (
     lost_skills,
