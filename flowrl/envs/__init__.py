@@ -1,1 +1,1 @@
-"""Environments that walk a plan of tasks, over Craftax."""
+"""Environments that walk a plan of tasks in any game."""

@@ -244,3 +244,11 @@ def test_the_kept_moments_are_varied(env_name):
 def _leaves(features):
     paths = jax.tree_util.tree_flatten_with_path(dict(features))[0]
     return {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+
+
+@pytest.mark.slow
+def test_a_world_is_drawn_by_craftaxs_own_pictures(worlds_of):
+    env, worlds = worlds_of(CLASSIC)
+    picture = env.game.renderer()(jax.tree.map(lambda leaf: leaf[0], worlds))
+    assert (picture.shape, picture.dtype) == ((144, 144, 3), np.uint8)
+    assert len(np.unique(picture)) > 10
