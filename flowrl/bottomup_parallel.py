@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from flowrl import config as configs
 from flowrl import console, notices
+from flowrl.commands.status import training_screen
 from flowrl.config import BottomUpConfig, LaunchConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.experts.merge import MERGE_RULES
@@ -31,7 +32,6 @@ from flowrl.parallel.status import Blocked, Completed, Failed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
-from flowrl.report.training_screen import training_screen
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library
 from flowrl.skills.validation import approval

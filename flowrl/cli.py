@@ -8,9 +8,12 @@ from collections.abc import Sequence
 import tyro
 
 from flowrl import console
+from flowrl.commands.check import Check
 from flowrl.commands.control import Cancel, Pause, Priority, Resume, Retry, Stop
-from flowrl.commands.looking import Check, Evaluate, Logs, Status
+from flowrl.commands.evaluate import Evaluate
+from flowrl.commands.logs import Logs
 from flowrl.commands.repair import Fsck, Recover, Rollback
+from flowrl.commands.status import Status
 
 COMMANDS = {
     "status": Status,

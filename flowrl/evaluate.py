@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from flowrl import config as configs
 from flowrl.config import PPOConfig
@@ -35,9 +30,6 @@ from flowrl.ppo.programs import Inputs, acting_experts
 from flowrl.ppo.trainer import open_cache, use_compile_cache
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
-
-if TYPE_CHECKING:
-    from flowrl.cli import Evaluate
 
 ROWS = 256  # episodes side by side
 _CHUNK = 50  # steps between looks whether all episodes have ended
@@ -85,21 +77,6 @@ class Tally(NamedTuple):
 
 Play = Callable[[Any, jax.Array, int], Tally]
 register_results(Tally)
-
-
-def show(command: Evaluate) -> int:
-    """Evaluate and print."""
-    found = evaluate(
-        GraphPaths(command.graph_path),
-        command.skill,
-        episodes=command.episodes,
-        seed=command.seed,
-    )
-    if command.json:
-        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-    else:
-        Console().print(_table(found))
-    return 0 if found.success_rate >= command.at_least else 1
 
 
 def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Evaluation:
@@ -253,24 +230,3 @@ def _rate(step: PlannedStep, wins: int, episodes: int) -> StepRate:
         low=low,
         high=high,
     )
-
-
-def _table(found: Evaluation) -> Group:
-    heading = Text(
-        f"{found.skill}: {found.episodes} episodes of the experts of generation "
-        f"{found.generation}, {found.mean_episode_length:.0f} steps each"
-    )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("step")
-    for name in ("count", "expert", "success", "95 % interval"):
-        table.add_column(name, justify="right")
-    for rate in found.steps:
-        interval = f"{rate.low:.1%} to {rate.high:.1%}"
-        table.add_row(
-            Text(rate.skill),
-            str(rate.count),
-            str(rate.expert),
-            f"{rate.success_rate:.1%}",
-            interval,
-        )
-    return Group(heading, table)

@@ -49,7 +49,7 @@ from pathlib import Path
 
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
-from flowrl.report.status import facts
+from flowrl.commands.status import facts
 
 layout = GraphPaths(Path(sys.argv[1]))
 status = facts(layout)

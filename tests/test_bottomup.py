@@ -17,13 +17,13 @@ from rich.console import Console
 
 from flowrl import bottomup, bottomup_parallel, cli, console, ppo_flow, storage
 from flowrl.bottomup import InProcessLauncher
+from flowrl.commands import status
 from flowrl.config import SequentialConfig, with_flags
 from flowrl.errors import LaunchError
 from flowrl.launchers.base import Finished, Handle, Job, Lost
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import RunPaths
-from flowrl.report import training_screen
 from tests.parallel import stand_in
 from tests.parallel.making import GRAPH, TABLE, WOOD
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ROOT, Place
@@ -239,7 +239,7 @@ def test_a_run_takes_its_cpus(bench):
 def test_the_trainers_table_is_the_only_live_one(bench):
     terminal = Console(file=io.StringIO(), force_terminal=True, record=True, width=140)
     bench.monkeypatch.setattr(console, "ERRORS", terminal)
-    bench.monkeypatch.setattr(training_screen, "Live", never)
+    bench.monkeypatch.setattr(status, "Live", never)
     assert bench.run(*ALONE) == 0
     assert "1 completed" in terminal.export_text(), "the last table is shown"
 

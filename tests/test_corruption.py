@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from flowrl import evaluate, notices, storage
+from flowrl.commands import status
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.experts import checkpoint, repair
 from flowrl.experts import manifest as manifests
@@ -32,7 +33,6 @@ from flowrl.parallel.recovery import recover_state
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.report import status
 from flowrl.runs import check_module, read_result, read_run, write_result
 from flowrl.storage import records
 from tests.experts.making import SHAPES
@@ -219,7 +219,7 @@ def judged(
     if others.keys() - errors:
         (key,) = others
         number = key.removeprefix("expert ")
-        assert f"damage_expert_{number}" in status.facts(layout)["notices"], what
+        assert f"damage_expert_{number}" in status.status_document(layout)["notices"], what
         return "previous version"
     if errors:
         assert_said(layout, name, what)
@@ -243,9 +243,9 @@ def assert_said(layout: GraphPaths, name: str, what: str) -> None:
     assert places & {path, *path.parents}, f"{what}: fsck says {places}"
     if path == layout.scheduler_state:
         with pytest.raises(FlowrlError, match=r"scheduler_state\.json .*flowrl recover"):
-            status.facts(layout)
+            status.status_document(layout)
         return
-    said = status.facts(layout)["notices"]
+    said = status.status_document(layout)["notices"]
     assert "damage_expert_2" in said or "expert_2_policy" not in name, what
     assert "manifest" in said or path != layout.manifest, what
 

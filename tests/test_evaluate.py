@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from flowrl import evaluate, program_cache
+from flowrl.commands import evaluate as evaluate_command
 from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import WalkState
@@ -38,7 +39,7 @@ def test_a_hostile_name_is_shown_and_not_interpreted(name):
         steps=(step,),
     )
     console = Console(file=io.StringIO(), record=True, width=140)
-    console.print(evaluate._table(found))
+    console.print(evaluate_command._table(found))
     title, _, line = console.export_text().splitlines()
     assert title.startswith(f"{name}: 4 episodes of the experts of generation 2")
     assert line.split() == [name, "1", "7", "75.0%", "30.0%", "to", "95.0%"]

@@ -28,7 +28,6 @@ FLOORS = [
         "ppo_flow",
         "evaluate",
         "comparing",
-        "report",
         "console",
         "commands",
         "cli",
@@ -139,8 +138,8 @@ def test_help_and_version_load_no_jax(argv):
 
 def test_the_scheduler_and_the_reports_load_no_jax():
     code = (
-        "import sys, flowrl.bottomup_parallel, flowrl.cli, flowrl.report.status\n"
-        "import flowrl.report.logs, flowrl.report.check, flowrl.commands.control\n"
+        "import sys, flowrl.bottomup_parallel, flowrl.cli, flowrl.commands.status\n"
+        "import flowrl.commands.logs, flowrl.commands.check, flowrl.commands.control\n"
         "import flowrl.parallel.training_setup, flowrl.parallel.training_processor\n"
         "heavy = {'jax', 'orbax', 'flax', 'craftax'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import tyro
 
+from flowrl.commands.skill_rows import find_row, read_responses, read_rows
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.parallel.events import MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.requests import send_request
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths
-from flowrl.report.snapshot import find_row, read_responses, read_rows
 
 _LOOK_SECONDS = 0.1
 _EFFECTS = {

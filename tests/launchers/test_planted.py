@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flowrl import cli, storage
+from flowrl.commands import logs
 from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
 from flowrl.launchers import process, run_status, runner
 from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost
@@ -25,11 +26,10 @@ from flowrl.parallel import events
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.redaction import cleaned
-from flowrl.report import logs
 from flowrl.runs import read_progress, read_result
+from tests.commands.making import running, save, tell_progress
 from tests.launchers.conftest import SLEEP, STUBBORN, end_of, start_of, until
 from tests.parallel.making import WOOD, finish, prepare
-from tests.report.making import running, save, tell_progress
 
 SECRET = "not yours"
 
@@ -127,7 +127,7 @@ def test_a_log_that_becomes_a_link_between_two_looks_is_refused(tmp_path, monkey
     plant(link, path)
     monkeypatch.setattr(logs, "newest_log", lambda *_: path)
     with pytest.raises(FileRefusedError):
-        logs.show(tmp_path, "A", follow=False)
+        logs.Logs(skill="A", graph_path=tmp_path)()
 
 
 @pytest.mark.parametrize("what", ["module", "metrics", "training_log", "older_training_log"])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from flowrl.report.check import check_files
+from flowrl.commands.check import check_files
 from tests.skills import hostile
 
 

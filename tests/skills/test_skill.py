@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.commands.check import check_files
 from flowrl.errors import CodeRefusedError, ConfigError, FlowrlError, SkillError
-from flowrl.report.check import check_files
 from flowrl.skills.skill import (
     Amount,
     Skill,

@@ -15,6 +15,7 @@ from flowrl.errors import EXIT_BUSY
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths
+from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file, write_ahead
 from tests.experts.making import all_files, contents, make_expert
 from tests.parallel.making import (
     PICKAXE,
@@ -25,7 +26,6 @@ from tests.parallel.making import (
     prepare,
     train,
 )
-from tests.report.repairing import flip, flowrl, fsck, statuses, version_file, write_ahead
 
 Damage = Callable[[GraphPaths], object]
 

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 
 from flowrl import cli
-from flowrl.report.logs import as_shown
-from tests.report.making import DONE, FAILED, WAITING, running, save, write_log
+from flowrl.commands.logs import as_shown
+from tests.commands.making import DONE, FAILED, WAITING, running, save, write_log
 
 
 def logged(root, skill="A", *words):

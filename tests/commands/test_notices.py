@@ -4,7 +4,7 @@ import json
 
 from flowrl import cli, notices
 from flowrl.paths import GraphPaths
-from tests.report.making import DONE, save
+from tests.commands.making import DONE, save
 
 
 def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, capsys):

@@ -8,12 +8,15 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
+import tyro
+
+from flowrl.commands.skill_rows import SkillRow, find_row, read_rows
 from flowrl.errors import FileRefusedError
-from flowrl.paths import GraphPaths
-from flowrl.report.snapshot import SkillRow, find_row, read_rows
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths
 from flowrl.storage import open_plain
 
 LIMIT_BYTES = 64 * 2**20
@@ -27,34 +30,50 @@ _NOT_DRAWN = re.compile(
 _UP = re.compile(r"\x1b\[(\d{0,6})A")
 
 
-def show(graph_path: Path, skill: str, *, follow: bool) -> int:
-    """Print the log as a terminal would show it in the end, and then what is added to it."""
-    layout = GraphPaths(graph_path)
-    row = find_row(read_rows(layout), skill, graph_path)
-    with _opened(newest_log(layout, row)) as file:
-        sys.stdout.write(as_shown(file.read()))
-        while follow and _still_running(layout, row):
-            _pass_on(file)
-            time.sleep(_POLL_SECONDS)
-        if follow:
-            _pass_on(file)
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """Print the newest training log of a skill.
+
+    Examples:
+      flowrl logs "Collect Wood"
+      flowrl logs collect_wood --graph-path exp/demo -f
+    """
+
+    skill: tyro.conf.Positional[str]
+    """The skill's name, or its expert number."""
+    graph_path: Path = DEFAULT_GRAPH
+    """Folder of the graph."""
+    follow: Annotated[bool, tyro.conf.arg(aliases=["-f"])] = False
+    """Go on printing as the log grows, until the run has ended or Ctrl-C."""
+
+    def __call__(self) -> int:
+        """Print the log as a terminal would show it in the end, then what is added to it."""
+        paths = GraphPaths(self.graph_path)
+        row = find_row(read_rows(paths), self.skill, self.graph_path)
+        with _open_log(newest_log(paths, row)) as file:
+            sys.stdout.write(as_shown(file.read()))
+            while self.follow and _still_running(paths, row):
+                _print_added(file)
+                time.sleep(_POLL_SECONDS)
+            if self.follow:
+                _print_added(file)
+        return 0
 
 
-def newest_log(layout: GraphPaths, row: SkillRow) -> Path:
-    """The live run's log, else the archived one, else the last failed attempt's.
+def newest_log(paths: GraphPaths, row: SkillRow) -> Path:
+    """Return the live run's log, else the archived one, else the last failed attempt's.
 
     Raises:
       FileRefusedError: the skill has no log yet.
     """
-    for path in _candidates(layout, row):
+    for path in _candidates(paths, row):
         if path.is_file() and not path.is_symlink():
             return path
     raise FileRefusedError(f"{row.skill} has no training log: it is {row.status}")
 
 
 def as_shown(text: str) -> str:
-    r"""What stands on a terminal in the end: without colours and what was drawn over.
+    r"""Return what a terminal shows in the end: without colours and overwritten text.
 
     Understands what progress displays use: carriage return, erase line, cursor up.
 
@@ -80,7 +99,7 @@ def as_shown(text: str) -> str:
 
 
 def only_drawn(text: str) -> str:
-    r"""A log for a terminal: what draws stays, what else a terminal could be told to do does not.
+    r"""Return a log for a terminal: sequences that draw stay, all others are removed.
 
     >>> only_drawn("\x1b[2K\x1b[32mgreen\x1b]52;c;aGk=\x07")
     '\x1b[2K\x1b[32mgreen]52;c;aGk='
@@ -88,30 +107,30 @@ def only_drawn(text: str) -> str:
     return _NOT_DRAWN.sub("", text)
 
 
-def _opened(path: Path) -> TextIO:
-    """The log, from where its last `LIMIT_BYTES` begin: a trainer may write there, too."""
+def _open_log(path: Path) -> TextIO:
+    """Open the log at its last `LIMIT_BYTES`; it is read without trust, a trainer wrote it."""
     log = open_plain(path)
     log.seek(max(0, os.fstat(log.fileno()).st_size - LIMIT_BYTES))
     return io.TextIOWrapper(log, encoding="utf-8", errors="replace", newline="\n")
 
 
-def _candidates(layout: GraphPaths, row: SkillRow) -> Iterator[Path]:
+def _candidates(paths: GraphPaths, row: SkillRow) -> Iterator[Path]:
     if row.expert is None:
         return
-    yield layout.run(row.expert, row.skill).training_log
-    yield layout.skill_folder(row.expert, row.skill) / "training.log"
-    stem = layout.failed_run(row.expert, row.skill, 0).name.removesuffix("0")
-    failed = layout.failed_runs.glob(f"{stem}*/training.log")
+    yield paths.run(row.expert, row.skill).training_log
+    yield paths.skill_folder(row.expert, row.skill) / "training.log"
+    stem = paths.failed_run(row.expert, row.skill, 0).name.removesuffix("0")
+    failed = paths.failed_runs.glob(f"{stem}*/training.log")
     yield from sorted(failed, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def _still_running(layout: GraphPaths, row: SkillRow) -> bool:
-    rows = {other.skill: other for other in read_rows(layout)}
+def _still_running(paths: GraphPaths, row: SkillRow) -> bool:
+    rows = {other.skill: other for other in read_rows(paths)}
     return rows[row.skill].status == "running"
 
 
-def _pass_on(file: TextIO) -> None:
-    """What was added since: as it is drawn for a terminal, which is asked for nothing else."""
+def _print_added(file: TextIO) -> None:
+    """Print what was added since the last call; a terminal gets drawing sequences only."""
     added = file.read(LIMIT_BYTES)
     if added:
         sys.stdout.write(only_drawn(added) if sys.stdout.isatty() else as_shown(added))

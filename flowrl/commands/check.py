@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import tyro
+
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.games.base import known_games
 from flowrl.skills.skill import Skill, load_skill
@@ -17,34 +19,51 @@ from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, try_cod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """A file, the games that it is a good skill for, and what is wrong when there is none."""
+class CheckedFile:
+    """A file, the games that it is a good skill for, and the reason when there is none."""
 
     file: str
     games: tuple[str, ...] = ()
     why: str | None = None
 
 
-def show(files: Sequence[Path], *, trace: bool, as_json: bool) -> int:
-    """Print one line per refused file; 1 when there is one, else 0.
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Say in one line per skill file what is wrong with it; exit 1 when something is.
 
-    Raises:
-      ConfigError: no file is named.
+    Examples:
+      flowrl check my_skills/*.py
+      flowrl check my_skills/*.py --no-trace
+      flowrl check my_skills/*.py --json | jq '.[].games'
     """
-    if not files:
-        raise ConfigError("no file is named; name at least one: flowrl check my_skills/*.py")
-    checked = check_files(files, trace=trace)
-    refused = [each.why for each in checked if each.why is not None]
-    if as_json:
-        sys.stdout.write(json.dumps([asdict(each) for each in checked], indent=2) + "\n")
-    else:
-        sys.stdout.writelines(f"{why}\n" for why in refused)
-    return 1 if refused else 0
+
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """Skill files."""
+    trace: bool = True
+    """Also trace the functions in a process with limits, and compute them in known states."""
+    json: bool = False
+    """Print JSON: for every file the games it is good for, or why it is refused."""
+
+    def __call__(self) -> int:
+        """Print one line per refused file; returns 1 when there is one, else 0.
+
+        Raises:
+          ConfigError: no file is named.
+        """
+        if not self.files:
+            raise ConfigError("no file is named; name at least one: flowrl check my_skills/*.py")
+        checked = check_files(self.files, trace=self.trace)
+        refused = [each.why for each in checked if each.why is not None]
+        if self.json:
+            sys.stdout.write(json.dumps([asdict(each) for each in checked], indent=2) + "\n")
+        else:
+            sys.stdout.writelines(f"{why}\n" for why in refused)
+        return 1 if refused else 0
 
 
 def check_files(
     files: Sequence[Path], *, trace: bool = True, limits: Limits | None = None
-) -> list[Checked]:
+) -> list[CheckedFile]:
     """The checks of every file: syntax, cost, names and, with `trace`, one dry run of them all."""
     read = [_read(path) for path in files]
     codes = [
@@ -62,7 +81,7 @@ def check_files(
         else:
             good.setdefault(number, []).append(code.env_name)
     return [
-        Checked(
+        CheckedFile(
             file=str(path),
             games=tuple(good.get(number, ())),
             why=None if number in good else why[number],

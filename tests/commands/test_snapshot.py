@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.commands.skill_rows import all_ended, find_row, read_rows
 from flowrl.errors import FileRefusedError, GraphError
 from flowrl.parallel.status import Blocked
 from flowrl.paths import GraphPaths
-from flowrl.report.snapshot import all_ended, find_row, read_rows
-from tests.report.making import DONE, FAILED, HELD, WAITING, running, save, tell_progress
+from tests.commands.making import DONE, FAILED, HELD, WAITING, running, save, tell_progress
 
 FROZEN = Path(__file__).parents[1] / "data" / "scheduler_state_v1.json"
 

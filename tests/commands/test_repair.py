@@ -12,6 +12,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import fail_run
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Running
+from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file
 from tests.experts.making import all_files
 from tests.parallel.making import (
     PICKAXE,
@@ -23,7 +24,6 @@ from tests.parallel.making import (
     merge,
     prepare,
 )
-from tests.report.repairing import flip, flowrl, fsck, statuses, version_file
 from tests.sealing import rewrite
 
 # --- rollback

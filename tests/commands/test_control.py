@@ -14,7 +14,7 @@ from flowrl.parallel.events import Response, StopMode, Verb
 from flowrl.parallel.requests import Inbox
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import StopReason, Waiting
-from tests.report.making import DONE, FAILED, HELD, NOW, WAITING, running, save
+from tests.commands.making import DONE, FAILED, HELD, NOW, WAITING, running, save
 from tests.skills.making import skill_text
 
 
@@ -62,7 +62,7 @@ def test_a_skill_that_names_what_no_game_has_is_refused(tmp_path, capsys):
         skill_text(is_done="def task_is_done(n):\n    return BlockType.TREEE.value > n")
     )
     assert cli.main(["check", str(file)]) == 1
-    assert "BlockType.TREEE is not in either game; closest are TREE" in capsys.readouterr().out
+    assert "BlockType.TREEE is not in any game; closest are TREE" in capsys.readouterr().out
 
 
 def test_every_bad_skill_file_gets_one_line_that_names_it(tmp_path, capsys):

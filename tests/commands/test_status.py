@@ -13,12 +13,10 @@ import pytest
 from rich.console import Console
 
 from flowrl import cli
-from flowrl.report import status
-from flowrl.report.snapshot import read_rows
-from flowrl.report.summary import summary
-from flowrl.report.table import clock, skill_table, tally
-from flowrl.report.training_screen import training_screen
-from tests.report.making import (
+from flowrl.commands import status
+from flowrl.commands.skill_rows import read_rows
+from flowrl.commands.status import clock, skill_table, summary, tally, training_screen
+from tests.commands.making import (
     DONE,
     FAILED,
     HELD,

@@ -16,9 +16,9 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
+from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file
 from tests.experts.making import all_files, contents
 from tests.parallel.making import PICKAXE, TABLE, WOOD, frames, prepare
-from tests.report.repairing import flip, flowrl, fsck, statuses, version_file
 from tests.sealing import rewrite
 
 Damage = Callable[[GraphPaths], object]

@@ -1,1 +1,0 @@
-"""Looking in from another terminal; nothing here imports jax or changes a run."""
