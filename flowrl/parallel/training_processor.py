@@ -202,7 +202,7 @@ def _commit(
 ) -> Commit:
     """Merge, after the rule's questions are answered; no lock is held until then."""
     questions = store.questions(run.run_id, candidates, rule=rule)
-    evidence = comparisons.evidence(store.layout, paths, run, questions)
+    evidence = comparisons.evidence(store.layout, paths, run, questions) if questions else {}
     storage.fault_point("merge.informed")
     commit = store.commit(run.run_id, candidates, rule=rule, evidence=evidence)
     logger.debug("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})

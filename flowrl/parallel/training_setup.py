@@ -28,7 +28,7 @@ from flowrl.errors import (
 from flowrl.experts import repair
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore, check_digest
-from flowrl.games.base import Game, find_game
+from flowrl.games.base import find_game
 from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.parallel.run_folder import (
     PreparedRun,
@@ -37,13 +37,10 @@ from flowrl.parallel.run_folder import (
     remove_unlaunched,
 )
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import ExpertVersion, PlannedStep, Shapes, TrainingRun, write_run
+from flowrl.runs import CodeApproval, ExpertVersion, PlannedStep, Shapes, TrainingRun, write_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
-from flowrl.skills.validation.allowed import check_names
-from flowrl.skills.validation.approval import kept_approvals
-from flowrl.skills.validation.cache import parsed_function
-from flowrl.skills.validation.syntax import check_function
+from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
 
 def build_remapping(
@@ -128,7 +125,7 @@ def prepare_training_run(  # noqa: PLR0913
     run = replace(
         run,
         module_sha256=hashlib.sha256(module.encode()).hexdigest(),
-        approvals=kept_approvals(layout, run, graph.skills),
+        approvals=_approvals(layout, run, graph.skills),
     )
     try:
         return _write_folder(store, replace(run, ancestors=seeds), module)
@@ -223,9 +220,9 @@ def _copy_seeds(store: ExpertStore, building: RunPaths, run: TrainingRun) -> Non
         check_digest(digests[seed], seed, version)
 
 
-# The generated module: people read it, flowrl never imports it. `envs.skill_module` parses it and
-# passes every function through the gate once more. Skill functions are inserted as syntax trees and
-# names as literals, so no name can become code.
+# The generated module: people read it, flowrl never imports it. Skill functions are inserted as
+# syntax trees and names as literals, so no name can become code. The functions were checked when
+# the skill was read, and the trainer checks those of the module again (`envs.skill_module`).
 
 
 def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]) -> str:
@@ -233,25 +230,32 @@ def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]
 
     Raises:
       SkillError: the plan names an unknown skill, or a skill's function is not one function.
-      CodeRefusedError: a function contains something that is not admitted.
     """
-    game = find_game(run.config.get("env_name"))
-    for name in dict.fromkeys(step.skill for step in run.plan):
-        if name not in skills:
-            raise SkillError(f"the plan names the skill {name!r}, which is not in the graph")
-        _check_game(skills[name], game)
+    for step in run.plan:
+        if step.skill not in skills:
+            raise SkillError(f"the plan names the skill {step.skill!r}, which is not in the graph")
     steps = [_step(number, step, skills[step.skill]) for number, step in enumerate(run.plan)]
-    return "\n\n\n".join([_head(run, game), *steps]) + "\n"
+    return "\n\n\n".join([_head(run), *steps]) + "\n"
 
 
-def _check_game(skill: Skill, game: Game) -> None:
-    """Raise CodeRefusedError if a skill names things that the game does not have."""
+def _approvals(
+    layout: GraphPaths, run: TrainingRun, skills: Mapping[str, Skill]
+) -> tuple[CodeApproval, ...]:
+    """The approvals that the skills of the plan have; the trainer refuses code without one."""
+    store = ApprovalStore(layout.approvals)
+    codes = (_functions(skills[step.skill]) for step in run.plan)
+    digests = dict.fromkeys(code_digest(*code, run.config["env_name"]) for code in codes)
+    return tuple(found for digest in digests if (found := store.find(digest)))
+
+
+def _functions(skill: Skill) -> tuple[ast.FunctionDef, ast.FunctionDef]:
+    """The predicate and the reward of a skill."""
     place = f"skill {skill.name!r}"
-    functions = [parsed_function(source, place) for source in (skill.is_done, skill.reward)]
-    check_names(functions, place, games=(game,))
+    return parsed_function(skill.is_done, place), parsed_function(skill.reward, place)
 
 
-def _head(run: TrainingRun, game: Game) -> str:
+def _head(run: TrainingRun) -> str:
+    game = find_game(run.config.get("env_name"))
     global_to_local, local_to_global = Remapping(run.experts)
     plan = "".join(f"    {_entry(step)},\n" for step in run.plan)
     title = f"Run of skill {run.skill!r} as expert {run.expert}, attempt {run.attempt}."
@@ -279,17 +283,14 @@ def _entry(step: PlannedStep) -> str:
 
 def _step(number: int, step: PlannedStep, skill: Skill) -> str:
     title = f"# Step {number}: {_one_line(step.skill)} × {step.count}, expert {step.expert}"
-    place = f"skill {step.skill!r}"
-    is_done, reward = (parsed_function(code, place) for code in (skill.is_done, skill.reward))
-    for function in (is_done, reward):
-        check_function(function, place, trusted=skill.trusted)
-    done = _function(is_done, f"task_{number}_is_done", count=step.count)
-    reward = _function(reward, f"task_{number}_reward", count=step.count)
+    is_done, reward = _functions(skill)
+    done = _renamed(is_done, f"task_{number}_is_done", count=step.count)
+    reward = _renamed(reward, f"task_{number}_reward", count=step.count)
     network = f"def task_{number}_network_number():\n    return GLOBAL_TO_LOCAL[{step.expert}]"
     return f"{title}\n{done}\n\n\n{reward}\n\n\n{network}"
 
 
-def _function(function: ast.FunctionDef, name: str, *, count: int) -> str:
+def _renamed(function: ast.FunctionDef, name: str, *, count: int) -> str:
     """The author's function, renamed; a parameter `n` comes last, with the count as default."""
     function.name = name
     others = [argument for argument in function.args.args if argument.arg != "n"]

@@ -12,7 +12,6 @@ from flowrl import notices, storage
 from flowrl.config import PPOConfig
 from flowrl.errors import (
     BusyError,
-    CodeRefusedError,
     ExpertCorruptError,
     ExpertIndexError,
     ExpertMissingError,
@@ -197,19 +196,13 @@ def test_a_name_never_becomes_code(name):
 
 
 @pytest.mark.parametrize(
-    ("is_done", "error"),
-    [
-        ("def task_is_done(n):\n    return n\nimport os", SkillError),
-        ("task_is_done = 1", SkillError),
-        ("def (", SkillError),
-        ("def task_is_done(n):\n    return __import__('os')", CodeRefusedError),
-        ("def task_is_done(n=jnp.load('x')):\n    return n", CodeRefusedError),
-    ],
-    ids=["two statements", "no function", "no Python", "import", "default"],
+    "is_done",
+    ["def task_is_done(n):\n    return n\nimport os", "task_is_done = 1", "def ("],
+    ids=["two statements", "no function", "no Python"],
 )
-def test_a_source_that_is_not_one_clean_function_is_refused(is_done, error):
+def test_a_source_that_is_not_one_function_is_refused(is_done):
     skills = {WOOD: dataclasses.replace(LIBRARY[WOOD], is_done=is_done)}
-    with pytest.raises(error, match=WOOD):
+    with pytest.raises(SkillError, match=WOOD):
         generate_module_with_remapping(a_run((WOOD, 2, 0)), skills)
 
 

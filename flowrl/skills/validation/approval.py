@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from flowrl import notices
 from flowrl.errors import SkillError
 from flowrl.paths import GraphPaths
-from flowrl.runs import CodeApproval, TrainingRun
+from flowrl.runs import CodeApproval
 from flowrl.skills.skill import Skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, try_codes
@@ -69,17 +69,6 @@ def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) ->
     text = f"--trust_skills: the syntax check is lifted for {', '.join(trusted)}"
     notices.publish(layout, NOTICE, text)
     logger.warning(text)
-
-
-def kept_approvals(
-    layout: GraphPaths, run: TrainingRun, skills: Mapping[str, Skill]
-) -> tuple[CodeApproval, ...]:
-    """The approvals that a run's skills have; the trainer refuses code without one."""
-    store = ApprovalStore(layout.approvals)
-    names = dict.fromkeys(step.skill for step in run.plan)
-    codes = [SkillCode.of(skills[name], run.config["env_name"]) for name in names]
-    found = (store.find(digest) for digest in dict.fromkeys(code.digest for code in codes))
-    return tuple(approval for approval in found if approval is not None)
 
 
 def _place(skill: Skill) -> str:
