@@ -8,27 +8,34 @@ from collections.abc import Sequence
 import tyro
 
 from flowrl import console
-from flowrl.commands.check import Check
-from flowrl.commands.control import Cancel, Pause, Priority, Resume, Retry, Stop
-from flowrl.commands.evaluate import Evaluate
-from flowrl.commands.logs import Logs
-from flowrl.commands.repair import Fsck, Recover, Rollback
-from flowrl.commands.status import Status
+from flowrl.commands.check import CheckCommand
+from flowrl.commands.control import (
+    CancelCommand,
+    PauseCommand,
+    PriorityCommand,
+    ResumeCommand,
+    RetryCommand,
+    StopCommand,
+)
+from flowrl.commands.evaluate import EvaluateCommand
+from flowrl.commands.logs import LogsCommand
+from flowrl.commands.repair import FsckCommand, RecoverCommand, RollbackCommand
+from flowrl.commands.status import StatusCommand
 
 COMMANDS = {
-    "status": Status,
-    "logs": Logs,
-    "evaluate": Evaluate,
-    "check": Check,
-    "retry": Retry,
-    "pause": Pause,
-    "resume": Resume,
-    "cancel": Cancel,
-    "priority": Priority,
-    "stop": Stop,
-    "fsck": Fsck,
-    "rollback": Rollback,
-    "recover": Recover,
+    "status": StatusCommand,
+    "logs": LogsCommand,
+    "evaluate": EvaluateCommand,
+    "check": CheckCommand,
+    "retry": RetryCommand,
+    "pause": PauseCommand,
+    "resume": ResumeCommand,
+    "cancel": CancelCommand,
+    "priority": PriorityCommand,
+    "stop": StopCommand,
+    "fsck": FsckCommand,
+    "rollback": RollbackCommand,
+    "recover": RecoverCommand,
 }
 DESCRIPTION = """flowrl trains a graph of skills in parallel and merges them into one agent.
 

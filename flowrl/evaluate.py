@@ -49,7 +49,7 @@ class StepRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationReport:
     """What the merged experts achieved."""
 
     graph: str
@@ -79,7 +79,7 @@ Play = Callable[[Any, jax.Array, int], Tally]
 register_results(Tally)
 
 
-def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Evaluation:
+def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> EvaluationReport:
     """Play `episodes` episodes, each in a fresh world of its own.
 
     Raises:
@@ -99,7 +99,7 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
     params = load_experts(store, run)
     tallies = [play(params, key, count) for key, count in _batches(seed, episodes)]
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
-    return Evaluation(
+    return EvaluationReport(
         graph=str(layout.root),
         generation=store.manifest().generation,
         skill=run.skill,

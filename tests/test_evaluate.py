@@ -18,7 +18,7 @@ from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import WalkState
 from flowrl.envs.vector import BatchedEnv
-from flowrl.evaluate import ROWS, Evaluation, StepRate, Tally
+from flowrl.evaluate import ROWS, EvaluationReport, StepRate, Tally
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic, init_experts
 from flowrl.program_cache import ProgramCache
@@ -29,7 +29,7 @@ def test_a_hostile_name_is_shown_and_not_interpreted(name):
     step = StepRate(
         skill=name, count=1, expert=7, successes=3, success_rate=0.75, low=0.3, high=0.95
     )
-    found = Evaluation(
+    found = EvaluationReport(
         graph="g",
         generation=2,
         skill=name,

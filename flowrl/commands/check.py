@@ -28,7 +28,7 @@ class CheckedFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class CheckCommand:
     """Say in one line per skill file what is wrong with it; exit 1 when something is.
 
     Examples:

@@ -33,7 +33,7 @@ _EFFECTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control:
+class ControlCommand:
     """The flags that all of these commands take."""
 
     graph_path: Path = DEFAULT_GRAPH
@@ -73,7 +73,7 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retry(Control):
+class RetryCommand(ControlCommand):
     """Let a failed or held skill train again; works while the daemon is up or down.
 
     Examples:
@@ -89,7 +89,7 @@ class Retry(Control):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause(Control):
+class PauseCommand(ControlCommand):
     """Let a running skill save what it has and end, and keep a waiting one from starting.
 
     Examples:
@@ -108,7 +108,7 @@ class Pause(Control):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(Control):
+class ResumeCommand(ControlCommand):
     """Let a held skill go on from its checkpoint.
 
     Examples:
@@ -127,7 +127,7 @@ class Resume(Control):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cancel(Control):
+class CancelCommand(ControlCommand):
     """End a skill's run and give the skill up; what needs it is blocked until a retry.
 
     Examples:
@@ -143,7 +143,7 @@ class Cancel(Control):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Priority(Control):
+class PriorityCommand(ControlCommand):
     """Say how early a skill starts when several could: higher numbers start sooner.
 
     Examples:
@@ -161,7 +161,7 @@ class Priority(Control):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stop(Control):
+class StopCommand(ControlCommand):
     """Let the scheduler end: it starts nothing new, merges what is running, and ends.
 
     Examples:

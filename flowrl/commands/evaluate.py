@@ -17,11 +17,11 @@ from flowrl.config import Count
 from flowrl.paths import GraphPaths
 
 if TYPE_CHECKING:
-    from flowrl.evaluate import Evaluation
+    from flowrl.evaluate import EvaluationReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class EvaluateCommand:
     """Walk a skill's plan with the merged experts in fresh worlds and count successes.
 
     Examples:
@@ -55,7 +55,7 @@ class Evaluate:
         return 0 if found.success_rate >= self.at_least else 1
 
 
-def _table(found: Evaluation) -> Group:
+def _table(found: EvaluationReport) -> Group:
     heading = Text(
         f"{found.skill}: {found.episodes} episodes of the experts of generation "
         f"{found.generation}, {found.mean_episode_length:.0f} steps each"

@@ -31,7 +31,7 @@ _UP = re.compile(r"\x1b\[(\d{0,6})A")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logs:
+class LogsCommand:
     """Print the newest training log of a skill.
 
     Examples:

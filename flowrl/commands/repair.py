@@ -39,7 +39,7 @@ _WIDTH = 140  # into a file or a pipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fsck:
+class FsckCommand:
     """Check a graph's folder: digests, ledger, records, leftovers; exit 1 if anything is wrong.
 
     Examples:
@@ -79,7 +79,7 @@ class Fsck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollback:
+class RollbackCommand:
     """Let the experts of an earlier generation count again, or list the generations.
 
     Examples:
@@ -127,7 +127,7 @@ class Rollback:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recover:
+class RecoverCommand:
     """Make a lost or damaged scheduler_state.json anew from what else is in the folder.
 
     Examples:

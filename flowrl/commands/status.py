@@ -45,7 +45,7 @@ _LEFT_ALIGNED = frozenset({"skill", "status", "waits for / why"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
+class StatusCommand:
     """Show every skill of a graph: status, expert, speed, success, what it waits for.
 
     Examples:

@@ -127,7 +127,7 @@ def test_a_log_that_becomes_a_link_between_two_looks_is_refused(tmp_path, monkey
     plant(link, path)
     monkeypatch.setattr(logs, "newest_log", lambda *_: path)
     with pytest.raises(FileRefusedError):
-        logs.Logs(skill="A", graph_path=tmp_path)()
+        logs.LogsCommand(skill="A", graph_path=tmp_path)()
 
 
 @pytest.mark.parametrize("what", ["module", "metrics", "training_log", "older_training_log"])
