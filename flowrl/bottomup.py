@@ -1,7 +1,7 @@
 """Train a graph of skills one after another: `python -m flowrl.bottomup --help`.
 
-The same parts as `flowrl.bottomup_parallel` with one slot, and the trainer runs in this process:
-jax is loaded once. Ctrl-C saves the run under way; the same command goes on with it.
+This is `flowrl.bottomup_parallel` with one slot and a launcher that trains in this process, so that
+jax is loaded once. Ctrl-C saves the current run; the same command continues it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from flowrl.paths import RunPaths
 from flowrl.runs import RunResult
 
 PROGRAM = "python -m flowrl.bottomup"
-FAREWELL = "stopped; a run that was under way goes on from where it was saved."
-_CRASHED = 1  # as a trainer's process ends with a traceback
-_OF_THE_DEVICE = (
+FAREWELL = "stopped; the run that was training continues from its checkpoint."
+_CRASHED = 1  # the exit code of a process that ends with a traceback
+_DEVICE_VARIABLES = (
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
     "JAX_PLATFORMS",
@@ -47,17 +47,17 @@ logger = logging.getLogger(__name__)
 
 
 class InProcessLauncher:
-    """A Launcher that trains right here: `launch` returns when the run has ended.
+    """A `Launcher` that trains in this process: `launch` returns when the run has ended.
 
-    Runs that another program has started in a session are adopted, as other launchers do.
+    Like other launchers it adopts runs that another program started in a session.
     """
 
     def __init__(self) -> None:
-        self._codes: dict[str, int] = {}  # of the runs trained here, by run id
+        self._codes: dict[str, int] = {}  # exit codes of the runs trained here, by run id
         self._watcher = EndWatcher()
 
     def launch(self, job: Job) -> Handle:
-        """Train to the end; a run that lives elsewhere is adopted.
+        """Train to the end; a run that lives in another process is adopted.
 
         Raises:
           KeyboardInterrupt: the trainer was asked to stop, by Ctrl-C or SIGTERM.
@@ -67,23 +67,23 @@ class InProcessLauncher:
         if known is not None:
             return known
         run_status.prepare(job, grace_seconds=0.0)
-        _settle(job)
+        _take_resources(job)
         with _logged(RunPaths(job.folder, 0).training_log):
-            code = _trained(job)
+            code = _train(job)
         if code in (console.EXIT_INTERRUPTED, EXIT_RESUMABLE):
             raise KeyboardInterrupt
         self._codes[job.run_id] = code
         return _handle(job)
 
     def find(self, job: Job) -> Handle | None:
-        """A run that ended here, or one that an earlier process started or brought to its end."""
+        """Return the handle of a run that ended here or that another process started or ended."""
         if job.run_id in self._codes:
             return _handle(job)
         ended = _result(job.run_id, job.folder) is not None
         return run_status.find(job) or (_handle(job) if ended else None)
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How it ended; None while it lives elsewhere."""
+        """Return how a run ended; None while it lives in another process."""
         code = self._codes.get(handle.run_id)
         if code is None and not _is_ours(handle):
             return run_status.outcome(handle, folder)
@@ -95,21 +95,21 @@ class InProcessLauncher:
         return Exited(cause=ExitCause.EXIT, code=code, detail=detail)
 
     def cancel(self, handle: Handle, folder: Path) -> None:
-        """Ask a run that lives elsewhere to end; none that is trained here outlives `launch`."""
+        """Ask a run of another process to stop; one that is trained here ends before `launch`."""
         if not _is_ours(handle):
             run_status.request_stop(folder)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
-        """Return when a run elsewhere may have ended, or after the timeout."""
+        """Return when a run of another process may have ended, or after the timeout."""
         if not any(_is_ours(handle) for handle in handles):
             self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this launcher holds no resources."""
 
 
 class _LogFile(logging.Handler):
-    """Copies the log to a run's own; what a full disk does not take is lost."""
+    """Copies the log into a run's training.log; lines are dropped while the disk is full."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _LogFile(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the record's lines."""
+        """Append a log record."""
         try:
             storage.append_line(self._path, self.format(record))
         except OSError:
@@ -134,29 +134,29 @@ def _logged(path: Path) -> Iterator[None]:
         logging.getLogger().removeHandler(handler)
 
 
-def _settle(job: Job) -> None:
-    """Take the job's CPUs, and its device as long as JAX has not chosen one."""
+def _take_resources(job: Job) -> None:
+    """Use the job's CPUs, and its device if JAX has not chosen one yet."""
     if job.cpus:
         os.sched_setaffinity(0, job.cpus)
     if "jax" not in sys.modules:
-        os.environ.update({name: job.env[name] for name in _OF_THE_DEVICE if name in job.env})
+        os.environ.update({name: job.env[name] for name in _DEVICE_VARIABLES if name in job.env})
 
 
-def _trained(job: Job) -> int:
-    """The exit code that a trainer in a process of its own would have."""
+def _train(job: Job) -> int:
+    """Train, and return the exit code that a trainer process would have."""
     logger.info("training %s, run %s, in this process", job.folder.name, job.run_id)
     try:
         code = ppo_flow.main(job.argv[MODULE_WORDS:])
-    except (RuntimeError, MemoryError):  # of JAX, for instance when a device's memory is used up
+    except (RuntimeError, MemoryError):  # JAX raises these when a device is out of memory
         logger.exception("run %s has crashed", job.run_id)
         return _CRASHED
     result = _result(job.run_id, job.folder)
-    how = f"exit code {code}" if result is None else _figures(result)
-    logger.info("run %s has ended: %s", job.run_id, how)
+    outcome = f"exit code {code}" if result is None else _describe(result)
+    logger.info("run %s has ended: %s", job.run_id, outcome)
     return code
 
 
-def _figures(result: RunResult) -> str:
+def _describe(result: RunResult) -> str:
     steps = ", ".join(f"{share:.0%}" for share in result.step_success)
     return (
         f"{result.frames:,} frames, {result.updates:,} updates, {result.wall_seconds:.0f} s, "
@@ -169,7 +169,7 @@ def _handle(job: Job) -> Handle:
 
 
 def _is_ours(handle: Handle) -> bool:
-    """Whether the run was trained by this program: its handles name no session."""
+    """Return whether this program trained the run: its handles name no session."""
     return not handle.session
 
 
@@ -181,7 +181,7 @@ def _result(run_id: str, folder: Path) -> RunResult | None:
 
 
 def train_sequentially(config: SequentialConfig) -> int:
-    """Train until every skill has ended; 0 when all that was asked for is completed."""
+    """Train until every skill has ended; returns 0 if all requested skills are completed."""
     return train_graph(config, InProcessLauncher(), live=False)  # the trainer has a live table
 
 
