@@ -39,7 +39,7 @@ from flowrl.parallel.transitions import step
 SKILLS = 1_000
 SESSIONS = 20
 AT_ONCE = 4
-RESTING = replace(SCHEDULE, launching=False)
+RESTING = replace(SCHEDULE, max_parallel_skills=0)
 RUNNERS: dict[str, Callable[[], Launcher]] = {
     "tmux": lambda: TmuxLauncher("bench", keep_seconds=0.0),
     "local": LocalLauncher,

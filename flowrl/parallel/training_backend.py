@@ -101,6 +101,7 @@ class TrainingBackend:
 
     def archive(self, request: RunRequest) -> None:
         """Archive a merged run's records and remove its folder, if it still exists."""
+        start_reader()  # for the next merge; the dependants of this one run already
         with suppress(FileRefusedError):  # the folder is gone, or another attempt's
             archive_run(self._layout, self._open(request).layout, request.skill)
 
@@ -118,7 +119,6 @@ class TrainingBackend:
         return prepared
 
     def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
-        start_reader()  # it checks the arrays when the run has ended
         env = self._env(request)
         config = self._sharing_cpus(configs.from_json(PPOConfig, prepared.run.config), env)
         module = ("--module_path", str(prepared.module_path.resolve()))
