@@ -253,7 +253,7 @@ class GraphPaths:
 
     @property
     def approvals(self) -> Path:
-        """Which skill code has passed the gate and the trial, one file per digest."""
+        """The approvals of skill code, one file per digest."""
         return self.root / "approvals"
 
     @property

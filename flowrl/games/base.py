@@ -57,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def observe(self, world: Any) -> Any:
-        """The observation: f32[observation_size]."""
+        """The observation: f32 `[observation_size]`."""
         ...
 
     def is_over(self, world: Any) -> Any:
@@ -103,7 +103,7 @@ class Game:
     """Top-level packages and modules whose code decides what a compiled program computes."""
     make: Callable[[], Engine]
     renderer: Callable[[], Callable[[Any], Any]] | None = None
-    """Makes a function from a world to its picture, uint8[height, width, 3]."""
+    """Makes a function from a world to its picture, uint8 `[H, W, 3]`."""
 
     def __post_init__(self) -> None:
         for word in (*self.features, *self.items, *self.enums):

@@ -126,7 +126,7 @@ def moments_file(package: str) -> Path:
 
 
 def pixel_renderer(package: str) -> Callable[[Any], jax.Array]:
-    """Craftax's own pictures of worlds: uint8[height, width, 3]."""
+    """The function from a world to Craftax's own picture of it, uint8 `[H, W, 3]`."""
     renderer = importlib.import_module(f"{package}.renderer")
     size = importlib.import_module(f"{package}.constants").BLOCK_PIXEL_SIZE_IMG
     draw = renderer.make_craftax_pixel_renderer(size)

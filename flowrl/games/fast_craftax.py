@@ -56,7 +56,7 @@ def craftax_step(package: str, *, fast: bool = True) -> Callable[..., tuple[Any,
 
 
 def craftax_view(package: str, *, fast: bool = True) -> Callable[[Any], jax.Array]:
-    """The function from a world to Craftax's symbolic observation, f32[observation_size]."""
+    """The function from a world to Craftax's symbolic observation, f32 `[O]`."""
     renderer = importlib.import_module(f"{package}.renderer")
     if not fast or package != CLASSIC:
         return renderer.render_craftax_symbolic

@@ -291,7 +291,7 @@ class SkillScheduler:
         trained without this state.
 
         Raises:
-          SkillError: the skill's data is malformed, or its code does not pass the gate.
+          SkillError: the skill's data is malformed, or the syntax of its code is refused.
           GraphError: a dependency is unknown, or the skill is there with other dependencies.
           NameRefusedError: the name cannot be used, or shares its folder name with another's.
         """

@@ -1,6 +1,6 @@
-"""The graph of skills: who provides what for whom, what can be learned next, and plans.
+"""The graph of skills: which skill needs which, what can be learned next, and plans.
 
-Nobody writes edges down: a skill depends on the skills whose gains it requires. Where several
+Edges are derived: a skill depends on the skills whose gains it requires. Where several
 skills yield enough of an item, the provider is chosen the same way every time: those that can be
 learned earliest, among them one whose gain grows with its count, among them the first of the
 library.

@@ -10,7 +10,7 @@ and a plan that succeeds here never asks for an item that it did not provide for
 So the count of a provider is the *whole* amount that later steps need of the item until the next
 provider of it: what they consume together, or the largest amount that one of them must see.
 
-**Facts.** Resources, tools and achievements are all items: a tool is an item that nobody consumes.
+**Facts.** Resources, tools and achievements are all items; no skill consumes a tool.
 An ephemeral item (near a table) lasts only while the player stays. A step *stays* when it requires
 or gains an ephemeral item (placing, crafting); any other step may walk away, and ends them all.
 
@@ -242,7 +242,7 @@ def _missing(skill: Skill, item: str, need: int, found: Learnable) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """All that planning knows: the skills, who provides each item, and the order among them."""
+    """The planner's input: the skills, the providers of each item, and the order of the skills."""
 
     skills: Mapping[str, Skill]
     providers: Mapping[str, Sequence[str]]  # item → skills that yield it, preferred first

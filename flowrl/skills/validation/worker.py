@@ -129,7 +129,7 @@ def _warm_up() -> None:
 def _try_code(code: SkillCode, entering: Callable[[str, int], None]) -> int | None:
     """Try both functions; the largest count they were tried with, None when any will do.
 
-    `entering` hears the name and the line of each function before it is run.
+    `entering` is called with the name and the line of each function before it is run.
 
     Raises:
       _RefusedError: one of them cannot be computed, is over the budget or returns something else.
