@@ -77,15 +77,6 @@ class Refusal:
     text: str
 
 
-@dataclass(slots=True)
-class _Progress:
-    """What the worker reported last: the code it is in, and where."""
-
-    code: int
-    name: str
-    line: int
-
-
 def try_codes(
     codes: Sequence[SkillCode], limits: Limits | None = None
 ) -> list[CodeApproval | Refusal]:
@@ -110,7 +101,7 @@ class _Attempt:
         self._codes = codes
         self._limits = limits
         self._found: dict[int, CodeApproval | Refusal] = {}
-        self._progress: _Progress | None = None
+        self._running: Mapping[str, Any] | None = None  # the report that a function begins
         self._ready = False
 
     def run(self) -> Mapping[int, CodeApproval | Refusal]:
@@ -127,8 +118,9 @@ class _Attempt:
             if not self._ready:
                 last = errors.read_text(errors="replace").strip()[-300:] or "no message"
                 raise LaunchError(f"the dry run of skill code does not start: {last}; try again")
-        if self._progress is not None:
-            self._found[self._progress.code] = self._refusal(*self._why(process, ended=ended))
+        if self._running is not None:
+            what, remedy = self._why(self._running["name"], process.returncode, ended=ended)
+            self._refuse({**self._running, "what": what, "remedy": remedy})
         elif len(self._found) < len(self._codes):
             raise LaunchError("the dry run of skill code ended too early; try again")
         return self._found
@@ -162,33 +154,30 @@ class _Attempt:
             case "ready":
                 self._ready = True
             case "begins":
-                self._progress = _Progress(report["code"], report["name"], report["line"])
+                self._running = report
             case "passed":
                 code, most = self._codes[report["code"]], report["most_count"]
-                self._progress = None
-                self._found[report["code"]] = CodeApproval(
-                    digest=code.digest, trusted=code.trusted, most_count=most
-                )
+                approval = CodeApproval(digest=code.digest, trusted=code.trusted, most_count=most)
+                self._found[report["code"]], self._running = approval, None
             case _:
-                self._progress = _Progress(report["code"], "", report["line"])
-                self._found[report["code"]] = self._refusal(report["what"], report["remedy"])
-                self._progress = None
+                self._refuse(report)
+                self._running = None
 
-    def _refusal(self, what: str, remedy: str) -> Refusal:
-        progress = self._progress
-        if progress is None:
-            raise LaunchError("the dry run of skill code refused nothing; try again")
-        origin = self._codes[progress.code].origin
-        return Refusal(_plain(f"{origin.place}:{progress.line}: {what}; {remedy}"))
+    def _refuse(self, report: Mapping[str, Any]) -> None:
+        place = self._codes[report["code"]].origin.place
+        text = f"{place}:{report['line']}: {report['what']}; {report['remedy']}"
+        # Without control characters: trusted code writes its own error messages.
+        plain = "".join(char if char.isprintable() else "�" for char in text)
+        self._found[report["code"]] = Refusal(plain)
 
-    def _why(self, process: subprocess.Popen[bytes], *, ended: bool) -> tuple[str, str]:
-        name = self._progress.name if self._progress else ""
-        limits, code = self._limits, process.returncode
-        if not ended or code == -signal.SIGXCPU:
+    def _why(self, name: str, exit_code: int, *, ended: bool) -> tuple[str, str]:
+        """Why the worker ended in a function, and the remedy."""
+        limits = self._limits
+        if not ended or exit_code == -signal.SIGXCPU:
             return f"{name} took longer than {limits.seconds:g} s", "make it smaller"
-        if code in (EXIT_MEMORY, -signal.SIGABRT):
+        if exit_code in (EXIT_MEMORY, -signal.SIGABRT):
             return f"{name} needed more than {limits.megabytes:,} MB", "make its arrays smaller"
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
         return f"{name} ended its process with {how}", "make it simpler"
 
 
@@ -220,7 +209,8 @@ class _Lines:
 def _start(folder: Path, errors: Any) -> subprocess.Popen[bytes]:
     env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     paths = [str(_PACKAGE_ROOT)] if _PACKAGE_ROOT.name != "site-packages" else []
-    paths += [str(Path(path).resolve()) for path in _python_path()]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths += [str(Path(path).resolve()) for path in given if path]
     home = str(folder)
     env |= {"HOME": home, "TMPDIR": home, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     env |= {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
@@ -237,10 +227,6 @@ def _start(folder: Path, errors: Any) -> subprocess.Popen[bytes]:
     )
 
 
-def _python_path() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-
-
 def _end(process: subprocess.Popen[bytes], *, grace_seconds: float) -> None:
     """Wait for its end, then kill it; its own exit code says more than our signal."""
     if process.stdout is not None:
@@ -250,8 +236,3 @@ def _end(process: subprocess.Popen[bytes], *, grace_seconds: float) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _plain(text: str) -> str:
-    """The text without control characters: trusted code writes its own error messages."""
-    return "".join(char if char.isprintable() else "�" for char in text)
