@@ -1,18 +1,18 @@
 """`python -m flowrl.comparing GRAPH RUN_ID`: what a merge asks about two copies of an expert.
 
-The scheduler starts it (`flowrl.parallel.comparisons`); it works on the CPU and ends itself after
-the inquiry's limit. It loads both copies, makes sure that they are the ones that were asked about,
-and blends them or lets both walk their skill's plan in the same fresh worlds.
-Its answers appear at one stroke; killed before, it has changed nothing that counts.
+The scheduler launches it as a job (`flowrl.parallel.comparisons`); it works on the CPU and ends
+itself after the comparison's limit. It loads both copies, checks that they are those that were
+asked about, and blends them or lets both walk their skill's plan in the same fresh worlds. All its
+answers are written in one step; if it is killed before, nothing has changed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from flowrl.config import PPOConfig
 from flowrl.envs.admission import open_module
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.evaluate import load_experts, open_player
-from flowrl.experts import checkpoint
-from flowrl.experts.inquiry import Desk, read_inquiry, write_answers
+from flowrl.experts import checkpoint, comparison
+from flowrl.experts.comparison import blend_of
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers import process
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.trainer import use_compile_cache
@@ -40,14 +39,21 @@ EPISODES = 256
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer one inquiry; returns the exit code."""
+    """Answer the questions of one comparison; returns the exit code."""
     graph, run_id = sys.argv[1:] if argv is None else argv
     console.start_logging()
     return console.guarded(lambda: _work(GraphPaths(Path(graph)), run_id))
 
 
 def blended(current: Any, candidate: Any, gains: tuple[int, int]) -> Any:
-    """The mean of two trees of arrays by the frames of each side, never outside of the two.
+    """The mean of two experts by the frames of each side, never outside of the two.
+
+    Args:
+      current, candidate: trees of arrays of the same shapes, without a leading expert axis.
+      gains: the frames that each side has added.
+
+    Returns:
+      A tree of the same shapes and dtypes.
 
     >>> blended({"w": np.float32([0, 1])}, {"w": np.float32([1, 1])}, (1, 3))["w"].tolist()
     [0.75, 1.0]
@@ -62,38 +68,33 @@ def blended(current: Any, candidate: Any, gains: tuple[int, int]) -> Any:
 
 
 def _work(layout: GraphPaths, run_id: str) -> int:
-    desk = Desk(layout.comparisons / run_id)
-    inquiry = read_inquiry(desk)
-    if inquiry is None:
-        raise FileRefusedError(f"{desk.inquiry} is gone; nothing is left to compare")
-    signal.setitimer(signal.ITIMER_REAL, inquiry.limit_seconds)  # SIGALRM ends us, whatever hangs
-    pid = os.getpid()
-    storage.write_json(
-        desk.worker, {"format": 1, "pid": pid, "start_time": process.start_time_of(pid)}
-    )
+    folder = layout.comparisons / run_id
+    asked = comparison.read(folder)
+    if asked is None:
+        raise FileRefusedError(f"{folder} has no record; nothing is left to compare")
+    signal.setitimer(signal.ITIMER_REAL, asked.limit_seconds)  # SIGALRM ends us, whatever hangs
     storage.fault_point("comparing.begun")
-    place = RunPaths(layout.training_runs / inquiry.run_folder, inquiry.expert)
-    answers = [_answer(layout, desk, place, question) for question in inquiry.questions]
+    run = RunPaths(layout.training_runs / asked.run_folder, asked.expert)
+    answers = tuple(_answer(layout, folder, run, question) for question in asked.questions)
     storage.fault_point("comparing.found")
-    write_answers(desk, answers)
+    comparison.write(folder, replace(asked, answers=answers))
     return 0
 
 
-def _answer(layout: GraphPaths, desk: Desk, place: RunPaths, question: Question) -> Evidence:
+def _answer(layout: GraphPaths, folder: Path, run: RunPaths, question: Question) -> Evidence:
     try:
         if question.kind == "blend":
-            return _blend(layout, desk, place, question)
-        return _compare(layout, place, question)
+            return _blend(layout, blend_of(folder, question.expert), run, question)
+        return _compare(layout, run, question)
     except FlowrlError as error:
         return Unanswered(question=question, why=str(error).partition("\n")[0])
 
 
-def _blend(layout: GraphPaths, desk: Desk, place: RunPaths, question: Question) -> Blended:
-    like = checkpoint.like_of(expected_shapes(read_run(place).config))
-    current, candidate = _copies(layout, place, question, like)
+def _blend(layout: GraphPaths, folder: Path, run: RunPaths, question: Question) -> Blended:
+    like = checkpoint.like_of(expected_shapes(read_run(run).config))
+    current, candidate = _copies(layout, run, question, like)
     mean = blended(current, candidate, question.gains)
-    folder = desk.blend(question.expert)
-    storage.remove_tree(folder)  # of an earlier try
+    storage.remove_tree(folder)  # of an earlier launch
     checkpoint.save_expert(folder, mean)
     return Blended(
         question=question,
@@ -136,14 +137,14 @@ def _archive(layout: GraphPaths, place: RunPaths, expert: int) -> RunPaths:
 
 
 def _copies(layout: GraphPaths, place: RunPaths, question: Question, like: Any) -> tuple[Any, Any]:
-    """The arrays that count and those that the run brings, just as they were asked about."""
+    """The arrays that count and those that the run brings: those that were asked about."""
     store, run = ExpertStore(layout), read_run(place)
     version = store.manifest().experts[question.expert]
     local = Remapping(run.experts).global_to_local[question.expert]
     current = checkpoint.load_expert(store.verify(version), like)
     candidate = checkpoint.load_expert(place.final(local), like)
-    for copy, wanted in ((current, question.current), (candidate, question.candidate)):
-        if checkpoint.array_digest(copy) != wanted:
+    for copy, expected in ((current, question.current), (candidate, question.candidate)):
+        if checkpoint.array_digest(copy) != expected:
             raise ExpertCorruptError(
                 f"expert {question.expert} is another one than was asked about; merge again"
             )

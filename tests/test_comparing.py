@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from flowrl import storage
 from flowrl.comparing import EPISODES, blended
 from flowrl.config import PPOConfig
 from flowrl.errors import ComparingError
-from flowrl.experts.inquiry import Desk
 from flowrl.experts.merge import MERGE_RULES
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folder import PreparedRun
@@ -66,18 +64,12 @@ def finished(ready: PreparedRun, *, action: int, acted: int) -> PreparedRun:
 
 
 def merged_at_last(layout: GraphPaths, ready: PreparedRun) -> dict:
-    desk = Desk(layout.comparisons / ready.run.run_id)
+    folder = layout.comparisons / ready.run.run_id
     while True:
         try:
             return merge(layout, ready, merge_policy=GATE)["experts"][0]
         except ComparingError:
-            while not _is_free(desk):
-                time.sleep(0.1)
-
-
-def _is_free(desk: Desk) -> bool:
-    with comparisons._lock_of(desk) as descriptor:
-        return descriptor is not None
+            comparisons.LAUNCHER.wait([comparisons._launched[folder]], timeout_seconds=1.0)
 
 
 @pytest.mark.craftax

@@ -1,74 +1,80 @@
-"""Finding out what a policy asks: a program of its own does it while the scheduler goes on.
+"""Finding out what a merge rule asks: a job of its own does it while the scheduler goes on.
 
-`evidence` starts `python -m flowrl.comparing` once per inquiry and raises ComparingError until its
-answers are there, so that the merge is put off and tried again. Answers are kept with what was
-asked: when an expert is another one meanwhile, all is asked anew. A program that dies is started
-once more; one that dies again leaves its questions unanswered, and the policy goes on without.
+`evidence` launches `python -m flowrl.comparing` and raises ComparingError until the answers are
+there, so that the merge is deferred and tried again. Answers are kept with their questions: if an
+expert has changed meanwhile, all is asked anew. A job that fails is launched once more; after that
+the questions count as unanswered, and the rule decides without.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import ComparingError, FileRefusedError
-from flowrl.experts.inquiry import (
-    Desk,
-    Inquiry,
-    read_answers,
-    read_inquiry,
-    write_answers,
-    write_inquiry,
-)
+from flowrl.experts import comparison
+from flowrl.experts.comparison import Comparison
 from flowrl.experts.merge import Evidence, Question, Unanswered
+from flowrl.launchers import run_status
+from flowrl.launchers.base import Exited, Handle, Job, Outcome
 from flowrl.launchers.environment import child_env
+from flowrl.launchers.local import LocalLauncher
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun
 
 logger = logging.getLogger(__name__)
-LIMIT_SECONDS = 600.0  # after which the program ends itself
-MOST_TRIES = 2
+LIMIT_SECONDS = 600.0
+MAX_LAUNCHES = 2
+LAUNCHER = LocalLauncher(grace_seconds=1.0)  # nobody attaches to a comparison
 _LOG_BYTES = 10_000_000
-_children: list[subprocess.Popen[bytes]] = []
+_launched: dict[Path, Handle] = {}  # by folder; those of an earlier scheduler are found there
 
 
 def evidence(
-    layout: GraphPaths, place: RunPaths, run: TrainingRun, questions: Sequence[Question]
+    layout: GraphPaths, paths: RunPaths, run: TrainingRun, questions: Sequence[Question]
 ) -> Mapping[int, Evidence]:
-    """The answers to what a policy has to know, by expert.
+    """Return the answers to what a merge rule has to know, by expert.
 
     Raises:
       ComparingError: they are being found out; try again.
     """
     if not questions:
         return {}
-    _reap()
-    desk = Desk(layout.comparisons / run.run_id)
-    inquiry = Inquiry(
+    folder = layout.comparisons / run.run_id
+    asked = Comparison(
         run_id=run.run_id,
-        run_folder=place.folder.name,
+        run_folder=paths.folder.name,
         expert=run.expert,
         limit_seconds=LIMIT_SECONDS,
         questions=tuple(questions),
     )
-    found = _known(desk, inquiry)
-    return _pursued(layout, desk, inquiry) if found is None else found
+    known = _known(folder, asked)
+    if not known.answers:
+        job = _job(layout, folder, run.run_id)
+        handle = _launched.get(folder) or LAUNCHER.find(job)
+        outcome = None if handle is None else LAUNCHER.poll(handle, folder)
+        if handle is None or outcome is not None:
+            known = _ended(folder, job, asked, outcome)
+    if known.answers:
+        return {answer.question.expert: answer for answer in known.answers}
+    experts = ", ".join(str(question.expert) for question in questions)
+    raise ComparingError(
+        f"expert {experts} is being compared with what was merged meanwhile "
+        f"(see {folder / comparison.LOG}); it is merged after that"
+    )
 
 
 def clear(layout: GraphPaths, run_id: str) -> None:
-    """Remove what was found out for a run, and end the program that is still at it."""
-    _discard(Desk(layout.comparisons / run_id))
+    """Remove what was found out for a run, and end the job that is still at it."""
+    _discard(layout.comparisons / run_id)
 
 
-def sweep(layout: GraphPaths, live: Collection[str]) -> None:
-    """Remove what belongs to no live run any more; `live` are the run ids that stay."""
+def remove_stale(layout: GraphPaths, live: Collection[str]) -> None:
+    """Remove the comparisons of runs that are not live; `live` are the run ids that stay."""
     if not layout.comparisons.is_dir():
         return
     storage.remove_leftovers(layout.comparisons)
@@ -78,106 +84,70 @@ def sweep(layout: GraphPaths, live: Collection[str]) -> None:
         if folder.name in live:
             storage.remove_part_files(folder)
         else:
-            _discard(Desk(folder))
+            _discard(folder)
 
 
-def _known(desk: Desk, inquiry: Inquiry) -> Mapping[int, Evidence] | None:
-    """The answers to this very inquiry; whatever else is there makes room for it."""
+def _known(folder: Path, asked: Comparison) -> Comparison:
+    """The record of these very questions; any other is removed with its job."""
     try:
-        if read_inquiry(desk) == inquiry:
-            return read_answers(desk)
+        found = comparison.read(folder)
+        if found is not None and found.asks_the_same(asked):
+            return found
     except FileRefusedError as error:
         logger.warning("asked anew: %s", error)
-    _discard(desk)
-    storage.make_dir(desk.folder)
-    storage.make_file(desk.lock)
-    write_inquiry(desk, inquiry)
-    return None
+    _discard(folder)
+    storage.make_dir(folder)
+    comparison.write(folder, asked)
+    return asked
 
 
-def _pursued(layout: GraphPaths, desk: Desk, inquiry: Inquiry) -> Mapping[int, Evidence]:
-    """Answers that came just now, or none after too many tries; else the program is started."""
-    with _lock_of(desk) as descriptor:
-        if descriptor is not None:
-            found = read_answers(desk)
-            if found is None and _tries(desk) >= MOST_TRIES:
-                why = f"the program that does it failed ({_last_words(desk)})"
-                logger.warning("%s: %s", inquiry.run_folder, why)
-                write_answers(desk, [Unanswered(question=q, why=why) for q in inquiry.questions])
-                found = read_answers(desk)
-            if found is not None:
-                return found
-            _start(layout, desk, descriptor)
-    experts = ", ".join(str(question.expert) for question in inquiry.questions)
-    raise ComparingError(
-        f"expert {experts} is being compared with what was merged meanwhile "
-        f"(see {desk.log}); it is merged after that"
+def _ended(folder: Path, job: Job, asked: Comparison, outcome: Outcome | None) -> Comparison:
+    """The record after the job's end, with answers, or with another launch of the job."""
+    found = _known(folder, asked)  # the job may have answered since the first look
+    if found.answers:
+        return found
+    if found.launches >= MAX_LAUNCHES:
+        why = f"the program that does it failed ({_last_line(folder, outcome)})"
+        logger.warning("%s: %s", found.run_folder, why)
+        unanswered = (Unanswered(question=question, why=why) for question in found.questions)
+        found = replace(found, answers=tuple(unanswered))
+    else:
+        found = replace(found, launches=found.launches + 1)
+    comparison.write(folder, found)
+    if not found.answers:
+        _launched[folder] = LAUNCHER.launch(job)
+    return found
+
+
+def _job(layout: GraphPaths, folder: Path, run_id: str) -> Job:
+    root = str(layout.root.absolute())
+    return Job(
+        name=f"flowrl_compare_{run_id}",
+        run_id=run_id,
+        argv=(sys.executable, "-m", "flowrl.comparing", root, folder.name),
+        env={**child_env(), "JAX_PLATFORMS": "cpu"},
+        cwd=Path.cwd(),
+        folder=folder.absolute(),
+        log=comparison.LOG,
     )
 
 
-@contextmanager
-def _lock_of(desk: Desk) -> Iterator[int | None]:
-    """Hold the lock that the program will hold; None while it lives."""
-    descriptor = os.open(desk.lock, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _start(layout: GraphPaths, desk: Desk, descriptor: int) -> None:
-    """Start the program; it inherits the lock, so that a free lock means that it is gone."""
-    storage.write_json(desk.tries, {"format": 1, "tries": _tries(desk) + 1})
-    if not desk.log.exists():
-        storage.make_file(desk.log)
-    log = os.open(desk.log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
-    root = str(layout.root.absolute())
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "flowrl.comparing", root, desk.folder.name],
-            env={**child_env(), "JAX_PLATFORMS": "cpu"},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            pass_fds=(descriptor,),
-        )
-    finally:
-        os.close(log)
-    _children.append(child)
-
-
-def _discard(desk: Desk) -> None:
-    if not desk.folder.is_dir():
+def _discard(folder: Path) -> None:
+    _launched.pop(folder, None)
+    if not folder.is_dir():
         return
+    if run_status.lock_held(folder):
+        run_status.request_stop(folder)
+        run_status.becomes_free(folder)
+    storage.remove_tree(folder)
+
+
+def _last_line(folder: Path, outcome: Outcome | None) -> str:
     try:
-        process = storage.read_json(desk.worker)
-        process.send(int(process["pid"]), str(process["start_time"]), signal.SIGKILL)
-    except (FileRefusedError, KeyError, ValueError):
-        pass  # it has not begun, or its record is gone: it ends when it finds nothing to do
-    storage.remove_tree(desk.folder)
-
-
-def _tries(desk: Desk) -> int:
-    if not desk.tries.exists():
-        return 0
-    return int(storage.read_json(desk.tries)["tries"])
-
-
-def _last_words(desk: Desk) -> str:
-    try:
-        text = storage.read_bytes(desk.log, limit_bytes=_LOG_BYTES).decode(errors="replace")
+        text = storage.read_bytes(folder / comparison.LOG, limit_bytes=_LOG_BYTES)
     except FileRefusedError as error:
         return str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:150] if lines else "it said nothing"
-
-
-def _reap() -> None:
-    """Collect programs that have ended, so that none stays a zombie."""
-    _children[:] = [child for child in _children if child.poll() is None]
+    lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
+    if lines:
+        return lines[-1][:150]
+    return outcome.detail if isinstance(outcome, Exited) else "it left no log"

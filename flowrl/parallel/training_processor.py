@@ -137,7 +137,7 @@ def recover_graph(
     for folder in (layout.training_runs, layout.failed_runs):
         storage.remove_leftovers(folder)
     remove_part_files(layout)
-    comparisons.sweep(layout, _live_run_ids(layout))
+    comparisons.remove_stale(layout, _live_run_ids(layout))
     merged: list[dict[str, Any]] = []
     refused: dict[Path, str] = {}
     for paths in live_runs(layout):

@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flowrl import notices, storage
 from flowrl.config import MergePolicyName
+from flowrl.experts import comparison, repair
 from flowrl.experts import manifest as manifests
-from flowrl.experts import repair
-from flowrl.experts.inquiry import Desk, Inquiry, write_answers, write_inquiry
+from flowrl.experts.comparison import Comparison
 from flowrl.experts.merge import MERGE_RULES, Blended, Compared, Evidence, Question
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel import comparisons
@@ -139,24 +140,23 @@ def _find_out(policy: MergePolicyName, layout: GraphPaths, ready: PreparedRun) -
     questions = ExpertStore(layout).questions(run.run_id, candidates, rule=MERGE_RULES[policy])
     if not questions:
         return
-    desk = Desk(layout.comparisons / run.run_id)
-    storage.make_dir(desk.folder)
-    storage.make_file(desk.lock)
-    inquiry = Inquiry(
+    folder = storage.make_dir(layout.comparisons / run.run_id)
+    answered = Comparison(
         run_id=run.run_id,
         run_folder=place.folder.name,
         expert=run.expert,
         limit_seconds=comparisons.LIMIT_SECONDS,
         questions=questions,
+        launches=1,
+        answers=tuple(_answer(folder, question) for question in questions),
     )
-    write_inquiry(desk, inquiry)
-    write_answers(desk, [_answer(desk, question) for question in questions])
+    comparison.write(folder, answered)
 
 
-def _answer(desk: Desk, question: Question) -> Evidence:
+def _answer(comparison_folder: Path, question: Question) -> Evidence:
     if question.kind == "compare":
         return Compared(question=question, wins=30, losses=2, ties=224)
-    folder = make_expert(desk.blend(question.expert), "blended")
+    folder = make_expert(comparison.blend_of(comparison_folder, question.expert), "blended")
     return Blended(
         question=question,
         folder=folder,

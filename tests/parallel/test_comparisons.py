@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,11 +16,11 @@ import pytest
 from flowrl import storage
 from flowrl.config import BottomUpConfig, with_flags
 from flowrl.errors import ComparingError
-from flowrl.experts import checkpoint
-from flowrl.experts.inquiry import Desk, read_answers, read_inquiry, write_answers
+from flowrl.experts import checkpoint, comparison
 from flowrl.experts.merge import MERGE_RULES, Compared
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import process
+from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
@@ -71,8 +71,8 @@ def rivals(layout) -> tuple[PreparedRun, PreparedRun]:
     return first, second
 
 
-def desk_of(layout: GraphPaths, ready: PreparedRun) -> Desk:
-    return Desk(layout.comparisons / ready.run.run_id)
+def folder_of(layout: GraphPaths, ready: PreparedRun) -> Path:
+    return layout.comparisons / ready.run.run_id
 
 
 def until(met: Callable[[], object], *, what: str) -> None:
@@ -82,19 +82,18 @@ def until(met: Callable[[], object], *, what: str) -> None:
         time.sleep(0.05)
 
 
-def merged_at_last(layout: GraphPaths, ready: PreparedRun, policy) -> dict:
-    """Merge as the scheduler does: a busy merge is tried again."""
-    desk = desk_of(layout, ready)
+def merged_at_last(layout: GraphPaths, ready: PreparedRun, rule) -> dict:
+    """Merge as the scheduler does: a merge that is deferred is tried again."""
     while True:
         try:
-            return merge(layout, ready, merge_policy=policy)
+            return merge(layout, ready, merge_policy=rule)
         except ComparingError:
-            until(lambda: _is_free(desk), what="the end of the program")
+            wait_for_the_job(folder_of(layout, ready))
 
 
-def _is_free(desk: Desk) -> bool:
-    with comparisons._lock_of(desk) as descriptor:
-        return descriptor is not None
+def wait_for_the_job(folder: Path) -> None:
+    handle = comparisons._launched[folder]
+    until(lambda: comparisons.LAUNCHER.poll(handle, folder), what="the end of the job")
 
 
 def arrays_of(layout: GraphPaths, expert: int) -> dict[str, np.ndarray]:
@@ -135,33 +134,51 @@ def test_two_runs_are_averaged_by_the_frames_that_each_of_them_added(layout, riv
     assert list(layout.comparisons.iterdir()) == []
 
 
+class IdleLauncher:
+    """Launches nothing; `launched` are the jobs that it was given."""
+
+    def __init__(self) -> None:
+        self.launched: list[Job] = []
+
+    def launch(self, job: Job) -> Handle:
+        self.launched.append(job)
+        return Handle(run_id=job.run_id, session="", pid=1)
+
+    def find(self, job: Job) -> None:
+        return None
+
+    def poll(self, handle: Handle, folder: Path) -> None:
+        return None
+
+
 @pytest.fixture
-def idle(monkeypatch) -> list[Desk]:
-    """No program is started; says for which desks one would have been."""
-    started: list[Desk] = []
-    monkeypatch.setattr(comparisons, "_start", lambda layout, desk, lock: started.append(desk))
-    return started
+def idle(monkeypatch) -> list[Job]:
+    """No job is started; says which would have been."""
+    launcher = IdleLauncher()
+    monkeypatch.setattr(comparisons, "LAUNCHER", launcher)
+    return launcher.launched
 
 
-def wait_for_answers(layout: GraphPaths, ready: PreparedRun, policy) -> Desk:
+def defer(layout: GraphPaths, ready: PreparedRun, rule) -> Path:
+    """Merge in vain; returns the comparison's folder."""
     with pytest.raises(ComparingError):
-        merge(layout, ready, merge_policy=policy)
-    return desk_of(layout, ready)
+        merge(layout, ready, merge_policy=rule)
+    return folder_of(layout, ready)
 
 
-def tell(desk: Desk, *, wins: int, losses: int) -> None:
-    """Answer what is asked as the program would."""
-    asked = read_inquiry(desk)
+def answer(folder: Path, *, wins: int, losses: int) -> None:
+    """Answer the questions as the job would."""
+    asked = comparison.read(folder)
     assert asked is not None
-    found = [Compared(question=q, wins=wins, losses=losses, ties=0) for q in asked.questions]
-    write_answers(desk, found)
+    found = (Compared(question=q, wins=wins, losses=losses, ties=0) for q in asked.questions)
+    comparison.write(folder, replace(asked, answers=tuple(found)))
 
 
 @pytest.mark.parametrize(("wins", "losses", "expected"), [(30, 10, "take"), (10, 30, "keep")])
 def test_the_better_copy_counts_whatever_its_frames(layout, rivals, idle, wins, losses, expected):
     first, second = rivals
     merge(layout, first, merge_policy=GATE)
-    tell(wait_for_answers(layout, second, GATE), wins=wins, losses=losses)
+    answer(defer(layout, second, GATE), wins=wins, losses=losses)
     done = merge(layout, second, merge_policy=GATE)
     assert done["experts"][0]["verdict"] == expected
     assert f"alone in {wins} of 40 worlds" in done["experts"][0]["why"]
@@ -175,36 +192,37 @@ def test_evidence_about_a_version_that_counts_no_more_is_made_anew(layout, rival
     third = prepare(layout, "Collect Drink", 5, {})
     finish(third.layout, {5: 1})
     merge(layout, first, merge_policy=GATE)
-    desk = wait_for_answers(layout, second, GATE)
-    tell(desk, wins=40, losses=0)
+    folder = defer(layout, second, GATE)
+    answer(folder, wins=40, losses=0)
     train(layout, WOOD, 0, {}, acted={0: 500})
-    wait_for_answers(layout, second, GATE)
+    defer(layout, second, GATE)
     assert len(idle) == 2
-    assert read_answers(desk) is None, "the old answers are gone"
-    tell(desk, wins=0, losses=0)
+    asked = comparison.read(folder)
+    assert asked is not None
+    assert asked.answers == (), "the old answers are gone"
+    answer(folder, wins=0, losses=0)
     assert merge(layout, second, merge_policy=GATE)["experts"][0]["verdict"] == "keep"
 
 
-@pytest.mark.parametrize("file", ["inquiry", "answers"])
-def test_damaged_questions_or_answers_are_asked_anew(layout, rivals, idle, file):
+def test_a_damaged_record_is_made_anew(layout, rivals, idle):
     first, second = rivals
     merge(layout, first, merge_policy=GATE)
-    desk = wait_for_answers(layout, second, GATE)
-    tell(desk, wins=40, losses=0)
-    path = getattr(desk, file)
+    folder = defer(layout, second, GATE)
+    answer(folder, wins=40, losses=0)
+    path = comparison.record_of(folder)
     path.write_text(path.read_text().replace("4", "5"))
-    wait_for_answers(layout, second, GATE)
+    defer(layout, second, GATE)
     assert len(idle) == 2
 
 
 def test_answers_that_a_trainer_left_in_its_own_folder_are_not_believed(layout, rivals, idle):
     first, second = rivals
     merge(layout, first, merge_policy=GATE)
-    desk = wait_for_answers(layout, second, GATE)
-    tell(desk, wins=40, losses=0)
-    shutil.copytree(desk.folder, second.run_folder / "comparisons")
-    storage.remove_tree(desk.folder)
-    wait_for_answers(layout, second, GATE)
+    folder = defer(layout, second, GATE)
+    answer(folder, wins=40, losses=0)
+    shutil.copytree(folder, second.run_folder / "comparisons")
+    storage.remove_tree(folder)
+    defer(layout, second, GATE)
 
 
 @pytest.mark.parametrize(
@@ -228,33 +246,34 @@ def test_a_program_that_was_killed_once_is_started_again(layout, rivals, monkeyp
     first, second = rivals
     merge(layout, first, merge_policy=AVERAGE)
     monkeypatch.setenv("FLOWRL_FAULT", "comparing.found:kill")
-    desk = wait_for_answers(layout, second, AVERAGE)
-    until(lambda: _is_free(desk), what="the kill")
-    assert desk.blend(0).exists(), "it was about to answer"
+    folder = defer(layout, second, AVERAGE)
+    wait_for_the_job(folder)
+    assert comparison.blend_of(folder, 0).exists(), "it was about to answer"
     monkeypatch.delenv("FLOWRL_FAULT")
     done = merged_at_last(layout, second, AVERAGE)
     assert done["experts"][0]["why"].startswith("averaged")
 
 
-def test_one_program_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, rivals, monkeypatch):
+def test_one_job_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, rivals, monkeypatch):
     first, second = rivals
     merge(layout, first, merge_policy=AVERAGE)
-    started = []
-    popen = subprocess.Popen
+    make, launched = comparisons._job, []
 
-    def sleeper(argv, **facts):
-        started.append(popen([sys.executable, "-c", "import time; time.sleep(600)"], **facts))
-        return started[-1]
+    def sleeper(*args):
+        words = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
+        launched.append(replace(make(*args), argv=words))
+        return launched[-1]
 
-    monkeypatch.setattr(subprocess, "Popen", sleeper)
-    desk = wait_for_answers(layout, second, AVERAGE)
-    wait_for_answers(layout, second, AVERAGE)
-    (child,) = started
-    write_json = {"format": 1, "pid": child.pid, "start_time": process.start_time_of(child.pid)}
-    storage.write_json(desk.worker, write_json)
-    monkeypatch.undo()
+    monkeypatch.setattr(comparisons, "_job", sleeper)
+    folder = defer(layout, second, AVERAGE)
+    until(lambda: comparisons.LAUNCHER.find(launched[0]), what="the job's start")
+    handle = comparisons._launched.pop(folder)  # as if another scheduler had launched it
+    defer(layout, second, AVERAGE)
+    found = comparison.read(folder)
+    assert found is not None
+    assert found.launches == 1, "it was adopted"
     assert merge(layout, second)["experts"][0]["verdict"] == "keep", "by frames, without it"
-    assert child.wait(timeout=60) == -signal.SIGKILL
+    until(lambda: not process.alive(handle.pid, handle.start_time), what="its end")
     assert list(layout.comparisons.iterdir()) == []
 
 
@@ -270,8 +289,8 @@ def test_one_program_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, ri
 def test_killed_at_a_named_point_an_average_is_merged_exactly_once(layout, rivals, point):
     first, second = rivals
     merge(layout, first, merge_policy=AVERAGE)
-    desk = wait_for_answers(layout, second, AVERAGE)
-    until(lambda: _is_free(desk), what="the end of the program")
+    folder = defer(layout, second, AVERAGE)
+    wait_for_the_job(folder)
     words = (*words_of(layout, second), "frame_average")
     assert killed_at(point, "tests.parallel.merge_once", *words)
     recover_graph(layout, AVERAGE)
@@ -288,17 +307,17 @@ def test_recovery_leaves_a_run_that_is_being_compared_to_the_scheduler(layout, r
     (layout.comparisons / "of a run that is gone").mkdir(parents=True)
     assert recover_graph(layout, GATE).merged == ()
     assert [path.name for path in layout.comparisons.iterdir()] == [second.run.run_id]
-    tell(desk_of(layout, second), wins=0, losses=0)
+    answer(folder_of(layout, second), wins=0, losses=0)
     assert len(recover_graph(layout, GATE).merged) == 1
 
 
 def test_an_attempt_that_is_given_up_leaves_no_questions(layout, rivals, idle):
     first, second = rivals
     merge(layout, first, merge_policy=GATE)
-    desk = wait_for_answers(layout, second, GATE)
+    folder = defer(layout, second, GATE)
     workshop = TrainingBackend(layout, BottomUpConfig(), lambda: GRAPH)
     workshop.discard(RunRequest(skill=SWORD, expert=3, attempt=1, run_id=second.run.run_id))
-    assert not desk.folder.exists()
+    assert not folder.exists()
     assert not second.run_folder.exists()
 
 

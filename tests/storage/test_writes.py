@@ -42,10 +42,6 @@ EXCUSED = {
         {"tempfile.TemporaryDirectory", "errors.open", "cwd.mkdir"},
         "tries code out in a folder of its own, outside of any graph",
     ),
-    "parallel/comparisons.py": (
-        {"os.open"},
-        "opens the lock and the log that the program which it starts inherits",
-    ),
     "ppo/trackers.py": (
         {"wandb.init"},
         "trackers write their own files; nothing decides by them",
