@@ -13,12 +13,14 @@ from pathlib import Path
 
 import tyro
 
-from flowrl.commands.skill_rows import find_row, read_responses, read_rows
+from flowrl.commands.skill_rows import find_row, read_rows
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.parallel.events import MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.requests import send_request
+from flowrl.parallel.state_file import StateFile
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.storage import records
 
 _LOOK_SECONDS = 0.1
 _EFFECTS = {
@@ -201,9 +203,9 @@ def _checked_skill(paths: GraphPaths, verb: Verb, wanted: str) -> str:
 def _await_response(paths: GraphPaths, name: str, wait_seconds: float) -> Response | None:
     until = time.monotonic() + wait_seconds
     while wait_seconds:
-        for response in read_responses(paths):
-            if response.id == name:
-                return response
+        for data in StateFile(paths.scheduler_state).load_document()["requests"]:
+            if data["id"] == name:
+                return records.from_json(Response, data)
         if time.monotonic() > until:
             return None
         time.sleep(_LOOK_SECONDS)

@@ -234,7 +234,7 @@ def _print_generations(layout: GraphPaths, *, as_json: bool) -> None:
 
 def _print_recovered(layout: GraphPaths, found: Recovered, *, as_json: bool) -> None:
     rows = [
-        {"skill": item.skill, "expert": item.expert, "status": item.status.word}
+        {"skill": item.skill, "expert": item.expert, "status": item.status.kind}
         for item in found.skills
     ]
     kept = None if found.kept is None else str(found.kept)

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flowrl import runs, storage
+from flowrl import runs
 from flowrl.errors import FileRefusedError, GraphError
-from flowrl.parallel.events import Response, StopMode
-from flowrl.parallel.state_file import read_document, response_of
+from flowrl.parallel.events import StopMode
+from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths, slug
 
 _STOP_MODES = {
@@ -64,7 +64,7 @@ def read_rows(layout: GraphPaths) -> list[SkillRow]:
             f"{layout.root} is no graph: it has no scheduler_state.json; name the folder that "
             "--graph_path named, or start python -m flowrl.bottomup_parallel"
         )
-    document = _document(layout)
+    document = StateFile(layout.scheduler_state).load_document()
     try:
         return [_row(layout, facts) for facts in document["skills"]]
     except (KeyError, TypeError, ValueError) as error:
@@ -74,22 +74,10 @@ def read_rows(layout: GraphPaths) -> list[SkillRow]:
         ) from error
 
 
-def read_responses(layout: GraphPaths) -> tuple[Response, ...]:
-    """Return the scheduler's responses to the last requests, oldest first.
-
-    Raises:
-      FileRefusedError: the state is damaged.
-    """
-    try:
-        return tuple(map(response_of, _document(layout)["requests"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
-
-
 def read_stop_mode(layout: GraphPaths) -> str:
     """Return how a user stops the scheduler, in words; "" when nobody does."""
     try:
-        return _STOP_MODES[StopMode(_document(layout)["stop_mode"])]
+        return _STOP_MODES[StopMode(StateFile(layout.scheduler_state).load_document()["stop_mode"])]
     except (KeyError, TypeError, ValueError) as error:
         raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
 
@@ -114,11 +102,6 @@ def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
 def all_ended(rows: Sequence[SkillRow]) -> bool:
     """Whether nothing will move any more by itself."""
     return all(row.status in ENDED for row in rows)
-
-
-def _document(layout: GraphPaths) -> dict[str, Any]:
-    content = storage.read_bytes(layout.scheduler_state)
-    return read_document(content, str(layout.scheduler_state))
 
 
 def _row(layout: GraphPaths, facts: Mapping[str, Any]) -> SkillRow:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from flowrl.storage.records import Natural
+
 MODULE_WORDS = 3  # of an argv `python -m MODULE …`
 
 
@@ -47,10 +49,10 @@ class Handle:
 
     run_id: str
     session: str
-    pid: int  # the runner process
+    pid: Natural  # the runner process
     start_time: str = ""  # boot id and start time of that process: a reused pid has another
     pane: str | None = None
-    server_pid: int | None = None
+    server_pid: Natural | None = None
 
 
 @dataclass(frozen=True, slots=True)

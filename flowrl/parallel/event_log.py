@@ -26,6 +26,10 @@ from flowrl.parallel.status import (
 
 logger = logging.getLogger(__name__)
 Move = tuple[Status | None, Entry]
+_FIELDS = (
+    *("attempt", "run_id", "device", "why", "blocked_by"),
+    *("frames", "success_rate", "wall_seconds"),
+)
 _MOST_LOGGED = 30  # of moves that come at once; all are in events.jsonl
 
 
@@ -59,7 +63,7 @@ def sentence(before: Status | None, entry: Entry, now: datetime) -> str:
     match entry.status:
         case Waiting() as status:
             return _waiting(before, entry, status, now)
-        case Blocked(by=by):
+        case Blocked(blocked_by=by):
             return f"is blocked by {', '.join(by)}"
         case Running() as status:
             return _running(before, entry, status) if status.handle else ""
@@ -111,8 +115,8 @@ def _line(before: Status | None, entry: Entry, text: str, now: datetime) -> dict
     return {
         "at": now.isoformat().replace("+00:00", "Z"),
         "skill": entry.skill,
-        "before": None if before is None else before.word,
-        "status": entry.status.word,
+        "before": None if before is None else before.kind,
+        "status": entry.status.kind,
         "expert": entry.expert,
         **_fields(entry.status),
         "text": text,
@@ -120,8 +124,7 @@ def _line(before: Status | None, entry: Entry, text: str, now: datetime) -> dict
 
 
 def _fields(status: Status) -> dict[str, Any]:
-    names = ("attempt", "run_id", "device", "why", "by", "frames", "success_rate", "wall_seconds")
-    return {name: getattr(status, name) for name in names if hasattr(status, name)}
+    return {name: getattr(status, name) for name in _FIELDS if hasattr(status, name)}
 
 
 def _in(due: datetime | None, now: datetime) -> str:

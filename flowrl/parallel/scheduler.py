@@ -456,7 +456,7 @@ def _call_back(callbacks: Callbacks, entry: Entry) -> bool:
         logger.error(
             "%s is %s, but its callback has failed: %s",
             entry.skill,
-            entry.status.word,
+            entry.status.kind,
             format_error(error),
             exc_info=error,
         )

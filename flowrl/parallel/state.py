@@ -29,6 +29,7 @@ from flowrl.parallel.status import (
     Status,
     Waiting,
 )
+from flowrl.storage.records import Natural
 
 MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
 _slug = lru_cache(maxsize=4096)(paths.slug)
@@ -39,7 +40,7 @@ class SchedulerState:
     """Everything the scheduler knows; a value, replaced by `step` and never changed."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)  # by skill, in order of insertion
-    next_expert: int = 0  # never given to a skill before
+    next_expert: Natural = 0  # never given to a skill before
     stop_mode: StopMode = StopMode.NONE
     responses: tuple[Response, ...] = ()  # to the last requests, oldest first
 
@@ -271,7 +272,7 @@ def _with_blockers(entry: Entry, entries: Mapping[str, Entry]) -> Entry:
         return entry
     by = tuple(dict.fromkeys(name for need in entry.needs for name in _roots(entries[need])))
     if by:
-        return replace(entry, status=Blocked(by=by))
+        return replace(entry, status=Blocked(blocked_by=by))
     return replace(entry, status=Waiting()) if isinstance(entry.status, Blocked) else entry
 
 
@@ -279,4 +280,4 @@ def _roots(entry: Entry) -> tuple[str, ...]:
     """The failed or held skills that keep dependants of this entry from starting."""
     if isinstance(entry.status, Failed | Held):
         return (entry.skill,)
-    return entry.status.by if isinstance(entry.status, Blocked) else ()
+    return entry.status.blocked_by if isinstance(entry.status, Blocked) else ()

@@ -13,41 +13,24 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError, GraphError, NameRefusedError
-from flowrl.launchers.base import Handle
-from flowrl.parallel.events import NewSkill, Response, StopMode
+from flowrl.parallel.events import NewSkill
 from flowrl.parallel.state import SchedulerState, check_new_skills
-from flowrl.parallel.status import (
-    Blocked,
-    Completed,
-    Entry,
-    Failed,
-    Held,
-    Merging,
-    Preparing,
-    Running,
-    Status,
-    StopReason,
-    Waiting,
-)
+from flowrl.parallel.status import Entry, Merging, Preparing, Running
 from flowrl.paths import session_name
+from flowrl.storage import records
 
 FORMAT = 1
 _HEAD = re.compile(rb'\{"format": [0-9]+, "crc32": "([0-9a-f]{8})",\n')
 _BETWEEN = b",\n"
-_KINDS: dict[str, type] = {
-    kind.word: kind
-    for kind in (Waiting, Blocked, Preparing, Running, Merging, Completed, Failed, Held)
-}
-_NAMES = {"by": "blocked_by"}  # field → key
-_COUNTS = ("failures", "frames_used", "refusals", "requeues")
+_ENTRY = frozenset(item.name for item in fields(Entry)) - {"status"}
+_DERIVED = frozenset({"status", "waits_for", "session"})  # keys for people, and the status's kind
 _DUMP = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -62,11 +45,20 @@ class StateFile:
         """Return the saved state, or None when there is no file.
 
         Raises:
+          FormatVersionError: another version of flowrl wrote it.
           FileRefusedError: the file cannot be read or trusted; it is left as it is.
         """
         if not self.path.exists() and not self.path.is_symlink():
             return None
         return decode(storage.read_bytes(self.path), str(self.path))
+
+    def load_document(self) -> dict[str, Any]:
+        """Return the saved state as JSON values, with `skills`, `requests` and `stop_mode`.
+
+        Raises:
+          FormatVersionError, FileRefusedError: as `load`.
+        """
+        return _document(storage.read_bytes(self.path), str(self.path))
 
     def save(self, state: SchedulerState) -> None:
         """Replace the file atomically."""
@@ -74,11 +66,11 @@ class StateFile:
 
     def encode(self, state: SchedulerState) -> bytes:
         """Return the file's content; the line of an unchanged entry is used again."""
-        first = {"next_expert": state.next_expert, "stop_mode": state.stop_mode.value}
-        start = json.dumps(first)[1:-1].encode()
-        responses = _BETWEEN.join(_DUMP(_plain(one)).encode() for one in state.responses)
+        first = _DUMP({"next_expert": state.next_expert, "stop_mode": state.stop_mode})[1:-1]
+        responses = _BETWEEN.join(_DUMP(records.to_json(one)).encode() for one in state.responses)
         lines = _BETWEEN.join(self._line(state, entry) for entry in state.entries.values())
-        rest = b'%s, "requests": [\n%s\n], "skills": [\n%s\n]}\n' % (start, responses, lines)
+        parts = (first.encode(), responses, lines)
+        rest = b'%s,"requests": [\n%s\n],"skills": [\n%s\n]}\n' % parts
         return b'{"format": %d, "crc32": "%08x",\n%s' % (FORMAT, zlib.crc32(rest), rest)
 
     def _line(self, state: SchedulerState, entry: Entry) -> bytes:
@@ -86,7 +78,7 @@ class StateFile:
         known = self._lines.get(entry.skill)
         if known is not None and known[0] is entry and known[1] == waits_for:
             return known[2]
-        line = _DUMP(_entry_fields(entry, waits_for)).encode()
+        line = _DUMP(_line_of(entry, waits_for)).encode()
         self._lines[entry.skill] = (entry, waits_for, line)
         return line
 
@@ -95,29 +87,29 @@ def decode(content: bytes, path: str) -> SchedulerState:
     """Return the state in the content of scheduler_state.json, which was found at `path`.
 
     Raises:
-      FormatVersionError: another version of flowrl wrote it.
-      FileRefusedError: it is damaged.
+      FormatVersionError, FileRefusedError: as `StateFile.load`.
     """
-    document = read_document(content, path)
+    document = _document(content, path)
     try:
-        entries = [_entry_of(data, order) for order, data in enumerate(document["skills"])]
-        next_expert = _natural(document["next_expert"])
-        stop_mode = StopMode(document["stop_mode"])
-        responses = tuple(map(response_of, document["requests"]))
-        _check(entries, next_expert)
+        lines = records.from_json(tuple[Mapping[str, Any], ...], document["skills"])
+        lines = [_entry_values(line, order) for order, line in enumerate(lines)]
+        values = {
+            "entries": {values["skill"]: values for values in lines},
+            "next_expert": document["next_expert"],
+            "stop_mode": document["stop_mode"],
+            "responses": document["requests"],
+        }
+        if len(values["entries"]) < len(lines):
+            raise ValueError("a skill has two lines")
+        state = records.from_json(SchedulerState, values)
+        _check(state.entries.values(), state.next_expert)
     except (KeyError, TypeError, ValueError, GraphError, NameRefusedError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    return SchedulerState.of(
-        entries, next_expert=next_expert, stop_mode=stop_mode, responses=responses
-    )
+    return state
 
 
-def read_document(content: bytes, path: str) -> dict[str, Any]:
-    """Return the JSON object in scheduler_state.json, once its checksum holds.
-
-    Raises:
-      FormatVersionError, FileRefusedError: as `decode`.
-    """
+def _document(content: bytes, path: str) -> dict[str, Any]:
+    """The JSON object in scheduler_state.json, once its checksum holds."""
     head = _HEAD.match(content)
     if head is not None and int(head[1], 16) != zlib.crc32(content[head.end() :]):
         raise _damaged(path, "its checksum does not hold")
@@ -136,29 +128,14 @@ def read_document(content: bytes, path: str) -> dict[str, Any]:
     return document
 
 
-def response_of(data: Mapping[str, Any]) -> Response:
-    """Return the response to a request that a line holds.
-
-    Raises:
-      KeyError, TypeError, ValueError: it holds none.
-    """
-    return Response(
-        id=_text(data["id"]),
-        verb=_text(data["verb"]),
-        skill=_or_none(_text)(data["skill"]),
-        at=_time(data["at"]),
-        outcome=_text(data["outcome"]),
-    )
-
-
-def _check(entries: list[Entry], next_expert: int) -> None:
+def _check(entries: Iterable[Entry], next_expert: int) -> None:
     """Names, needs and expert numbers fit together."""
     check_new_skills([NewSkill(skill=e.skill, needs=e.needs, expert=e.expert) for e in entries], {})
     for entry in entries:
         if entry.expert is not None and entry.expert >= next_expert:
             raise ValueError(f"expert {entry.expert} is not below next_expert {next_expert}")
         if entry.expert is None and isinstance(entry.status, Preparing | Running | Merging):
-            raise ValueError(f"{entry.skill!r} is {entry.status.word} without an expert number")
+            raise ValueError(f"{entry.skill!r} is {entry.status.kind} without an expert number")
 
 
 def _damaged(path: str, why: str) -> FileRefusedError:
@@ -172,12 +149,12 @@ def _recovery(path: str) -> str:
     return f"`flowrl recover {Path(path).parent}`"
 
 
-def _entry_fields(entry: Entry, waits_for: tuple[str, ...]) -> dict[str, Any]:
-    """The entry as JSON fields; but for the first six, those with default values are left out."""
+def _line_of(entry: Entry, waits_for: tuple[str, ...]) -> dict[str, Any]:
+    """The entry as JSON values; but for the first six, those with default values are left out."""
     status = entry.status
-    data: dict[str, Any] = {
+    line: dict[str, Any] = {
         "skill": entry.skill,
-        "status": status.word,
+        "status": status.kind,
         "expert": entry.expert,
         "attempt": None,
         "needs": entry.needs,
@@ -185,119 +162,18 @@ def _entry_fields(entry: Entry, waits_for: tuple[str, ...]) -> dict[str, Any]:
     }
     if isinstance(status, Running) and entry.expert is not None:
         session = status.handle.session if status.handle else None
-        data["session"] = session or session_name(entry.expert, entry.skill)
-    for item in fields(status):
-        key, value = _NAMES.get(item.name, item.name), getattr(status, item.name)
-        if key in data or value != item.default:
-            data[key] = _plain(value)
-    counts = {name: getattr(entry, name) for name in ("priority", *_COUNTS, "error")}
-    return data | {name: value for name, value in counts.items() if value}
+        line["session"] = session or session_name(entry.expert, entry.skill)
+    for item in (*fields(status), *fields(entry)):
+        value = getattr(status if hasattr(status, item.name) else entry, item.name)
+        if item.name not in ("status", "order") and (item.name in line or value != item.default):
+            line[item.name] = records.to_json(value)
+    return line
 
 
-def _plain(value: Any) -> Any:
-    match value:
-        case datetime():
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        case Handle():
-            return asdict(value)
-        case Response():
-            return {**asdict(value), "at": _plain(value.at)}
-        case _:
-            return value
-
-
-def _entry_of(data: Mapping[str, Any], order: int) -> Entry:
-    return Entry(
-        skill=_text(data["skill"]),
-        needs=_texts(data["needs"]),
-        order=order,
-        status=_status(data),
-        expert=_or_none(_natural)(data["expert"]),
-        priority=_whole(data.get("priority", 0)),
-        error=_text(data.get("error", "")),
-        **{name: _natural(data.get(name, 0)) for name in _COUNTS},
-    )
-
-
-def _status(data: Mapping[str, Any]) -> Status:
-    kind = _KINDS[data["status"]]
-    keys = {item.name: _NAMES.get(item.name, item.name) for item in fields(kind)}
-    return kind(**{name: _READ[name](data[key]) for name, key in keys.items() if key in data})
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is not a list")
-    return tuple(map(_text, value))
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a whole number")
-    return value
-
-
-def _natural(value: Any) -> int:
-    if _whole(value) < 0:
-        raise ValueError(f"{value!r} is negative")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a number")
-    return float(value)
-
-
-def _time(value: Any) -> datetime:
-    time = datetime.fromisoformat(_text(value))
-    if time.tzinfo is None:
-        raise ValueError(f"{value!r} does not say its time zone")
-    return time.astimezone(UTC)
-
-
-def _handle(value: Any) -> Handle:
-    return Handle(
-        run_id=_text(value["run_id"]),
-        session=_text(value["session"]),
-        pid=_natural(value["pid"]),
-        start_time=_text(value["start_time"]),
-        pane=_or_none(_text)(value["pane"]),
-        server_pid=_or_none(_natural)(value["server_pid"]),
-    )
-
-
-def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else read(value)
-
-
-_READ: dict[str, Callable[[Any], Any]] = {
-    "alone": _flag,
-    "stop_reason": StopReason,
-    "at": _time,
-    "attempt": _natural,
-    "by": _texts,
-    "device": _or_none(_text),
-    "frames": _natural,
-    "handle": _or_none(_handle),
-    "log": _texts,
-    "not_before": _or_none(_time),
-    "resumed": _flag,
-    "run_id": _or_none(_text),
-    "since": _time,
-    "success_rate": _number,
-    "wall_seconds": _number,
-    "why": _text,
-}
+def _entry_values(line: Mapping[str, Any], order: int) -> dict[str, Any]:
+    """The JSON values of an `Entry` that a line holds."""
+    status = {name: line[name] for name in line.keys() - _ENTRY - _DERIVED}
+    if line["attempt"] is None:
+        status.pop("attempt")
+    values = {name: line[name] for name in line.keys() & _ENTRY}
+    return values | {"order": order, "status": {"kind": line["status"], **status}}

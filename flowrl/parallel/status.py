@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from flowrl.launchers.base import Handle
+from flowrl.storage.records import Natural
 
 
 class StopReason(StrEnum):
@@ -33,8 +34,8 @@ class Waiting:
     With a `run_id` that run goes on in its own folder; without one a new run is made.
     """
 
-    word: ClassVar[str] = "waiting"
-    attempt: int = 1
+    kind: ClassVar[str] = "waiting"
+    attempt: Natural = 1
     not_before: datetime | None = None
     why: str = ""  # the last attempt ended or did not start, for people
     run_id: str | None = None
@@ -43,18 +44,18 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """A skill it needs, directly or not, has failed or is held; `by` names those."""
+    """A skill it needs, directly or not, has failed or is held."""
 
-    word: ClassVar[str] = "blocked"
-    by: tuple[str, ...]
+    kind: ClassVar[str] = "blocked"
+    blocked_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
     """It has a slot, and its run folder is being made (with a `run_id`: reopened)."""
 
-    word: ClassVar[str] = "preparing"
-    attempt: int
+    kind: ClassVar[str] = "preparing"
+    attempt: Natural
     device: str | None
     since: datetime
     run_id: str | None = None
@@ -65,9 +66,9 @@ class Preparing:
 class Running:
     """Its run is launched; without a handle it is about to be: the intent is saved first."""
 
-    word: ClassVar[str] = "running"
+    kind: ClassVar[str] = "running"
     run_id: str
-    attempt: int
+    attempt: Natural
     handle: Handle | None
     device: str | None
     since: datetime
@@ -83,10 +84,10 @@ class Merging:
     With `not_before` the merge is deferred, and `why` says why.
     """
 
-    word: ClassVar[str] = "merging"
+    kind: ClassVar[str] = "merging"
     run_id: str
-    attempt: int
-    frames: int
+    attempt: Natural
+    frames: Natural
     success_rate: float
     wall_seconds: float
     since: datetime
@@ -98,10 +99,10 @@ class Merging:
 class Completed:
     """Its expert is in the global checkpoint."""
 
-    word: ClassVar[str] = "completed"
+    kind: ClassVar[str] = "completed"
     run_id: str
-    attempt: int
-    frames: int
+    attempt: Natural
+    frames: Natural
     success_rate: float
     wall_seconds: float
     at: datetime
@@ -111,9 +112,9 @@ class Completed:
 class Failed:
     """It starts no more until a user asks for a retry."""
 
-    word: ClassVar[str] = "failed"
+    kind: ClassVar[str] = "failed"
     why: str
-    attempt: int  # the last one
+    attempt: Natural  # the last one
     at: datetime
     log: tuple[str, ...] = ()  # the last lines of its log
 
@@ -122,9 +123,9 @@ class Failed:
 class Held:
     """A user ended or paused it; a retry goes on with `run_id`."""
 
-    word: ClassVar[str] = "held"
+    kind: ClassVar[str] = "held"
     why: str
-    attempt: int
+    attempt: Natural
     at: datetime
     run_id: str | None = None
 
@@ -141,12 +142,12 @@ class Entry:
 
     skill: str
     needs: tuple[str, ...]
-    order: int  # of insertion
+    order: Natural  # of insertion
     status: Status = FRESH
     priority: int = 0  # higher starts sooner
-    expert: int | None = None  # global index, given when training starts and kept for ever
-    failures: int = 0  # attempts that counted, since the last retry a user asked for
-    frames_used: int = 0  # by those attempts
-    refusals: int = 0  # launches refused or deferred in a row
-    requeues: int = 0  # uncharged ends in a row
+    expert: Natural | None = None  # global index, given when training starts and kept for ever
+    failures: Natural = 0  # attempts that counted, since the last retry a user asked for
+    frames_used: Natural = 0  # by those attempts
+    refusals: Natural = 0  # launches refused or deferred in a row
+    requeues: Natural = 0  # uncharged ends in a row
     error: str = ""  # digest of the error with which the last attempt ended

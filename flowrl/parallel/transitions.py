@@ -274,7 +274,7 @@ class Transition:
         if skill not in self.builder.entries:
             return "there is no such skill"
         entry = self.builder.entries[skill]
-        if refusal := why_not(verb, entry.status.word):
+        if refusal := why_not(verb, entry.status.kind):
             return refusal
         if verb is Verb.RESUME and not _is_paused(entry):
             return "it is running, and nobody asked it to pause"
@@ -292,7 +292,7 @@ class Transition:
             self.builder.stop_mode = StopMode.NONE
         for skill in tuple(self.builder.entries):
             entry = self.builder.entries[skill]  # an earlier one may have unblocked it
-            if why_not(verb, entry.status.word):
+            if why_not(verb, entry.status.kind):
                 continue
             if verb is Verb.PAUSE or _is_paused(entry, PAUSED):
                 VERBS[verb](self, entry)

@@ -15,7 +15,7 @@ against accidents, not against people: whoever edits a file can seal it again.
     order = records.read(path, Order, remedy="run it again")
 
 Types are exact (`1` is not a bool, `"1"` not a number, but `1` is a float), unknown keys and
-missing ones are refused. Field types: bool, int, float, str, None, Path, Literal, Enum,
+missing ones are refused. Field types: bool, int, float, str, None, Path, datetime, Literal, Enum,
 `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`, Any, dataclasses, `X | None`, and unions of
 dataclasses with a `kind: ClassVar[str]`, which is written as the key `kind`. What several fields
 must satisfy together is raised by `__post_init__` as ValueError. One error, FileRefusedError, names
@@ -31,6 +31,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -143,6 +144,8 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return str(value) if isinstance(value, Path) else value
 
 
@@ -282,6 +285,13 @@ def _nothing(value: Any) -> None:
         raise _not(value, "null")
 
 
+def _time(value: Any) -> datetime:
+    found = datetime.fromisoformat(text(value))
+    if found.tzinfo is None:
+        raise _not(value, "a time with its time zone")
+    return found.astimezone(UTC)
+
+
 def _refuse(value: Any, allowed: Any) -> Any:
     raise _not(value, "one of " + ", ".join(map(str, allowed)))
 
@@ -293,6 +303,7 @@ _PLAIN: dict[Any, Reader] = {
     float: finite,
     str: text,
     Path: lambda value: Path(text(value)),
+    datetime: _time,
     NoneType: _nothing,
 }
 

@@ -25,7 +25,7 @@ def fsck(capsys, layout: GraphPaths, *flags: str) -> tuple[int, str]:
 def statuses(layout: GraphPaths) -> dict[str, str]:
     state = StateFile(layout.scheduler_state).load()
     assert state is not None
-    return {entry.skill: entry.status.word for entry in state.entries.values()}
+    return {entry.skill: entry.status.kind for entry in state.entries.values()}
 
 
 def flip(path: Path, bit: int = 0) -> None:

@@ -18,7 +18,7 @@ from tests.commands.making import DONE, FAILED, HELD, NOW, WAITING, running, sav
 from tests.skills.making import skill_text
 
 
-@pytest.mark.parametrize("status", [FAILED, HELD], ids=lambda status: status.word)
+@pytest.mark.parametrize("status", [FAILED, HELD], ids=lambda status: status.kind)
 @pytest.mark.parametrize("word", ["A B", "a_b", "0"])
 def test_a_retry_is_left_for_the_scheduler(tmp_path, capsys, status, word):
     layout = save(tmp_path, ("A B", status))
@@ -29,11 +29,11 @@ def test_a_retry_is_left_for_the_scheduler(tmp_path, capsys, status, word):
     assert f"python -m flowrl.bottomup_parallel --graph_path {tmp_path}" in said
 
 
-@pytest.mark.parametrize("status", [DONE, WAITING, running()], ids=lambda status: status.word)
+@pytest.mark.parametrize("status", [DONE, WAITING, running()], ids=lambda status: status.kind)
 def test_only_what_failed_or_is_held_can_be_retried(tmp_path, capsys, status):
     layout = save(tmp_path, ("A", status))
     assert cli.main(["retry", "A", "--graph-path", str(tmp_path)]) == 1
-    assert f"A is {status.word}; only failed and held skills" in capsys.readouterr().err
+    assert f"A is {status.kind}; only failed and held skills" in capsys.readouterr().err
     assert not layout.requests.exists()
 
 

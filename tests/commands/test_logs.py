@@ -53,11 +53,11 @@ def test_of_failed_attempts_the_newest_is_printed(tmp_path, capsys):
     assert capsys.readouterr().out == "skill_0_A.attempt1.1\n"
 
 
-@pytest.mark.parametrize("status", [WAITING, FAILED, DONE], ids=lambda status: status.word)
+@pytest.mark.parametrize("status", [WAITING, FAILED, DONE], ids=lambda status: status.kind)
 def test_a_skill_without_a_log_says_what_it_is(tmp_path, capsys, status):
     save(tmp_path, ("A", status))
     assert logged(tmp_path) == 1
-    assert f"A has no training log: it is {status.word}" in capsys.readouterr().err
+    assert f"A has no training log: it is {status.kind}" in capsys.readouterr().err
 
 
 def test_an_unknown_skill_is_refused_with_the_names_there_are(tmp_path, capsys):

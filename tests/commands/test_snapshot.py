@@ -74,7 +74,7 @@ def test_a_blocked_skill_says_who_blocks_it_rather_than_all_it_waits_for(tmp_pat
         tmp_path,
         ("A", FAILED),
         ("B", WAITING),
-        ("C", Blocked(by=("A",)), ("A", "B")),
+        ("C", Blocked(blocked_by=("A",)), ("A", "B")),
         ("D", WAITING, ("B",)),
     )
     rows = read_rows(layout)
@@ -125,7 +125,7 @@ def test_an_empty_graph_says_that_it_has_none_yet(tmp_path):
         find_row(rows, "A", tmp_path)
 
 
-@pytest.mark.parametrize("status", [DONE, FAILED, HELD], ids=lambda status: status.word)
+@pytest.mark.parametrize("status", [DONE, FAILED, HELD], ids=lambda status: status.kind)
 def test_all_have_ended_when_none_will_move_by_itself(tmp_path, status):
     rows = read_rows(save(tmp_path, ("A", status)))
     assert all_ended(rows)

@@ -34,7 +34,7 @@ def main(root: Path) -> int:
         for _ in range(3):
             scheduler.tick()
             status = scheduler.state.entries["a"].status
-            print(json.dumps([status.word, getattr(status, "why", "")]))
+            print(json.dumps([status.kind, getattr(status, "why", "")]))
     return 0
 
 

@@ -219,7 +219,7 @@ class FakeLauncher:
 
 
 def words(scheduler):
-    return {name: entry.status.word for name, entry in scheduler.state.entries.items()}
+    return {name: entry.status.kind for name, entry in scheduler.state.entries.items()}
 
 
 def status(scheduler, skill):

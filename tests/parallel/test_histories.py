@@ -322,7 +322,7 @@ def judge(game: Play) -> None:
         if isinstance(entry.status, Completed):
             assert all(need in completed for need in entry.needs)
         elif not isinstance(entry.status, Failed | Held):
-            by = entry.status.by
+            by = entry.status.blocked_by
             assert by
             assert all(isinstance(entries[name].status, Failed | Held) for name in by)
     assert next_due(game.state, after=NOW) is None
@@ -358,7 +358,7 @@ def test_the_histories_meet_every_kind_of_end():
     seen: Counter = Counter()
     for seed in range(150):
         game = play(seed)
-        seen.update(e.status.word for e in game.state.entries.values())
+        seen.update(e.status.kind for e in game.state.entries.values())
         seen.update(type(r).__name__ for r in game.disk.runs.values())
         seen["retried"] += any(e.failures for e in game.state.entries.values())
         seen["same error"] += any(

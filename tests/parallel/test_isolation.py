@@ -71,7 +71,7 @@ def test_a_run_whose_files_cannot_be_understood_is_the_fate_of_its_skill(
         clock.pass_seconds(3600)
         if world.folders.get("A") and world.of("A") in world.living():
             world.end("A")
-    assert status(scheduler, "A").word == "failed"
+    assert status(scheduler, "A").kind == "failed"
     assert "bad data" in status(scheduler, "A").why
     world.refusals.clear()
     world.end("B")

@@ -38,7 +38,7 @@ def test_a_run_out_of_memory_is_tried_again_alone_on_a_device(start, world, cloc
     clock.pass_seconds(60)
     world.end("b")
     scheduler.tick()
-    assert status(scheduler, "a").word == "waiting"  # c still shares the device
+    assert status(scheduler, "a").kind == "waiting"  # c still shares the device
     world.end("c")
     scheduler.tick()
     assert world.of("a").task.alone

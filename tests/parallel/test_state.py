@@ -63,7 +63,7 @@ EVERY_STATUS = (
     Completed(run_id="e6.a1.1", attempt=1, frames=8, success_rate=1.0, wall_seconds=2.5, at=NOW),
     Failed(why="exit 1 – „ü“", attempt=3, at=NOW),
     Held(why="session killed", attempt=1, at=NOW, run_id="e8.a1.1"),
-    Blocked(by=("skill 7",)),
+    Blocked(blocked_by=("skill 7",)),
 )  # fmt: skip
 
 
@@ -282,13 +282,13 @@ def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
     state, _ = step(SchedulerState(), [events.SkillsAdded(tuple(skills))], NOW, ScheduleConfig())
     refused = [events.PrepareRefused(n, "no") for n in "AB"]
     state, _ = step(state, refused, NOW, ScheduleConfig())
-    assert state.entries["D"].status == Blocked(by=("A", "B"))
+    assert state.entries["D"].status == Blocked(blocked_by=("A", "B"))
     state, _ = step(state, [events.Retry("A")], NOW, ScheduleConfig())
-    assert state.entries["D"].status == Blocked(by=("B",))
+    assert state.entries["D"].status == Blocked(blocked_by=("B",))
     state, _ = step(state, [events.Retry("B")], NOW, ScheduleConfig())
     assert state.entries["D"].status == Waiting()
     state, _ = step(state, [events.Hold("C")], NOW, ScheduleConfig())
-    assert state.entries["D"].status == Blocked(by=("C",))
+    assert state.entries["D"].status == Blocked(blocked_by=("C",))
 
 
 def test_nothing_is_due_but_what_lies_ahead():
