@@ -94,7 +94,7 @@ def test_fault_07_a_failed_need_blocks_its_dependants_and_the_run_ends(start, wo
     world.end("A", exited(ExitCause.EXIT, code=1))
     state = scheduler.run()
     assert words(scheduler) == {"A": "failed", "B": "blocked", "C": "blocked"}
-    assert status(scheduler, "C").by == ("A",)
+    assert status(scheduler, "C").blocked_by == ("A",)
     assert not state.complete
 
 
