@@ -73,41 +73,34 @@ def session_name(expert: int, skill: str) -> str:
     return f"flowrl_e{expert}_{slug(skill)}"
 
 
+class _Below:
+    """A path of a paths object: `name` below the path that the attribute `base` holds."""
+
+    def __init__(self, base: str, name: str) -> None:
+        self._base, self._name = base, name
+
+    def __get__(self, paths: object, kind: type) -> Path:
+        return getattr(paths, self._base) / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class JobPaths:
     """The files in a job's folder by which its runner is told what to run, and reports."""
 
     folder: Path
 
-    @property
-    def spec_json(self) -> Path:
-        """What the runner starts: argv, folder, CPUs, sandbox."""
-        return self.folder / "spec.json"
-
-    @property
-    def environment_json(self) -> Path:
-        """The job's environment, 0600; the runner removes it as soon as it has read it."""
-        return self.folder / "environment.json"
-
-    @property
-    def secrets_json(self) -> Path:
-        """What must not reach the log, 0600; the log's writer removes it once it has read it."""
-        return self.folder / "secrets.json"
-
-    @property
-    def start_json(self) -> Path:
-        """Pid, start time and boot id of the runner and of its job."""
-        return self.folder / "start.json"
-
-    @property
-    def exit_json(self) -> Path:
-        """How the job ended, as the runner saw it."""
-        return self.folder / "exit.json"
-
-    @property
-    def lock(self) -> Path:
-        """Held while any process of this job lives."""
-        return self.folder / "run.lock"
+    spec_json = _Below("folder", "spec.json")
+    """What the runner starts: argv, folder, CPUs, sandbox."""
+    environment_json = _Below("folder", "environment.json")
+    """The job's environment, 0600; the runner removes it as soon as it has read it."""
+    secrets_json = _Below("folder", "secrets.json")
+    """What must not reach the log, 0600; the log's writer removes it once it has read it."""
+    start_json = _Below("folder", "start.json")
+    """Pid, start time and boot id of the runner and of its job."""
+    exit_json = _Below("folder", "exit.json")
+    """How the job ended, as the runner saw it."""
+    lock = _Below("folder", "run.lock")
+    """Held while any process of this job lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,50 +127,26 @@ class RunPaths(JobPaths):
         """An expert at the end of the run."""
         return self.policies / "final" / f"expert_{local}"
 
-    @property
-    def finals(self) -> Path:
-        """The folder of all final experts, renamed into place when complete."""
-        return self.policies / "final"
-
-    @property
-    def resume(self) -> Path:
-        """Parameters, optimizer state and counters of a stopped trainer."""
-        return self.policies / "resume"
-
-    @property
-    def run_json(self) -> Path:
-        """The run's plan, experts and configuration; written before launch."""
-        return self.folder / "run.json"
-
-    @property
-    def result_json(self) -> Path:
-        """The run's result; written last, only by a run that reached its end."""
-        return self.folder / "result.json"
-
-    @property
-    def training_log(self) -> Path:
-        """The trainer's output."""
-        return self.folder / "training.log"
-
-    @property
-    def older_training_log(self) -> Path:
-        """The older half of the output, when the log has reached half of its cap."""
-        return self.folder / "training.log.1"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per logged update."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard's event files."""
-        return self.folder / "tensorboard"
-
-    @property
-    def wandb(self) -> Path:
-        """The files of Weights & Biases."""
-        return self.folder / "wandb"
+    finals = _Below("policies", "final")
+    """The folder of all final experts, renamed into place when complete."""
+    resume = _Below("policies", "resume")
+    """Parameters, optimizer state and counters of a stopped trainer."""
+    run_json = _Below("folder", "run.json")
+    """The run's plan, experts and configuration; written before launch."""
+    result_json = _Below("folder", "result.json")
+    """The run's result; written last, only by a run that reached its end."""
+    training_log = _Below("folder", "training.log")
+    """The trainer's output."""
+    older_training_log = _Below("folder", "training.log.1")
+    """The older half of the output, when the log has reached half of its cap."""
+    metrics = _Below("folder", "metrics.jsonl")
+    """One JSON line per logged update."""
+    progress = _Below("folder", "progress.json")
+    """The newest metrics, for `flowrl status` and for telling that a run hangs."""
+    tensorboard = _Below("folder", "tensorboard")
+    """TensorBoard's event files."""
+    wandb = _Below("folder", "wandb")
+    """The files of Weights & Biases."""
 
     @property
     def records(self) -> tuple[Path, ...]:
@@ -196,11 +165,6 @@ class RunPaths(JobPaths):
         """The folders of other programs that are archived as far as they can be read."""
         return (self.tensorboard, self.wandb)
 
-    @property
-    def progress(self) -> Path:
-        """The newest metrics, for `flowrl status` and for telling that a run hangs."""
-        return self.folder / "progress.json"
-
 
 @dataclass(frozen=True, slots=True)
 class GraphPaths:
@@ -208,103 +172,52 @@ class GraphPaths:
 
     root: Path
 
-    @property
-    def scheduler_state(self) -> Path:
-        """The scheduler's state, also for people and jq."""
-        return self.root / "scheduler_state.json"
-
-    @property
-    def daemon_lock(self) -> Path:
-        """Held by the folder's only scheduler; contains its process id."""
-        return self.root / "daemon.lock"
-
-    @property
-    def events(self) -> Path:
-        """The append-only event log, for people; nothing is decided by it."""
-        return self.root / "events.jsonl"
-
-    @property
-    def requests(self) -> Path:
-        """Requests of other programs to the scheduler, one file each."""
-        return self.root / "requests"
-
-    @property
-    def notices(self) -> Path:
-        """Messages that `flowrl status` shows besides the skills."""
-        return self.root / "notices"
+    scheduler_state = _Below("root", "scheduler_state.json")
+    """The scheduler's state, also for people and jq."""
+    daemon_lock = _Below("root", "daemon.lock")
+    """Held by the folder's only scheduler; contains its process id."""
+    events = _Below("root", "events.jsonl")
+    """The append-only event log, for people; nothing is decided by it."""
+    requests = _Below("root", "requests")
+    """Requests of other programs to the scheduler, one file each."""
+    notices = _Below("root", "notices")
+    """Messages that `flowrl status` shows besides the skills."""
 
     def notice(self, key: str) -> Path:
         """One notice; its key is the file's stem."""
         return self.notices / f"{key}.json"
 
-    @property
-    def config_json(self) -> Path:
-        """The resolved configuration of the last start."""
-        return self.root / "config.json"
-
-    @property
-    def skill_files(self) -> Path:
-        """The source of each skill as it was when its training began."""
-        return self.root / "skill_files"
+    config_json = _Below("root", "config.json")
+    """The resolved configuration of the last start."""
+    skill_files = _Below("root", "skill_files")
+    """The source of each skill as it was when its training began."""
 
     def skill_file(self, skill: str) -> Path:
         """The source of one skill."""
         return self.skill_files / f"{slug(skill)}.json"
 
-    @property
-    def approvals(self) -> Path:
-        """The approvals of skill code, one file per digest."""
-        return self.root / "approvals"
-
-    @property
-    def comparisons(self) -> Path:
-        """Comparisons of experts that a merge has ordered, by run id; removed after the merge."""
-        return self.root / "comparisons"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the manifest, its history and its lock."""
-        return self.root / "checkpoints"
-
-    @property
-    def manifest(self) -> Path:
-        """The global checkpoint: which version of each expert counts, and the merged run ids."""
-        return self.checkpoints / "global_latest.json"
-
-    @property
-    def manifest_pickle(self) -> Path:
-        """The manifest's content under the documented name; flowrl never reads it."""
-        return self.checkpoints / "global_latest.pkl"
-
-    @property
-    def history(self) -> Path:
-        """The last manifests, one file per generation."""
-        return self.checkpoints / "history"
-
-    @property
-    def global_lock(self) -> Path:
-        """Held for the length of a merge; never deleted."""
-        return self.checkpoints / "global.lock"
-
-    @property
-    def quarantine(self) -> Path:
-        """Damaged files, kept for people to read; never used again."""
-        return self.root / "quarantine"
-
-    @property
-    def skills(self) -> Path:
-        """Permanent: one folder per trained skill."""
-        return self.root / "skills"
-
-    @property
-    def training_runs(self) -> Path:
-        """Temporary: one folder per live run."""
-        return self.root / "training_runs"
-
-    @property
-    def failed_runs(self) -> Path:
-        """Failed attempts, kept for people to read."""
-        return self.training_runs / "failed"
+    approvals = _Below("root", "approvals")
+    """The approvals of skill code, one file per digest."""
+    comparisons = _Below("root", "comparisons")
+    """Comparisons of experts that a merge has ordered, by run id; removed after the merge."""
+    checkpoints = _Below("root", "checkpoints")
+    """The folder of the manifest, its history and its lock."""
+    manifest = _Below("checkpoints", "global_latest.json")
+    """The global checkpoint: which version of each expert counts, and the merged run ids."""
+    manifest_pickle = _Below("checkpoints", "global_latest.pkl")
+    """The manifest's content under the documented name; flowrl never reads it."""
+    history = _Below("checkpoints", "history")
+    """The last manifests, one file per generation."""
+    global_lock = _Below("checkpoints", "global.lock")
+    """Held for the length of a merge; never deleted."""
+    quarantine = _Below("root", "quarantine")
+    """Damaged files, kept for people to read; never used again."""
+    skills = _Below("root", "skills")
+    """Permanent: one folder per trained skill."""
+    training_runs = _Below("root", "training_runs")
+    """Temporary: one folder per live run."""
+    failed_runs = _Below("training_runs", "failed")
+    """Failed attempts, kept for people to read."""
 
     def skill_folder(self, expert: int, skill: str) -> Path:
         """The folder of a trained skill's expert and records."""
