@@ -31,8 +31,8 @@ import psutil
 from benchmarking import Row, arguments, paired, report, seconds_of
 
 from flowrl.config import PPOConfig
-from flowrl.experts.array_check import FLOAT, ArrayReport
-from flowrl.experts.merge import Candidate, FrameRule
+from flowrl.experts.array_check import ArrayReport
+from flowrl.experts.merge import Candidate, frame_count
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import archive_run, merge_run
@@ -95,7 +95,7 @@ class Bench:
             self._ready.layout,
             self._ready.run.skill,
             accounting="acted",
-            rule=FrameRule(),
+            rule=frame_count,
         )
         self.written["merge"].append(_written_bytes() - before)
 
@@ -141,12 +141,6 @@ class Bench:
         candidates = []
         for expert in range(NEW):
             folder, told = self._made.pop()
-            arrays = ArrayReport(
-                shapes=self._size.shapes,
-                dtypes=dict.fromkeys(self._size.shapes, FLOAT),
-                content=told["content"],
-                not_finite=(),
-            )
             candidates.append(
                 Candidate(
                     expert=expert,
@@ -155,11 +149,12 @@ class Bench:
                     acted=1,
                     total=1,
                     sha256=told["sha256"],
-                    arrays=arrays,
+                    shapes=self._size.shapes,
+                    arrays=ArrayReport(content=told["content"]),
                     folder=folder,
                 )
             )
-        ExpertStore(self._layout).commit("first", candidates, rule=FrameRule())
+        ExpertStore(self._layout).commit("first", candidates, rule=frame_count)
         self._made.pop()
 
     def _finished(self) -> PreparedRun:

@@ -23,7 +23,6 @@ from typing import Any
 from flowrl.errors import BusyError, ExpertCorruptError
 from flowrl.runs import Shapes
 
-FLOAT = "<f4"  # the dtype of every leaf of an expert, as NumPy writes it
 READER = Path(__file__).with_name("array_reader.py")
 _SECONDS = 120.0
 _MEMORY_BYTES = 8 * 2**30  # of address space: the libraries alone take more than a gigabyte
@@ -32,12 +31,10 @@ _ENDED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayReport:
-    """The arrays of one folder; `content` and `not_finite` only if all have the expected form."""
+    """The arrays of one folder, as they were read."""
 
-    shapes: Shapes
-    dtypes: Mapping[str, str]
-    content: str  # as `checkpoint.array_digest` computes it; "" if the form is another
-    not_finite: tuple[str, ...]  # leaves that hold NaN or an infinity
+    content: str = ""  # as `checkpoint.array_digest` computes it; "" if no array was loaded
+    differences: tuple[tuple[str, str, str], ...] = ()  # leaf, what is expected, what was found
     unreadable: str = ""  # the reason, if the folder could not be read
 
 
@@ -123,11 +120,9 @@ def _popen() -> subprocess.Popen[bytes]:
     )
 
 
-def _report(facts: Mapping[str, Any]) -> ArrayReport:
+def _report(data: Mapping[str, Any]) -> ArrayReport:
     return ArrayReport(
-        shapes={leaf: tuple(shape) for leaf, shape in facts["shapes"].items()},
-        dtypes=facts["dtypes"],
-        content=facts["content"],
-        not_finite=tuple(facts["not_finite"]),
-        unreadable=facts["unreadable"],
+        content=data["content"],
+        differences=tuple((leaf, wanted, found) for leaf, wanted, found in data["differences"]),
+        unreadable=data["unreadable"],
     )

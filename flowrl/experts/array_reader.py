@@ -13,7 +13,7 @@ import math
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +47,38 @@ def main() -> int:
 
 
 def report(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The forms of all leaves in `folder`; their digest too if they are the expected ones."""
-    found: dict[str, Any] = {"shapes": {}, "dtypes": {}, "content": "", "not_finite": []}
+    """The digest of the arrays in `folder`, and how they differ from what is expected.
+
+    Without the expected leaves of float32 in their shapes, no array is loaded.
+    """
+    content = ""
     try:
         context = tensorstore.Context(_CACHED)
         store = _store(folder, context)
         forms = _forms(folder, store)
-        found["shapes"] = {leaf: form["shape"] for leaf, form in forms.items()}
-        found["dtypes"] = {leaf: form["dtype"] for leaf, form in forms.items()}
-        shapes = {leaf: tuple(shape) for leaf, shape in found["shapes"].items()}
-        if shapes == expected and set(found["dtypes"].values()) <= {_FLOAT}:
-            found["content"], found["not_finite"] = _digest(store, forms, context)
+        differences = list(_form_differences(forms, expected))
+        if not differences:
+            content, not_finite = _digest(store, forms, context)
+            differences = [(leaf, "finite", "NaN or infinite") for leaf in not_finite]
     except _UNREADABLE as error:
-        reason = str(error).partition("\n")[0][:200]
-        return {**found, "unreadable": f"{type(error).__name__}: {reason}"}
-    return {**found, "unreadable": ""}
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        return {"content": "", "differences": [], "unreadable": reason}
+    return {"content": content, "differences": differences, "unreadable": ""}
+
+
+def _form_differences(
+    forms: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, str, str]]:
+    """Each difference as the leaf, what is expected of it, and what was found."""
+    for leaf in sorted({*expected, *forms}):
+        if leaf not in forms:
+            yield leaf, str(expected[leaf]), "absent"
+        elif leaf not in expected:
+            yield leaf, "absent", str(tuple(forms[leaf]["shape"]))
+        elif tuple(forms[leaf]["shape"]) != expected[leaf]:
+            yield leaf, str(expected[leaf]), str(tuple(forms[leaf]["shape"]))
+        elif forms[leaf]["dtype"] != _FLOAT:
+            yield f"{leaf} of dtype", _FLOAT, str(forms[leaf]["dtype"])
 
 
 def _store(folder: Path, context: Any) -> Any:

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from flowrl.config import FrameAccounting, MergePolicyName
 from flowrl.errors import ResultRefusedError
-from flowrl.experts.array_check import FLOAT, ArrayReport
-from flowrl.runs import ExpertVersion
+from flowrl.experts.array_check import ArrayReport
+from flowrl.runs import ExpertVersion, Shapes
 from flowrl.storage.records import Natural
 
 _Z95 = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
@@ -46,6 +46,7 @@ class Candidate:
     acted: int  # environment steps of the run in which this expert acted
     total: int  # environment steps of the whole run
     sha256: str  # of its files
+    shapes: Shapes
     arrays: ArrayReport
     folder: Path  # of its files
     accounting: FrameAccounting = "acted"
@@ -190,100 +191,86 @@ def decide(
     return decision
 
 
-class FrameRule:
-    """`frame_count`: the version with most frames counts; on a tie the current one stays."""
-
-    def __call__(
-        self,
-        ancestor: ExpertVersion | None,
-        current: ExpertVersion,
-        candidate: Candidate,
-        evidence: Evidence | None = None,
-        /,
-    ) -> MergeDecision:
-        """Use the candidate if it has more frames than the version that counts now."""
-        frames = candidate.frames
-        if frames > current.frames:
-            return UseCandidate(frames=frames, why=f"{frames} frames over {current.frames}")
-        return KeepCurrent(why=f"{current.frames} frames, the run's has {frames}")
+def frame_count(
+    ancestor: ExpertVersion | None,
+    current: ExpertVersion,
+    candidate: Candidate,
+    evidence: Evidence | None = None,
+    /,
+) -> MergeDecision:
+    """Use the candidate if it has more frames than the version that counts now."""
+    frames = candidate.frames
+    if frames > current.frames:
+        return UseCandidate(frames=frames, why=f"{frames} frames over {current.frames}")
+    return KeepCurrent(why=f"{current.frames} frames, the run's has {frames}")
 
 
-class FrameAverage:
-    """`frame_average`: the mean of both copies, weighted by frames since their common ancestor.
+def frame_average(
+    ancestor: ExpertVersion | None,
+    current: ExpertVersion,
+    candidate: Candidate,
+    evidence: Evidence | None,
+    /,
+) -> MergeDecision | Question:
+    """Use the mean of both copies, weighted by the frames since their common ancestor.
 
     Only copies with a common ancestor are averaged: parameters of different origins do not fit one
     another. The weights are shares of frames, so nothing is extrapolated, and the mean of many
     copies does not depend on their order.
     """
-
-    def __call__(
-        self,
-        ancestor: ExpertVersion | None,
-        current: ExpertVersion,
-        candidate: Candidate,
-        evidence: Evidence | None,
-        /,
-    ) -> MergeDecision | Question:
-        """Use the blend, once it is made."""
-        if ancestor is None or not descends(current, ancestor):
-            why = "not averaged: the copies have no common ancestor"
-            return _by_frames(current, candidate, why)
-        question = Question(
-            kind="blend",
-            expert=candidate.expert,
-            current=current.content,
-            candidate=candidate.content,
-            gains=(current.frames - ancestor.frames, candidate.gained),
-        )
-        match evidence:
-            case Blended() if evidence.question == question:
-                share = candidate.gained / sum(question.gains)
-                return UseCandidate(
-                    frames=current.frames + candidate.gained,
-                    why=f"averaged, {share:.0%} of it the run's",
-                    blend=evidence,
-                )
-            case Unanswered(why=why) if evidence.question == question:
-                return _by_frames(current, candidate, f"not averaged: {why}")
-            case _:
-                return question
+    if ancestor is None or not descends(current, ancestor):
+        return _by_frames(current, candidate, "not averaged: the copies have no common ancestor")
+    question = Question(
+        kind="blend",
+        expert=candidate.expert,
+        current=current.content,
+        candidate=candidate.content,
+        gains=(current.frames - ancestor.frames, candidate.gained),
+    )
+    if evidence is None or evidence.question != question:
+        return question
+    if isinstance(evidence, Blended):
+        share = candidate.gained / sum(question.gains)
+        why = f"averaged, {share:.0%} of it the run's"
+        return UseCandidate(frames=current.frames + candidate.gained, why=why, blend=evidence)
+    why = evidence.why if isinstance(evidence, Unanswered) else "it was compared"
+    return _by_frames(current, candidate, f"not averaged: {why}")
 
 
-class EvalGate:
-    """`eval_gate`: the candidate counts if it succeeds significantly more often.
+def eval_gate(
+    ancestor: ExpertVersion | None,
+    current: ExpertVersion,
+    candidate: Candidate,
+    evidence: Evidence | None,
+    /,
+) -> MergeDecision | Question:
+    """Use the candidate if it succeeds significantly more often in the same new worlds.
 
     Worlds in which both copies succeed or both fail say nothing; of the others the candidate must
     have won more than half, by the lower end of a 95 % Wilson interval.
     """
-
-    def __call__(
-        self,
-        ancestor: ExpertVersion | None,
-        current: ExpertVersion,
-        candidate: Candidate,
-        evidence: Evidence | None,
-        /,
-    ) -> MergeDecision | Question:
-        """Use the better copy, once they are compared."""
-        question = Question(
-            kind="compare",
-            expert=candidate.expert,
-            current=current.content,
-            candidate=candidate.content,
-        )
-        match evidence:
-            case Compared() if evidence.question == question:
-                return _better(candidate, evidence)
-            case Unanswered(why=why) if evidence.question == question:
-                return _by_frames(current, candidate, f"not compared: {why}")
-            case _:
-                return question
+    question = Question(
+        kind="compare",
+        expert=candidate.expert,
+        current=current.content,
+        candidate=candidate.content,
+    )
+    if evidence is None or evidence.question != question:
+        return question
+    if not isinstance(evidence, Compared):
+        why = evidence.why if isinstance(evidence, Unanswered) else "it was blended"
+        return _by_frames(current, candidate, f"not compared: {why}")
+    wins, losses = evidence.wins, evidence.losses
+    figures = f"alone in {wins} of {evidence.episodes} worlds, what is there in {losses}"
+    if more_often(wins, losses):
+        return UseCandidate(frames=candidate.frames, why=f"better: it succeeded {figures}")
+    return KeepCurrent(why=f"not better: the run's succeeded {figures}")
 
 
 MERGE_RULES: Mapping[MergePolicyName, MergeRule] = {
-    "frame_count": FrameRule(),
-    "frame_average": FrameAverage(),
-    "eval_gate": EvalGate(),
+    "frame_count": frame_count,
+    "frame_average": frame_average,
+    "eval_gate": eval_gate,
 }
 
 
@@ -327,30 +314,19 @@ def more_often(wins: int, losses: int) -> bool:
     return pairs >= _MIN_PAIRS and wilson(wins, pairs)[0] > 0.5
 
 
-def _better(candidate: Candidate, found: Compared) -> MergeDecision:
-    figures = f"alone in {found.wins} of {found.episodes} worlds, what is there in {found.losses}"
-    if more_often(found.wins, found.losses):
-        return UseCandidate(frames=candidate.frames, why=f"better: it succeeded {figures}")
-    return KeepCurrent(why=f"not better: the run's succeeded {figures}")
-
-
 def _by_frames(current: ExpertVersion, candidate: Candidate, why: str) -> MergeDecision:
-    decision = FrameRule()(candidate.ancestor, current, candidate)
+    decision = frame_count(candidate.ancestor, current, candidate)
     return replace(decision, why=f"{decision.why}; {why}")
 
 
 def _array_differences(current: ExpertVersion | None, candidate: Candidate) -> Iterator[str]:
-    arrays = candidate.arrays
-    dtypes = set(arrays.dtypes.values())
-    for leaf in arrays.not_finite:
-        yield from _differ(leaf, "finite", "NaN or infinite")
-    if dtypes != {FLOAT}:
-        yield from _differ("dtypes", FLOAT, ", ".join(sorted(dtypes)) or "none")
+    for leaf, expected, found in candidate.arrays.differences:
+        yield from _differ(leaf, expected, found)
     if current is not None:
-        for leaf in sorted({*current.shapes, *arrays.shapes}):
-            expected, found = current.shapes.get(leaf), arrays.shapes.get(leaf)
-            if expected != found:
-                yield from _differ(leaf, expected or "absent", found or "absent")
+        for leaf in sorted({*current.shapes, *candidate.shapes}):
+            shape, found_shape = current.shapes.get(leaf), candidate.shapes.get(leaf)
+            if shape != found_shape:
+                yield from _differ(leaf, shape or "absent", found_shape or "absent")
 
 
 def _frame_differences(

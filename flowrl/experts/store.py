@@ -307,6 +307,6 @@ def _new_version(
         frames=decision.frames,
         sha256=blend.sha256 if blend else candidate.sha256,
         content=blend.content if blend else candidate.content,
-        shapes=candidate.arrays.shapes,
+        shapes=candidate.shapes,
         lineage=(*parent, LineageEntry(run_id=run_id, frames=gained)),
     )

@@ -22,11 +22,11 @@ from flowrl.experts import repair
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import (
     Candidate,
-    FrameRule,
     KeepCurrent,
     MergeDecision,
     MergeRule,
     UseCandidate,
+    frame_count,
 )
 from flowrl.experts.store import Commit, ExpertStore
 from flowrl.launchers.run_status import lock_held
@@ -78,7 +78,7 @@ def process_completed_training(
     """
     layout = GraphPaths(Path(base_dir))
     paths = RunPaths(Path(run_folder), global_expert_idx)
-    rule = merge_policy or FrameRule()
+    rule = merge_policy or frame_count
     summary = merge_run(layout, paths, skill_name, accounting=frame_accounting, rule=rule)
     archive_run(layout, paths, skill_name)
     return summary

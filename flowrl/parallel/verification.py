@@ -60,6 +60,7 @@ def verified_candidates(
             acted=report.acted,
             total=result.frames,
             sha256=report.sha256,
+            shapes=report.shapes,
             arrays=arrays[folder],
             folder=folder,
             accounting=accounting,
@@ -144,15 +145,11 @@ def _digest_differences(reports: Mapping[Path, ExpertReport]) -> Iterator[str]:
             yield from _differ(f"expert {report.expert} sha256", report.sha256, found)
 
 
-def _array_differences(report: ExpertReport, found: ArrayReport) -> Iterator[str]:
+def _array_differences(report: ExpertReport, arrays: ArrayReport) -> Iterator[str]:
     expert = f"expert {report.expert}"
-    if found.unreadable:
-        yield f"  {expert} cannot be read: {found.unreadable}"
-        return
-    yield from _shapes_differ(report.expert, report.shapes, found.shapes)
-    for leaf, dtype in sorted(found.dtypes.items()):
-        yield from _differ(f"{expert} {leaf} of dtype", array_check.FLOAT, dtype)
-    for leaf in found.not_finite:
-        yield from _differ(f"{expert} {leaf}", "finite", "NaN or infinite")
-    if found.content:
-        yield from _differ(f"{expert} content", report.content, found.content)
+    if arrays.unreadable:
+        yield f"  {expert} cannot be read: {arrays.unreadable}"
+    for leaf, wanted, found in arrays.differences:
+        yield from _differ(f"{expert} {leaf}", wanted, found)
+    if arrays.content:
+        yield from _differ(f"{expert} content", report.content, arrays.content)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.experts import array_check
-from flowrl.experts.array_check import FLOAT, ArrayReport
+from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.merge import Candidate
 from flowrl.experts.store import ExpertStore
 from flowrl.networks.shapes import env_sizes, expert_shapes
@@ -70,13 +70,7 @@ def tell_arrays(folder: Path) -> None:
     if not _is_stand_in(folder):
         return
     array_check.read_arrays = _read_what_is_unknown
-    _known[storage.tree_digest(folder)] = array_report(content_digest(folder))
-
-
-def array_report(content: str) -> ArrayReport:
-    return ArrayReport(
-        shapes=SHAPES, dtypes=dict.fromkeys(SHAPES, FLOAT), content=content, not_finite=()
-    )
+    _known[storage.tree_digest(folder)] = ArrayReport(content=content_digest(folder))
 
 
 def _read_what_is_unknown(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport, ...]:
@@ -140,7 +134,8 @@ def candidate_in(
         acted=acted,
         total=acted,
         sha256=storage.tree_digest(folder),
-        arrays=array_report(content_digest(folder) if content is None else content),
+        shapes=SHAPES,
+        arrays=ArrayReport(content=content_digest(folder) if content is None else content),
         folder=folder,
     )
 

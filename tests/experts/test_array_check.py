@@ -47,8 +47,7 @@ def test_what_orbax_wrote_is_read_leaf_by_leaf_with_the_digest_that_the_trainer_
     (found,) = read(folder)
     tree = checkpoint.load_expert(folder, checkpoint.like_of(SMALL))
     assert found.content == checkpoint.array_digest(tree)
-    assert (dict(found.shapes), found.not_finite, found.unreadable) == (SMALL, (), "")
-    assert set(found.dtypes.values()) == {array_check.FLOAT}
+    assert (found.differences, found.unreadable) == ((), "")
 
 
 def test_a_stand_in_expert_is_a_real_checkpoint(tmp_path):
@@ -62,22 +61,30 @@ def test_a_stand_in_expert_is_a_real_checkpoint(tmp_path):
 def test_leaves_that_are_not_finite_are_named(tmp_path, value):
     whole = saved(tmp_path / "whole")
     broken = saved(tmp_path / "broken", bias=np.array([0.0, value], np.float32))
-    assert [found.not_finite for found in read(whole, broken)] == [(), ("actor/bias",)]
+    problem = ("actor/bias", "finite", "NaN or infinite")
+    assert [found.differences for found in read(whole, broken)] == [(), (problem,)]
 
 
 @pytest.mark.parametrize(
-    ("leaf", "form"),
+    ("leaf", "difference"),
     [
-        (np.zeros(3, np.float32), ((3,), "<f4")),
-        (np.zeros(2, np.float16), ((2,), "<f2")),
-        (np.zeros(2, np.int32), ((2,), "<i4")),
+        (np.zeros(3, np.float32), ("actor/bias", "(2,)", "(3,)")),
+        (np.zeros(2, np.float16), ("actor/bias of dtype", "<f4", "<f2")),
+        (np.zeros(2, np.int32), ("actor/bias of dtype", "<f4", "<i4")),
     ],
     ids=["shape", "float16", "integers"],
 )
-def test_arrays_of_another_form_are_told_and_not_loaded(tmp_path, leaf, form):
+def test_arrays_of_another_form_are_reported_and_not_loaded(tmp_path, leaf, difference):
     (found,) = read(saved(tmp_path / "expert", bias=leaf))
-    assert (found.shapes["actor/bias"], found.dtypes["actor/bias"]) == form
-    assert (found.content, found.unreadable) == ("", "")
+    assert found == ArrayReport(differences=(difference,))
+
+
+def test_leaves_that_are_missing_or_unexpected_are_reported(tmp_path):
+    (found,) = read(saved(tmp_path / "expert"), expected={"actor/bias": (2,), "critic/bias": (1,)})
+    assert found.differences == (
+        ("actor/kernel", "absent", "(3, 2)"),
+        ("critic/bias", "(1,)", "absent"),
+    )
 
 
 def without_manifest(folder: Path) -> None:

@@ -8,28 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.config import FrameAccounting
 from flowrl.errors import ResultRefusedError
 from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.merge import (
     MERGE_RULES,
     Candidate,
-    FrameRule,
     KeepCurrent,
     MergeRule,
     Question,
     UseCandidate,
     decide,
+    frame_count,
 )
 from flowrl.runs import ExpertVersion, LineageEntry
 
 MILLION = 1_000_000
 SHAPES = {"actor/dense_0/kernel": (3, 2)}
-ARRAYS = ArrayReport(
-    shapes=SHAPES, dtypes={"actor/dense_0/kernel": "<f4"}, content="", not_finite=()
-)
+NOT_FINITE = (("actor/dense_0/kernel", "finite", "NaN or infinite"),)
 FRAMES = st.integers(1, 10**12)
-RULE = FrameRule()
+RULE = frame_count
 
 
 def version(
@@ -57,7 +54,7 @@ def candidate(
     total: int | None = None,
     content: str = "new",
     ancestor: ExpertVersion | None = OLD,
-    accounting: FrameAccounting = "acted",
+    differences: tuple[tuple[str, str, str], ...] = (),
     **changes,
 ) -> Candidate:
     facts = Candidate(
@@ -67,11 +64,11 @@ def candidate(
         acted=acted,
         total=acted if total is None else total,
         sha256=f"files_of_{content}",
-        arrays=dataclasses.replace(ARRAYS, content=content),
+        shapes=SHAPES,
+        arrays=ArrayReport(content=content, differences=differences),
         folder=Path("expert"),
-        accounting=accounting,
     )
-    return dataclasses.replace(facts, arrays=dataclasses.replace(facts.arrays, **changes))
+    return dataclasses.replace(facts, **changes)
 
 
 def decided(
@@ -107,14 +104,16 @@ def always_use(ancestor, current, offered, evidence):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"not_finite": ("actor/dense_0/kernel",)}, "+ actor/dense_0/kernel NaN or infinite"),
+        ({"differences": NOT_FINITE}, "+ actor/dense_0/kernel NaN or infinite"),
         ({"shapes": {"actor/dense_0/kernel": (3, 4)}}, "- actor/dense_0/kernel (3, 2)"),
         ({"shapes": {}}, "+ actor/dense_0/kernel absent"),
         ({"shapes": {**SHAPES, "extra": (1,)}}, "- extra absent\n+ extra (1,)"),
-        ({"dtypes": {"a": "<f4", "b": "<f8"}}, "- dtypes <f4\n+ dtypes <f4, <f8"),
-        ({"dtypes": {}}, "+ dtypes none"),
+        (
+            {"differences": (("a of dtype", "<f4", "<f8"),)},
+            "- a of dtype <f4\n+ a of dtype <f8",
+        ),
     ],
-    ids=["NaN", "another shape", "a leaf lost", "a leaf too many", "float64", "no leaves"],
+    ids=["NaN", "another shape", "a leaf lost", "a leaf too many", "float64"],
 )
 @pytest.mark.parametrize("current", [OLD, version(frames=60, content="other", name="v000002-b")])
 @pytest.mark.parametrize("rule", [always_use, *MERGE_RULES.values()])
@@ -126,7 +125,7 @@ def test_no_rule_can_take_arrays_that_cannot_be_merged(current, rule, changes, w
 
 def test_a_new_expert_must_be_finite_too():
     with pytest.raises(ResultRefusedError, match="NaN"):
-        decided(None, candidate(acted=1, ancestor=None, not_finite=("actor/dense_0/kernel",)))
+        decided(None, candidate(acted=1, ancestor=None, differences=NOT_FINITE))
 
 
 @pytest.mark.parametrize("rule", [always_use, *MERGE_RULES.values()])

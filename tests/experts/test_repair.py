@@ -5,7 +5,7 @@ import pytest
 from flowrl import notices, storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, FileRefusedError
 from flowrl.experts import manifest as manifests
-from flowrl.experts.merge import FrameRule
+from flowrl.experts.merge import frame_count
 from flowrl.experts.repair import CHECKS, drop, fall_back, rollback, usable
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
@@ -19,7 +19,7 @@ def store(tmp_path) -> ExpertStore:
     store = ExpertStore(GraphPaths(tmp_path))
     for run_id, expert, acted in (("r1", 0, 1), ("r2", 0, 2), ("r3", 1, 9), ("r4", 0, 3)):
         folder = make_expert(tmp_path / "offers" / run_id, run_id)
-        store.commit(run_id, [candidate_in(folder, expert, acted)], rule=FrameRule())
+        store.commit(run_id, [candidate_in(folder, expert, acted)], rule=frame_count)
     return store
 
 

@@ -28,10 +28,10 @@ from flowrl.experts.merge import (
     Blended,
     Compared,
     Evidence,
-    FrameRule,
     Question,
     Unanswered,
     UseCandidate,
+    frame_count,
 )
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
@@ -44,7 +44,7 @@ from tests.experts.making import (
 )
 from tests.sealing import edit
 
-RULE = FrameRule()
+RULE = frame_count
 
 
 @pytest.fixture
@@ -258,7 +258,9 @@ def test_the_same_run_twice_is_once_by_every_rule(store, layout, name):
 
 def test_arrays_that_are_not_finite_are_refused_whatever_the_rule(store, layout):
     (fine,) = rivals(store)
-    arrays = dataclasses.replace(fine.arrays, not_finite=("actor/dense_0/bias",))
+    arrays = dataclasses.replace(
+        fine.arrays, differences=(("actor/dense_0/bias", "finite", "NaN or infinite"),)
+    )
     before = layout.manifest.read_bytes()
     with pytest.raises(ResultRefusedError, match=r"\+ actor/dense_0/bias NaN or infinite"):
         store.commit(

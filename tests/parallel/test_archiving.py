@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrl.errors import BusyError
-from flowrl.experts.merge import FrameRule
+from flowrl.experts.merge import frame_count
 from flowrl.parallel.training_processor import archive_run, merge_run, recover_graph
 from flowrl.paths import GraphPaths
 from tests.parallel.making import WOOD, finish, frames, prepare
@@ -66,7 +66,7 @@ def test_what_a_killed_daemon_has_merged_and_not_archived_is_archived_at_the_nex
     layout = GraphPaths(tmp_path)
     place = prepare(layout, WOOD, 0, {}).layout
     finish(place, {0: 50})
-    merge_run(layout, place, WOOD, accounting="acted", rule=FrameRule())
+    merge_run(layout, place, WOOD, accounting="acted", rule=frame_count)
     assert frames(layout) == {0: 50}
     assert place.folder.is_dir()
     (summary,) = recover_graph(layout).merged

@@ -10,7 +10,7 @@ import pytest
 from flowrl import storage
 from flowrl.envs.skill_module import load_module
 from flowrl.experts import checkpoint
-from flowrl.experts.merge import FrameRule
+from flowrl.experts.merge import frame_count
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.training_setup import PreparedRun, generate_module_with_remapping
 from flowrl.paths import GraphPaths
@@ -67,7 +67,7 @@ def twelve(tmp_path) -> GraphPaths:
         checkpoint.save_expert(folder, arrays(number))
         content = checkpoint.array_digest(arrays(number))
         candidates.append(candidate_in(folder, number, acted=5, content=content))
-    store.commit("r0", candidates, rule=FrameRule())
+    store.commit("r0", candidates, rule=frame_count)
     return layout
 
 
