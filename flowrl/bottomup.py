@@ -34,7 +34,7 @@ from flowrl.paths import RunPaths
 from flowrl.runs import RunResult
 
 PROGRAM = "python -m flowrl.bottomup"
-FAREWELL = "stopped; the run that was training continues from its checkpoint."
+ON_INTERRUPT = "stopped; the run that was training continues from its checkpoint."
 _CRASHED = 1  # the exit code of a process that ends with a traceback
 _DEVICE_VARIABLES = (
     "CUDA_DEVICE_ORDER",
@@ -188,7 +188,7 @@ def train_sequentially(config: SequentialConfig) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit code."""
     return console.run_program(
-        PROGRAM, SequentialConfig, train_sequentially, argv, farewell=FAREWELL
+        PROGRAM, SequentialConfig, train_sequentially, argv, on_interrupt=ON_INTERRUPT
     )
 
 

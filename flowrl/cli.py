@@ -1,4 +1,4 @@
-"""The `flowrl` command: look into a graph, steer it, repair it, evaluate the merged agent."""
+"""The `flowrl` command: show a graph, control its scheduler, repair it, evaluate its experts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ To train: python -m flowrl.bottomup_parallel --help (or flowrl.bottomup, one at 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    if console.say_version(words):
+    if console.print_version(words):
         return 0
     console.start_logging()
     command = tyro.extras.subcommand_cli_from_dict(

@@ -1,4 +1,4 @@
-"""What all programs do alike: versions, command lines, one-line errors, Ctrl-C, exit codes."""
+"""The frame of every program: version, command line, logging, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flowrl.config import Config, parse
 from flowrl.errors import EXIT_IO, FlowrlError, classify_io_error, format_error
 
 EXIT_INTERRUPTED = 130
-RUNS_GO_ON = "stopped scheduling; runs that are launched go on in their sessions."
-_WIDTH = 120  # where no terminal says how wide it is
+RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
+_WIDTH = 120  # columns of a file or a pipe
 ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
 
 
-def say_version(words: Sequence[str]) -> bool:
-    """Whether the version was asked for, and is now said."""
+def print_version(words: Sequence[str]) -> bool:
+    """Print the version if the command line asks for it; returns whether it does."""
     if list(words) not in (["--version"], ["-V"]):
         return False
     sys.stdout.write(f"flowrl {__version__}\n")
@@ -32,31 +32,35 @@ def say_version(words: Sequence[str]) -> bool:
 def run_program(
     program: str,
     kind: type[Config],
-    story: Callable[[Config], int],
+    work: Callable[[Config], int],
     argv: Sequence[str] | None = None,
     *,
-    farewell: str = RUNS_GO_ON,
+    on_interrupt: str = RUNS_GO_ON,
 ) -> int:
-    """Parse a command line and run a story on it; returns the exit code.
+    """Parse a command line and call `work` with it; returns the exit code.
 
-    `farewell` is what Ctrl-C means for the runs of this program, in a sentence.
+    After Ctrl-C, `on_interrupt` is printed: one sentence on what happens to the runs.
     """
     words = sys.argv[1:] if argv is None else list(argv)
 
-    def whole() -> int:
+    def run() -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if say_version(words):
+        if print_version(words):
             return 0
         start_logging()
-        again = f"{program} {shlex.join(words)}".rstrip()
-        last_words = f"\nflowrl: {farewell}\nTo go on: {again}\n"
-        return _told(story, parse(kind, words, prog=program), last_words)
+        config = parse(kind, words, prog=program)
+        try:
+            return work(config)
+        except KeyboardInterrupt:
+            again = f"{program} {shlex.join(words)}".rstrip()
+            sys.stderr.write(f"\nflowrl: {on_interrupt}\nTo go on: {again}\n")
+            return EXIT_INTERRUPTED
 
-    return guarded(whole)
+    return guarded(run)
 
 
 def guarded(program: Callable[[], int]) -> int:
-    """Run a program: an error of ours, or of the disk, becomes one line and its exit code."""
+    """Call a program; an error of flowrl or of the disk becomes one line and its exit code."""
     try:
         return program()
     except FlowrlError as error:
@@ -65,17 +69,17 @@ def guarded(program: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has left
+        sys.stderr.close()  # the reader of the output has ended
         return 0
     except OSError as error:
         if not classify_io_error(error):
             raise
-        sys.stderr.write(f"flowrl: {format_error(error)}; mend that and start again to go on\n")
+        sys.stderr.write(f"flowrl: {format_error(error)}; repair that and start again to go on\n")
         return EXIT_IO
 
 
 def start_logging() -> None:
-    """One line per event: coloured above the live table on a terminal, plain elsewhere."""
+    """Log one line per event: coloured above the live table on a terminal, plain elsewhere."""
     handler = (
         RichHandler(console=ERRORS, show_path=False, log_time_format="%H:%M:%S")
         if ERRORS.is_terminal
@@ -89,11 +93,3 @@ def _plain_handler() -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     return handler
-
-
-def _told(story: Callable[[Config], int], config: Config, last_words: str) -> int:
-    try:
-        return story(config)
-    except KeyboardInterrupt:
-        sys.stderr.write(last_words)
-        return EXIT_INTERRUPTED

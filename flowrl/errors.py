@@ -1,6 +1,6 @@
-"""Every error flowrl raises on purpose, and which errors are transient.
+"""Every error that flowrl raises on purpose, and which errors are transient.
 
-Each message names the thing, its place and the remedy.
+Each message names the thing, its place and the remedy. Errors of a bad value are also ValueError.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class FlowrlError(Exception):
     exit_code: ClassVar[int] = 1
 
 
-class ConfigError(FlowrlError):
+class ConfigError(FlowrlError, ValueError):
     """A flag or a configuration value cannot be used."""
 
     exit_code = EXIT_USAGE
 
 
-class NameRefusedError(FlowrlError):
+class NameRefusedError(FlowrlError, ValueError):
     """A skill's name cannot be shown, or cannot become a file name."""
 
 
-class SkillError(FlowrlError):
+class SkillError(FlowrlError, ValueError):
     """A skill file is malformed."""
 
 
@@ -38,7 +38,7 @@ class CodeRefusedError(SkillError):
     """Skill code contains something that is not admitted."""
 
 
-class GraphError(FlowrlError):
+class GraphError(FlowrlError, ValueError):
     """The skill graph is impossible."""
 
 
@@ -62,7 +62,7 @@ class ExpertError(FlowrlError):
     """An expert checkpoint cannot be used."""
 
 
-class ExpertMissingError(ExpertError):
+class ExpertMissingError(ExpertError, FileNotFoundError):
     """An expert that the manifest names is not on disk."""
 
 
@@ -70,11 +70,11 @@ class ExpertCorruptError(ExpertError):
     """An expert's files are not the ones that were committed."""
 
 
-class ExpertShapeError(ExpertError):
+class ExpertShapeError(ExpertError, ValueError):
     """An expert's arrays do not have the shapes this run needs."""
 
 
-class ExpertIndexError(ExpertError):
+class ExpertIndexError(ExpertError, ValueError):
     """The experts of a run have impossible indices."""
 
 
@@ -93,7 +93,7 @@ class BusyError(FlowrlError):
 
 
 class ComparingError(BusyError):
-    """A merge waits for what a program of its own finds out about the experts; try again."""
+    """A merge waits for a comparison of experts, which another program makes; try again."""
 
 
 class TrainingError(FlowrlError):
@@ -118,7 +118,7 @@ SKILL_ERRORS = (
 
 
 def classify_io_error(error: BaseException) -> str:
-    """Return "disk" or "io" when the machine cannot do it now; "" for any other error."""
+    """Return "disk" or "io" if the machine cannot do it now; "" for any other error."""
     number = _errno_of(error)
     if number in _DISK_FULL:
         return "disk"
@@ -128,7 +128,7 @@ def classify_io_error(error: BaseException) -> str:
 def is_transient(error: BaseException) -> bool:
     """Return whether the same call may succeed later, so that no work should be given up for it.
 
-    A file that may not be read counts only if no error of ours was made from that.
+    Missing permission counts only if no error of ours was raised from it.
     """
     number = _errno_of(error)
     return number in _DISK_FULL | _IO | _LIMITS or (
@@ -146,6 +146,7 @@ def format_error(error: BaseException) -> str:
 
 
 def _errno_of(error: BaseException) -> int | None:
-    """The number of an OSError, or of the one that an error of ours was made from."""
-    cause = error if isinstance(error, OSError) else error.__cause__
+    """Return the number of an OSError, or of the OSError that an error of ours was raised from."""
+    own = isinstance(error, OSError) and error.errno is not None
+    cause = error if own else error.__cause__
     return cause.errno if isinstance(cause, OSError) else None

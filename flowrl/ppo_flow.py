@@ -66,7 +66,7 @@ class StopSignal:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train one run; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    if console.say_version(words):
+    if console.print_version(words):
         return 0
     console.start_logging()
     own_process = argv is None

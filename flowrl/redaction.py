@@ -1,9 +1,9 @@
-"""Secrets and the texts in which they must not appear: logs, states, stories, notices.
+"""Removing secrets from texts: logs, the scheduler's state, events, notices.
 
-A secret is the value of an environment variable whose name says so, or that a user passes on by
-`--pass_env`. Short values are no secrets: replacing them would tear ordinary words apart. Only the
-value as it is, as Python and JSON quote it, and line by line is found; whoever encodes a secret
-otherwise before he writes it down is not stopped.
+A secret is the value of an environment variable whose name matches `_SECRET_NAME`, or that is
+passed by `--pass_env`. Values below `LEAST_LENGTH` characters are not secrets: replacing them would
+tear ordinary words apart. A value is found as it is, as Python and JSON quote it, and line by line;
+a secret in another encoding is not found.
 """
 
 from __future__ import annotations
@@ -12,27 +12,25 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 REDACTED = "[redacted]"
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential")
 LEAST_LENGTH = 8
-# Escape sequences whole, else what is left of them would be read as text.
+# Escape sequences whole, else their remainder would be read as text.
 _CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
 _TEXTS = frozenset({"why", "detail", "lines", "log", "text", "outcome"})
 
-Value = TypeVar("Value")
-
 
 def is_secret(name: str, passed: Collection[str] = ()) -> bool:
-    """Whether a variable's value is a secret; `passed` are so whatever their names say."""
+    """Return whether a variable's value is a secret; those of `passed` are, whatever their name."""
     return name in passed or _SECRET_NAME.search(name) is not None
 
 
 def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tuple[str, ...]:
-    """All spellings of the secrets in an environment, the longest first."""
+    """Return all spellings of the secrets in an environment, the longest first."""
     found: set[str] = set()
     for name, value in environ.items():
         if is_secret(name, passed):
@@ -41,7 +39,7 @@ def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tupl
 
 
 def redacted(text: str, secrets: Sequence[str]) -> str:
-    """The text without the secrets, which are given as `secrets_of` gives them.
+    """Return the text without the secrets, which `secrets_of` returned.
 
     >>> redacted("401 for hunter2hunter2", ["hunter2hunter2"])
     '401 for [redacted]'
@@ -51,33 +49,30 @@ def redacted(text: str, secrets: Sequence[str]) -> str:
     return re.sub("|".join(map(re.escape, secrets)), REDACTED, text)
 
 
-def cleaned(value: Value, secrets: Sequence[str]) -> Value:
-    """The same record, its texts for people without secrets and without words for terminals.
+def cleaned(value: Any, secrets: Sequence[str]) -> Any:
+    """Return a record without secrets and terminal control sequences in its texts for people.
 
     They may come from a trainer's log or files, and are shown in the terminals of others.
     """
-    return _cleaned(value, secrets)
-
-
-def _cleaned(value: Any, secrets: Sequence[str]) -> Any:
     if isinstance(value, str):
         return redacted(_CONTROL.sub("", value), secrets)
     if isinstance(value, tuple):
-        return tuple(_cleaned(item, secrets) for item in value)
+        return tuple(cleaned(item, secrets) for item in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    texts = {field.name: getattr(value, field.name) for field in fields(value)}
-    clean = {name: _cleaned(text, secrets) for name, text in texts.items() if name in _TEXTS}
-    changed = {name: text for name, text in clean.items() if text != texts[name]}
+    texts = {item.name: getattr(value, item.name) for item in fields(value) if item.name in _TEXTS}
+    changed = {
+        name: clean for name, text in texts.items() if (clean := cleaned(text, secrets)) != text
+    }
     return replace(value, **changed) if changed else value
 
 
 def _spellings(value: str) -> set[str]:
-    """How a value may come to stand in a text; a terminal ends its lines by `\\r\\n`."""
+    """Return the forms in which a value may occur in a text; a terminal ends lines by `\\r\\n`."""
     lines = (line.strip() for line in value.splitlines())
     plain = {value, value.strip(), *lines}
     quoted = {json.dumps(word)[1:-1] for word in plain} | {repr(word)[1:-1] for word in plain}
-    # What is no UTF-8 in an environment has no place in a text either.
+    # A value that is not UTF-8 cannot occur in a text.
     return {word for word in plain | quoted if len(word) >= LEAST_LENGTH and _is_text(word)}
 
 

@@ -171,9 +171,9 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
     skills = graph(SKILLS)
     needed = {need for item in skills for need in item.needs}
     leaves = [item.skill for item in skills if item.skill not in needed]
-    events = leaves[: 50 if small else 200]
+    chosen = leaves[: 50 if small else 200]
     waiting, _ = step(SchedulerState(), [events.SkillsAdded(skills)], NOW, RESTING)
-    row, row_of_event = _saves(folder / "scheduler_state.json", waiting, events, "")
+    row, row_of_event = _saves(folder / "scheduler_state.json", waiting, chosen, "")
     with SkillScheduler(folder, launcher=LocalLauncher()) as scheduler:
         scheduler.set_callbacks(prepare=_never, process=_never)
         scheduler.stop()  # so that no tick starts anything
@@ -184,7 +184,7 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
         return [row, row_of_event, tick]
     holds = [events.Hold(item.skill) for item in skills if not item.needs]
     blocked, _ = step(waiting, holds, NOW, RESTING)
-    largest, _ = _saves(folder / "blocked.json", blocked, events[:50], ", all blocked")
+    largest, _ = _saves(folder / "blocked.json", blocked, chosen[:50], ", all blocked")
     return [row, row_of_event, tick, largest]
 
 

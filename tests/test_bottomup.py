@@ -163,7 +163,7 @@ def test_a_signal_ends_the_story_and_the_same_command_goes_on(bench, number):
     _, said = story.communicate(timeout=DEADLINE_SECONDS)
     assert story.returncode == console.EXIT_INTERRUPTED, said
     assert len(begun.read_text().splitlines()) == 1, "it did not begin again"
-    assert bottomup.FAREWELL in said
+    assert bottomup.ON_INTERRUPT in said
     assert "in their sessions" not in said
     assert f"To go on: python -m flowrl.bottomup --graph_path={bench.layout.root}" in said
     run_id = bench.place.lines()[WOOD]["run_id"]
