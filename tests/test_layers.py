@@ -1,8 +1,9 @@
-"""Imports go downstairs: a room imports lower floors and itself, nothing else."""
+"""Imports go downstairs and never in a circle; a class name stands once."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,35 @@ def imported(path: Path) -> set[str]:
 
 def rooms_imported(path: Path) -> set[str]:
     return {name.split(".")[1] for name in imported(path) if name.startswith("flowrl.")}
+
+
+@pytest.fixture(scope="module")
+def house():
+    """scripts/measure_house.py, which counts what the next tests ask for."""
+    path = PACKAGE.parent / "scripts" / "measure_house.py"
+    spec = importlib.util.spec_from_file_location("measure_house", path)
+    measure = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = measure  # its dataclasses look it up
+    spec.loader.exec_module(measure)
+    yield measure
+    del sys.modules[spec.name]
+
+
+def test_no_files_import_one_another_in_a_circle(house):
+    assert house.circles(house.modules()) == []
+
+
+def test_a_circle_for_types_alone_is_found(house, tmp_path):
+    (tmp_path / "a.py").write_text("from flowrl import b\n")
+    (tmp_path / "b.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from flowrl.a import A\n"
+    )
+    (tmp_path / "c.py").write_text("from flowrl.a import A\n")
+    assert house.circles(house.modules(tmp_path)) == [["flowrl.a", "flowrl.b"]]
+
+
+def test_a_class_name_stands_once_in_the_package(house):
+    assert house.classes_twice(house.modules()) == []
 
 
 def test_every_module_has_a_floor():
