@@ -1,4 +1,4 @@
-"""Which networks a run holds: global expert indices ↔ contiguous local ones.
+"""Global expert indices ↔ contiguous local ones: a leaf that scheduler and trainer both import.
 
 A graph numbers its experts once and for all (0, 5, 10, 50); a run holds only those that its plan
 needs, side by side (0, 1, 2, 3), so that memory is paid for four networks and not for fifty-one.
