@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from flowrl.errors import LaunchError
 from flowrl.launchers import process, run_status
-from flowrl.launchers.base import ExitCause, Exited, Finished, Lost
+from flowrl.launchers.base import ExitCause, Exited, Finished, Job, Lost
 from flowrl.launchers.local import LocalLauncher
 from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, trainer_of, until
 
@@ -156,3 +158,34 @@ def test_a_run_from_before_a_reboot_went_down_with_the_machine(launcher, make_jo
     outcome = launcher.poll(replace(handle, start_time="0:1"), job.folder)
     assert isinstance(outcome, Exited)
     assert outcome.cause is ExitCause.SERVER_KILLED
+
+
+LAUNCHING = """
+import os, signal, sys
+from pathlib import Path
+from flowrl.launchers.base import Job
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
+
+kind, folder = sys.argv[1:]
+launcher = TmuxLauncher("test") if kind == "TmuxLauncher" else LocalLauncher()
+words = ("sh", "-c", "touch ready; while [ ! -e go ]; do sleep 0.01; done; echo 42 > sum; exit 0")
+env = {"PATH": os.environ["PATH"]}
+job = Job(name="sum", run_id="sum.1", argv=words, env=env,
+          cwd=folder, folder=Path(folder), log="log")
+launcher.launch(job)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_job_that_is_no_training_survives_a_killed_scheduler(launcher, tmp_path):
+    kind = type(launcher)
+    words = [sys.executable, "-c", LAUNCHING, kind.__name__, str(tmp_path)]
+    assert subprocess.run(words, check=False, timeout=60).returncode == -signal.SIGKILL
+    until((tmp_path / "ready").exists)
+    job = Job(name="sum", run_id="sum.1", argv=("true",), env={}, cwd=tmp_path, folder=tmp_path)
+    handle = until(lambda: launcher.find(job))
+    assert launcher.poll(handle, tmp_path) is None
+    (tmp_path / "go").touch()
+    assert end_of(launcher, handle, job) == Finished(tmp_path)
+    assert (tmp_path / "sum").read_text() == "42\n"
