@@ -21,6 +21,7 @@ LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 LONGEST = (
     "test_story.py",
     "test_ppo_flow.py",
+    "games/test_a_game_of_ones_own.py",
     "ppo/test_program.py",
     "ppo/test_learning.py",
     "ppo/test_columns.py",
