@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
-from flowrl.launchers.run_status import becomes_free, lock_held, was_launched
+from flowrl.launchers.run_status import becomes_free, lock_held
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import RunResult, TrainingRun, read_result, read_run
 
@@ -169,19 +168,6 @@ def fail_run(
     for key in sorted(failures)[:-KEPT_FAILURES]:
         storage.remove_tree(failures[key])
     return target
-
-
-def remove_unlaunched(layout: GraphPaths, expert: int, skill: str) -> None:
-    """Remove the skill's folders with another expert number that no launcher was given.
-
-    A scheduler that is killed before it saves the number it gave the skill leaves such a folder.
-    """
-    own = layout.run(expert, skill).folder.name.removeprefix(f"skill_{expert}")
-    for paths in live_runs(layout):
-        never_launched = not was_launched(paths.folder) and not os.path.lexists(paths.lock)
-        same_skill = paths.folder.name == f"skill_{paths.expert}{own}"
-        if same_skill and paths.expert != expert and never_launched:
-            storage.remove_tree(paths.folder)
 
 
 def _attempt(paths: RunPaths) -> int:

@@ -34,7 +34,6 @@ from flowrl.parallel.run_folder import (
     PreparedRun,
     fail_run,
     refuse_live_process,
-    remove_unlaunched,
 )
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import CodeApproval, ExpertVersion, PlannedStep, Shapes, TrainingRun, write_run
@@ -197,7 +196,6 @@ def _write_folder(store: ExpertStore, run: TrainingRun, module: str) -> Prepared
         _copy_seeds(store, building, run)
         write_run(building, run, durable=False)
         fail_run(layout, run.expert, run.skill)
-        remove_unlaunched(layout, run.expert, run.skill)
         storage.fault_point("prepare.built")
         storage.flush_tree(building.folder)
         storage.move_dirs({paths.folder: building.folder}, durable=False)

@@ -415,19 +415,6 @@ def test_a_disk_that_fails_while_building_leaves_nothing(trained, monkeypatch):
 # --- run folders afterwards
 
 
-def test_what_was_prepared_under_a_number_that_nobody_remembers_is_removed(layout):
-    """The daemon was killed before the number was saved, and then gave it to another skill."""
-    forgotten = prepare(layout, WOOD, 3, {}).run_folder
-    launched = prepare(layout, WOOD, 4, {})
-    launched.layout.spec_json.write_text("{}")
-    others = prepare(layout, "Collect Drink", 3, {}).run_folder
-    own = prepare(layout, WOOD, 5, {}).run_folder
-    assert not forgotten.exists()
-    assert sorted(layout.training_runs.iterdir()) == sorted(
-        [own, others, launched.run_folder, *layout.training_runs.glob("failed")]
-    )
-
-
 def test_the_same_attempt_is_launched_again_without_its_old_ending(layout):
     ready = prepare(layout, WOOD, 0, {})
     make_expert(ready.layout.resume, "half trained")
