@@ -11,20 +11,36 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from flowrl import storage
-from flowrl.errors import FileRefusedError, FlowrlError, format_error, is_transient
+from flowrl.errors import FlowrlError, format_error, is_transient
 from flowrl.parallel.events import MOST_PRIORITY, ControlRequest, Response, Verb
 from flowrl.paths import GraphPaths, display_name
+from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
-FORMAT = 1
 MOST_AT_ONCE = 50
 _LIMIT_BYTES = 4096
 _ID = re.compile(r"[0-9]{1,20}-[0-9a-f]{8}")
+
+
+def _priority(value: int) -> int:
+    if abs(value) > MOST_PRIORITY:
+        raise ValueError(f"it must lie within ±{MOST_PRIORITY}")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """The file of one request; programs other than flowrl may write it, too."""
+
+    verb: Verb
+    skill: Annotated[str, display_name] | None = None
+    number: Annotated[int, _priority] = 0
 
 
 def send_request(
@@ -33,8 +49,8 @@ def send_request(
     """Leave a request for the scheduler of this graph, now or when it starts; return its id."""
     storage.make_dir(paths.requests)
     name = f"{time.time_ns()}-{secrets.token_hex(4)}"
-    data = {"format": FORMAT, "verb": verb.value, "skill": skill, "number": number}
-    storage.write_json(paths.requests / f"{name}.json", data)
+    record = RequestRecord(verb=verb, skill=skill, number=number)
+    records.write(paths.requests / f"{name}.json", record)
     return name
 
 
@@ -106,23 +122,11 @@ def log_responses(before: Collection[Response], after: Collection[Response]) -> 
 def _read_request(path: Path) -> ControlRequest:
     """The request in a file; a malformed one has a refusal."""
     try:
-        return _parse(path.stem, storage.read_json(path, limit_bytes=_LIMIT_BYTES))
+        found = records.read(
+            path, RequestRecord, sealed=False, limit_bytes=_LIMIT_BYTES, remedy="send it again"
+        )
     except FlowrlError as error:
         if is_transient(error):
             raise
         return ControlRequest(id=path.stem, verb=None, refusal=str(error))
-
-
-def _parse(name: str, data: Mapping[str, Any]) -> ControlRequest:
-    verb, skill, number = data.get("verb"), data.get("skill"), data.get("number", 0)
-    if data.get("format") != FORMAT:
-        raise FileRefusedError(f"a request has format {data.get('format')!r}; send it again")
-    if not isinstance(verb, str) or verb not in set(Verb):
-        raise FileRefusedError(
-            f"unknown request {verb!r:.80}; use pause, resume, retry, cancel, priority or stop"
-        )
-    if skill is not None and (not isinstance(skill, str) or display_name(skill) != skill):
-        raise FileRefusedError(f"{skill!r:.80} is not a skill's name")
-    if type(number) is not int or abs(number) > MOST_PRIORITY:
-        raise FileRefusedError(f"{number!r:.80} is not a number up to {MOST_PRIORITY}")
-    return ControlRequest(id=name, verb=Verb(verb), skill=skill, number=number)
+    return ControlRequest(id=path.stem, verb=found.verb, skill=found.skill, number=found.number)
