@@ -1,7 +1,7 @@
 """What the scheduler costs, with real sessions on a tmux server of its own: `bench_scheduler.py`.
 
 Beside it, on the same tasks: what users' scripts do (ask tmux every second whether a session is
-there), a state that is written whole, GNU parallel and task-spooler (where they are installed).
+there), and a state that is written whole.
 """
 
 from __future__ import annotations
@@ -9,25 +9,21 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from bench_launch import make_job, seconds_to_notice
-from benchmarking import Pair, Row, arguments, report, seconds_of
+from benchmarking import Row, arguments, report, seconds_of
 from measure_scheduler import NOW, SCHEDULE, graph
-from scheduling_runs import Chain, no_ops, sleepers
+from scheduling_runs import Chain, SleepingBackend, sleepers
 
 from flowrl.config import ScheduleConfig
-from flowrl.launchers.base import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import events
@@ -38,12 +34,7 @@ from flowrl.parallel.transitions import step
 
 SKILLS = 1_000
 SESSIONS = 20
-AT_ONCE = 4
 RESTING = replace(SCHEDULE, max_parallel_skills=0)
-RUNNERS: dict[str, Callable[[], Launcher]] = {
-    "tmux": lambda: TmuxLauncher("bench", keep_seconds=0.0),
-    "local": LocalLauncher,
-}
 POLL_SECONDS = 1.0  # as users' scripts do; the original looks every 30 s
 
 
@@ -61,7 +52,6 @@ def main() -> int:
             "handed": handed_over,
             "idle": idle,
             "state": state_of_many,
-            "noop": throughput,
         }
         rows: list[Row] = []
         try:
@@ -171,11 +161,11 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
     skills = graph(SKILLS)
     needed = {need for item in skills for need in item.needs}
     leaves = [item.skill for item in skills if item.skill not in needed]
-    chosen = leaves[: 50 if small else 200]
+    held = leaves[: 50 if small else 200]
     waiting, _ = step(SchedulerState(), [events.SkillsAdded(skills)], NOW, RESTING)
-    row, row_of_event = _saves(folder / "scheduler_state.json", waiting, chosen, "")
+    row, row_of_event = _saves(folder / "scheduler_state.json", waiting, held, "")
     with SkillScheduler(folder, launcher=LocalLauncher()) as scheduler:
-        scheduler.set_callbacks(prepare=_never, process=_never)
+        scheduler.set_callbacks(backend=SleepingBackend(folder))
         scheduler.stop()  # so that no tick starts anything
         scheduler.tick()
         ticks = [seconds_of(scheduler.tick) for _ in range(100)]
@@ -184,7 +174,7 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
         return [row, row_of_event, tick]
     holds = [events.Hold(item.skill) for item in skills if not item.needs]
     blocked, _ = step(waiting, holds, NOW, RESTING)
-    largest, _ = _saves(folder / "blocked.json", blocked, chosen[:50], ", all blocked")
+    largest, _ = _saves(folder / "blocked.json", blocked, held[:50], ", all blocked")
     return [row, row_of_event, tick, largest]
 
 
@@ -215,68 +205,6 @@ def _saves(path: Path, state: SchedulerState, held: list[str], what: str) -> tup
     return save, Row(case=f"one event, 1,000 skills{what}", ours=one, unit="ms")
 
 
-def throughput(folder: Path, *, small: bool) -> list[Row]:
-    """Tasks that do nothing, as runs with a durable state, and by two queues for commands."""
-    tasks = 60 if small else 120
-    queues = {"GNU parallel": ("parallel", by_parallel), "task-spooler": ("tsp", by_spooler)}
-    sides: dict[str, Callable[[], object]] = {}
-    for name, launcher in RUNNERS.items():
-        sides[name] = lambda launcher=launcher: _no_ops(folder, launcher(), tasks)
-    for name, (program, run) in queues.items():
-        if shutil.which(program) is None:
-            sys.stderr.write(f"{name} is not installed, so it is left out\n")
-        else:
-            sides[name] = lambda run=run: run(tasks)
-    took: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(2 if small else 3):
-        for name in sorted(sides, reverse=number % 2 == 1):
-            took[name].append(seconds_of(sides[name]))
-    return [
-        Pair(tuple(took[name]), tuple(took[queue])).rate_row(
-            f"no-op, {name}, {queue}", work=tasks, unit="runs/s"
-        )
-        for name in RUNNERS
-        for queue in queues
-        if queue in sides
-    ]
-
-
-def _no_ops(folder: Path, launcher: Launcher, tasks: int) -> None:
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        no_ops(Path(place), launcher, tasks=tasks, at_once=AT_ONCE)
-
-
-def by_parallel(tasks: int) -> None:
-    """GNU parallel with a log of its jobs, by which it can be resumed."""
-    with tempfile.TemporaryDirectory() as place:
-        subprocess.run(
-            ["parallel", "-j", str(AT_ONCE), "--joblog", f"{place}/log", "/bin/true", ":::"]
-            + [str(number) for number in range(tasks)],
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-
-
-def by_spooler(tasks: int) -> None:
-    """task-spooler, whose server is started for it and ended."""
-    with tempfile.TemporaryDirectory() as place:
-        env = {**os.environ, "TS_SOCKET": f"{place}/ts", "TMPDIR": place, "TS_MAXFINISHED": "9999"}
-        tsp = ["tsp"]
-
-        def ask(*words: str) -> None:
-            subprocess.run([*tsp, *words], env=env, check=True, stdout=subprocess.DEVNULL)
-
-        ask("-S", str(AT_ONCE))
-        for _ in range(tasks):
-            ask("-n", "/bin/true")
-        while True:
-            listed = subprocess.run(tsp, env=env, check=True, capture_output=True, text=True).stdout
-            if not {"running", "queued"} & set(listed.split()):
-                break
-            time.sleep(0.002)
-        ask("-K")
-
-
 def until(holds: Callable[[], object]) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + 60.0
@@ -290,10 +218,6 @@ def at(seconds: list[float], share: float) -> float:
     """The value below which so large a share of them lies."""
     ranked = sorted(seconds)
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
-
-
-def _never(*_: object) -> NoReturn:
-    raise AssertionError("nothing is to be started here")
 
 
 if __name__ == "__main__":

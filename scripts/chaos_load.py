@@ -1,6 +1,6 @@
-"""A daemon under load and faults: 10,000 skills, 2,000 of them trained by processes of no work.
+"""A daemon under load and faults: 2,000 skills, each trained by a process that does no work.
 
-PYTHONPATH=. python scripts/chaos_load.py [--skills 10000] [--runs 2000] [--json FILE]
+PYTHONPATH=. python scripts/chaos_load.py [--skills 2000] [--runs 2000] [--json FILE]
 
 Every few seconds a runner, a trainer or the scheduler is killed, the scheduler is starved of file
 descriptors, or somebody holds the lock that merges need. Prints what each quarter of the runs
@@ -24,7 +24,7 @@ ZERO = ("lost", "merged_twice", "gave_up", *LEFT)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--skills", type=int, default=10_000)
+    parser.add_argument("--skills", type=int, default=2_000)
     parser.add_argument("--runs", type=int, default=2_000)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--every", type=float, default=4.0, help="seconds between faults, about")

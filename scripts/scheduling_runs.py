@@ -1,4 +1,4 @@
-"""Graphs for `bench_scheduler.py`: pairs of skills, no-op runs, and runs that only sleep."""
+"""Graphs for `bench_scheduler.py`: pairs of skills, and runs that only sleep."""
 
 from __future__ import annotations
 
@@ -105,59 +105,42 @@ class _Workshop(TrainingBackend):
         return dataclasses.replace(job, argv=argv)
 
 
-def no_ops(folder: Path, launcher: Launcher, *, tasks: int, at_once: int) -> None:
-    """Run so many tasks that copy a result and do nothing else."""
-    scheduler = SkillScheduler(folder, launcher=launcher, max_parallel_skills=at_once)
+class SleepingBackend:
+    """A backend whose runs sleep for ten minutes and are never merged."""
 
-    def prepare(task: RunRequest) -> Job:
-        place = folder / f"run_{task.expert}"
-        place.mkdir()
-        run_id = f"e{task.expert}.a1.0"
-        (place / "ready.json").write_text(json.dumps({**_NOTHING, "run_id": run_id}))
-        return _job(place, task, run_id, ("/bin/cp", "ready.json", "result.json"))
+    def __init__(self, root: Path) -> None:
+        self._root = root
 
-    with scheduler:
-        scheduler.set_callbacks(prepare=prepare, process=_merged)
-        _add(scheduler, tasks)
-        if not scheduler.run().complete:
-            raise SystemExit("a run failed; see the log")
+    def prepare(self, task: RunRequest) -> Job:
+        """A job in a folder of its own."""
+        folder = self._root / f"run_{task.expert}"
+        folder.mkdir(exist_ok=True)
+        return Job(
+            name=session_name(task.expert, task.skill),
+            run_id=f"e{task.expert}.a1.0",
+            argv=("/bin/sleep", "600"),
+            env={"PATH": "/usr/bin:/bin"},
+            cwd=folder,
+            folder=folder,
+        )
+
+    resume = reopen = prepare
+
+    def merge(self, task: RunRequest) -> Mapping[str, Any]:
+        """A run that was ended has nothing to merge."""
+        raise AssertionError(f"{task.skill} sleeps")
+
+    archive = discard = merge
 
 
 @contextmanager
 def sleepers(folder: Path, launcher: Launcher, *, sessions: int) -> Iterator[SkillScheduler]:
     """A scheduler whose runs sleep; they are ended at last."""
-    scheduler = SkillScheduler(folder, launcher=launcher, max_parallel_skills=sessions)
-
-    def prepare(task: RunRequest) -> Job:
-        place = folder / f"run_{task.expert}"
-        place.mkdir()
-        return _job(place, task, f"e{task.expert}.a1.0", ("/bin/sleep", "600"))
-
-    with scheduler:
-        scheduler.set_callbacks(prepare=prepare, process=_merged)
-        _add(scheduler, sessions)
+    with SkillScheduler(folder, launcher=launcher, max_parallel_skills=sessions) as scheduler:
+        scheduler.set_callbacks(backend=SleepingBackend(folder))
+        scheduler.add_skills([NewSkill(skill=f"Task {number}") for number in range(sessions)])
         yield scheduler
         scheduler.run()
-
-
-def _add(scheduler: SkillScheduler, count: int) -> None:
-    """All at once, as a graph's skills are."""
-    scheduler.add_skills([NewSkill(skill=f"Task {number}") for number in range(count)])
-
-
-def _job(place: Path, task: RunRequest, run_id: str, argv: tuple[str, ...]) -> Job:
-    return Job(
-        name=session_name(task.expert, task.skill),
-        run_id=run_id,
-        argv=argv,
-        env={"PATH": "/usr/bin:/bin"},
-        cwd=place,
-        folder=place,
-    )
-
-
-def _merged(task: RunRequest) -> Mapping[str, Any]:
-    return {"run_id": task.run_id}
 
 
 def _skill(name: str, gain: str, needs: tuple[str, ...]) -> Any:
@@ -171,16 +154,3 @@ def _skill(name: str, gain: str, needs: tuple[str, ...]) -> Any:
             "reward": REWARD,
         },
     )
-
-
-_NOTHING = {
-    "format": 1,
-    "frames": 0,
-    "experts": [],
-    "success_rate": 1.0,
-    "step_success": [],
-    "mean_episode_length": 0.0,
-    "updates": 0,
-    "wall_seconds": 0.0,
-    "stopped_early": False,
-}

@@ -30,10 +30,10 @@ from flowrl.errors import (
     is_transient,
 )
 from flowrl.experts import repair
-from flowrl.launchers.base import Job, Launcher
+from flowrl.launchers.base import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import events
-from flowrl.parallel.backend import Backend, CallbackBackend
+from flowrl.parallel.backend import Backend
 from flowrl.parallel.event_log import EventLog
 from flowrl.parallel.events import (
     PAUSED,
@@ -41,7 +41,6 @@ from flowrl.parallel.events import (
     Command,
     Event,
     NewSkill,
-    RunRequest,
     StopMode,
 )
 from flowrl.parallel.executor import CommandExecutor
@@ -68,7 +67,7 @@ class SkillOptions(TypedDict, total=False):
 
 
 class Callbacks(TypedDict, total=False):
-    """The arguments of `SkillScheduler.set_callbacks`: a backend, or its two main functions.
+    """The arguments of `SkillScheduler.set_callbacks`.
 
     `on_skill_complete` and `on_skill_failed` are called with the skill's name, after the state
     is saved. They may add skills. They are not called again after a crash: look at `state`.
@@ -78,8 +77,6 @@ class Callbacks(TypedDict, total=False):
     """
 
     backend: Backend
-    prepare: Callable[[RunRequest], Job]
-    process: Callable[[RunRequest], Mapping[str, Any]]
     on_skill_complete: Callable[[str], object]
     on_skill_failed: Callable[[str], object]
 
@@ -269,11 +266,7 @@ class SkillScheduler:
     def set_callbacks(self, **callbacks: Unpack[Callbacks]) -> None:
         """Set the backend and the callbacks; later calls add to earlier ones."""
         self._callbacks.update(callbacks)
-        backend = self._callbacks.get("backend")
-        prepare, process = self._callbacks.get("prepare"), self._callbacks.get("process")
-        if backend is None and prepare is not None and process is not None:
-            backend = CallbackBackend(prepare, process)
-        if backend is not None:
+        if backend := callbacks.get("backend"):
             self._executor = CommandExecutor(self._launcher, backend, self._limits, self._disk)
 
     def add_skill(

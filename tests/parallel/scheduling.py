@@ -7,7 +7,7 @@ run is started twice, merged twice, or a slot is used twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -169,6 +169,36 @@ class FakeBackend:
         if self.world.folders.get(task.skill) == task.run_id:
             del self.world.folders[task.skill]
         self.world.discarded.append(task.run_id)
+
+
+class JobsBackend:
+    """A backend whose jobs come from a function, for real launchers; its merges do nothing."""
+
+    def __init__(self, make: Callable[[RunRequest], Job]) -> None:
+        self._make = make
+        self._jobs: dict[str, Job] = {}
+
+    def prepare(self, task: RunRequest) -> Job:
+        job = self._make(task)
+        self._jobs[job.run_id] = job
+        return job
+
+    def resume(self, task: RunRequest) -> Job:
+        if task.run_id not in self._jobs:
+            raise FileRefusedError(f"run {task.run_id} is unknown")
+        return self._jobs[task.run_id]
+
+    def reopen(self, task: RunRequest) -> Job | None:
+        return self._jobs.get(task.run_id or "")
+
+    def merge(self, task: RunRequest) -> Mapping[str, Any]:
+        return {}
+
+    def archive(self, task: RunRequest) -> None:
+        pass
+
+    def discard(self, task: RunRequest) -> None:
+        pass
 
 
 class FakeLauncher:

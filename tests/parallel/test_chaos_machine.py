@@ -28,7 +28,7 @@ from tests.launchers.conftest import (  # noqa: F401
     until,
 )
 from tests.parallel.making import TABLE, WOOD
-from tests.parallel.scheduling import exited, lines, words
+from tests.parallel.scheduling import JobsBackend, exited, lines, words
 from tests.parallel.stand_in_story import Place, ended
 
 DAY = 86_400.0
@@ -125,7 +125,7 @@ def test_a_trainer_that_cannot_import_has_failed_with_the_last_line_of_its_log(t
         )
 
     scheduler = SkillScheduler(tmp_path / "graph", max_retries=0, scheduler_poll_interval=0.2)
-    scheduler.set_callbacks(prepare=prepare, process=lambda task: {})
+    scheduler.set_callbacks(backend=JobsBackend(prepare))
     with scheduler:
         scheduler.add_skill("A")
         scheduler.run()

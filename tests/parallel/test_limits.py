@@ -18,7 +18,7 @@ from flowrl.parallel.health import RunLimits, age_seconds
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.status import StopReason
 from tests.launchers.conftest import until
-from tests.parallel.scheduling import status, words
+from tests.parallel.scheduling import JobsBackend, status, words
 
 SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
 
@@ -44,10 +44,8 @@ def daemon(tmp_path):
         settings = {"max_retries": 0, "scheduler_poll_interval": 0.2, **settings}
         launcher = LocalLauncher(grace_seconds=1.0)
         scheduler = SkillScheduler(tmp_path / "graph", launcher=launcher, **settings)
-        scheduler.set_callbacks(
-            prepare=lambda task: job_of(task, tmp_path, f"e{task.expert}.a{task.attempt}.00"),
-            process=lambda task: {},
-        )
+        make = lambda task: job_of(task, tmp_path, f"e{task.expert}.a{task.attempt}.00")  # noqa: E731
+        scheduler.set_callbacks(backend=JobsBackend(make))
         opened.append(scheduler)
         return scheduler
 

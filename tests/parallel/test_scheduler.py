@@ -17,12 +17,9 @@ from flowrl.errors import (
 )
 from flowrl.launchers.base import Lost
 from flowrl.parallel.events import NewSkill
-from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.status import Completed
 from tests.parallel.making import make_skill
 from tests.parallel.scheduling import (
-    FakeBackend,
-    FakeLauncher,
     lines,
     saved,
     status,
@@ -215,17 +212,6 @@ def test_callbacks_hear_of_ends_and_may_add_skills(start, world):
     scheduler.tick()
     assert heard == ["A", "B"]
     assert words(scheduler) == {"A": "completed", "B": "failed"}
-
-
-def test_two_callbacks_are_enough_of_a_workshop(tmp_path, world, clock):
-    made = FakeBackend(world)
-    launcher = FakeLauncher(world)
-    with SkillScheduler(tmp_path / "graph", launcher=launcher, clock=clock) as scheduler:
-        scheduler.set_callbacks(prepare=made.prepare, process=made.merge)
-        scheduler.add_skill("A")
-        scheduler.tick()
-        world.end("A")
-        assert scheduler.run().complete
 
 
 def test_a_skill_trained_before_the_state_was_lost_is_known_again(start, world, clock):
