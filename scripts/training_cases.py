@@ -78,14 +78,14 @@ def opened(plan: Sequence[PlannedStep], config: PPOConfig) -> Opened:
         module = load_module(layout.module)
         env, programs = trainer.open_env(config, module)
         assignment = read_assignment(train_config, module)
-        prepared = trainer.prepare(assignment, train_config, env, programs)
+        learner, _ = trainer.prepare(assignment, train_config, env, programs)
     return Opened(
         plan=tuple(plan),
         config=config,
         module=module,
         env=env,
         programs=programs,
-        learner=prepared.learner,
+        learner=learner,
     )
 
 

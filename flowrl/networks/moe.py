@@ -62,7 +62,9 @@ class ActorCritic(nn.Module):
 def init_expert(
     network: ActorCritic, key: jax.Array | np.ndarray, *, observation_size: int
 ) -> Params:
-    """One expert's fresh parameters, NumPy arrays; `key` may be given as its words, uint32.
+    """One expert's fresh parameters, NumPy arrays of the shapes that `expert_shapes` says.
+
+    `key` may be given as its words, uint32 `[2]`.
 
     The weights are drawn by NumPy, one layer after another: there is nothing to compile, and
     batched QR decompositions under jit can hang on a CPU.

@@ -1,4 +1,4 @@
-"""The array shapes of an expert, known without loading JAX."""
+"""The array shapes of an expert; alone, because the scheduler reads them without JAX."""
 
 from __future__ import annotations
 

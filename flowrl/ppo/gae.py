@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over rows that several experts share."""
+"""Generalised advantage estimation over rows of several experts; a leaf of pure functions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def advantages(
 
 
 def normalised(advantage: jax.Array, expert: jax.Array, *, num_experts: int) -> jax.Array:
-    """Advantages with mean 0 and deviation 1 among the rows of each expert.
+    """Advantages f32 `[T, B]` with mean 0 and deviation 1 among the rows of each expert.
+
+    `expert` int32 `[T, B]` says whose row is whose.
 
     Experts earn rewards of different scales, so one mean over all of them would turn the
     difference between tasks into a reason to like or dislike actions. Taken once over the whole

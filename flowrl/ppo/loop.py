@@ -1,13 +1,11 @@
-"""The training loop: updates until the plan's last step succeeds often enough or the budget is
-spent.
-"""
+"""The training loop: updates until success is frequent enough or the budget is spent."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,33 +93,20 @@ def train(
 ) -> Iterator[UpdateReport]:
     """Update after update, at least one, until the budget is spent or success is frequent enough.
 
-    The programs are ready before this returns. `learner` is given up. The counted seconds begin at
-    `born`, by `time.monotonic`; without it they go on from `counters` now.
+    `learner` is given up. The counted seconds begin at `born`, by `time.monotonic`; without it they
+    go on from `counters` now.
 
     Raises:
-      TrainingError: from the iterator, when a loss or a parameter is not finite.
+      TrainingError: a loss or a parameter is not finite.
     """
     born = time.monotonic() - counters.seconds if born is None else born
-    programs.wait()
-    reports = _reports(env, config, programs, learner=learner, counters=counters)
-    return (_timed(report, seconds=time.monotonic() - born) for report in reports)
-
-
-def _reports(
-    env: WalkingEnv,
-    config: PPOConfig,
-    programs: Programs,
-    *,
-    learner: Learner,
-    counters: Counters,
-) -> Iterator[UpdateReport]:
-    ended = False
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
     threads = ThreadPoolExecutor(num_groups(config), thread_name_prefix="acting")
+    ended = False
     while not ended:
         rate = np.float32(learning_rate(config, counters.updates))
         learner, stats = update(env, programs, learner, rate, threads=threads)
-        counters = _counted(counters, stats)
+        counters = _counted(counters, stats, seconds=time.monotonic() - born)
         _check_finite(stats, config, counters)
         episodes.add(
             done=stats.done,
@@ -183,17 +168,12 @@ def _without_aliases(state: RolloutState) -> RolloutState:
     return jax.tree.map(own, state)
 
 
-def _timed(report: UpdateReport, *, seconds: float) -> UpdateReport:
-    return replace(report, counters=replace(report.counters, seconds=seconds))
-
-
-def _counted(counters: Counters, stats: Stats) -> Counters:
-    acted = tuple(old + int(new) for old, new in zip(counters.acted, stats.acted, strict=True))
-    return replace(
-        counters,
+def _counted(counters: Counters, stats: Stats, *, seconds: float) -> Counters:
+    return Counters(
         updates=counters.updates + 1,
         frames=counters.frames + stats.done.size,
-        acted=acted,
+        acted=tuple(map(int, np.add(counters.acted, stats.acted))),
+        seconds=seconds,
     )
 
 

@@ -1,4 +1,4 @@
-"""The loss of PPO, row by row."""
+"""The loss of PPO, row by row; a leaf of pure functions."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -47,15 +47,6 @@ class Stop(Protocol):
         ...
 
 
-class Prepared(NamedTuple):
-    """A run that is ready to train."""
-
-    env: WalkingEnv
-    programs: Programs
-    learner: Learner
-    counters: Counters
-
-
 def run(config: TrainConfig, stop: Stop, *, lived_seconds: float = 0.0) -> int:
     """Train the run in the module's folder to its end, or until a stop is requested.
 
@@ -79,8 +70,22 @@ def run(config: TrainConfig, stop: Stop, *, lived_seconds: float = 0.0) -> int:
     reporter = Reporter(assignment, config.ppo)
     try:
         reporter.begin_phase("compiling", Counters(acted=(0,) * env.num_experts))
-        prepared = prepare(assignment, config, env, programs)
-        return _train(assignment, config, prepared, stop=stop, reporter=reporter, began=began)
+        learner, counters = prepare(assignment, config, env, programs)
+        born = began - counters.seconds  # as if all starts had been one
+        updates = train(env, config.ppo, programs, learner=learner, counters=counters, born=born)
+        reporter.begin_phase(TRAINING, counters)
+        seconds = config.ppo.checkpoint_seconds
+        checkpointer = run_io.Checkpointer(assignment.paths, seconds=seconds)
+        for update in updates:
+            reporter.report(update)
+            if update.ended:
+                _finish(assignment, update, programs, born=born)
+            elif stop.requested:
+                run_io.save_checkpoint(assignment.paths, update.learner, update.counters)
+                return stop.exit_code
+            else:
+                checkpointer.after(update)
+        return 0
     finally:
         reporter.close()
 
@@ -114,8 +119,8 @@ def open_cache(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int
 
 def prepare(
     assignment: Assignment, config: TrainConfig, env: WalkingEnv, programs: Programs
-) -> Prepared:
-    """Experts, environments and counters: those of the last checkpoint, if there is one."""
+) -> tuple[Learner, Counters]:
+    """The learner and its counters, of the last checkpoint if there is one; programs are ready."""
     network = ActorCritic(env.num_actions, config.ppo.layer_size, config.ppo.activation)
     words, key = programs.expert_keys(seed_words(assignment.seed))
     experts = run_io.initial_experts(
@@ -125,7 +130,8 @@ def prepare(
     if config.resume and checkpoint.has_resume(assignment.paths.resume):
         state, key, counters = run_io.load_checkpoint(assignment.paths, state)
     learner = start(env, config.ppo, programs, train=state, key=key)
-    return Prepared(env, programs, learner, counters)
+    programs.wait()
+    return learner, counters
 
 
 def use_compile_cache(folder: Path | None) -> None:
@@ -138,37 +144,13 @@ def use_compile_cache(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _train(
-    assignment: Assignment,
-    config: TrainConfig,
-    prepared: Prepared,
-    *,
-    stop: Stop,
-    reporter: Reporter,
-    began: float,
-) -> int:
-    env, programs, learner, counters = prepared
-    born = began - counters.seconds  # as if all starts had been one
-    updates = train(env, config.ppo, programs, learner=learner, counters=counters, born=born)
-    reporter.begin_phase(TRAINING, counters)
-    checkpointer = run_io.Checkpointer(assignment.paths, seconds=config.ppo.checkpoint_seconds)
-    for update in updates:
-        reporter.report(update)
-        if update.ended:
-            params = programs.unpack(update.learner.train.params)
-            _finish(assignment, update, params=params, born=born)
-        elif stop.requested:
-            run_io.save_checkpoint(assignment.paths, update.learner, update.counters)
-            return stop.exit_code
-        else:
-            checkpointer.after(update)
-    return 0
-
-
-def _finish(assignment: Assignment, update: UpdateReport, *, params: Any, born: float) -> None:
+def _finish(
+    assignment: Assignment, update: UpdateReport, programs: Programs, *, born: float
+) -> None:
     """Write the final experts, then result.json, which vouches for them; then no checkpoint."""
     paths = assignment.paths
     storage.remove_file(paths.result_json)  # of an earlier run in the same folder
+    params = programs.unpack(update.learner.train.params)
     experts = run_io.save_finals(assignment, params, acted=update.counters.acted)
     result = RunResult(
         run_id=assignment.run_id,

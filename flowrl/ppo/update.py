@@ -93,7 +93,7 @@ def learn(
 
 
 def draw_minibatches(config: PPOConfig, key: jax.Array, *, groups: int = 1) -> jax.Array:
-    """Row numbers int32 `[epochs × minibatches, rows]`, as `learn` takes them.
+    """Row numbers int32 `[E × M, rows]` for E epochs of M minibatches, as `learn` takes them.
 
     Every epoch is a permutation. The rows are drawn by their place in the rollouts of the groups,
     one after another: what is drawn for a row does not depend on how groups are merged. Random

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from flowrl.ppo.metrics import EpisodeLog
+from flowrl.ppo.metrics import EpisodeLog, Rates
 
 STEPS = 64
 
@@ -68,6 +70,7 @@ def test_before_the_first_episode_ends_there_is_nothing_to_judge_by():
     add(log, blank, np.zeros((STEPS, 4), np.int32), np.zeros((STEPS, 4, 2), bool))
     rates = log.rates()
     assert rates.step_success == (0.0, 0.0)
+    assert (rates.mean_episode_length, rates.mean_episode_return) == (0.0, 0.0)
     assert not rates.full
 
 
@@ -89,3 +92,99 @@ def test_early_steps_are_not_judged_by_episodes_that_have_just_begun():
         success[..., 0] = True
         add(log, done, lengths, success)
     assert log.rates().step_success == (1.0, 0.0)
+
+
+class Plain:
+    """What `EpisodeLog` promises, word by word: every episode is kept, and nothing is clever."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.size = max(256, 2 * num_envs)
+        self.now = 0
+        self.running = [0] * num_envs  # when each environment's episode started
+        self.ended: list[tuple[int, int, np.ndarray, int, float]] = []
+
+    def step(self, done, success, length, total) -> None:
+        self.now += 1
+        for env in np.nonzero(done)[0]:
+            self.ended.append((self.running[env], env, success[env], length[env], total[env]))
+            assert length[env] == self.now - self.running[env]
+            self.running[env] = self.now
+
+    def rates(self) -> Rates:
+        every = self.now - min(self.running) + 1
+        lags = [0, *(2**power for power in range(20) if 2**power < every), every]
+        return max(
+            map(self.at, lags),
+            key=lambda r: (r.full, r.full * r.success, r.episodes, sum(r.step_success)),
+        )
+
+    def at(self, lag: int) -> Rates:
+        """Over the newest episodes of those that started at least so many steps ago."""
+        running = [(start, env, None, 0, 0.0) for env, start in enumerate(self.running)]
+        old = [one for one in [*self.ended, *running] if one[0] <= self.now - lag]
+        newest = sorted(old, key=lambda one: one[:2])[-self.size :]
+        over = [one for one in newest if one[2] is not None]
+        wins = sum((one[2] for one in over), np.zeros(2, int))
+        return Rates(
+            step_success=tuple(float(share) for share in wins / max(1, len(newest))),
+            mean_episode_length=float(np.mean([one[3] for one in over])) if over else 0.0,
+            mean_episode_return=float(np.mean([one[4] for one in over])) if over else 0.0,
+            episodes=len(newest),
+            full=len(newest) >= self.size,
+        )
+
+
+@pytest.mark.parametrize("num_envs", [3, 150], ids=["a window of 256", "a window of 300"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rates_are_those_of_the_definition_after_every_update(num_envs, seed):
+    """Wins are quick or slow and become rarer or more frequent, so every lag is best at times."""
+    rng = np.random.default_rng(seed)
+    log, plain = EpisodeLog(num_envs, 2), Plain(num_envs)
+    length, total = np.zeros(num_envs, int), np.zeros(num_envs)
+    steps = 5 if num_envs > 100 else 60
+    for number in range(25):
+        taken = []
+        slow, chance = 0.1 + 0.4 * (seed % 2), abs(0.9 - number / 20 * (seed > 1))
+        for _ in range(steps):
+            length, total = length + 1, total + rng.random(num_envs)
+            wins = np.stack([rng.random(num_envs) < 0.9, rng.random(num_envs) < chance], axis=1)
+            done = rng.random(num_envs) < np.where(wins[:, 1], slow, 0.3)
+            taken.append((done, wins, length.copy(), total.copy()))
+            plain.step(*taken[-1])
+            length, total = np.where(done, 0, length), np.where(done, 0.0, total)
+        done, wins, lengths, totals = (np.stack(part) for part in zip(*taken, strict=True))
+        log.add(done=done, task_success=wins, length=lengths, total=totals)
+        found, expected = log.rates(), plain.rates()
+        assert (found.episodes, found.full) == (expected.episodes, expected.full)
+        np.testing.assert_allclose(found.step_success, expected.step_success)
+        np.testing.assert_allclose(found.mean_episode_length, expected.mean_episode_length)
+        np.testing.assert_allclose(found.mean_episode_return, expected.mean_episode_return)
+    assert found.full
+
+
+@pytest.mark.parametrize(
+    ("episodes", "wins", "reached"),
+    [(256, 205, True), (256, 204, False), (255, 255, True), (254, 254, False)],
+    ids=["just enough", "one short", "just a window", "a window not full"],
+)
+def test_a_run_ends_at_the_very_share_of_a_full_window(episodes, wins, reached):
+    """A window holds 256 episodes; the one that has just begun counts as one that failed."""
+    log, share = EpisodeLog(1, 2), 205 / 256
+    success = np.zeros((episodes, 1, 2), bool)
+    success[-wins:, :, 1] = True
+    done, length = np.ones((episodes, 1), bool), np.ones((episodes, 1), int)
+    log.add(done=done, task_success=success, length=length, total=np.zeros((episodes, 1)))
+    assert log.rates().reach(share) == reached
+
+
+def test_the_share_is_that_of_the_last_step_and_the_very_share_is_enough():
+    rates = Rates(
+        step_success=(1.0, 0.5),
+        mean_episode_length=1.0,
+        mean_episode_return=0.0,
+        episodes=256,
+        full=True,
+    )
+    assert rates.reach(0.5)
+    assert not rates.reach(0.51)
+    assert not dataclasses.replace(rates, full=False).reach(0.5)

@@ -165,16 +165,17 @@ def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
     trainer.run(config, Countdown(3))
     env, programs = open_relay(config.ppo)
     assignment = read_assignment(config, trainer.open_module(config.module_path))
-    one, other = (trainer.prepare(assignment, config, env, programs) for _ in range(2))
-    assert same(one.learner.train, other.learner.train)
-    assert (one.counters.updates, one.counters.frames) == (3, 3 * FRAMES)
-    assert one.counters.acted == (48, 0, 48)
-    counts = [leaf for leaf in jax.tree.leaves(one.learner.train.opt_state) if leaf.shape == (3,)]
+    resumed = [trainer.prepare(assignment, config, env, programs) for _ in range(2)]
+    (learner, counters), (other, _) = resumed
+    assert same(learner.train, other.train)
+    assert (counters.updates, counters.frames) == (3, 3 * FRAMES)
+    assert counters.acted == (48, 0, 48)
+    counts = [leaf for leaf in jax.tree.leaves(learner.train.opt_state) if leaf.shape == (3,)]
     assert [list(count) for count in counts] == [[6, 0, 6]]
-    run_io.save_checkpoint(layout, one.learner, one.counters)
-    again = trainer.prepare(assignment, config, env, programs)
-    assert same(again.learner.train, one.learner.train)
-    assert again.counters == one.counters
+    run_io.save_checkpoint(layout, learner, counters)
+    again, same_counters = trainer.prepare(assignment, config, env, programs)
+    assert same(again.train, learner.train)
+    assert same_counters == counters
 
 
 class Killed(BaseException):
