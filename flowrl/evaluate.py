@@ -32,7 +32,7 @@ from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
 
 ROWS = 256  # episodes side by side
-_CHUNK = 50  # steps between looks whether all episodes have ended
+_CHUNK = 50  # steps between two checks whether all episodes have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class StepRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """What the merged experts achieved."""
+    """How often the merged experts completed a plan."""
 
     graph: str
     generation: int
@@ -69,10 +69,10 @@ class EvaluationReport:
 class Tally(NamedTuple):
     """The first episode of each environment; leaves `[B, …]`."""
 
-    over: Any
+    over: Any  # bool[B]
     success: Any  # bool[B, tasks]; while playing as many columns as the plan's arrays have
-    length: Any
-    total: Any
+    length: Any  # int32[B]
+    total: Any  # f32[B]
 
 
 Play = Callable[[Any, jax.Array, int], Tally]
@@ -146,8 +146,9 @@ def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
 def open_player(config: PPOConfig, module: TaskModule) -> Play:
     """A function that lets experts play a module's plan: the first episode of each environment.
 
-    Its programs are the same for every plan of library skills. At most ROWS environments can be
-    asked for; as many worlds lie ready, since nobody looks at what follows the first episodes.
+    It takes parameters with leaves `[E, …]`, a random key and a number B ≤ ROWS of environments,
+    and returns a Tally of NumPy arrays `[B, …]`. Its programs are the same for every plan of
+    library skills. ROWS worlds lie ready: only the first episode of each environment counts.
     """
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
     cache = open_cache(config, walk, world_pool=0, stock=ROWS)
@@ -156,7 +157,7 @@ def open_player(config: PPOConfig, module: TaskModule) -> Play:
 
 
 def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
-    """The same in environments whose stock has ROWS worlds."""
+    """As `open_player`, in environments whose stock has ROWS worlds."""
     wide = acting_experts(env.num_experts)
     inputs = Inputs(env, config)
     key = {"activation": config.activation, "layer_size": config.layer_size, "experts": wide}
@@ -184,7 +185,7 @@ def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
 
 
 def _tally(state: BatchedState, count: int) -> Tally:
-    """Of as many rows as the state has; all but the first `count` are of no interest."""
+    """A tally with a row for each of the state's; all rows but the first `count` are over."""
     rows, columns = state.walk.success.shape
     return Tally(
         over=np.arange(rows) >= count,
