@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -19,6 +19,7 @@ import tyro
 from flowrl.errors import ConfigError
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
+from flowrl.storage.records import Check, Share, above, at_least
 
 LEAST_GROUP = 32  # environments of a thread: a group costs as much again as some twenty
 
@@ -35,30 +36,6 @@ def count(text: str) -> int:
     return int(value)
 
 
-def at_least(low: float) -> Callable[[Any], Any]:
-    """Return a check for the type of a field; None passes where the field may be None."""
-    return _check(lambda value: value >= low, f"must be at least {low:g}")
-
-
-def above(low: float) -> Callable[[Any], Any]:
-    """Return a check for the type of a field."""
-    return _check(lambda value: value > low, f"must be above {low:g}")
-
-
-def within(low: float, high: float) -> Callable[[Any], Any]:
-    """Return a check for the type of a field."""
-    return _check(lambda value: low <= value <= high, f"must lie in [{low:g}, {high:g}]")
-
-
-def _check(holds: Callable[[Any], bool], problem: str) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if not holds(value):
-            raise ValueError(problem)
-        return value
-
-    return check
-
-
 Count = Annotated[
     int,
     tyro.constructors.PrimitiveConstructorSpec(
@@ -71,7 +48,6 @@ Count = Annotated[
 ]
 Natural = Annotated[Count, at_least(0)]
 Positive = Annotated[Count, at_least(1)]
-Share = Annotated[float, within(0.0, 1.0)]
 AboveZero = Annotated[float, above(0.0)]
 Seconds = Annotated[float, at_least(0.0)]
 FrameAccounting = Literal["acted", "total"]
@@ -386,12 +362,12 @@ def _flag_types(kind: Any) -> Mapping[str, Any]:
 
 
 @functools.cache
-def _checks_of(kind: Any) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
+def _checks_of(kind: Any) -> Mapping[str, Sequence[Check]]:
     hints = get_type_hints(kind, include_extras=True)
     return {name: [*_checks_in(hint)] for name, hint in hints.items()}
 
 
-def _checks_in(hint: Any) -> Sequence[Callable[[Any], Any]]:
+def _checks_in(hint: Any) -> Sequence[Check]:
     if get_origin(hint) is Annotated:
         return [check for check in hint.__metadata__ if callable(check)]
     return [check for part in get_args(hint) for check in _checks_in(part)]

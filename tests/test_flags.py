@@ -29,7 +29,7 @@ from flowrl.skills.graph import SkillGraph
 from tests.parallel.making import TABLE, WOOD, finish
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
-from tests.storage.test_config import other_value
+from tests.test_config import other_value
 
 NVIDIA_SMI = """#!/bin/sh
 echo "0, GPU-aaaa, 81559"

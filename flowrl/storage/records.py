@@ -27,7 +27,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -43,12 +42,11 @@ from flowrl.storage.reading import READ_LIMIT_BYTES, read_json
 
 SEAL = "sha256"
 RESTORE = "restore it from a copy (flowrl fsck says what else is damaged)"
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # can be part of a path
-_PHASE = re.compile(r"[a-z]{1,20}")
 _MOST = 2**63 - 1
 _LARGEST = 1e12  # seconds, steps: clocks and dates cannot show more
 Record = TypeVar("Record")
-Reader = Callable[[Any], Any]
+Reader = Callable[[Any], Any]  # makes the value of a field of a JSON value
+Check = Callable[[Any], Any]  # returns the value, or raises ValueError
 
 
 def write(path: Path, record: Any, *, durable: bool = True) -> None:
@@ -166,67 +164,42 @@ class MalformedError(ValueError):
         self.problem, self.key = problem, key
 
 
-def text(value: Any) -> str:
-    """Return `value` if it is text."""
-    if type(value) is not str:
-        raise _not(value, "text")
-    return value
+def at_least(low: float) -> Check:
+    """Return a check for the type of a field: a number from `low`."""
+    return _check(lambda value: value >= low, f"must be at least {low:g}")
 
 
-def word(value: Any) -> str:
-    """Return `value` if it is a plain word that can be part of a path."""
-    if not _WORD.fullmatch(text(value)):
-        raise _not(value, "a plain word")
-    return value
+def above(low: float) -> Check:
+    """Return a check for the type of a field: a number above `low`."""
+    return _check(lambda value: value > low, f"must be above {low:g}")
 
 
-def phase(value: Any) -> str:
-    """Return `value` if it is a short word that can be shown on a terminal."""
-    if not _PHASE.fullmatch(text(value)):
-        raise _not(value, "a word of lower-case letters")
-    return value
+def within(low: float, high: float) -> Check:
+    """Return a check for the type of a field: a number from `low` to `high`."""
+    return _check(lambda value: low <= value <= high, f"must lie in [{low:g}, {high:g}]")
 
 
-def whole(value: Any) -> int:
-    """Return `value` if it is a whole number of 64 bits."""
-    if type(value) is not int or abs(value) > _MOST:
-        raise _not(value, "a whole number of 64 bits")
-    return value
+def matching(pattern: str, meaning: str) -> Check:
+    """Return a check for the type of a field: text that the whole pattern matches."""
+    found = re.compile(pattern).fullmatch
+    return _check(lambda value: found(value) is not None, f"must be {meaning}")
 
 
-def natural(value: Any) -> int:
-    """Return `value` if it is a whole number of 64 bits from 0."""
-    if whole(value) < 0:
-        raise _not(value, "a natural number")
-    return value
+def _check(holds: Callable[[Any], bool], problem: str) -> Check:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(problem)
+        return value
+
+    return check
 
 
-def positive(value: Any) -> int:
-    """Return `value` if it is a whole number of 64 bits from 1."""
-    if whole(value) < 1:
-        raise _not(value, "a whole number from 1")
-    return value
-
-
-def finite(value: Any) -> float:
-    """Return `value` if it is a number up to 1e12."""
-    if type(value) not in (int, float) or not abs(value) <= _LARGEST or not math.isfinite(value):
-        raise _not(value, "a finite number up to 1e12")
-    return float(value)
-
-
-def share(value: Any) -> float:
-    """Return `value` if it is a number from 0 to 1."""
-    if not 0.0 <= finite(value) <= 1.0:
-        raise _not(value, "a share between 0 and 1")
-    return float(value)
-
-
-Natural = Annotated[int, natural]
-Positive = Annotated[int, positive]
-Share = Annotated[float, share]
-Word = Annotated[str, word]
-Phase = Annotated[str, phase]
+Natural = Annotated[int, at_least(0)]
+Positive = Annotated[int, at_least(1)]
+Share = Annotated[float, within(0.0, 1.0)]
+# A word can be part of a path; a phase can be shown on a terminal.
+Word = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "a plain word")]
+Phase = Annotated[str, matching(r"[a-z]{1,20}", "a word of lower-case letters")]
 
 
 def _lines(value: Any) -> str:
@@ -270,8 +243,26 @@ def _reader(kind: Any) -> Reader:
         return _record(kind, tag="kind" if _kind_of(kind) else None)
     if isinstance(kind, type) and issubclass(kind, Enum):
         members = {member.value: member for member in kind}
-        return lambda value: members[value] if text(value) in members else _refuse(value, members)
+        return lambda value: members[value] if _text(value) in members else _refuse(value, members)
     return _PLAIN[kind]
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise _not(value, "text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or abs(value) > _MOST:
+        raise _not(value, "a whole number of 64 bits")
+    return value
+
+
+def _finite(value: Any) -> float:
+    if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+        raise _not(value, "a finite number up to 1e12")
+    return float(value)
 
 
 def _boolean(value: Any) -> bool:
@@ -286,7 +277,7 @@ def _nothing(value: Any) -> None:
 
 
 def _time(value: Any) -> datetime:
-    found = datetime.fromisoformat(text(value))
+    found = datetime.fromisoformat(_text(value))
     if found.tzinfo is None:
         raise _not(value, "a time with its time zone")
     return found.astimezone(UTC)
@@ -299,10 +290,10 @@ def _refuse(value: Any, allowed: Any) -> Any:
 _PLAIN: dict[Any, Reader] = {
     Any: lambda value: value,
     bool: _boolean,
-    int: whole,
-    float: finite,
-    str: text,
-    Path: lambda value: Path(text(value)),
+    int: _whole,
+    float: _finite,
+    str: _text,
+    Path: lambda value: Path(_text(value)),
     datetime: _time,
     NoneType: _nothing,
 }

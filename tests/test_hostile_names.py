@@ -28,8 +28,8 @@ from flowrl.parallel.status import Entry
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths, RunPaths, display_name, session_name, slug
 from flowrl.skills.graph import SkillGraph
+from tests.hostile_names import CANARY, HOSTILE, TMUX
 from tests.parallel.making import finish, make_skill, prepare
-from tests.storage.hostile_names import CANARY, HOSTILE, TMUX
 
 TRAINER = """
 import json, os, sys
