@@ -168,7 +168,7 @@ def test_a_new_expert_is_taken_even_when_it_never_acted():
     assert isinstance(decided(None, candidate(acted=0, ancestor=None), never), UseCandidate)
 
 
-def test_a_rule_sees_ancestor_current_and_offeredof_a_stale_run():
+def test_a_rule_sees_ancestor_current_and_candidate_of_a_stale_run():
     current = version(frames=90, content="other", name="v000004-d", runs=("a", "b", "c", "d"))
     seen = []
     offered = candidate(acted=5)
