@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError, FormatVersionError
@@ -33,7 +32,7 @@ class Manifest:
     """The experts that count, by global index, and the runs that are in."""
 
     generation: int = 0
-    experts: Mapping[int, ExpertVersion] = field(default_factory=lambda: MappingProxyType({}))
+    experts: Mapping[int, ExpertVersion] = field(default_factory=dict)
     merged: tuple[str, ...] = ()
 
     @property
@@ -45,7 +44,7 @@ class Manifest:
         """Return the manifest after the merge of `run_id`: its new versions and ledger entry."""
         return Manifest(
             generation=self.generation + 1,
-            experts=MappingProxyType(dict(sorted({**self.experts, **new}.items()))),
+            experts=dict(sorted({**self.experts, **new}.items())),
             merged=(*self.merged, run_id),
         )
 
@@ -131,9 +130,7 @@ def read_file(path: Path) -> Manifest:
     """Read one manifest file, the present one or one of the history."""
     found = records.read(path, ManifestFile)
     experts = {version.index: version for version in found.experts}
-    return Manifest(
-        generation=found.generation, experts=MappingProxyType(experts), merged=found.merged
-    )
+    return Manifest(generation=found.generation, experts=experts, merged=found.merged)
 
 
 def history_file(layout: GraphPaths, generation: int) -> Path:

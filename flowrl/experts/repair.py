@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 from flowrl import notices, storage
 from flowrl.errors import ExpertCorruptError, ExpertError, ExpertMissingError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.store import ExpertStore, Pins
+from flowrl.experts.store import ExpertStore, Pins, refuse_misplaced
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion
 
@@ -197,57 +196,6 @@ def _quarantine_place(layout: GraphPaths, path: Path) -> Path:
     return place
 
 
-# Folders behind links
-
-
-def refuse_misplaced(layout: GraphPaths) -> None:
-    """Make sure that the folders a graph needs are where they belong.
-
-    Raises:
-      FileRefusedError: a link or a file is in the place of a folder; says how to go on.
-    """
-    for _, error in misplaced(needed_folders(layout)):
-        raise error
-
-
-def needed_folders(layout: GraphPaths) -> tuple[Path, ...]:
-    """The folders that hold what cannot be made again."""
-    return (
-        layout.skills,
-        layout.checkpoints,
-        layout.history,
-        layout.training_runs,
-        layout.failed_runs,
-        layout.skill_files,
-    )
-
-
-def misplaced(folders: Iterable[Path]) -> Iterator[tuple[Path, FileRefusedError]]:
-    """Those of these folders that are links or no folders, with a refusal each; any may be missing.
-
-    flowrl follows no links inside a graph: if the disk that a link leads to is not mounted, its
-    content would count as lost. A link that leads to the whole graph does no harm.
-    """
-    for path in folders:
-        if path.is_symlink():
-            yield (
-                path,
-                FileRefusedError(
-                    f"{path} is a link to {path.readlink()}; flowrl follows no links inside a "
-                    "graph: put the folder itself in the place of the link, or move the whole "
-                    "graph to a larger disk (a mount or a link that leads to all of it is fine)"
-                ),
-            )
-        elif path.exists() and not path.is_dir():
-            yield (
-                path,
-                FileRefusedError(
-                    f"{path} is no folder; move it away, and restore the folder from a backup if "
-                    "it held anything"
-                ),
-            )
-
-
 # The checks
 
 
@@ -269,7 +217,7 @@ def _check_history(store: ExpertStore, pinned: Pins) -> Iterator[Finding]:
             fix = partial(storage.remove_file, place)
             yield Finding("warning", thing, place, fix=fix, done=f"removed: {place}")
         elif manifest is None:
-            thing = f"generation {generation} cannot be read: nobody can go back to it"
+            thing = f"generation {generation} cannot be read, so no rollback to it is possible"
             fix = partial(_renew_generation, store, place)
             yield Finding("warning", thing, place, fix=fix, done=f"set aside: {place}")
         elif manifest.merged != present.merged[: len(manifest.merged)]:
@@ -409,9 +357,7 @@ def _current(store: ExpertStore, expert: int) -> ExpertVersion:
 
 
 def _with_experts(before: Manifest, experts: Mapping[int, ExpertVersion]) -> Manifest:
-    return dataclasses.replace(
-        before, generation=before.generation + 1, experts=MappingProxyType(dict(experts))
-    )
+    return dataclasses.replace(before, generation=before.generation + 1, experts=experts)
 
 
 def _manifests(store: ExpertStore) -> list[Manifest]:

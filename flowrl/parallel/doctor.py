@@ -31,8 +31,8 @@ from flowrl.errors import (
 from flowrl.experts import manifest as manifests
 from flowrl.experts import repair as experts
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.repair import REPAIR, Finding, is_set_aside, misplaced, set_aside
-from flowrl.experts.store import ExpertStore
+from flowrl.experts.repair import REPAIR, Finding, is_set_aside, set_aside
+from flowrl.experts.store import ExpertStore, misplaced, needed_folders
 from flowrl.launchers.run_status import lock_held
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.recovery import (
@@ -68,7 +68,7 @@ def inspect(layout: GraphPaths, *, claimed: bool = False) -> tuple[Finding, ...]
     is at work, what it may be about to change is not checked; `claimed` says that the caller holds
     the folder.
     """
-    remedy = "that first: until then nothing else is looked at, and nothing is repaired"
+    remedy = "do that first; until then nothing else is checked or repaired"
     found = [Finding("error", str(error), place, remedy) for place, error in obstacles(layout)]
     if not found:
         at_work = not claimed and daemon_of(layout.daemon_lock) is not None
@@ -91,7 +91,7 @@ def repair(layout: GraphPaths) -> Iterator[str]:
         try:
             found = list(check(layout))
         except FlowrlError as error:
-            yield f"not mended: {error}"
+            yield f"not repaired: {error}"
             continue
         yield from filter(None, map(_fixed, found))
         if check is _check_manifest and _present(layout) is None:
@@ -103,7 +103,7 @@ def _fixed(finding: Finding) -> str:
     try:
         result = finding.fix() if finding.fix else False
     except FlowrlError as error:
-        return f"not mended: {error}"
+        return f"not repaired: {error}"
     if result is False:
         return ""
     return result if isinstance(result, str) else finding.done
@@ -133,7 +133,7 @@ def refuse_obstacles(layout: GraphPaths) -> None:
 
 def obstacles(layout: GraphPaths) -> Iterator[tuple[Path, FileRefusedError]]:
     """Everything that keeps a graph from being repaired: where it is, and a refusal."""
-    folders = (*experts.needed_folders(layout), layout.quarantine, layout.notices)
+    folders = (*needed_folders(layout), layout.quarantine, layout.notices)
     found = [*misplaced(folders), *_locks_that_are_no_files(layout)]
     if not found:  # else reading could lead out of the graph
         found = list(misplaced(path for path in _folders_in_use(layout) if path.is_symlink()))
@@ -238,7 +238,7 @@ def _fail_run(layout: GraphPaths, place: RunPaths, error: FileRefusedError) -> s
     try:
         return f"set aside: {fail_run(layout, place.expert, skill)}"
     except BusyError:
-        return f"not mended: {error}; its run still lives: wait for its end"
+        return f"not repaired: {error}; its run still lives: wait for its end"
 
 
 def _check_skill_files(layout: GraphPaths) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from flowrl.errors import (
     format_error,
     is_transient,
 )
-from flowrl.experts import repair
+from flowrl.experts.store import refuse_misplaced
 from flowrl.launchers.base import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import events
@@ -232,7 +232,7 @@ class SkillScheduler:
           FileRefusedError: scheduler_state.json is damaged or of another version.
         """
         if self._store is None:
-            repair.refuse_misplaced(self.layout)
+            refuse_misplaced(self.layout)
             self._lock.acquire()
             try:
                 self._store = StateStore(

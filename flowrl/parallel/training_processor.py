@@ -18,7 +18,6 @@ from typing import Any
 from flowrl import storage
 from flowrl.config import FrameAccounting
 from flowrl.errors import BusyError, ExpertError, FileRefusedError, ResultRefusedError
-from flowrl.experts import repair
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import (
     Candidate,
@@ -28,7 +27,7 @@ from flowrl.experts.merge import (
     UseCandidate,
     frame_count,
 )
-from flowrl.experts.store import Commit, ExpertStore
+from flowrl.experts.store import Commit, ExpertStore, refuse_misplaced
 from flowrl.launchers.run_status import lock_held
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folder import live_runs, pinned_versions, remove_part_files
@@ -132,7 +131,7 @@ def recover_graph(
     Raises:
       FileRefusedError: the manifest is damaged; says which history file to restore.
     """
-    repair.refuse_misplaced(layout)
+    refuse_misplaced(layout)
     ExpertStore(layout).recover(pinned_versions(layout))
     for folder in (layout.training_runs, layout.failed_runs):
         storage.remove_leftovers(folder)

@@ -27,7 +27,7 @@ from flowrl.errors import (
 )
 from flowrl.experts import repair
 from flowrl.experts.remapping import Remapping
-from flowrl.experts.store import ExpertStore, check_digest
+from flowrl.experts.store import ExpertStore, check_digest, refuse_misplaced
 from flowrl.games.base import find_game
 from flowrl.networks.shapes import env_sizes, expert_shapes
 from flowrl.parallel.run_folder import (
@@ -96,7 +96,7 @@ def prepare_training_run(  # noqa: PLR0913
       SkillError: the plan cannot be made into a module.
       BusyError: a process of an earlier attempt still lives.
     """
-    repair.refuse_misplaced(layout)
+    refuse_misplaced(layout)
     steps = graph.plan(skill)
     needs = dict.fromkeys(step.skill for step in steps if step.skill != skill)
     experts = {need: _index(need, completed) for need in needs} | {skill: expert}

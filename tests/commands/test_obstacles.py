@@ -171,7 +171,7 @@ def test_what_cannot_be_set_aside_is_said_and_the_rest_is_mended(graph, capsys):
     graph.scheduler_state.unlink()
     code, said = fsck(capsys, graph, "--repair")
     assert code == 1
-    assert "not mended: " in said
+    assert "not repaired: " in said
     assert frames(graph) == {0: 70, 1: 20}
     assert statuses(graph) == {WOOD: "completed", TABLE: "completed"}
     (graph.quarantine / "skills" / "1_Place_Table").unlink()
