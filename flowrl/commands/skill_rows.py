@@ -1,4 +1,4 @@
-"""What a graph's folder says about every skill, read from its files alone."""
+"""The rows of `flowrl status`, read from the files of a graph's folder alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDED = frozenset({"completed", "failed", "held", "blocked"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillRow:
-    """One skill as `flowrl status` shows it; None where there is nothing to say."""
+    """One skill as `flowrl status` shows it; None stands for a value that does not apply."""
 
     skill: str
     status: str
@@ -48,45 +48,45 @@ class SkillRow:
     seconds: float | None  # since the run began, or that it took
     ended_at: str | None  # when it was completed, failed or held; ISO 8601 in UTC
     waits_for: tuple[str, ...]
-    waits: str  # for what else than skills
+    waits: str  # a slot or a time that it waits for
     why: str
     log: tuple[str, ...]  # the last lines of a failed skill's training log
 
 
-def read_rows(layout: GraphPaths) -> list[SkillRow]:
-    """Every skill of the graph, in the order in which they were added.
+def read_rows(paths: GraphPaths) -> list[SkillRow]:
+    """Return every skill of the graph, in the order in which they were added.
 
     Raises:
       FileRefusedError: the folder holds no readable scheduler_state.json.
     """
-    if not layout.scheduler_state.is_file():
+    if not paths.scheduler_state.is_file():
         raise FileRefusedError(
-            f"{layout.root} is no graph: it has no scheduler_state.json; name the folder that "
+            f"{paths.root} is no graph: it has no scheduler_state.json; name the folder that "
             "--graph_path named, or start python -m flowrl.bottomup_parallel"
         )
-    document = StateFile(layout.scheduler_state).load_document()
+    document = StateFile(paths.scheduler_state).load_document()
     try:
-        return [_row(layout, facts) for facts in document["skills"]]
+        return [_row(paths, line) for line in document["skills"]]
     except (KeyError, TypeError, ValueError) as error:
         raise FileRefusedError(
-            f"{layout.scheduler_state} is malformed ({type(error).__name__}: {error}); "
+            f"{paths.scheduler_state} is malformed ({type(error).__name__}: {error}); "
             "restore it from a copy"
         ) from error
 
 
-def read_stop_mode(layout: GraphPaths) -> str:
+def read_stop_mode(paths: GraphPaths) -> str:
     """Return how a user stops the scheduler, in words; "" when nobody does."""
     try:
-        return _STOP_MODES[StopMode(StateFile(layout.scheduler_state).load_document()["stop_mode"])]
+        return _STOP_MODES[StopMode(StateFile(paths.scheduler_state).load_document()["stop_mode"])]
     except (KeyError, TypeError, ValueError) as error:
-        raise FileRefusedError(f"{layout.scheduler_state} is malformed: {error}") from error
+        raise FileRefusedError(f"{paths.scheduler_state} is malformed: {error}") from error
 
 
 def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
-    """The row of a skill, by its name, its machine name or its expert number.
+    """Return the row of a skill, found by its name, its machine name or its expert number.
 
     Raises:
-      GraphError: there is no such skill; says which there are.
+      GraphError: there is no such skill; the message lists all skills.
     """
     word = wanted.strip().casefold()
     for row in rows:
@@ -100,59 +100,59 @@ def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
 
 
 def all_ended(rows: Sequence[SkillRow]) -> bool:
-    """Whether nothing will move any more by itself."""
+    """Return whether no skill changes any more by itself."""
     return all(row.status in ENDED for row in rows)
 
 
-def _row(layout: GraphPaths, facts: Mapping[str, Any]) -> SkillRow:
-    progress = _progress(layout, facts) if facts["status"] == "running" else None
+def _row(paths: GraphPaths, line: Mapping[str, Any]) -> SkillRow:
+    progress = _progress(paths, line) if line["status"] == "running" else None
     steps = progress.step_success if progress else ()
-    success = steps[-1] if steps else facts.get("success_rate")
+    success = steps[-1] if steps else line.get("success_rate")
     return SkillRow(
-        skill=facts["skill"],
-        status=facts["status"],
-        expert=facts["expert"],
-        attempt=facts["attempt"],
-        session=facts.get("session"),
-        device=facts.get("device"),
+        skill=line["skill"],
+        status=line["status"],
+        expert=line["expert"],
+        attempt=line["attempt"],
+        session=line.get("session"),
+        device=line.get("device"),
         phase=progress.phase if progress else None,
         steps_per_second=progress.steps_per_second if progress else None,
         success_rate=success,
         step_success=steps,
-        frames=progress.frames if progress else facts.get("frames"),
+        frames=progress.frames if progress else line.get("frames"),
         total_frames=progress.total_frames if progress else None,
         eta_seconds=progress.eta_seconds if progress else None,
-        seconds=_seconds(facts),
-        ended_at=facts.get("at"),
-        waits_for=tuple(facts.get("blocked_by") or facts["waits_for"]),
-        waits=_waits(facts),
-        why=_STOP_REASONS.get(facts.get("stop_reason", ""), "") or facts.get("why") or "",
-        log=tuple(facts.get("log", ())),
+        seconds=_seconds(line),
+        ended_at=line.get("at"),
+        waits_for=tuple(line.get("blocked_by") or line["waits_for"]),
+        waits=_waits(line),
+        why=_STOP_REASONS.get(line.get("stop_reason", ""), "") or line.get("why") or "",
+        log=tuple(line.get("log", ())),
     )
 
 
-def _waits(facts: Mapping[str, Any]) -> str:
-    """For what a skill waits that is no skill: a slot, or a time."""
-    if facts["status"] not in ("waiting", "merging") or facts["waits_for"]:
+def _waits(line: Mapping[str, Any]) -> str:
+    """Return the slot or the time that a skill waits for, "" if it waits for skills or nothing."""
+    if line["status"] not in ("waiting", "merging") or line["waits_for"]:
         return ""
-    due = facts.get("not_before")
+    due = line.get("not_before")
     if due is not None and (when := datetime.fromisoformat(due)) > datetime.now(UTC):
         return f"its next try at {when:%H:%M:%S} UTC"
-    return "a free slot" if facts["status"] == "waiting" else ""
+    return "a free slot" if line["status"] == "waiting" else ""
 
 
-def _progress(layout: GraphPaths, facts: Mapping[str, Any]) -> runs.Progress | None:
-    """The trainer's newest figures, unless they are another run's or unreadable just now."""
+def _progress(paths: GraphPaths, line: Mapping[str, Any]) -> runs.Progress | None:
+    """Return the trainer's newest figures; None if they are another run's or cannot be read."""
     try:
-        progress = runs.read_progress(layout.run(facts["expert"], facts["skill"]))
+        progress = runs.read_progress(paths.run(line["expert"], line["skill"]))
     except FileRefusedError:
         return None
-    return progress if progress and progress.run_id == facts["run_id"] else None
+    return progress if progress and progress.run_id == line["run_id"] else None
 
 
-def _seconds(facts: Mapping[str, Any]) -> float | None:
-    if "wall_seconds" in facts:
-        return facts["wall_seconds"]
-    if facts["status"] == "running":
-        return (datetime.now(UTC) - datetime.fromisoformat(facts["since"])).total_seconds()
+def _seconds(line: Mapping[str, Any]) -> float | None:
+    if "wall_seconds" in line:
+        return line["wall_seconds"]
+    if line["status"] == "running":
+        return (datetime.now(UTC) - datetime.fromisoformat(line["since"])).total_seconds()
     return None
