@@ -1,4 +1,4 @@
-"""The `flowrl` command: show a graph, control its scheduler, repair it, evaluate its experts."""
+"""The program `flowrl`: show a graph, control its scheduler, repair it, evaluate its experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowrl evaluate`: flags and table, apart from the work because that loads jax."""
+"""`flowrl evaluate`, its flags and table: a leaf, because the work loads jax."""
 
 from __future__ import annotations
 
