@@ -79,7 +79,7 @@ class WalkingEnv(Protocol):
         ...
 
     def like(self, num_envs: int) -> tuple[Any, Any]:
-        """Shapes and types of what `reset` answers, as `step` takes them."""
+        """Shapes and types of what `reset` returns, as `step` takes them."""
         ...
 
     def reset(self, key: jax.Array, num_envs: int) -> tuple[jax.Array, Any]:

@@ -74,16 +74,16 @@ class BatchedEnv:
 
     def begin_programs(self, num_envs: int) -> None:
         """Compile the programs that `reset` needs, in threads."""
-        _ = self._new_batch, self._room, self._put, self._first_program(num_envs)
+        _ = self._new_batch, self._zeros, self._put, self._first_program(num_envs)
 
     @cached_property
     def _new_batch(self) -> Callable[..., Any]:
         return self._cache.begin(ProgramSpec("worlds", self._numbered_batch, _key_and_number))
 
     @cached_property
-    def _room(self) -> Callable[[], Any]:
+    def _zeros(self) -> Callable[[], Any]:
         empty = partial(self._empty, self.size)
-        return self._cache.begin(ProgramSpec("room", empty, tuple))
+        return self._cache.begin(ProgramSpec("zeros", empty, tuple))
 
     @cached_property
     def _put(self) -> Callable[..., Any]:
@@ -103,7 +103,7 @@ class BatchedEnv:
         """First observations f32[B, observation_size] and state of B = num_envs episodes."""
         if not self.world_pool and num_envs > self.size:
             raise ValueError(f"a stock of {self.size} worlds is too small for {num_envs} episodes")
-        store = self._filled(key, Store(self._room(), _count(self.size), _count(0)))
+        store = self._filled(key, Store(self._zeros(), _count(self.size), _count(0)))
         rows = np.arange(num_envs, dtype=np.int32)
         if self.world_pool:
             rows = jax.random.randint(key, (num_envs,), 0, self.world_pool, jnp.int32)

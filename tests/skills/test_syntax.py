@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 
 import pytest
 
 from flowrl.errors import CodeRefusedError
 from flowrl.games.base import COUNT
 from flowrl.games.craftax import CLASSIC, FULL
+from flowrl.skills.validation import allowed
 from flowrl.skills.validation.syntax import (
     check_function,
     check_skill_source,
@@ -56,6 +58,22 @@ HONEST = {
     "slices": "return player_intrinsics[1:3].sum() + closest_blocks[..., 0].sum()",
     "nn": "return jax.nn.sigmoid(jnp.tanh(jnp.exp(-env_reward)))",
 }
+
+
+def test_another_games_items_change_nothing_for_the_skills_of_a_game(monkeypatch):
+    words = frozenset({"where", "lax", "select", "clip", "size", "value", "astype", "float32"})
+    other = replace(CLASSIC, name="Other-v1", items=words, enums={}, features={"cell": "int"})
+    monkeypatch.setattr(allowed, "known_games", lambda: (*GAMES, other))
+    for body in HONEST.values():
+        check_skill_source(skill_text(reward=reward(body)), "skill.py", games=(CLASSIC,))
+    text = skill_text(reward=reward("return inventory.lax", "inventory"))
+    with pytest.raises(CodeRefusedError, match=r"inventory\.lax is not in Craftax-Classic"):
+        check_skill_source(text, "skill.py", games=(CLASSIC,))
+    text = skill_text(reward=reward("return cell * 1.0", "cell"))
+    with pytest.raises(CodeRefusedError, match="cell is not in Craftax-Classic"):
+        check_skill_source(text, "skill.py", games=(CLASSIC,))
+
+
 HOSTILE = {
     "import": "import os\nreturn 0",
     "from import": "from os import system\nreturn 0",

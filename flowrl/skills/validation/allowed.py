@@ -51,6 +51,7 @@ sum max min mean any all prod astype clip argmax argmin set add
 """
 METHODS = frozenset(_METHODS.split())
 ATTRIBUTES = frozenset({"at", "ndim", "size", "T"})  # besides the items of the games
+_OF_ARRAYS = ATTRIBUTES | METHODS | {"value"}
 
 
 def refusal(place: str, node: ast.AST | None, what: str, remedy: str) -> CodeRefusedError:
@@ -133,8 +134,16 @@ def _missing(
 
 
 def _is_item(value: ast.expr, name: str, items: Collection[str]) -> bool:
-    """Whether this is an item of the inventory, which may have been given another name."""
-    return name in items or (isinstance(value, ast.Name) and value.id in INVENTORIES)
+    """Whether this is an item of the inventory, which may have been given another name.
+
+    Another game's item may have the name of a JAX function or of an array's attribute.
+    """
+    if isinstance(value, ast.Name) and value.id in INVENTORIES:
+        return True
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    in_module = isinstance(value, ast.Name) and value.id in MODULES
+    return name in items and name not in _OF_ARRAYS and not in_module
 
 
 def _refused(missing: Sequence[_Missing], games: Sequence[Game], place: str) -> CodeRefusedError:
