@@ -1,6 +1,7 @@
-"""What a merge asks about two copies of an expert, and what was found out: one record per run.
+"""The record of a comparison: a leaf that the scheduler and the program that compares share.
 
-It lies in a folder of the graph and not in the run's, where a trainer could put answers.
+It holds what a merge asks about two copies of an expert, and the answers. It lies in a folder of
+the graph and not in the run's, where a trainer could put answers.
 """
 
 from __future__ import annotations

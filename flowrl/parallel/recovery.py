@@ -205,14 +205,8 @@ def claimed(layout: GraphPaths) -> Iterator[None]:
     """Hold the graph's folder, so that no scheduler starts meanwhile.
 
     Raises:
-      FileRefusedError: there is no graph in it.
       BusyError: a scheduler or another repair holds it.
     """
-    if not (layout.checkpoints.is_dir() or layout.scheduler_state.is_file()):
-        raise FileRefusedError(
-            f"{layout.root} is no graph: it has neither checkpoints/ nor scheduler_state.json; "
-            "name the folder that --graph_path named"
-        )
     claim = DaemonLock(layout.daemon_lock)
     claim.acquire()
     try:
