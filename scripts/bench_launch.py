@@ -50,7 +50,7 @@ def main() -> int:
         say("launch → trainer's first line", starts)
         say("trainer killed → outcome known", notices)
         if isinstance(launcher, TmuxLauncher):
-            launcher._tmux("kill-server")
+            launcher._server.run("kill-server")
         launcher.close()
     return 0
 
