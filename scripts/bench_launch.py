@@ -70,9 +70,8 @@ def seconds_to_notice(launcher: Launcher, runs: list[tuple[Handle, Job]]) -> lis
     seconds = []
     while runs:
         handle, job = runs.pop()
-        start = run_status.read_start(job.folder, job.run_id)
-        assert start is not None
-        assert start.job_pid is not None
+        while (start := run_status.read_start(job.folder, job.run_id)) is None or not start.job_pid:
+            time.sleep(0.001)
         killed = time.perf_counter()
         os.kill(start.job_pid, signal.SIGKILL)
         while launcher.poll(handle, job.folder) is None:

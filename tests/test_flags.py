@@ -86,7 +86,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr(sandboxes, "_trouble", lambda _: None)  # a trial for each case takes long
+    monkeypatch.setattr(sandboxes, "_problem", lambda _: None)  # a trial for each case takes long
     return Bench(tmp_path, monkeypatch)
 
 

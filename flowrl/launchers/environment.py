@@ -1,12 +1,10 @@
 """The complete environment of a trainer: what it may inherit and what it must have.
 
 A trainer runs code that a language model may have written. So it inherits by an allowlist: the
-keys with which the daemon talks to that model, and whatever else is in its environment, stay here.
+keys with which the daemon calls that model stay here.
 
-CPUs are not divided among runs. On two cores, two runs pinned to one core each needed 3 to 10 %
-less CPU time than two that share both, but a run that is alone then takes twice as long.
-(XLA's CPU backend heeds a process's affinity, `Job.cpus`; OMP_NUM_THREADS and the XLA_FLAGS
-`--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1` change nothing in jax 0.10.)
+CPUs are not divided among runs: on two cores, two runs pinned to one core each needed 3 to 10 %
+less CPU time than two that share both, but a single run then takes twice as long.
 """
 
 from __future__ import annotations
@@ -21,9 +19,8 @@ from flowrl.redaction import is_secret
 
 MEMORY_SHARE = 0.9  # of a GPU, for all its runs together: CUDA contexts need the rest
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-# Reading programs back takes memory in small pieces and gives much of it back at once. glibc asks
-# the kernel for each piece, and it for clean pages again: in larger ones a start costs 5 % less.
-# The third keeps what is large apart, as glibc would by itself were the others not set.
+# Reading compiled programs allocates and frees small pieces of memory. Asking the kernel for larger
+# ones makes a start 5 % cheaper. The third setting restores glibc's default for large blocks.
 _MALLOC = {
     "MALLOC_TOP_PAD_": str(2**26),
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
@@ -33,7 +30,7 @@ _MALLOC = {
 _INHERITED = re.compile(
     "|".join(
         [
-            # the person and the place
+            # the user and the machine
             r"HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|COLORTERM|NO_COLOR",
             # where programs, libraries and caches are
             r"PATH|TMPDIR|XDG_\w+|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|CONDA_PREFIX|PYTHONPATH",
@@ -61,12 +58,12 @@ def child_env(
     Args:
       device: the GPU's id (`flowrl.launchers.gpus`), or None to train without one.
       skills_per_gpu: how many runs share it; each preallocates its part of the memory.
-      environ: what to inherit from; by default this process's environment.
-      passed: the names of variables that a user passes on besides (`--pass_env`).
+      environ: the environment to inherit from; by default this process's own.
+      passed: the names of further variables that the user passes on (`--pass_env`).
 
     Raises:
-      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is set, and is no share; or a variable to pass
-        on is not set.
+      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is not in (0, 1], or a variable to pass on is
+        not set.
     """
     inherited = os.environ if environ is None else environ
     env = {name: value for name, value in inherited.items() if _may_pass(name)}
@@ -83,7 +80,7 @@ def child_env(
 
 
 def compile_cache(folder: Path | None, environ: Mapping[str, str]) -> Path:
-    """Where JAX keeps compiled programs: `folder`, else JAX_COMPILATION_CACHE_DIR, else the user's.
+    """JAX's compile cache: `folder`, else JAX_COMPILATION_CACHE_DIR, else the user's own.
 
     Raises:
       RuntimeError: there is no home folder.
@@ -111,10 +108,10 @@ def _may_pass(name: str) -> bool:
 
 
 def memory_share(environ: Mapping[str, str]) -> float:
-    """The part of a GPU's memory for all its runs together: the user's wish, or ours.
+    """The part of a GPU's memory for all its runs together: the user's setting, or 0.9.
 
     Raises:
-      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is set, and is no share.
+      ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is not in (0, 1].
     """
     text = environ.get(_FRACTION)
     if text is None:

@@ -1,4 +1,4 @@
-"""Which GPUs there are and which of them this graph may use.
+"""Which GPUs the machine has and which of them this graph may use.
 
 The ids are nvidia-smi's: PCI bus order, which children share by `CUDA_DEVICE_ORDER=PCI_BUS_ID`
 (`flowrl.launchers.environment`); CUDA's own default, fastest first, may number them otherwise.
@@ -39,7 +39,7 @@ def visible_devices(
 ) -> tuple[Device, ...]:
     """The GPUs to use: those named, else those that CUDA_VISIBLE_DEVICES leaves; () is the CPU.
 
-    An nvidia-smi that is missing, hangs or fails answers `last_known`.
+    Returns `last_known` if nvidia-smi is missing, hangs or fails.
 
     Raises:
       ConfigError: a named GPU is not there.
@@ -66,13 +66,13 @@ def slots(
 
     Args:
       devices: the GPUs.
-      most: at most so many on each; None stands for 1, or for any number that fits.
-      memory_mb: what one run takes, as the user declares it. What is free now is not asked: a
-        run takes its memory only when it has compiled.
-      environ: where XLA_PYTHON_CLIENT_MEM_FRACTION may say what part of a GPU is for runs.
+      most: the largest number on each; None stands for 1, or for any number that fits.
+      memory_mb: the memory of one run, as the user declares it. Free memory is not measured: a
+        run takes its memory only after it has compiled.
+      environ: may set the part of a GPU that is for runs, XLA_PYTHON_CLIENT_MEM_FRACTION.
 
     Raises:
-      ConfigError: a GPU is too small for one run, or nobody knows how much memory it has.
+      ConfigError: a GPU is too small for one run, or its memory is unknown.
     """
     if memory_mb is None:
         return {device.id: most or 1 for device in devices}
@@ -97,7 +97,7 @@ def _fit(device: Device, memory_mb: int, share: float) -> int:
 
 
 def _probe(timeout_seconds: float) -> tuple[Device, ...] | None:
-    """What nvidia-smi lists; None when it cannot be asked or talks nonsense."""
+    """What nvidia-smi lists; None when it fails or prints something else."""
     try:
         return tuple(_parse(line) for line in _ask(timeout_seconds).splitlines() if line.strip())
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def _ask(timeout_seconds: float) -> str:
     try:
         text, _ = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
-        # No wait: a driver that hangs may keep it from dying, and us with it.
+        # No wait: a driver that hangs may keep it from ending.
         process.kill()
         raise
     if process.returncode != 0:

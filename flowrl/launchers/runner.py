@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 FORMAT = 1
 EXIT_BUSY, EXIT_NOT_STARTED = 75, 127  # run.lock is held; the program cannot be executed
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     start["job"] = identity(pid)
     try:
         write_record(folder, "start.json", start)
-    except OSError as error:  # a full disk: the job goes on, and its lock names it
+    except OSError as error:  # a full disk: the job goes on
         report(f"start.json does not name the job: {error}")
     status, received = wait_for(pid, spec, server)
     number = death_signal(status, sandboxed=bool(spec["sandbox"]))
@@ -150,10 +151,8 @@ def send(pid: int, number: int, *, sandboxed: bool) -> None:
     """
     pids = [job for child in children_of(pid) for job in children_of(child)] if sandboxed else []
     for receiver in pids or [pid]:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(receiver, number)
-        except ProcessLookupError:
-            continue
 
 
 def children_of(pid: int) -> list[int]:
@@ -232,18 +231,17 @@ def write_record(folder: str, name: str, record: dict) -> None:
         os.unlink(part)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(record, file)
+        file.write(json.dumps(record))
         file.flush()
-        os.fsync(descriptor)
+        if name == "exit.json":  # the other is of no use after a crash of the machine
+            os.fsync(descriptor)
     os.replace(part, os.path.join(folder, name))
 
 
 def report(text: str) -> None:
     """Write one line to the terminal, if it is not closed."""
-    try:
+    with suppress(OSError):
         os.write(2, f"flowrl: {text}\n".encode())
-    except OSError:
-        return
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""Confining trainers by bubblewrap: no network, no other processes, no folder but their own run's.
+"""Confine trainers by bubblewrap: no network, no other processes, no folder but their own run's.
 
-A confined trainer sees an empty machine into which only this is put: the system's programs and
-libraries, Python and what is installed for it, all of it read-only; an empty home and /tmp, kept in
-memory; its run folder, in which it may write, except for the records that say what the run is; a
-compile cache that only confined trainers share, since whoever may write programs there decides what
-others execute. The runner stays outside and gives the trainer a session without a terminal of its
-own, so nothing can be typed into the pane.
-
-The environment is handed over by the runner and is no part of the command line, which all can read.
+A confined trainer sees an empty machine with these additions: the system's programs and libraries,
+Python and its packages, all read-only; an empty home and /tmp in memory; its run folder, writable
+except for run.json and the module; a compile cache that only confined trainers share, because a
+process that may write programs there decides what others execute. The runner stays outside and
+gives the trainer a session without a terminal, so that nothing can be typed into the pane. The
+runner also hands over the environment, which therefore is not on the command line.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from flowrl.storage import make_dir
 
 NOTICE = "sandbox"
 CONFINED_SUFFIX = "-confined"
-TRIAL_SECONDS = 30.0
-_TRIAL = "import flowrl.paths, importlib.util as u; assert u.find_spec('jax')"
+PROBE_SECONDS = 30.0
+_PROBE = "import flowrl.paths, importlib.util as u; assert u.find_spec('jax')"
 _CONFINED = "trainers are confined by bubblewrap: no network, no folder but their own run's"
 _OFFLINE = "; Weights & Biases is kept on disk for wandb sync, or use --sandbox none"
 _MISSING = "bubblewrap is not installed (apt install bubblewrap)"
@@ -53,7 +51,7 @@ class Confinement:
     """How trainers are confined: by the program named, or, without one, not at all."""
 
     program: str | None = None
-    hidden: Path | None = None  # a folder of which nothing but a run's own is to be seen
+    hidden: Path | None = None  # the graph's folder, of which only the run's own is visible
     said: str = "trainers are not confined (--sandbox none)"
 
     def around(
@@ -64,12 +62,12 @@ class Confinement:
         env: Mapping[str, str],
         cache: Path | None = None,
     ) -> tuple[str, ...]:
-        """The words that go before a trainer's own; none when it is not confined.
+        """The words that go before a trainer's own; none if it is not confined.
 
         Args:
-          place: the run, whose folder is there and is a real path.
-          cwd: where the trainer is started; it will be empty there.
-          env: the trainer's environment, for the places that it names.
+          place: the run; its folder exists and is a real path.
+          cwd: the trainer's working folder, which it sees empty.
+          env: the trainer's environment; the folders that it names become visible.
           cache: the compile cache as the trainer knows it.
         """
         if self.program is None:
@@ -94,9 +92,9 @@ class Confinement:
 
 
 def confinement(wanted: Sandbox, graph: Path, *, network_wanted: bool = False) -> Confinement:
-    """What `--sandbox` comes to on this machine, for the runs of the graph in this folder.
+    """What `--sandbox` means on this machine, for the runs of the graph in this folder.
 
-    With `network_wanted` it says what becomes of that wish.
+    With `network_wanted` the notice says what replaces the network.
 
     Raises:
       ConfigError: bubblewrap is asked for, and is missing or does not work.
@@ -106,20 +104,20 @@ def confinement(wanted: Sandbox, graph: Path, *, network_wanted: bool = False) -
     program = shutil.which("bwrap")
     said = _CONFINED + (_OFFLINE if network_wanted else "")
     found = Confinement(program=program, hidden=graph.resolve(), said=said)
-    trouble = _MISSING if program is None else _trouble(found)
-    if trouble is None:
+    problem = _MISSING if program is None else _problem(found)
+    if problem is None:
         return found
     if wanted == "bwrap":
-        raise ConfigError(f"--sandbox bwrap: {trouble}; {_REMEDY}")
-    return Confinement(said=f"trainers are not confined: {trouble}")
+        raise ConfigError(f"--sandbox bwrap: {problem}; {_REMEDY}")
+    return Confinement(said=f"trainers are not confined: {problem}")
 
 
-def _trouble(tried: Confinement) -> str | None:
+def _problem(probed: Confinement) -> str | None:
     """Why a trainer's Python cannot be started confined; None when it can."""
     env = child_env()
     with tempfile.TemporaryDirectory(prefix="flowrl-sandbox-") as folder:
         place = RunPaths(Path(folder).resolve(), 0)
-        words = [*tried.around(place, cwd=place.folder, env=env), sys.executable, "-c", _TRIAL]
+        words = [*probed.around(place, cwd=place.folder, env=env), sys.executable, "-c", _PROBE]
         try:
             done = subprocess.run(
                 words,
@@ -129,7 +127,7 @@ def _trouble(tried: Confinement) -> str | None:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=TRIAL_SECONDS,
+                timeout=PROBE_SECONDS,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"bubblewrap does not work here: {error}"
@@ -151,14 +149,14 @@ def confined_env(env: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str
 
 
 def cache_of(folder: Path | None, env: Mapping[str, str]) -> Path | None:
-    """The compile cache as a real path; None where a trainer would have no place for one."""
+    """The compile cache as an absolute path; None without a home folder."""
     with contextlib.suppress(RuntimeError, OSError):  # no home
         return compile_cache(folder, env).absolute()
     return None
 
 
 def _shared(cache: Path | None) -> list[str]:
-    """The compile cache of confined trainers in the place of everybody's; none if it cannot be."""
+    """Put the confined trainers' compile cache in the place of the user's."""
     if cache is None:
         return []
     with contextlib.suppress(OSError, ValueError):
@@ -175,7 +173,7 @@ def _home(env: Mapping[str, str]) -> list[str]:
 
 
 def _read_only(env: Mapping[str, str]) -> list[str]:
-    """Outer folders first: what is put into place later may lie inside."""
+    """Outer folders first: later ones may lie inside."""
     words: list[str] = []
     system = [Path(name) for name in _SYSTEM]
     settings = [Path("/etc", name) for name in _SETTINGS.split()]
@@ -188,7 +186,7 @@ def _read_only(env: Mapping[str, str]) -> list[str]:
 
 
 def _python(env: Mapping[str, str]) -> Iterator[Path]:
-    """Where the interpreter and its packages are, and the folders that the environment names."""
+    """The folders of the interpreter and its packages, and those that the environment names."""
     package = Path(__file__).resolve().parents[1]
     ours = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
     if site.ENABLE_USER_SITE:
@@ -205,14 +203,14 @@ def _python(env: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _holds_a_home(path: Path, env: Mapping[str, str]) -> bool:
-    """Whether a folder is too much to show: a home, or what homes lie in."""
+    """Whether a folder is a home, or holds homes: too much to show."""
     homes = {Path.home(), Path(env.get("HOME") or "/"), Path("/home/x"), Path("/tmp/x")}  # noqa: S108
     real = path.resolve()
     return any(home.is_relative_to(path) or home.resolve().is_relative_to(real) for home in homes)
 
 
 def _outermost(paths: Iterable[Path], *, beyond: Iterable[Path]) -> list[Path]:
-    """Each folder once, without those that lie in another one."""
+    """Each folder once, without those inside another one."""
     chosen: list[Path] = []
     for path in sorted(set(paths), key=lambda path: len(path.parts)):
         if not any(path.is_relative_to(other) for other in (*beyond, *chosen)):

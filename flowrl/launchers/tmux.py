@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -47,8 +47,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 _COLUMNS, _LINES = "160", "48"
 _PAUSE_SECONDS = 0.05
 _FORMER_RUN_SECONDS = 1.0
-_REAP_SECONDS = 0.5  # between two times that sessions are reaped
-_BATCH = 20  # sessions in one command: tmux takes about 16 kB
+_REAP_SECONDS = 0.5  # at least, between two tries to end a session
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +184,6 @@ class TmuxLauncher:
         self._grace_seconds = grace_seconds
         self._keep_seconds = keep_seconds
         self._succeeded: dict[str, tuple[Handle, float]] = {}  # run id → when to reap its session
-        self._next_reaping = 0.0
 
     def check(self) -> None:
         """Check that jobs can be launched at all.
@@ -210,10 +208,9 @@ class TmuxLauncher:
                 f"{job.name!r} with {job.run_id!r} cannot name a tmux session; use letters, "
                 "digits, _ . -"
             )
-        fresh = not run_status.was_launched(job.folder)
         run_status.prepare(job, grace_seconds=self._grace_seconds)
         try:
-            return (self._begin(job, _session_name(job)) if fresh else None) or self._start(job)
+            return self._start(job)
         except LaunchError:
             run_status.withdraw(job)
             raise
@@ -243,8 +240,20 @@ class TmuxLauncher:
         self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def reap(self, handle: Handle) -> bool:
-        """End the session of an ended job unless a client is attached; whether it is gone."""
-        return self._reap([handle])
+        """End the session of an ended job unless a client is attached; whether it is gone.
+
+        Raises:
+          LaunchError: tmux does not answer.
+        """
+        ours = f"#{{==:#{{{RUN_OPTION}}},{handle.run_id}}}"
+        over = "#{&&:#{pane_dead},#{==:#{session_attached},0}}"
+        end = f"display-message -p {handle.run_id} ; kill-pane -t {handle.pane}"
+        words = ("if-shell", "-F", "-t", f"{handle.pane}", f"#{{&&:{ours},{over}}}", end)
+        reply = self._server.run(*words)
+        gone = reply.returncode != 0 or handle.run_id in reply.stdout
+        if gone:
+            self._succeeded.pop(handle.run_id, None)
+        return gone
 
     def close(self) -> None:
         """Reap the sessions of finished jobs; other jobs go on."""
@@ -252,32 +261,18 @@ class TmuxLauncher:
         with contextlib.suppress(LaunchError):
             deadline = time.monotonic() + _FORMER_RUN_SECONDS
             left = [handle for handle, _ in self._succeeded.values()]
-            while not self._reap(left) and time.monotonic() < deadline:
-                time.sleep(_PAUSE_SECONDS)
-                left = [handle for handle, _ in self._succeeded.values()]
+            while left and time.monotonic() < deadline:
+                left = [handle for handle in left if not self.reap(handle)]
+                time.sleep(_PAUSE_SECONDS if left else 0.0)
 
     def _reap_due(self) -> None:
         """Try once to end each session whose time has come; the next try is a while later."""
         now = time.monotonic()
-        if now < self._next_reaping:
-            return
-        self._next_reaping = now + _REAP_SECONDS
-        due = [handle for handle, when in self._succeeded.values() if when <= now]
-        for handle in due:
-            self._succeeded[handle.run_id] = (handle, now + self._keep_seconds)
-        self._reap(due)
-
-    def _reap(self, handles: Sequence[Handle]) -> bool:
-        """End the sessions of ended jobs, with few commands; whether all are gone."""
-        gone: list[Handle] = []
-        for first in range(0, len(handles), _BATCH):
-            some = handles[first : first + _BATCH]
-            words = [word for handle in some for word in (*_ending_command(handle), ";")]
-            reply = self._server.run(*words[:-1])
-            gone += [one for one in some if reply.returncode != 0 or one.run_id in reply.stdout]
-        for handle in gone:
-            self._succeeded.pop(handle.run_id, None)
-        return len(gone) == len(handles)
+        for handle, when in list(self._succeeded.values()):
+            if when <= now:
+                later = now + max(self._keep_seconds, _REAP_SECONDS)
+                self._succeeded[handle.run_id] = (handle, later)
+                self.reap(handle)
 
     def _start(self, job: Job) -> Handle:
         """Adopt this run, replace an ended one of this graph, or begin a session."""
@@ -351,14 +346,6 @@ def _options(job: Job, target: str) -> list[str]:
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
         *(";", "pipe-pane", "-t", target, log.replace("%", "%%").replace("#", "##")),
     ]
-
-
-def _ending_command(handle: Handle) -> list[str]:
-    """Kill a job's pane, and print its run id, if the job has ended and no client is attached."""
-    ours = f"#{{==:#{{{RUN_OPTION}}},{handle.run_id}}}"
-    over = "#{&&:#{pane_dead},#{==:#{session_attached},0}}"
-    end = f"display-message -p {handle.run_id} ; kill-pane -t {handle.pane}"
-    return ["if-shell", "-F", "-t", f"{handle.pane}", f"#{{&&:{ours},{over}}}", end]
 
 
 def _session_name(job: Job) -> str:

@@ -286,7 +286,7 @@ def fake_bubblewrap(folder: Path, monkeypatch, script: str) -> None:
 )
 def test_a_bubblewrap_that_does_not_work_is_not_used(tmp_path, monkeypatch, script, said):
     fake_bubblewrap(tmp_path, monkeypatch, script)
-    monkeypatch.setattr(sandbox, "TRIAL_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "PROBE_SECONDS", 0.5)
     found = sandbox.confinement("auto", tmp_path)
     assert found.program is None
     assert "not confined: bubblewrap does not work here" in found.said

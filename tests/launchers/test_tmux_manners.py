@@ -71,29 +71,6 @@ def test_closing_leaves_runs_and_their_server_alone(tmux, make_job):
     assert tmux.poll(handle, job.folder) is None
 
 
-@pytest.mark.parametrize("gone", [None, 1], ids=["all there", "one is gone"])
-def test_sessions_whose_time_has_come_are_ended_together(
-    server_folder, make_job, monkeypatch, gone
-):
-    tmux, asked = TmuxLauncher("test", keep_seconds=0.0), []
-    tmux.launch(keeper := make_job(SLEEP, name="flowrl_e9_x"))
-    ids = ["e0.a1.x", "e1.a1.x", "e2.a1.x"]
-    jobs = [make_job(SUCCEED % name, name=f"flowrl_{name[:2]}_x", run_id=name) for name in ids]
-    runs = [(tmux.launch(job), job) for job in jobs]
-    for handle, job in runs:
-        until(lambda handle=handle, job=job: tmux.poll(handle, job.folder))
-    until(lambda: tmux._server.run("list-panes", "-a", "-F", "#{pane_dead}").stdout.count("1") == 3)
-    if gone is not None:
-        tmux._server.run("kill-session", "-t", f"={jobs[gone].name}")
-    run = tmux._server.run
-    monkeypatch.setattr(tmux._server, "run", lambda *words: asked.append(words) or run(*words))
-    tmux._next_reaping = 0.0
-    tmux.wait([], timeout_seconds=0)
-    tmux.wait([], timeout_seconds=0)
-    assert [words[0] for words in asked] == ["if-shell"]
-    assert sessions(tmux) == [keeper.name]
-
-
 @pytest.mark.parametrize("command", ["kill-session", "kill-server"])
 def test_a_server_ends_with_its_last_session_though_the_daemon_is_gone(tmux, make_job, command):
     job = make_job(STUBBORN)
@@ -253,17 +230,3 @@ def test_a_run_does_not_mind_its_users(tmux, make_job):
         os.kill(pid or 0, signal.SIGCONT)
     tmux.cancel(found, job.folder)
     assert cause_of(end_of(tmux, found, job)) is ExitCause.STOPPED
-
-
-def test_only_a_folder_that_was_launched_before_is_looked_for_among_the_panes(
-    server_folder, make_job, monkeypatch
-):
-    tmux, asked = TmuxLauncher("test"), []
-    run = tmux._server.run
-    monkeypatch.setattr(tmux._server, "run", lambda *words: asked.append(words[0]) or run(*words))
-    job = make_job(SUCCEED % "e0.a1.x")
-    assert isinstance(end_of(tmux, tmux.launch(job), job), Finished)
-    assert asked == ["new-session"]
-    again = replace(job, run_id="e0.a2.x")
-    tmux.launch(again)
-    assert asked[1:] == ["list-panes", "respawn-pane"]
