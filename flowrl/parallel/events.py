@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from flowrl.launchers.base import Exited, Handle, Lost
-from flowrl.parallel.status import FRESH, Entry, Status
+from flowrl.parallel.status import FRESH, Entry, Status, StopReason
 from flowrl.runs import RunResult
 
 DONE = "done"
@@ -171,13 +171,12 @@ class RunEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class RunHung(RunPrepared):
-    """The run lives, but has shown no progress for too long."""
+class RunLate:
+    """The run lives, but has shown no progress, or has lived, for too long."""
 
-
-@dataclass(frozen=True, slots=True)
-class RunOverdue(RunPrepared):
-    """The run lives, but has taken longer than an attempt may."""
+    skill: str
+    run_id: str
+    reason: StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +238,7 @@ Event = (
     | LaunchRefused
     | Deferred
     | RunEnded
-    | RunHung
-    | RunOverdue
+    | RunLate
     | MergeDone
     | FoundMerged
     | MergeRefused

@@ -28,7 +28,7 @@ from flowrl.parallel.backend import Backend
 from flowrl.parallel.events import Command, Event, RunRequest
 from flowrl.parallel.health import DiskHealth, RunLimits, read_log_tail
 from flowrl.parallel.run_folder import result_of
-from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status
+from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status, StopReason
 from flowrl.paths import RunPaths
 from flowrl.runs import RunResult, read_progress
 
@@ -206,11 +206,11 @@ class CommandExecutor:
             self.stop(entry)
             return ()
         if status.handle is not None and self._limits.seconds_left(status.handle) < 0:
-            return (events.RunOverdue(entry.skill, job.run_id),)
+            return (events.RunLate(entry.skill, job.run_id, StopReason.OVERDUE),)
         progress = RunPaths(job.folder, entry.expert or 0).progress
         if self._limits.is_silent(job.run_id, progress):
             if self._disk.ok:
-                return (events.RunHung(entry.skill, job.run_id),)
+                return (events.RunLate(entry.skill, job.run_id, StopReason.HUNG),)
             self._limits.excuse(job.run_id)  # it cannot write its progress either
         return ()
 

@@ -213,17 +213,11 @@ class Transition:
             if isinstance(self.builder.entries[event.skill].status, Merging):
                 self.commands.append(events.Merge(self._request(event.skill)))
 
-    def _hung(self, event: events.RunHung) -> None:
-        self._end_late(StopReason.HUNG, event)
-
-    def _overdue(self, event: events.RunOverdue) -> None:
-        self._end_late(StopReason.OVERDUE, event)
-
-    def _end_late(self, reason: StopReason, event: events.RunPrepared) -> None:
+    def _late(self, event: events.RunLate) -> None:
         """Ask a silent or slow run to end, unless a user has already asked it to."""
         entry = self._entry_of(event, Running)
         if entry and isinstance(entry.status, Running) and not entry.status.stop_reason:
-            self._ask_to_end(entry, reason)
+            self._ask_to_end(entry, event.reason)
 
     def _merged(self, event: events.MergeDone) -> None:
         if entry := self._entry_of(event, Merging):
@@ -484,8 +478,7 @@ HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.LaunchRefused: Transition._launch_refused,
     events.Deferred: Transition._deferred,
     events.RunEnded: Transition._ended,
-    events.RunHung: Transition._hung,
-    events.RunOverdue: Transition._overdue,
+    events.RunLate: Transition._late,
     events.MergeDone: Transition._merged,
     events.FoundMerged: Transition._found_merged,
     events.MergeRefused: Transition._merge_refused,

@@ -1,4 +1,4 @@
-"""Random histories of the core: faults, requests and crashes at any moment, judged afterwards.
+"""Random histories of the core: faults, requests and crashes at any moment, checked afterwards.
 
 Each seed plays one graph: runs end in every way, users ask for everything, the clock jumps back
 and forth, the disk is full for a while, a second daemon tries to take the folder. A crash drops
@@ -24,7 +24,16 @@ from flowrl.parallel.events import ControlRequest, LogTail, NewSkill, StopMode, 
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.state_file import StateFile, decode
-from flowrl.parallel.status import Completed, Failed, Held, Merging, Running, Slotted, Waiting
+from flowrl.parallel.status import (
+    Completed,
+    Failed,
+    Held,
+    Merging,
+    Running,
+    Slotted,
+    StopReason,
+    Waiting,
+)
 from flowrl.parallel.transitions import step
 from flowrl.runs import RunResult
 from tests.parallel.scheduling import NOW, finished
@@ -40,7 +49,7 @@ ENDS = (
 
 @dataclass
 class Disk:
-    """What survives a crash: run folders, living processes, the ledger, the story for the judge."""
+    """What survives a crash: run folders, living processes, the ledger, what happened."""
 
     runs: dict[str, object] = field(default_factory=dict)  # run id → outcome, None while it lives
     newest: dict[str, str] = field(default_factory=dict)  # skill → run id
@@ -252,8 +261,8 @@ class Play:
                 if self.unlucky():
                     self.tell(events.RunEnded(entry.skill, status.run_id, outcome, 10, said))
             elif self.unlucky() and self.unlucky():
-                late = self.dice.choice([events.RunHung, events.RunOverdue])
-                self.tell(late(entry.skill, status.run_id))
+                reason = self.dice.choice([StopReason.HUNG, StopReason.OVERDUE])
+                self.tell(events.RunLate(entry.skill, status.run_id, reason))
         self.tell()
 
     def add(self, count: int) -> None:
@@ -300,7 +309,7 @@ def play(seed: int) -> Play:
     raise AssertionError(f"seed {seed} never comes to rest: {game.state}")
 
 
-def judge(game: Play) -> None:
+def check_laws(game: Play) -> None:
     """The laws of every history, from what is left on disk and in the state."""
     entries = game.state.entries
     completed = {n: e.status for n, e in entries.items() if isinstance(e.status, Completed)}
@@ -351,7 +360,7 @@ def second_daemon_is_refused(game: Play) -> None:
 @pytest.mark.parametrize("case", range(12))
 def test_every_random_history_keeps_the_laws(case):
     for seed in range(case * SEEDS_PER_CASE, (case + 1) * SEEDS_PER_CASE):
-        judge(play(seed))
+        check_laws(play(seed))
 
 
 def test_the_histories_meet_every_kind_of_end():

@@ -245,8 +245,7 @@ def test_an_event_of_another_run_or_status_changes_nothing():
         for event in (
             events.RunLaunched(skill, "other", handle),
             events.RunEnded(skill, "other", Lost()),
-            events.RunHung(skill, "other"),
-            events.RunOverdue(skill, "other"),
+            events.RunLate(skill, "other", StopReason.HUNG),
             events.MergeDone(skill, "other"),
             events.FoundMerged(skill, "other", 1, 1.0, 1.0),
             events.MergeRefused(skill, "other", "no"),
