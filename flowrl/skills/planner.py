@@ -293,13 +293,11 @@ class Planner:
     def _by_preference(self, needs: Mapping[str, int]) -> list[Step]:
         found = {item: self._provider(item, need) for item, need in needs.items()}
         steps = {item: step for item, step in found.items() if step is not None}
-        here = not self.ephemeral.isdisjoint(needs)
 
         def late_first(item: str) -> tuple[bool, int, str]:
             return item in self.ephemeral, -self.rank[steps[item].skill], item
 
-        items = [item for item in steps if not here or self._stays(steps[item].skill)]
-        return [steps[item] for item in sorted(items, key=late_first)]
+        return [steps[item] for item in sorted(steps, key=late_first)]
 
     def _before(self, needs: Mapping[str, int], step: Step) -> dict[str, int] | None:
         """What must be there before the step; None when that can never be."""
@@ -311,14 +309,11 @@ class Planner:
 
     def _provider(self, item: str, need: int) -> Step | None:
         """The preferred skill that can reach this level, at the smallest count that does."""
-        for name in self.providers.get(item, ()) if need <= self.capacity else ():
+        for name in self.providers.get(item, ()):
             count = count_for(self.skills[name], item, need, capacity=self.capacity)
             if count is not None:
                 return Step(skill=name, count=count)
         return None
-
-    def _stays(self, name: str) -> bool:
-        return stays(self.skills[name], self.ephemeral)
 
     def _pruned(self, names: list[str], goal: Step) -> tuple[Step, ...]:
         steps = self._counted(names, goal)
@@ -354,6 +349,9 @@ class Planner:
         needs: dict[str, int] | None = entry_needs(self.skills[goal.skill], goal.count)
         for name in reversed(names[:-1]):
             step = Step(skill=name, count=self._smallest_count(name, needs))
+            gains = self.skills[name].gain.values()
+            if any(amount.at(step.count) > self.capacity for amount in gains):
+                return None
             needs = self._before(needs, step)
             if needs is None:
                 return None
