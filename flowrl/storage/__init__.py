@@ -10,7 +10,6 @@ from flowrl.storage.atomic import (
     make_dir,
     make_file,
     remove_part_files,
-    replacing,
     truncate,
     write_atomic,
     write_json,
@@ -28,8 +27,6 @@ from flowrl.storage.files import (
     remove_unread_tree,
 )
 from flowrl.storage.reading import (
-    READ_LIMIT_BYTES,
-    everything,
     open_plain,
     plain_files,
     read_bytes,
@@ -38,12 +35,10 @@ from flowrl.storage.reading import (
 )
 
 __all__ = [
-    "READ_LIMIT_BYTES",
     "append_line",
     "commit_dir",
     "copy_file",
     "copy_trees",
-    "everything",
     "fault_point",
     "flush",
     "flush_tree",
@@ -60,7 +55,6 @@ __all__ = [
     "remove_part_files",
     "remove_tree",
     "remove_unread_tree",
-    "replacing",
     "tree_digest",
     "truncate",
     "write_atomic",

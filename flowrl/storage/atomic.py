@@ -16,7 +16,7 @@ import secrets
 import stat
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,10 @@ def write_atomic(
     Of several writers at once the last one wins. With `durable=False` the file may be lost or
     damaged after a power cut: for files that the caller flushes, or that can be made again.
     """
-    with replacing([path], mode=mode, durable=durable) as new:
-        new.write(path, content.encode() if isinstance(content, str) else content)
-        if durable:
-            new.flush()
-        new.publish(path)
+    payload = content.encode() if isinstance(content, str) else content
+    point = f"write.{path.name}"
+    with replacing(path, point, mode=mode, durable=durable) as descriptor:
+        write_all(descriptor, payload, point)
 
 
 def write_json(path: Path, document: Any, *, indent: int | None = 2, durable: bool = True) -> None:
@@ -99,70 +98,32 @@ def make_file(path: Path) -> None:
     os.close(os.open(path, PLAIN_NEW, 0o600))
 
 
-class Replacement:
-    """New contents for some files: written into `.part` files, flushed, renamed one by one."""
+@contextmanager
+def replacing(path: Path, point: str, *, mode: int = 0o600, durable: bool = True) -> Iterator[int]:
+    """Yield a descriptor; after the block, what was written to it replaces `path`.
 
-    def __init__(self) -> None:
-        self._parts: dict[Path, tuple[Path, int]] = {}
-
-    def begin(self, path: Path, mode: int) -> None:
-        """Make the `.part` file beside `path`."""
-        self._parts[path] = _new_part(path, mode)
-
-    def descriptor(self, path: Path) -> int:
-        """Return the descriptor that the new content of `path` is written to."""
-        return self._parts[path][1]
-
-    def write(self, path: Path, payload: bytes | memoryview) -> None:
-        """Write the new content of `path`."""
-        write_all(self.descriptor(path), payload, f"write.{path.name}")
-
-    def flush(self, others: Iterable[Path] = ()) -> None:
-        """Make everything written durable, and the files and folders `others` with it."""
-        flush([*(part for part, _ in self._parts.values()), *others])
-
-    def publish(self, path: Path) -> None:
-        """Rename the new content to `path`."""
-        fault_point(f"write.{path.name}")
-        part, descriptor = self._parts[path]
-        part.replace(path)
-        del self._parts[path]
-        os.close(descriptor)
-
-    def discard(self) -> None:
-        """Remove the `.part` files that were not published."""
-        for part, descriptor in self._parts.values():
+    If the block fails, the old file stays. `point` is the fault point before the rename.
+    """
+    # Opened first: after the rename, a lack of descriptors must not keep it from being durable.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        part, descriptor = _new_part(path, mode)
+        try:
+            yield descriptor
+            if durable:
+                os.fsync(descriptor)
+            fault_point(point)
+            part.replace(path)
+            if durable:
+                os.fsync(folder)
+        except BaseException:
             with suppress(OSError):  # the error that led here is on its way up
                 part.unlink()
+            raise
+        finally:
             os.close(descriptor)
-
-
-@contextmanager
-def replacing(
-    paths: Sequence[Path], *, mode: int = 0o600, durable: bool = True
-) -> Iterator[Replacement]:
-    """Replace several files, each atomically; the block writes, flushes and publishes them.
-
-    After the block their folders are flushed, if `durable`. A file that the block did not publish
-    keeps its old content.
-    """
-    # Opened first: after a rename, a lack of descriptors must not keep it from being durable.
-    folders = dict.fromkeys((path.parent for path in paths), -1)
-    new = Replacement()
-    try:
-        for folder in folders:
-            folders[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        for path in paths:
-            new.begin(path, mode)
-        yield new
-        if durable:
-            for descriptor in folders.values():
-                os.fsync(descriptor)
     finally:
-        new.discard()
-        for descriptor in folders.values():
-            if descriptor >= 0:
-                os.close(descriptor)
+        os.close(folder)
 
 
 def remove_part_files(folder: Path) -> None:

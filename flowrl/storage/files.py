@@ -32,10 +32,9 @@ TRASH_SUFFIX = ".trash"
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy one plain file of any size, atomically and durably."""
-    with replacing([target]) as new:
-        _copy_content(source, new.descriptor(target), f"copy.{target.name}")
-        new.flush()
-        new.publish(target)
+    point = f"copy.{target.name}"
+    with replacing(target, point) as descriptor:
+        _copy_content(source, descriptor, point)
 
 
 def copy_trees(
