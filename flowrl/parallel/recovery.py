@@ -114,9 +114,9 @@ def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -
     """From the archived record, or the run folder if a merge was killed before archiving."""
     problem = ""
     archive = layout.archive(version.index, version.skill)
-    for place in (archive, layout.run(version.index, version.skill)):
+    for paths in (archive, layout.run(version.index, version.skill)):
         try:
-            run, result = read_run(place), read_result(place)
+            run, result = read_run(paths), read_result(paths)
         except FormatVersionError:
             raise
         except FileRefusedError as error:
@@ -129,7 +129,7 @@ def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -
                 frames=result.frames,
                 success_rate=result.success_rate,
                 wall_seconds=result.wall_seconds,
-                at=_written(place.run_json),
+                at=_written(paths.run_json),
             )
     return _completed_without_record(layout, version, problem)
 
@@ -157,14 +157,14 @@ def _completed_without_record(
 
 
 def _live(layout: GraphPaths, graph: SkillGraph) -> Iterator[NewSkill]:
-    for place in live_runs(layout):
-        run = read_run(place)
+    for paths in live_runs(layout):
+        run = read_run(paths)
         status = Running(
             run_id=run.run_id,
             attempt=run.attempt,
             handle=None,
             device=None,
-            since=_written(place.run_json),
+            since=_written(paths.run_json),
         )
         yield NewSkill(
             skill=run.skill, needs=graph.needs(run.skill), expert=run.expert, status=status
@@ -293,7 +293,7 @@ def state_disagrees(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
 def _waiting(entry: Entry) -> Entry:
     status = entry.status
     assert isinstance(status, Completed)
-    waiting = Waiting(attempt=status.attempt + 1, why="its expert counts no more")
+    waiting = Waiting(attempt=status.attempt + 1, why="its expert no longer counts")
     return replace(entry, status=waiting, failures=0, frames_used=0, refusals=0, requeues=0)
 
 
@@ -332,9 +332,9 @@ def recorded_config(layout: GraphPaths) -> BottomUpConfig:
     except (FileRefusedError, ConfigError) as error:
         experts = ExpertStore(layout).manifest().experts.items()
         archives = (layout.archive(index, version.skill) for index, version in experts)
-        for place in (*live_runs(layout), *archives):
-            if place.run_json.exists():
-                return configs.from_json(BottomUpConfig, read_run(place).config)
+        for paths in (*live_runs(layout), *archives):
+            if paths.run_json.exists():
+                return configs.from_json(BottomUpConfig, read_run(paths).config)
         raise FileRefusedError(
             f"{error}. No other record says what the graph is for: start its scheduler again, "
             "with the flags it began with"
@@ -361,7 +361,7 @@ def usable_config(layout: GraphPaths) -> BottomUpConfig:
 
 
 def restore_manifest(layout: GraphPaths) -> str:
-    """Replace a damaged manifest by the newest readable generation; says so, or nothing.
+    """Replace a damaged manifest by the newest readable generation; returns what was done, or "".
 
     A generation is written to the history before it counts, so the newest one is either what the
     manifest said or a merge that was about to count. If the newest is damaged as well, an older
