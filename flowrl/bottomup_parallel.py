@@ -61,7 +61,7 @@ def train_graph(
         recover_graph(layout, rule, min_success_rate=config.schedule.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
         records.write(layout.config_json, configs.to_json(config))
-        backend = TrainingBackend(layout, config, lambda: graph, devices=scheduler.devices)
+        backend = TrainingBackend(layout, config, graph, devices=scheduler.devices)
         notices.publish(layout, sandbox.NOTICE, backend.confinement.said)
         flow = Flow(
             graph,

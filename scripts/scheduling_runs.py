@@ -62,22 +62,22 @@ class Chain:
             )
         ]
         graph = SkillGraph(skills)
-        workshop = _Workshop(self._layout, self._config, lambda: graph)
-        workshop.made = self._made
+        backend = _Backend(self._layout, self._config, graph)
+        backend.made = self._made
         with SkillScheduler(
             self._layout.root, launcher=launcher, max_parallel_skills=1
         ) as scheduler:
-            scheduler.set_callbacks(backend=workshop)
+            scheduler.set_callbacks(backend=backend)
             for skill in skills:
                 scheduler.add_skill(skill.name, {}, graph.needs(skill.name))
             if not scheduler.run().complete:
                 raise SystemExit("a run failed; see the log")
-        moments = workshop.moments
+        moments = backend.moments
         self.ended = [moments[f"A {number}"]["ended"] for number in range(self._pairs)]
         return [moments[f"B {number}"]["began"] - ended for number, ended in enumerate(self.ended)]
 
 
-class _Workshop(TrainingBackend):
+class _Backend(TrainingBackend):
     """Real run folders and merges; only the trainer's program is another."""
 
     made: Path

@@ -20,13 +20,13 @@ from flowrl.launchers.base import Job
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun
 from tests.parallel import stand_in
-from tests.parallel.stand_in_story import StandInWorkshop
+from tests.parallel.stand_in_story import StandInBackend
 
 TALKATIVE = "--train"
 FAILING = "Place Table"
 
 
-class LeakingWorkshop(StandInWorkshop):
+class LeakingBackend(StandInBackend):
     """Everything is real but the trainer's program."""
 
     def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
@@ -56,5 +56,5 @@ def tell_everything(words: list[str]) -> int:
 if __name__ == "__main__":
     if TALKATIVE in sys.argv:
         sys.exit(tell_everything(sys.argv[2:]))
-    bottomup_parallel.TrainingBackend = LeakingWorkshop
+    bottomup_parallel.TrainingBackend = LeakingBackend
     sys.exit(bottomup_parallel.main())

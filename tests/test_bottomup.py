@@ -48,8 +48,8 @@ class Bench:
 
     def job(self) -> Job:
         config = with_flags(SequentialConfig(), graph_path=self.layout.root)
-        workshop = TrainingBackend(self.layout, config, lambda: GRAPH)
-        return workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
+        backend = TrainingBackend(self.layout, config, GRAPH)
+        return backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
 
     def archived_log(self) -> str:
         return RunPaths(self.layout.skill_folder(0, WOOD), 0).training_log.read_text()

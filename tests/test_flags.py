@@ -53,16 +53,15 @@ class Bench:
     def parsed(self, *words: str) -> BottomUpConfig:
         return config.parse(BottomUpConfig, [f"--graph_path={self.layout.root}", *words])
 
-    def graph(self, parsed: BottomUpConfig) -> Callable[[], SkillGraph]:
-        graph = bottomup_parallel.open_graph(parsed, SkillSources(self.layout))
-        return lambda: graph
+    def graph(self, parsed: BottomUpConfig) -> SkillGraph:
+        return bottomup_parallel.open_graph(parsed, SkillSources(self.layout))
 
-    def workshop(self, *words: str) -> TrainingBackend:
+    def backend(self, *words: str) -> TrainingBackend:
         parsed = self.parsed(*words)
         return TrainingBackend(self.layout, parsed, self.graph(parsed))
 
     def job(self, *words: str, **facts):
-        return self.workshop(*words).prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
+        return self.backend(*words).prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
 
     def scheduler(self, *words: str) -> SkillScheduler:
         parsed = self.parsed(*words)
@@ -207,7 +206,7 @@ def merge_policy(bench):
     bench.monkeypatch.setattr(
         bottomup_parallel, "recover_graph", lambda layout, rule, **facts: seen.append(rule)
     )
-    bench.workshop("--merge_policy=eval_gate").merge(RunRequest(skill=WOOD, expert=0, attempt=1))
+    bench.backend("--merge_policy=eval_gate").merge(RunRequest(skill=WOOD, expert=0, attempt=1))
     bench.handed_out("--merge_policy=eval_gate")
     assert seen == [MERGE_RULES["eval_gate"]] * 2
 
@@ -270,8 +269,8 @@ def gpu_memory_mb(bench):
     both = bench.scheduler("--gpu_memory_mb=20000", "--skills_per_gpu=2").devices
     assert both == {"0": 2, "1": 2, "2": 2}
     parsed = bench.parsed("--gpu_memory_mb=20000")
-    workshop = TrainingBackend(bench.layout, parsed, bench.graph(parsed), devices=devices)
-    env = workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, device="1")).env
+    backend = TrainingBackend(bench.layout, parsed, bench.graph(parsed), devices=devices)
+    env = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, device="1")).env
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
     with pytest.raises(ConfigError, match="GPU 0 has 81559 MB, of which 73403 are for runs"):
         bench.scheduler("--gpu_memory_mb=80000")
@@ -322,7 +321,7 @@ def pass_env(bench):
     assert "canary" not in " ".join(job.argv + job.sandbox)
     assert "somebody-else" in bench.scheduler("--pass_env", "MY_NAME").secrets()
     with pytest.raises(ConfigError, match="--pass_env MY_OTHER: it is not set"):
-        bench.workshop("--pass_env", "MY_OTHER")
+        bench.backend("--pass_env", "MY_OTHER")
 
 
 @arrives
@@ -365,12 +364,12 @@ def test_the_environment_chooses_the_library(bench):
 @pytest.mark.parametrize(("accounting", "frames"), [("acted", 130), ("total", 200)])
 def test_the_accounting_of_frames_reaches_the_merge(bench, accounting, frames):
     """An expert of 100 frames that acted in 30 of a run's 100."""
-    workshop = bench.workshop(f"--frame_accounting={accounting}")
+    backend = bench.backend(f"--frame_accounting={accounting}")
     for skill, expert, acted in ((WOOD, 0, {0: 100}), (TABLE, 1, {0: 30, 1: 70})):
         task = RunRequest(skill=skill, expert=expert, attempt=1)
-        workshop.prepare(task)
+        backend.prepare(task)
         finish(bench.layout.run(expert, skill), acted)
-        merged = workshop.merge(task)
+        merged = backend.merge(task)
     assert merged["experts"][0]["frames"] == frames
 
 

@@ -204,7 +204,7 @@ def test_hostile_names_are_harmless_sessions(world, capsys):
 
 
 def test_hostile_names_are_prepared_merged_and_archived(world):
-    """By the real workshop's parts: what is generated is one module, whatever its skill's name."""
+    """By the real backend's parts: what is generated is one module, whatever its skill's name."""
     names = [
         '"""',
         f"$(touch {CANARY})",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,14 @@ from flowrl.skills.graph import SkillGraph
 class TrainingBackend:
     """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
 
-    `graph` is called for every run, because skills may be added while others train. `devices`
-    gives the number of runs that share each device (default: `skills_per_gpu`).
+    `devices` gives the number of runs that share each device (default: `skills_per_gpu`).
     """
 
     def __init__(
         self,
         layout: GraphPaths,
         config: BottomUpConfig,
-        graph: Callable[[], SkillGraph],
+        graph: SkillGraph,
         *,
         devices: Mapping[str, int] | None = None,
     ) -> None:
@@ -67,7 +66,7 @@ class TrainingBackend:
         """Make a new run folder from the experts that count now."""
         prepared = prepare_training_run(
             layout=self._layout,
-            graph=self._graph(),
+            graph=self._graph,
             skill=request.skill,
             expert=request.expert,
             attempt=request.attempt,

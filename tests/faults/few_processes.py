@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel.scheduler import SkillScheduler
-from tests.parallel.daemon_of_scripts import ScriptWorkshop
+from tests.parallel.daemon_of_scripts import ScriptBackend
 
 NOBODY = 65534
 
@@ -28,7 +28,7 @@ def main(root: Path) -> int:
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
     with SkillScheduler(root / "graph", launcher=LocalLauncher(), retry_backoff=0.01) as scheduler:
-        scheduler.set_callbacks(backend=ScriptWorkshop(root))
+        scheduler.set_callbacks(backend=ScriptBackend(root))
         scheduler.add_skill("a")
         scheduler.add_skill("b", {}, ["a"])
         for _ in range(3):

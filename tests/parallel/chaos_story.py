@@ -15,7 +15,7 @@ from flowrl.launchers.base import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.scheduler import SkillScheduler
-from tests.parallel.stand_in_story import StandInWorkshop
+from tests.parallel.stand_in_story import StandInBackend
 
 GRACE_SECONDS = 0.5
 
@@ -41,7 +41,7 @@ def open_launcher(config: bottomup_parallel.LaunchConfig) -> Launcher:
 
 
 if __name__ == "__main__":
-    bottomup_parallel.TrainingBackend = StandInWorkshop
+    bottomup_parallel.TrainingBackend = StandInBackend
     bottomup_parallel.SkillScheduler = TellingScheduler
     bottomup_parallel.open_launcher = open_launcher
     sys.exit(bottomup_parallel.main())

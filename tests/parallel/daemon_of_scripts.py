@@ -32,7 +32,7 @@ write_result(RunPaths(folder, 0), RunResult(run_id=run_id, frames=5, experts=(),
 """
 
 
-class ScriptWorkshop:
+class ScriptBackend:
     """Folders named by run id, and a ledger."""
 
     def __init__(self, root: Path) -> None:
@@ -82,7 +82,7 @@ def main(root: Path) -> int:
     with SkillScheduler(
         root / "graph", launcher=LocalLauncher(), scheduler_poll_interval=0.2, retry_backoff=0.01
     ) as scheduler:
-        scheduler.set_callbacks(backend=ScriptWorkshop(root))
+        scheduler.set_callbacks(backend=ScriptBackend(root))
         scheduler.add_skill("a")
         scheduler.add_skill("b", {}, ["a"])
         return 0 if scheduler.run().complete else 1

@@ -49,7 +49,7 @@ def skills_of(skills: int, runs: int) -> list[NewSkill]:
     return graph
 
 
-class LoadWorkshop:
+class LoadBackend:
     """Folders named by run id, and a ledger under a lock, as the manifest is."""
 
     def __init__(self, root: Path, figures: Figures) -> None:
@@ -204,9 +204,9 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
         storage.remove_part_files(root)
         for folder in (root / "runs").glob("*"):
             storage.remove_part_files(folder)
-        workshop = LoadWorkshop(root, figures)
-        workshop.recover()
-        scheduler.set_callbacks(backend=workshop)
+        backend = LoadBackend(root, figures)
+        backend.recover()
+        scheduler.set_callbacks(backend=backend)
         if not scheduler.state.entries:
             scheduler.add_skills(skills_of(skills, runs))
         while True:

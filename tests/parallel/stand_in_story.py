@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = limit(120.0)
 
 
-class StandInWorkshop(TrainingBackend):
+class StandInBackend(TrainingBackend):
     """Real run folders and merges; only the trainer's program is another.
 
     It reads what lies beside the graph, so it is not confined.
@@ -112,5 +112,5 @@ def ended(daemon: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    bottomup_parallel.TrainingBackend = StandInWorkshop
+    bottomup_parallel.TrainingBackend = StandInBackend
     sys.exit(bottomup_parallel.main())

@@ -33,8 +33,8 @@ class Recording(FakeBackend):
 @pytest.fixture
 def daemon(start, world):
     daemon = start(max_parallel_skills=1)
-    daemon.workshop = Recording(world)
-    daemon.set_callbacks(backend=daemon.workshop)
+    daemon.backend = Recording(world)
+    daemon.set_callbacks(backend=daemon.backend)
     daemon.add_skill("A")
     daemon.add_skill("B", {}, ["A"])
     daemon.tick()
@@ -45,7 +45,7 @@ def test_a_dependant_is_started_before_the_merged_run_is_archived(daemon, world)
     world.end("A")
     daemon.tick()
     assert words(daemon) == {"A": "completed", "B": "running"}
-    assert daemon.workshop.calls == [("prepare", "A"), ("prepare", "B"), ("put away", "A")]
+    assert daemon.backend.calls == [("prepare", "A"), ("prepare", "B"), ("put away", "A")]
     assert "A" not in world.folders
 
 
@@ -54,12 +54,12 @@ def test_a_dependant_is_started_before_the_merged_run_is_archived(daemon, world)
 )
 def test_a_run_that_cannot_be_archived_now_is_archived_later(daemon, world, error):
     world.end("A")
-    daemon.workshop.errors = [error]
+    daemon.backend.errors = [error]
     daemon.tick()
     assert (words(daemon)["A"], "A" in world.folders) == ("completed", True)
     daemon.tick()
     assert "A" not in world.folders
-    assert daemon.workshop.calls.count(("put away", "A")) == 2
+    assert daemon.backend.calls.count(("put away", "A")) == 2
 
 
 def test_what_a_killed_daemon_has_merged_and_not_archived_is_archived_at_the_next_start(tmp_path):

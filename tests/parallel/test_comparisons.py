@@ -46,7 +46,7 @@ from tests.parallel.making import (
     train,
 )
 from tests.parallel.merge_once import merge_with_others
-from tests.parallel.stand_in_story import Place, StandInWorkshop
+from tests.parallel.stand_in_story import Place, StandInBackend
 from tests.waiting import limit
 
 DEADLINE_SECONDS = limit(240.0)
@@ -315,8 +315,8 @@ def test_an_attempt_that_is_given_up_leaves_no_questions(layout, rivals, idle):
     first, second = rivals
     merge(layout, first, merge_policy=GATE)
     folder = defer(layout, second, GATE)
-    workshop = TrainingBackend(layout, BottomUpConfig(), lambda: GRAPH)
-    workshop.discard(RunRequest(skill=SWORD, expert=3, attempt=1, run_id=second.run.run_id))
+    backend = TrainingBackend(layout, BottomUpConfig(), GRAPH)
+    backend.discard(RunRequest(skill=SWORD, expert=3, attempt=1, run_id=second.run.run_id))
     assert not folder.exists()
     assert not second.run_folder.exists()
 
@@ -372,7 +372,7 @@ def test_a_scheduler_goes_on_while_two_copies_are_averaged(tmp_path):
     )
     asked: list[str] = []
 
-    class Backend(StandInWorkshop):
+    class Backend(StandInBackend):
         def merge(self, task):
             asked.append(task.skill)
             return super().merge(task)

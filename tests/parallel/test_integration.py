@@ -22,7 +22,7 @@ from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.launchers.conftest import nothing_survives, server_folder, until  # noqa: F401
 from tests.parallel.making import GRAPH, LIBRARY, PICKAXE, SWORD, TABLE, WOOD, make_skill
-from tests.parallel.stand_in_story import Place, StandInWorkshop, ended
+from tests.parallel.stand_in_story import Place, StandInBackend, ended
 
 STONE = "Collect Stone"
 TO_PICKAXE = f"--target_skill={PICKAXE}"  # collect wood, place a table, make the pickaxe
@@ -47,10 +47,10 @@ def launcher(request, server_folder):  # noqa: F811
 
 
 def scheduler_of(place, launcher, skills, **settings):
-    """A daemon in this process, with the workshop that makes real run folders."""
+    """A daemon in this process, with the backend that makes real run folders."""
     graph = SkillGraph(skills)
     daemon = SkillScheduler(place.layout.root, launcher=launcher, retry_backoff=0.05, **settings)
-    daemon.set_callbacks(backend=StandInWorkshop(place.layout, BottomUpConfig(), lambda: graph))
+    daemon.set_callbacks(backend=StandInBackend(place.layout, BottomUpConfig(), lambda: graph))
     for name in graph.order():
         daemon.add_skill(name, {}, graph.needs(name))
     return daemon
@@ -101,7 +101,7 @@ def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, laun
     place.order({"Last": {"acted": {"0": 1, "5": 2, "10": 3, "50": 4, "51": 10}}})
     with scheduler_of(place, launcher, [], max_parallel_skills=4) as daemon:
         graph = SkillGraph([*providers.values(), last])
-        daemon.set_callbacks(backend=StandInWorkshop(place.layout, BottomUpConfig(), lambda: graph))
+        daemon.set_callbacks(backend=StandInBackend(place.layout, BottomUpConfig(), lambda: graph))
         for number, skill in providers.items():
             daemon.add_skill(skill.name, {}, expert=number)
         daemon.add_skill("Last", {}, graph.needs("Last"))

@@ -42,7 +42,7 @@ def test_an_added_skill_waits_and_is_in_the_state_file(start):
     assert lines(scheduler)["Make Pickaxe"]["waits_for"] == ["Collect Wood"]
 
 
-def test_what_a_skill_is_said_to_be_is_checked_and_kept_for_the_workshop(start):
+def test_what_a_skill_is_said_to_be_is_checked_and_kept_for_the_backend(start):
     scheduler = start()
     scheduler.add_skill("Collect Wood", DATA, [])
     scheduler.add_skill("Place Table", make_skill("Place Table"), ["Collect Wood"])

@@ -28,8 +28,8 @@ def four_cpus(monkeypatch):
 def trainer(folder, *words, kind=BottomUpConfig, **facts) -> TrainConfig:
     """What the trainer's command line says."""
     parsed = config.parse(kind, words)
-    workshop = TrainingBackend(GraphPaths(folder), parsed, lambda: GRAPH)
-    job = workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
+    backend = TrainingBackend(GraphPaths(folder), parsed, GRAPH)
+    job = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
     return config.parse(TrainConfig, job.argv[3:])
 
 
@@ -60,14 +60,14 @@ def test_runs_one_after_another_have_all_cpus(tmp_path):
 
 
 def test_a_resumed_run_shares_the_cpus_as_they_are_now(tmp_path):
-    def workshop(*words):
+    def backend(*words):
         parsed = config.parse(BottomUpConfig, ["--num_envs=128", *words])
-        return TrainingBackend(GraphPaths(tmp_path), parsed, lambda: GRAPH)
+        return TrainingBackend(GraphPaths(tmp_path), parsed, GRAPH)
 
     task = RunRequest(skill=WOOD, expert=0, attempt=1)
-    first = workshop("--max_parallel_skills=4").prepare(task)
+    first = backend("--max_parallel_skills=4").prepare(task)
     assert config.parse(TrainConfig, first.argv[3:]).ppo.acting_threads == 1
-    again = workshop("--max_parallel_skills=2").reopen(
+    again = backend("--max_parallel_skills=2").reopen(
         RunRequest(skill=WOOD, expert=0, attempt=1, run_id=first.run_id)
     )
     assert again is not None

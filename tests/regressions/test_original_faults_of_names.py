@@ -33,8 +33,8 @@ SOURCES = {
 
 def job_of(tmp_path, config=None, **changes):
     config = config or with_flags(BottomUpConfig(), **changes)
-    workshop = TrainingBackend(GraphPaths(tmp_path), config, lambda: GRAPH)
-    return workshop.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
+    backend = TrainingBackend(GraphPaths(tmp_path), config, GRAPH)
+    return backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
 
 
 def test_fault_08_the_trainer_gets_the_flags(tmp_path):
