@@ -57,7 +57,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The job ended with code 0; whoever ordered it reads its results in the folder."""
+    """The job ended with code 0; the one who ordered it reads its results in the folder."""
 
     folder: Path
 
