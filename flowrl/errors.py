@@ -131,14 +131,17 @@ def is_transient(error: BaseException) -> bool:
     Missing permission counts only if no error of ours was raised from it.
     """
     number = _errno_of(error)
-    return number in _DISK_FULL | _IO | _LIMITS or (
-        isinstance(error, OSError) and number in _RIGHTS
-    )
+    return number in _DISK_FULL | _IO | _LIMITS or (is_os_error(error) and number in _RIGHTS)
+
+
+def is_os_error(error: BaseException) -> bool:
+    """Return whether the system raised it; some errors of ours are an OSError, too."""
+    return isinstance(error, OSError) and not isinstance(error, FlowrlError)
 
 
 def format_error(error: BaseException) -> str:
     """Return an error in one line."""
-    if not isinstance(error, OSError):
+    if not is_os_error(error):
         text = str(error) or type(error).__name__
         return text if isinstance(error, FlowrlError) else f"{type(error).__name__}: {text}"
     path = f": {error.filename}" if error.filename else ""

@@ -20,6 +20,7 @@ from flowrl.errors import (
     ResultRefusedError,
     classify_io_error,
     format_error,
+    is_os_error,
     is_transient,
 )
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Launcher, Lost
@@ -229,7 +230,8 @@ class CommandExecutor:
         self._report(request, error)
         if isinstance(error, BusyError) or classify_io_error(error) == "disk":
             return events.Deferred(request.skill, format_error(error))
-        if preparing and not isinstance(error, LaunchError | OSError) and not is_transient(error):
+        again = isinstance(error, LaunchError) or is_os_error(error) or is_transient(error)
+        if preparing and not again:
             return events.PrepareRefused(request.skill, format_error(error))
         return events.LaunchRefused(request.skill, format_error(error))
 
