@@ -6,7 +6,7 @@ Each message names the thing, its place and the remedy. Errors of a bad value ar
 from __future__ import annotations
 
 import errno
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 EXIT_USAGE = 2
 EXIT_IO = 74  # EX_IOERR: the disk is full, broken or read-only
@@ -134,18 +134,18 @@ def is_transient(error: BaseException) -> bool:
     return number in _DISK_FULL | _IO | _LIMITS or (is_os_error(error) and number in _RIGHTS)
 
 
-def is_os_error(error: BaseException) -> bool:
+def is_os_error(error: BaseException) -> TypeGuard[OSError]:
     """Return whether the system raised it; some errors of ours are an OSError, too."""
     return isinstance(error, OSError) and not isinstance(error, FlowrlError)
 
 
 def format_error(error: BaseException) -> str:
     """Return an error in one line."""
-    if not is_os_error(error):
-        text = str(error) or type(error).__name__
-        return text if isinstance(error, FlowrlError) else f"{type(error).__name__}: {text}"
-    path = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{path}"
+    if is_os_error(error):
+        path = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror or error}{path}"
+    text = str(error) or type(error).__name__
+    return text if isinstance(error, FlowrlError) else f"{type(error).__name__}: {text}"
 
 
 def _errno_of(error: BaseException) -> int | None:
