@@ -386,7 +386,7 @@ def test_a_scheduler_goes_on_while_two_copies_are_averaged(tmp_path):
     with SkillScheduler(
         place.layout.root, launcher=LocalLauncher(), retry_backoff=0.05, max_parallel_skills=3
     ) as daemon:
-        daemon.set_callbacks(backend=Backend(place.layout, config, lambda: graph))
+        daemon.set_callbacks(backend=Backend(place.layout, config, graph))
         for name in graph.order():
             daemon.add_skill(name, {}, graph.needs(name))
         assert daemon.run().complete

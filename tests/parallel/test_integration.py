@@ -50,7 +50,7 @@ def scheduler_of(place, launcher, skills, **settings):
     """A daemon in this process, with the backend that makes real run folders."""
     graph = SkillGraph(skills)
     daemon = SkillScheduler(place.layout.root, launcher=launcher, retry_backoff=0.05, **settings)
-    daemon.set_callbacks(backend=StandInBackend(place.layout, BottomUpConfig(), lambda: graph))
+    daemon.set_callbacks(backend=StandInBackend(place.layout, BottomUpConfig(), graph))
     for name in graph.order():
         daemon.add_skill(name, {}, graph.needs(name))
     return daemon
@@ -101,7 +101,7 @@ def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, laun
     place.order({"Last": {"acted": {"0": 1, "5": 2, "10": 3, "50": 4, "51": 10}}})
     with scheduler_of(place, launcher, [], max_parallel_skills=4) as daemon:
         graph = SkillGraph([*providers.values(), last])
-        daemon.set_callbacks(backend=StandInBackend(place.layout, BottomUpConfig(), lambda: graph))
+        daemon.set_callbacks(backend=StandInBackend(place.layout, BottomUpConfig(), graph))
         for number, skill in providers.items():
             daemon.add_skill(skill.name, {}, expert=number)
         daemon.add_skill("Last", {}, graph.needs("Last"))
