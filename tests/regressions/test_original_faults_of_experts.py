@@ -11,12 +11,13 @@ import pytest
 
 from flowrl import storage
 from flowrl.config import TrainConfig, with_flags
-from flowrl.errors import ResultRefusedError
+from flowrl.errors import FileRefusedError, ResultRefusedError
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import ExitCause, Exited, Finished
+from flowrl.parallel.run_folder import result_of
 from flowrl.parallel.training_processor import process_completed_training
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo import trainer
 from flowrl.ppo.programs import begin_programs
 from flowrl.ppo_flow import StopSignal
@@ -65,19 +66,21 @@ def test_fault_02_a_state_of_fewer_steps_is_saved_too(tmp_path):
         assert checkpoint.load_resume(tmp_path / "resume", like)["frames"] == frames
 
 
-@pytest.mark.parametrize(
-    ("trainer", "why"),
-    [("raise SystemExit(1)", ExitCause.EXIT), ("", ExitCause.NO_RESULT)],
-    ids=["exit code 1", "exit code 0 and nothing new"],
-)
-def test_fault_03_an_old_result_is_no_success(local, make_job, trainer, why):
-    job = make_job(SUCCEED % "e0.a1.x" + trainer)
-    if why is ExitCause.NO_RESULT:
-        job = make_job("pass")
-        (job.folder / "result.json").write_text("{}")
+def test_fault_03_an_exit_code_is_no_success_whatever_was_written(local, make_job):
+    job = make_job(SUCCEED % "e0.a1.x" + "raise SystemExit(1)")
     outcome = end_of(local, local.launch(job), job)
     assert isinstance(outcome, Exited)
-    assert outcome.why is why
+    assert outcome.cause is ExitCause.EXIT
+
+
+def test_fault_03_an_old_result_is_no_success(local, make_job):
+    job = make_job("pass")
+    old = make_job(SUCCEED % "e0.a0.x")
+    end_of(local, local.launch(old), old)
+    (job.folder / "result.json").write_bytes((old.folder / "result.json").read_bytes())
+    end_of(local, local.launch(job), job)
+    with pytest.raises(FileRefusedError, match=r"result\.json"):
+        result_of(RunPaths(job.folder, 0), job.run_id)
 
 
 def test_fault_03_a_good_result_is_a_success(local, make_job):
