@@ -111,11 +111,16 @@ class ExpertRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPrepared:
-    """The run folder exists."""
+class RunEvent:
+    """What concerns one run of a skill; ignored once the skill has another run."""
 
     skill: str
     run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrepared(RunEvent):
+    """The run folder exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +132,9 @@ class PrepareRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class RunLaunched:
+class RunLaunched(RunEvent):
     """The run has a process."""
 
-    skill: str
-    run_id: str
     handle: Handle
 
 
@@ -160,47 +163,39 @@ class LogTail:
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(RunEvent):
     """How a run ended, the frames it had reached, and the end of its log."""
 
-    skill: str
-    run_id: str
     outcome: RunResult | Exited | Lost
     frames: int = 0
     log: LogTail = LogTail()
 
 
 @dataclass(frozen=True, slots=True)
-class RunLate:
+class RunLate(RunEvent):
     """The run lives, but has shown no progress, or has lived, for too long."""
 
-    skill: str
-    run_id: str
     reason: StopReason
 
 
 @dataclass(frozen=True, slots=True)
-class MergeDone(RunPrepared):
+class MergeDone(RunEvent):
     """The run's experts are in the global checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class FoundMerged:
+class FoundMerged(RunEvent):
     """The run was merged, although the state does not say so: it is older than the checkpoint."""
 
-    skill: str
-    run_id: str
     frames: int
     success_rate: float
     wall_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class MergeRefused:
+class MergeRefused(RunEvent):
     """The run's result cannot be merged."""
 
-    skill: str
-    run_id: str
     why: str
 
 

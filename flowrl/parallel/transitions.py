@@ -25,6 +25,7 @@ from flowrl.parallel.events import (
     ControlRequest,
     Event,
     Response,
+    RunEvent,
     RunRequest,
     StopMode,
     Verb,
@@ -351,7 +352,7 @@ class Transition:
 
     # The steps that all of these share
 
-    def _entry_of(self, event: Any, kind: type[Status]) -> Entry | None:
+    def _entry_of(self, event: RunEvent, kind: type[Status]) -> Entry | None:
         """The entry that the event is about, if it is in that status with that very run."""
         entry = self.builder.entries[event.skill]
         fits = (
