@@ -94,7 +94,7 @@ class InProcessLauncher:
         detail = f"the trainer ended with code {code}"
         return Exited(cause=ExitCause.EXIT, code=code, detail=detail)
 
-    def cancel(self, handle: Handle, folder: Path) -> None:
+    def stop(self, handle: Handle, folder: Path) -> None:
         """Ask a run of another process to stop; one that is trained here ends before `launch`."""
         if not _is_ours(handle):
             run_status.request_stop(folder)

@@ -104,7 +104,7 @@ class Launcher(Protocol):
         """How the job ended, or None while it lives."""
         ...
 
-    def cancel(self, handle: Handle, folder: Path) -> None:
+    def stop(self, handle: Handle, folder: Path) -> None:
         """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
         ...
 

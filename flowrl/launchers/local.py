@@ -49,7 +49,7 @@ class LocalLauncher:
             return None
         return run_status.outcome(handle, folder)
 
-    def cancel(self, handle: Handle, folder: Path) -> None:
+    def stop(self, handle: Handle, folder: Path) -> None:
         """Ask the job to end; returns at once."""
         run_status.request_stop(folder)
 

@@ -229,7 +229,7 @@ class TmuxLauncher:
             self._succeeded[handle.run_id] = (handle, time.monotonic() + self._keep_seconds)
         return outcome
 
-    def cancel(self, handle: Handle, folder: Path) -> None:
+    def stop(self, handle: Handle, folder: Path) -> None:
         """Ask the job to end; returns at once."""
         run_status.request_stop(folder)
 

@@ -284,7 +284,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class StopRun:
     """Ask the run to end."""
 
     request: RunRequest
@@ -305,4 +305,4 @@ class Announce:
     entry: Entry
 
 
-Command = Prepare | Launch | Merge | Cancel | Discard | Announce
+Command = Prepare | Launch | Merge | StopRun | Discard | Announce

@@ -47,7 +47,7 @@ class CommandExecutor:
         self._limits = limits
         self._disk = disk
         self._jobs: dict[str, Job] = {}  # by skill
-        self._cancelled: set[str] = set()  # runs that have been asked to end
+        self._stopping: set[str] = set()  # runs that have been asked to end
         self._unarchived: list[RunRequest] = []  # merged runs
 
     def carry_out(self, command: Command, status: Status) -> Sequence[Event]:
@@ -63,8 +63,8 @@ class CommandExecutor:
                 return self.launch(request, seek=seek) if handle is None else ()
             case events.Merge(request) if _fits(request, status, Merging):
                 return self.merge(request)
-            case events.Cancel(request) if _fits(request, status, Running):
-                self.cancel(request)
+            case events.StopRun(request) if _fits(request, status, Running):
+                self.stop_run(request)
             case _:
                 pass
         return ()
@@ -122,25 +122,25 @@ class CommandExecutor:
                     "%s: its run folder stays", request.skill, extra={"why": format_error(error)}
                 )
 
-    def stop(self, entry: Entry) -> None:
+    def stop_once(self, entry: Entry) -> None:
         """Ask a running skill's run to end, once."""
         status = entry.status
         if not isinstance(status, Running) or entry.expert is None:
             return
-        if status.run_id not in self._cancelled:
-            self.cancel(_request(entry, entry.expert, status))
+        if status.run_id not in self._stopping:
+            self.stop_run(_request(entry, entry.expert, status))
 
-    def cancel(self, request: RunRequest) -> None:
+    def stop_run(self, request: RunRequest) -> None:
         """Ask the run to end; one that cannot be reached now is asked again at the next tick."""
         try:
             job = self._job(request)
             handle = None if job is None else self.launcher.find(job)
             if handle is not None and job is not None:
-                self.launcher.cancel(handle, job.folder)
-                self._cancelled.add(handle.run_id)
+                self.launcher.stop(handle, job.folder)
+                self._stopping.add(handle.run_id)
         except (FlowrlError, OSError) as error:
             logger.warning(
-                "%s cannot be cancelled now", request.skill, extra={"why": format_error(error)}
+                "%s cannot be stopped now", request.skill, extra={"why": format_error(error)}
             )
 
     def discard(self, request: RunRequest) -> None:
@@ -204,7 +204,7 @@ class CommandExecutor:
     def _check_limits(self, entry: Entry, job: Job, status: Running) -> Sequence[Event]:
         """Report a run's silence or age; a request to end is repeated until it arrives."""
         if status.stop_reason:
-            self.stop(entry)
+            self.stop_once(entry)
             return ()
         if status.handle is not None and self._limits.seconds_left(status.handle) < 0:
             return (events.RunLate(entry.skill, job.run_id, StopReason.OVERDUE),)
@@ -217,7 +217,7 @@ class CommandExecutor:
 
     def _forget(self, run_id: str) -> None:
         self._limits.forget(run_id)
-        self._cancelled.discard(run_id)
+        self._stopping.discard(run_id)
 
     def _report(self, request: RunRequest, error: BaseException) -> None:
         """A full disk pauses all work; an unexpected error is logged with its traceback."""

@@ -348,7 +348,7 @@ class SkillScheduler:
         store.save()
         executor.archive_merged()
         for entry, _ in self.state.launched() if self._ending_runs else ():
-            executor.stop(entry)
+            executor.stop_once(entry)
 
     def wait(self) -> None:
         """Sleep until a run may have ended, a request comes, a wait is over, or poll_interval."""

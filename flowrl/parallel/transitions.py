@@ -156,7 +156,7 @@ class Transition:
             case Running(handle=None):
                 self.commands.append(events.Launch(request, seek=True))
             case Running(stop_reason=reason) if reason:
-                self.commands.append(events.Cancel(request))
+                self.commands.append(events.StopRun(request))
             case Merging(not_before=None):
                 self.commands.append(events.Merge(request))
             case _:
@@ -364,7 +364,7 @@ class Transition:
         status = entry.status
         if isinstance(status, Running) and status.stop_reason != reason:
             self._move(entry, replace(status, stop_reason=reason))
-            self.commands.append(events.Cancel(self._request(entry.skill)))
+            self.commands.append(events.StopRun(self._request(entry.skill)))
 
     def _move(self, entry: Entry, status: Status) -> None:
         """Write the entry with another status."""

@@ -102,7 +102,7 @@ def test_a_reused_pid_is_not_our_run(launcher, make_job):
     forged = type(handle)(
         **{n: getattr(handle, n) for n in handle.__slots__} | {"pid": os.getpid()}
     )
-    launcher.cancel(forged, job.folder)  # would end this test
+    launcher.stop(forged, job.folder)  # would end this test
     assert isinstance(launcher.poll(forged, job.folder), Lost)
 
 

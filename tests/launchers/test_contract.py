@@ -76,7 +76,7 @@ def test_cancel_lets_the_trainer_save(launcher, make_job):
     job = make_job(saving + SLEEP)
     handle = launcher.launch(job)
     start_of(job)
-    launcher.cancel(handle, job.folder)
+    launcher.stop(handle, job.folder)
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
     assert (outcome.cause, outcome.code) == (ExitCause.STOPPED, 85)
@@ -87,7 +87,7 @@ def test_a_stubborn_trainer_is_killed_after_the_grace(launcher, make_job):
     job = make_job(STUBBORN)
     handle = launcher.launch(job)
     start_of(job)
-    launcher.cancel(handle, job.folder)
+    launcher.stop(handle, job.folder)
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
     assert (outcome.cause, outcome.signal) == (ExitCause.STOPPED, 9)
@@ -132,7 +132,7 @@ def test_a_frozen_runner_is_alive(launcher, make_job):
     os.kill(start.runner_pid, signal.SIGSTOP)
     assert launcher.poll(handle, job.folder) is None
     os.kill(start.runner_pid, signal.SIGCONT)
-    launcher.cancel(handle, job.folder)
+    launcher.stop(handle, job.folder)
     assert isinstance(end_of(launcher, handle, job), Exited)
 
 

@@ -204,7 +204,7 @@ def test_a_forged_start_has_nobody_else_asked_to_end(local, make_job, victim):
     own = start_of(job)
     (job.folder / "start.json").write_text(forged_start(job, victim))
     (job.folder / "run.lock").unlink()
-    local.cancel(handle, job.folder)
+    local.stop(handle, job.folder)
     until(lambda: not process.alive(own.runner_pid, own.runner_start_time))
     assert isinstance(end_of(local, handle, job), Exited)
     assert victim.poll() is None

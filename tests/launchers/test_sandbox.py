@@ -139,7 +139,7 @@ def test_cancel_lets_a_confined_trainer_save(launcher, make_job):
     job = confined(make_job(SAVING + SLEEP))
     handle = launcher.launch(job)
     start_of(job)
-    launcher.cancel(handle, job.folder)
+    launcher.stop(handle, job.folder)
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
     assert (outcome.cause, outcome.code) == (ExitCause.STOPPED, 85)
@@ -157,7 +157,7 @@ def test_a_stubborn_confined_trainer_is_killed_with_all_its_own(launcher, make_j
     everybody = {pid: process.start_time_of(pid) for pid in inside(job)}
     if frozen:
         os.kill(inside(job)[-1], signal.SIGSTOP)
-    launcher.cancel(handle, job.folder)
+    launcher.stop(handle, job.folder)
     outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
     assert (outcome.cause, outcome.signal) == (ExitCause.STOPPED, 9)

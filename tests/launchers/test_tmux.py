@@ -94,7 +94,7 @@ def test_the_pane_runs_on_whatever_a_user_does_with_it(tmux, make_job):
     with somebody_attached(tmux, "mine"):
         assert tmux.poll(handle, job.folder) is None
     assert tmux.poll(handle, job.folder) is None
-    tmux.cancel(handle, job.folder)
+    tmux.stop(handle, job.folder)
     assert cause_of(end_of(tmux, handle, job)) is ExitCause.STOPPED
 
 
@@ -102,7 +102,7 @@ def test_stopping_the_run_that_began_the_server_leaves_the_server_to_the_others(
     jobs = [make_job(SLEEP, name=f"flowrl_e{n}_Wood", run_id=f"e{n}.a1.x") for n in range(3)]
     handles = [tmux.launch(job) for job in jobs[:2]]
     started = [start_of(job) for job in jobs[:2]]
-    tmux.cancel(handles[0], jobs[0].folder)
+    tmux.stop(handles[0], jobs[0].folder)
     assert cause_of(end_of(tmux, handles[0], jobs[0])) is ExitCause.STOPPED
     assert tmux.launch(jobs[2]).server_pid == started[1].server_pid
     start_of(jobs[2])

@@ -228,5 +228,5 @@ def test_a_run_does_not_mind_its_users(tmux, make_job):
     assert (found.session, found.pid) == ("mine", handle.pid)
     for pid in (start.runner_pid, start.job_pid):
         os.kill(pid or 0, signal.SIGCONT)
-    tmux.cancel(found, job.folder)
+    tmux.stop(found, job.folder)
     assert cause_of(end_of(tmux, found, job)) is ExitCause.STOPPED

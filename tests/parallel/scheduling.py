@@ -60,7 +60,7 @@ class Process:
     job: Job
     outcome: RunResult | Exited | Lost | None = None
     launches: int = 0
-    cancelled: bool = False
+    asked_to_end: bool = False
 
 
 @dataclass
@@ -127,7 +127,7 @@ class FakeBackend:
             raise FileRefusedError(f"{task.skill}: no folder")
         process = self.world.runs[job.run_id]
         assert not (process.launches and process.outcome is None), "it lives"
-        process.launches, process.outcome, process.cancelled = 0, None, False
+        process.launches, process.outcome, process.asked_to_end = 0, None, False
         process.task = task
         self.world.prepared.append(task)
         self.world.op("resumed")
@@ -231,9 +231,9 @@ class FakeLauncher:
         (folder / "result.json").write_text(json.dumps({"format": 1, **asdict(outcome)}))
         return Finished(folder)
 
-    def cancel(self, handle: Handle, folder: Path) -> None:
-        self.world.op("cancel")
-        self.world.runs[handle.run_id].cancelled = True
+    def stop(self, handle: Handle, folder: Path) -> None:
+        self.world.op("stop")
+        self.world.runs[handle.run_id].asked_to_end = True
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
         self.waits.append(timeout_seconds)

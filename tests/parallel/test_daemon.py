@@ -266,7 +266,7 @@ def test_stop_with_cancel_waits_for_the_runs_to_save_and_end(start, world):
 
     def play():
         for process in world.living():
-            assert process.cancelled
+            assert process.asked_to_end
             process.outcome = exited(ExitCause.STOPPED)
 
     scheduler._launcher.on_wait = play

@@ -182,7 +182,7 @@ def test_a_trainer_is_not_blamed_for_a_silence_that_a_full_disk_has_made(start, 
     for _ in range(5):
         scheduler.tick()
     assert not status(scheduler, "A").stop_reason
-    assert not world.of("A").cancelled
+    assert not world.of("A").asked_to_end
     monkeypatch.undo()
     for _ in range(3):
         scheduler.tick()

@@ -102,11 +102,11 @@ def test_a_cancel_that_does_not_arrive_is_sent_again(start, world):
     scheduler.add_skill("A")
     scheduler.tick()
     scheduler.hold("A")
-    world.refusals["cancel"] = [LaunchError("no answer"), LaunchError("no answer")]
+    world.refusals["stop"] = [LaunchError("no answer"), LaunchError("no answer")]
     for _ in range(4):
         scheduler.tick()
-    assert world.of("A").cancelled
-    assert not world.refusals["cancel"]
+    assert world.of("A").asked_to_end
+    assert not world.refusals["stop"]
 
 
 def test_a_callback_that_lacks_room_is_called_again(start, world):

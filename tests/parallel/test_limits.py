@@ -130,4 +130,4 @@ def test_an_overdue_run_is_asked_once_and_its_silence_changes_nothing(start, wor
     for _ in range(4):
         scheduler.tick()
     assert status(scheduler, "A").stop_reason is StopReason.OVERDUE
-    assert world.of("A").cancelled
+    assert world.of("A").asked_to_end

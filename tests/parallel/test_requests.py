@@ -39,7 +39,7 @@ def test_a_paused_running_skill_goes_on_from_its_run_when_it_is_resumed(start, w
     scheduler = two_skills(start)
     run_id = world.folders["A"]
     assert asked(scheduler, Verb.PAUSE, "A") == "done"
-    assert world.of("A").cancelled
+    assert world.of("A").asked_to_end
     world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()
     assert words(scheduler) == {"A": "held", "B": "blocked"}
@@ -134,7 +134,7 @@ def test_stop_now_lets_runs_save_what_they_have_and_the_next_start_goes_on(start
     run_id = world.folders["A"]
 
     def play():
-        assert world.of("A").cancelled
+        assert world.of("A").asked_to_end
         assert saved(scheduler)["stop_mode"] == "stop_now"
         world.end("A", exited(ExitCause.STOPPED))
 

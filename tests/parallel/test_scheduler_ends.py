@@ -255,7 +255,7 @@ def test_a_held_running_skill_ends_and_waits_for_its_retry(start, world):
     scheduler.tick()
     scheduler.hold("A")
     scheduler.tick()
-    assert world.of("A").cancelled
+    assert world.of("A").asked_to_end
     world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()
     assert isinstance(status(scheduler, "A"), Held)
@@ -269,7 +269,7 @@ def test_a_silent_run_is_ended_and_charged(start, world, clock):
     scheduler.add_skill("A")
     scheduler.tick()
     deadline = time.monotonic() + 10
-    while not world.of("A").cancelled and time.monotonic() < deadline:
+    while not world.of("A").asked_to_end and time.monotonic() < deadline:
         scheduler.tick()
     world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()

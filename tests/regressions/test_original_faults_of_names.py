@@ -147,11 +147,11 @@ def test_fault_20_ending_one_session_never_ends_one_whose_name_begins_alike(tmux
     start_of(long)
     ended = tmux.launch(short)
     until(lambda: tmux.poll(ended, short.folder))
-    tmux.cancel(ended, short.folder)
+    tmux.stop(ended, short.folder)
     until(lambda: tmux.reap(ended))
     for _ in range(2):  # now only the longer name is there
         tmux.reap(ended)
-        tmux.cancel(ended, short.folder)
+        tmux.stop(ended, short.folder)
     assert sessions(tmux) == ["flowrl_e1_Collect_Wood"]
     assert tmux.poll(alive, long.folder) is None
 
