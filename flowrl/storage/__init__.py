@@ -5,6 +5,7 @@
 
 from flowrl.storage.atomic import (
     append_line,
+    fault_point,
     flush,
     flush_tree,
     make_dir,
@@ -14,23 +15,20 @@ from flowrl.storage.atomic import (
     write_atomic,
     write_json,
 )
-from flowrl.storage.fault_injection import fault_point
 from flowrl.storage.files import (
     commit_dir,
     copy_file,
     copy_trees,
     move_dir,
     move_dirs,
-    remove_file,
-    remove_leftovers,
-    remove_tree,
-    remove_unread_tree,
-)
-from flowrl.storage.reading import (
     open_plain,
     plain_files,
     read_bytes,
     read_json,
+    remove_file,
+    remove_leftovers,
+    remove_tree,
+    remove_unread_tree,
     tree_digest,
 )
 

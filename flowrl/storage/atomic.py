@@ -4,6 +4,10 @@ The content goes into a `.part` file, is flushed, and is renamed over the old fi
 flushed after. A `.part` file is locked by its writer, so a `.part` of a dead process can be told
 apart and removed. A file that cannot be flushed is given up, never flushed again: the kernel may
 have dropped its content meanwhile.
+
+At the fault points a test kills the process or fails the disk: `FLOWRL_FAULT=<name>:<mode>` names
+one of them. `kill` ends the process there, `raise` is an I/O error, `enospc` a full disk, and
+`torn` writes half of the data before the process is killed.
 """
 
 from __future__ import annotations
@@ -13,21 +17,53 @@ import fcntl
 import json
 import os
 import secrets
+import signal
 import stat
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from flowrl.storage.fault_injection import die, fault_point, is_torn
-from flowrl.storage.reading import everything
+from flowrl.errors import ConfigError
 
 PART_SUFFIX = ".part"
 PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 FLUSHERS = 4  # threads that flush at once; the journal commits all their files together
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+VARIABLE = "FLOWRL_FAULT"
+_ERRORS = {
+    "raise": (errno.EIO, "Input/output error (injected)"),
+    "enospc": (errno.ENOSPC, "No space left on device (injected)"),
+}
+_MODES = ("kill", *_ERRORS, "torn")
+
+
+def fault_point(name: str) -> None:
+    """Die or fail here when the environment says so.
+
+    Raises:
+      ConfigError: the variable is not `<name>:<mode>`, or `torn` names a point without a write.
+    """
+    mode = _mode_at(name)
+    if mode == "kill":
+        _die()
+    if mode == "torn":
+        raise ConfigError(f"{VARIABLE}={name}:torn: nothing is written there; use kill")
+    if mode:
+        number, words = _ERRORS[mode]
+        raise OSError(number, words, name)
+
+
+def _is_torn(name: str) -> bool:
+    """Return whether the write at this point shall stop half way, followed by `_die`."""
+    return _mode_at(name) == "torn"
+
+
+def _die() -> None:
+    """End this process as kill -9 does."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_atomic(
@@ -174,14 +210,21 @@ def flush_tree(root: Path) -> None:
     flush(everything(root))
 
 
+def everything(root: Path) -> Iterator[Path]:
+    """Yield every file and folder below `root`, then `root` itself."""
+    for folder, _, names in os.walk(root, topdown=False, onerror=_fail):
+        yield from (Path(folder, name) for name in names)
+        yield Path(folder)
+
+
 def write_all(descriptor: int, payload: bytes | memoryview, point: str) -> None:
     """Write the whole payload; a nearly full disk takes only the beginning of one write."""
-    torn = is_torn(point)
+    torn = _is_torn(point)
     rest = memoryview(payload)[: len(payload) // 2 if torn else None]
     while rest:
         rest = rest[os.write(descriptor, rest) :]
     if torn:
-        die()
+        _die()
 
 
 def _flush_some(waiting: deque[Path], failed: list[OSError]) -> None:
@@ -226,3 +269,19 @@ def _remove_dead_part(part: Path) -> None:
         pass  # its writer lives
     finally:
         os.close(descriptor)
+
+
+def _mode_at(name: str) -> str:
+    """Return the mode for this point; empty when the variable names another one."""
+    value = os.environ.get(VARIABLE)
+    if not value:
+        return ""
+    point, _, mode = value.rpartition(":")
+    if not point or mode not in _MODES:
+        raise ConfigError(f"{VARIABLE}={value!r} is not <name>:<mode>; use {', '.join(_MODES)}")
+    return mode if point == name else ""
+
+
+def _fail(error: OSError) -> NoReturn:
+    """Stop a walk at a folder that cannot be listed; otherwise it would count as empty."""
+    raise error

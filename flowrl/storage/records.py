@@ -38,7 +38,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from flowrl.errors import FileRefusedError, FlowrlError, FormatVersionError
 from flowrl.storage.atomic import write_atomic
-from flowrl.storage.reading import READ_LIMIT_BYTES, read_json
+from flowrl.storage.files import READ_LIMIT_BYTES, read_json
 
 SEAL = "sha256"
 RESTORE = "restore it from a copy (flowrl fsck says what else is damaged)"
