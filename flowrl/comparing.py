@@ -28,12 +28,11 @@ from flowrl.evaluate import load_experts, open_player
 from flowrl.experts import checkpoint, comparison
 from flowrl.experts.comparison import blend_of
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
-from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.trainer import use_compile_cache
-from flowrl.runs import read_run
+from flowrl.runs import Remapping, read_run
 
 EPISODES = 256
 

@@ -7,12 +7,13 @@ refused when it is read: the readers raise `FileRefusedError`, never guess.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from flowrl import storage
-from flowrl.errors import FileRefusedError
+from flowrl.errors import ExpertIndexError, FileRefusedError
 from flowrl.paths import RunPaths, display_name
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Phase, Positive, Share, Word
@@ -20,6 +21,8 @@ from flowrl.storage.records import Natural, Phase, Positive, Share, Word
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 SkillName = Annotated[str, display_name]
 Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" → shape
+HIDDEN_LAYERS = 3
+LAYERS = tuple(f"dense_{number}" for number in range(HIDDEN_LAYERS + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +137,68 @@ class Progress:
     updated_at: float  # unix time, for eyes
 
 
+@dataclass(frozen=True, slots=True)
+class Remapping:
+    """Global expert indices ↔ local ones: `experts[local]` is a global index.
+
+    A graph numbers its experts once and for all (0, 5, 10, 50); a run holds only those that its
+    plan needs, side by side (0, 1, 2, 3), so that it has memory for four networks and not for
+    fifty-one. Unpacks into the two dicts.
+
+    >>> global_to_local, local_to_global = Remapping.of([10, 0, 5], 50)
+    >>> global_to_local
+    {0: 0, 5: 1, 10: 2, 50: 3}
+    >>> local_to_global
+    {0: 0, 1: 5, 2: 10, 3: 50}
+    """
+
+    experts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.experts:
+            raise ExpertIndexError("a run needs at least one expert; give its new expert's index")
+        for index in self.experts:
+            if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+                raise ExpertIndexError(f"{index!r} is no expert index; indices are 0, 1, 2, …")
+        for before, after in itertools.pairwise(self.experts):
+            if before == after:
+                raise ExpertIndexError(f"expert {after} occurs twice; name each expert once")
+            if before > after:
+                raise ExpertIndexError(
+                    f"expert {before} stands before expert {after}; sort the indices"
+                )
+
+    @classmethod
+    def of(cls, dependencies: Collection[int], new: int) -> Remapping:
+        """The networks of a run that trains expert `new` on top of `dependencies`.
+
+        Raises:
+          ExpertIndexError: an index is negative, or occurs twice.
+        """
+        if new in dependencies:
+            raise ExpertIndexError(f"expert {new} cannot be its own dependency; leave it out")
+        return cls(tuple(sorted([*dependencies, new])))
+
+    @property
+    def global_to_local(self) -> dict[int, int]:
+        """Local index by global index."""
+        return {expert: local for local, expert in enumerate(self.experts)}
+
+    @property
+    def local_to_global(self) -> dict[int, int]:
+        """Global index by local index."""
+        return dict(enumerate(self.experts))
+
+    def __iter__(self) -> Iterator[dict[int, int]]:
+        """The documented pair: `(global_to_local, local_to_global)`."""
+        yield self.global_to_local
+        yield self.local_to_global
+
+    def __len__(self) -> int:
+        """The number of networks the run holds."""
+        return len(self.experts)
+
+
 def write_run(layout: RunPaths, run: TrainingRun, *, durable: bool = True) -> None:
     """Write run.json."""
     records.write(layout.run_json, run, durable=durable)
@@ -178,3 +243,22 @@ def read_progress(layout: RunPaths) -> Progress | None:
     if not layout.progress.exists():
         return None
     return records.read(layout.progress, Progress, sealed=False)
+
+
+def expert_shapes(
+    observation_size: int, num_actions: int, layer_size: int
+) -> dict[str, tuple[int, ...]]:
+    """The shape of every leaf of one expert, by its path.
+
+    >>> expert_shapes(1345, 17, 64)["actor/dense_0/kernel"]
+    (1345, 64)
+    >>> expert_shapes(1345, 17, 64)["critic/dense_3/bias"]
+    (1,)
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for net, outputs in (("actor", num_actions), ("critic", 1)):
+        widths = [observation_size, *[layer_size] * HIDDEN_LAYERS, outputs]
+        for layer, size, width in zip(LAYERS, widths, widths[1:], strict=False):
+            shapes[f"{net}/{layer}/kernel"] = (size, width)
+            shapes[f"{net}/{layer}/bias"] = (width,)
+    return shapes

@@ -14,10 +14,10 @@ import jax
 from benchmarking import Row, arguments, report
 
 from flowrl.config import PPOConfig
-from flowrl.experts.remapping import Remapping
+from flowrl.games.base import env_sizes
 from flowrl.networks.moe import ActorCritic, init_expert, stack_experts
-from flowrl.networks.shapes import env_sizes
 from flowrl.ppo import optimizer
+from flowrl.runs import Remapping
 
 NEEDED, NEW = (0, 5, 10), 50
 WIDTHS = (64, 512)

@@ -31,8 +31,8 @@ from flowrl.config import PPOConfig
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack, unpack
 from flowrl.networks.moe import ActorCritic, init_experts, take_expert
-from flowrl.networks.shapes import LAYERS
 from flowrl.ppo.loss import Rows, ppo_loss
+from flowrl.runs import LAYERS
 
 OBSERVATION, MAP, ACTIONS = 1345, 1323, 17  # Craftax-Classic: 63 cells of 21 bits, 22 numbers
 CONFIG = PPOConfig()

@@ -31,7 +31,7 @@ from benchmarking import Pair, Row, arguments, report
 
 from flowrl import runs
 from flowrl.config import PPOConfig, TrainConfig, parse
-from flowrl.launchers.environment import child_env, compile_cache
+from flowrl.launchers.sandbox import child_env, compile_cache
 from flowrl.parallel import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.skills.graph import SkillGraph

@@ -16,7 +16,8 @@ import numpy as np
 
 from flowrl import storage
 from flowrl.experts import checkpoint
-from flowrl.networks.shapes import env_sizes, expert_shapes
+from flowrl.games.base import env_sizes
+from flowrl.runs import expert_shapes
 
 
 def main(folder: Path, count: int, env_name: str, layer_size: int, seed: int) -> None:

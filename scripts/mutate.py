@@ -26,7 +26,7 @@ TESTS = {
     "flowrl/ppo/gae.py": ["tests/ppo/test_gae.py"],
     "flowrl/skills/planner.py": ["tests/skills"],
     "flowrl/experts/merge.py": ["tests/experts"],
-    "flowrl/experts/remapping.py": ["tests/experts/test_remapping.py"],
+    "flowrl/runs.py": ["tests/test_runs.py", "tests/test_remapping.py"],
     "flowrl/parallel/outcomes.py": ["tests/parallel/test_scheduler_ends.py"],
     "flowrl/parallel/transitions.py": ["tests/parallel/test_scheduler.py"],
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from flowrl.launchers.environment import compile_cache
+from flowrl.launchers.sandbox import compile_cache
 from tests.waiting import limit
 
 LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"

@@ -16,10 +16,9 @@ import pytest
 from flowrl import ppo_flow, runs, storage
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts import checkpoint
-from flowrl.networks.shapes import expert_shapes
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import RunPaths
-from flowrl.runs import PlannedStep, TrainingRun
+from flowrl.runs import PlannedStep, TrainingRun, expert_shapes
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from tests.ppo.modules import WALK, run_folder

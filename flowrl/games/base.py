@@ -158,6 +158,16 @@ def find_game(name: object) -> Game:
     )
 
 
+def env_sizes(env_name: str) -> tuple[int, int]:
+    """The observation size and the number of actions of an environment.
+
+    Raises:
+      ConfigError: the environment is unknown.
+    """
+    game = find_game(env_name)
+    return game.observation_size, game.num_actions
+
+
 @functools.cache
 def _loaded(name: str) -> Game:
     value = _SHIPPED.get(name)

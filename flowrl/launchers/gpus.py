@@ -1,7 +1,7 @@
 """Which GPUs the machine has and which of them this graph may use.
 
 The ids are nvidia-smi's: PCI bus order, which children share by `CUDA_DEVICE_ORDER=PCI_BUS_ID`
-(`flowrl.launchers.environment`); CUDA's own default, fastest first, may number them otherwise.
+(`flowrl.launchers.sandbox`); CUDA's own default, fastest first, may number them otherwise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.errors import ConfigError
-from flowrl.launchers.environment import memory_share
+from flowrl.launchers.sandbox import memory_share
 
 TIMEOUT_SECONDS = 5.0
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.networks.moe import ACTIVATIONS, Params, take_expert
-from flowrl.networks.shapes import LAYERS
+from flowrl.runs import LAYERS
 
 _LEAST, _MOST, _MULTIPLE = 8, 160, 8  # rows of a tile
 _MOST_LEARNT = 600  # in learning, where a tile's gradient is added to that of all experts

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.networks.shapes import LAYERS
+from flowrl.runs import LAYERS
 
 Params = dict[str, dict[str, dict[str, Any]]]  # net → layer → kernel or bias
 Initializer = Callable[..., Any]  # of a random key, a shape and a type

@@ -21,8 +21,8 @@ from flowrl.experts.comparison import Comparison
 from flowrl.experts.merge import Evidence, Question, Unanswered
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Exited, Handle, Job, Outcome
-from flowrl.launchers.environment import child_env
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.sandbox import child_env
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun
 

@@ -19,7 +19,6 @@ from flowrl.experts.merge import MERGE_RULES
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
-from flowrl.launchers.environment import child_env
 from flowrl.launchers.run_status import lock_held
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
@@ -55,7 +54,7 @@ class TrainingBackend:
         self._graph = graph
         self._devices = devices or {}
         # Raises now what would make every launch fail.
-        child_env("0", passed=config.launch.pass_env)
+        sandbox.child_env("0", passed=config.launch.pass_env)
         self.confinement = sandbox.confinement(
             config.launch.sandbox, layout.root, network_wanted=config.ppo.use_wandb
         )
@@ -141,7 +140,8 @@ class TrainingBackend:
 
     def _env(self, request: RunRequest) -> dict[str, str]:
         passed = self._config.launch.pass_env
-        env = child_env(request.device, skills_per_gpu=self._neighbours(request), passed=passed)
+        neighbours = self._neighbours(request)
+        env = sandbox.child_env(request.device, skills_per_gpu=neighbours, passed=passed)
         return sandbox.confined_env(env, passed) if self.confinement.program else env
 
     def _neighbours(self, request: RunRequest) -> int:

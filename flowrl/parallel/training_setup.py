@@ -26,17 +26,24 @@ from flowrl.errors import (
     SkillError,
 )
 from flowrl.experts import repair
-from flowrl.experts.remapping import Remapping
 from flowrl.experts.store import ExpertStore, check_digest, refuse_misplaced
-from flowrl.games.base import find_game
-from flowrl.networks.shapes import env_sizes, expert_shapes
+from flowrl.games.base import env_sizes, find_game
 from flowrl.parallel.run_folder import (
     PreparedRun,
     fail_run,
     refuse_live_process,
 )
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import CodeApproval, ExpertVersion, PlannedStep, Shapes, TrainingRun, write_run
+from flowrl.runs import (
+    CodeApproval,
+    ExpertVersion,
+    PlannedStep,
+    Remapping,
+    Shapes,
+    TrainingRun,
+    expert_shapes,
+    write_run,
+)
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
 from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function

@@ -20,7 +20,6 @@ from flowrl.config import PPOConfig, flags, to_json
 from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.experts import checkpoint
 from flowrl.networks.grouped import Dense, Packed, pack, pad_experts, unpack
-from flowrl.networks.shapes import expert_shapes
 from flowrl.ppo import optimizer
 from flowrl.ppo.rollout import (
     RolloutBatch,
@@ -33,6 +32,7 @@ from flowrl.ppo.rollout import (
 from flowrl.ppo.sparse_inputs import learn_from_columns
 from flowrl.ppo.update import Stats, TrainState, draw_minibatches
 from flowrl.program_cache import Program, ProgramCache, ProgramSpec, register_results
+from flowrl.runs import expert_shapes
 
 _LEAST_ACTING = 8
 _HOST = frozenset(

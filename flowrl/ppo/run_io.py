@@ -29,11 +29,10 @@ from flowrl.errors import (
 )
 from flowrl.experts import checkpoint
 from flowrl.networks.moe import ActorCritic, init_expert
-from flowrl.networks.shapes import expert_shapes
 from flowrl.paths import RunPaths
 from flowrl.ppo.loop import Counters, Learner, UpdateReport
 from flowrl.ppo.update import TrainState
-from flowrl.runs import STANDALONE, ExpertReport, ExpertVersion, PlannedStep
+from flowrl.runs import STANDALONE, ExpertReport, ExpertVersion, PlannedStep, expert_shapes
 
 logger = logging.getLogger(__name__)
 

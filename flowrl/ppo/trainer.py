@@ -19,7 +19,7 @@ from flowrl.envs.skill_module import TaskModule
 from flowrl.envs.tasks import SkillEnv, compiled_functions, make_env
 from flowrl.envs.vector import BatchedEnv
 from flowrl.experts import checkpoint
-from flowrl.launchers.environment import compile_cache
+from flowrl.launchers.sandbox import compile_cache
 from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import run_io
 from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train

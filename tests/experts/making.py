@@ -14,9 +14,9 @@ from flowrl.experts import array_check
 from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.merge import Candidate
 from flowrl.experts.store import ExpertStore
-from flowrl.networks.shapes import env_sizes, expert_shapes
+from flowrl.games.base import env_sizes
 from flowrl.paths import GraphPaths
-from flowrl.runs import ExpertVersion, Shapes
+from flowrl.runs import ExpertVersion, Shapes, expert_shapes
 
 SHAPES = expert_shapes(*env_sizes("Craftax-Classic-Symbolic-v1"), 64)
 

@@ -8,7 +8,7 @@ import pytest
 from flowrl import storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
 from flowrl.experts import checkpoint
-from flowrl.networks.shapes import expert_shapes
+from flowrl.runs import expert_shapes
 from flowrl.storage import files
 
 SHAPES = expert_shapes(9, 4, 6)

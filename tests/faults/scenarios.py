@@ -33,8 +33,11 @@ from flowrl.parallel.run_folder import (
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Entry, Running, Waiting
-from flowrl.parallel.training_processor import process_completed_training, recover_graph
-from flowrl.parallel.verification import verified_candidates
+from flowrl.parallel.training_processor import (
+    process_completed_training,
+    recover_graph,
+    verified_candidates,
+)
 from flowrl.paths import GraphPaths
 from flowrl.runs import LineageEntry, read_run
 from tests.experts.making import content_digest, contents, make_expert

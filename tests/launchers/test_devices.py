@@ -11,8 +11,8 @@ import pytest
 
 from flowrl.errors import ConfigError
 from flowrl.launchers import gpus
-from flowrl.launchers.environment import child_env
 from flowrl.launchers.gpus import Device, slots, visible_devices
+from flowrl.launchers.sandbox import child_env
 
 TWO = "0, GPU-aa11, 81559\n1, GPU-bb22, 40960\n"
 FIRST = Device(id="0", memory_mb=81559, uuid="GPU-aa11")

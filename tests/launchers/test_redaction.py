@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flowrl.errors import ConfigError
 from flowrl.launchers import log_writer, run_status
 from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
-from flowrl.launchers.environment import child_env
+from flowrl.launchers.sandbox import child_env
 from flowrl.parallel import events
 from flowrl.redaction import cleaned, redacted, secrets_of
 from tests.launchers.conftest import SLEEP, end_of, start_of, until

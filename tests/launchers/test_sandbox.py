@@ -13,7 +13,7 @@ import pytest
 from flowrl.errors import ConfigError
 from flowrl.launchers import process, run_status, runner, sandbox
 from flowrl.launchers.base import ExitCause, Exited, Finished, Lost
-from flowrl.launchers.environment import child_env
+from flowrl.launchers.sandbox import child_env
 from flowrl.paths import RunPaths
 from tests.launchers.confining import ATTEMPTS, HOSTILE, TYPING, confined, prey
 from tests.launchers.conftest import (

@@ -6,6 +6,7 @@ import pytest
 
 from flowrl.errors import ConfigError
 from flowrl.experts import checkpoint
+from flowrl.games.base import env_sizes
 from flowrl.networks.moe import (
     ActorCritic,
     init_expert,
@@ -13,7 +14,7 @@ from flowrl.networks.moe import (
     stack_experts,
     take_expert,
 )
-from flowrl.networks.shapes import env_sizes, expert_shapes
+from flowrl.runs import expert_shapes
 
 NETWORK = ActorCritic(5, 16)
 

@@ -23,13 +23,12 @@ from flowrl.errors import (
 )
 from flowrl.experts import checkpoint
 from flowrl.networks.moe import ActorCritic, init_expert
-from flowrl.networks.shapes import expert_shapes
 from flowrl.ppo import run_io, trainer
 from flowrl.ppo.programs import begin_programs
 from flowrl.ppo.run_io import read_assignment
 from flowrl.ppo_flow import EXIT_INTERRUPTED, StopSignal
 from flowrl.program_cache import ProgramCache
-from flowrl.runs import ExpertVersion, LineageEntry
+from flowrl.runs import ExpertVersion, LineageEntry, expert_shapes
 from tests.ppo.modules import relay_run, run_folder
 from tests.ppo.tiny_envs import Broken, Relay
 

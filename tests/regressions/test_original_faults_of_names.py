@@ -12,8 +12,8 @@ import pytest
 
 from flowrl.config import BottomUpConfig, SequentialConfig, TrainConfig, flags, parse, with_flags
 from flowrl.errors import NameRefusedError
-from flowrl.launchers.environment import child_env
 from flowrl.launchers.gpus import Device, visible_devices
+from flowrl.launchers.sandbox import child_env
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import generate_module_with_remapping

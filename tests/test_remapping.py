@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import ExpertIndexError
-from flowrl.experts.remapping import Remapping
+from flowrl.runs import Remapping
 
 EXPERTS = st.sets(st.integers(0, 10_000), min_size=1, max_size=40)
 
