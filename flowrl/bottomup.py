@@ -99,10 +99,11 @@ class InProcessLauncher:
         if not _is_ours(handle):
             run_status.request_stop(folder)
 
-    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
-        """Return when a run of another process may have ended, or after the timeout."""
-        if not any(_is_ours(handle) for handle in handles):
-            self._watcher.wait(handles, timeout_seconds=timeout_seconds)
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
+        """Wait until a run may have ended (returns True), or for the timeout (returns False)."""
+        if any(_is_ours(handle) for handle in handles):
+            return True  # `launch` has trained it
+        return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
         """Do nothing: this launcher holds no resources."""

@@ -102,7 +102,7 @@ def test_a_run_that_lives_in_a_session_is_adopted(bench):
     def open_the_gate(self, handles, *, timeout_seconds):
         assert bench.place.statuses() == {WOOD: "running"}
         bench.place.open("gate")
-        wait(self, handles, timeout_seconds=timeout_seconds)
+        return wait(self, handles, timeout_seconds=timeout_seconds)
 
     bench.monkeypatch.setattr(InProcessLauncher, "wait", open_the_gate)
     bench.train_by(never)

@@ -108,8 +108,8 @@ class Launcher(Protocol):
         """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
         ...
 
-    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
-        """Return as soon as one of the jobs may have ended, or after the timeout."""
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
+        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
         ...
 
     def close(self) -> None:

@@ -53,9 +53,9 @@ class LocalLauncher:
         """Ask the job to end; returns at once."""
         run_status.request_stop(folder)
 
-    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
-        """Return as soon as one of the jobs may have ended, or after the timeout."""
-        self._watcher.wait(handles, timeout_seconds=timeout_seconds)
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
+        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
+        return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
         """Release what has ended; jobs go on."""

@@ -104,12 +104,13 @@ class EndWatcher:
         self._watched: dict[Key, int] = {}  # → its descriptor
         self._reported: set[Key] = set()
 
-    def wait(self, handles: Iterable[Handle], *, timeout_seconds: float) -> None:
-        """Return when a runner has ended, or after the timeout.
+    def wait(self, handles: Iterable[Handle], *, timeout_seconds: float) -> bool:
+        """Wait until a runner may have ended (returns True), or for the timeout (returns False).
 
         An end is reported at once, but only once: a job that `poll` calls alive after that (an
         orphan that is being killed) is looked at every 50 ms.
         """
+        unwatched = False
         expected = {(handle.pid, handle.start_time) for handle in handles}
         self._reported &= expected
         for key in self._watched.keys() - expected:
@@ -118,12 +119,14 @@ class EndWatcher:
             if self._watch(key):
                 continue
             if self._is_new_end(key):
-                return
+                return True
+            unwatched = True
             timeout_seconds = min(timeout_seconds, _RECHECK_SECONDS)
         ended = {descriptor for descriptor, _ in self._poll.poll(max(0.0, timeout_seconds) * 1000)}
         for key in [key for key, descriptor in self._watched.items() if descriptor in ended]:
             self._reported.add(key)
             self._drop(key)
+        return unwatched or bool(ended)
 
     def sees_alive(self, handle: Handle) -> bool:
         """Whether the kernel says that this runner lives; False where it is not watched.

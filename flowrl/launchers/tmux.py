@@ -233,11 +233,11 @@ class TmuxLauncher:
         """Ask the job to end; returns at once."""
         run_status.request_stop(folder)
 
-    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
-        """Return as soon as one of the jobs may have ended, or after the timeout."""
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
+        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
         with contextlib.suppress(LaunchError):
             self._reap_due()
-        self._watcher.wait(handles, timeout_seconds=timeout_seconds)
+        return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
     def reap(self, handle: Handle) -> bool:
         """End the session of an ended job unless a client is attached; whether it is gone.

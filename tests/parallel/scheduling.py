@@ -235,17 +235,23 @@ class FakeLauncher:
         self.world.op("stop")
         self.world.runs[handle.run_id].asked_to_end = True
 
-    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> None:
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
         self.waits.append(timeout_seconds)
         assert len(self.waits) < 10_000, "the scheduler waits for ever"
         if self.on_wait is not None:
             self.on_wait()
+        return True
 
     def close(self) -> None:
         pass
 
     def _handle(self, job: Job) -> Handle:
         return Handle(run_id=job.run_id, session=job.name, pid=1)
+
+
+def interrupt():
+    """What Ctrl-C does to a daemon that waits."""
+    raise KeyboardInterrupt
 
 
 def words(scheduler):
