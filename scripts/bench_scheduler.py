@@ -15,7 +15,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from bench_launch import make_job, seconds_to_notice
@@ -27,6 +26,8 @@ from flowrl.config import ScheduleConfig
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import events
+from flowrl.parallel.events import Verb
+from flowrl.parallel.requests import send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
@@ -34,7 +35,6 @@ from flowrl.parallel.transitions import step
 
 SKILLS = 1_000
 SESSIONS = 20
-RESTING = replace(SCHEDULE, max_parallel_skills=0)
 POLL_SECONDS = 1.0  # as users' scripts do; the original looks every 30 s
 
 
@@ -148,7 +148,7 @@ def idle(folder: Path, *, small: bool) -> list[Row]:
             scheduler.wait()
             scheduler.tick()
         share = (time.process_time() - worked) / (time.monotonic() - began)
-        scheduler.stop(cancel=True)
+        send_request(scheduler.layout, Verb.STOP_NOW)
     return [Row(case=f"idle with {sessions} sessions", ours=100 * share, unit="% of a core")]
 
 
@@ -162,18 +162,20 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
     needed = {need for item in skills for need in item.needs}
     leaves = [item.skill for item in skills if item.skill not in needed]
     held = leaves[: 50 if small else 200]
-    waiting, _ = step(SchedulerState(), [events.SkillsAdded(skills)], NOW, RESTING)
+    waiting, _ = step(
+        SchedulerState(), [events.SkillsAdded(skills)], NOW, SCHEDULE, launching=False
+    )
     row, row_of_event = _saves(folder / "scheduler_state.json", waiting, held, "")
     with SkillScheduler(folder, launcher=LocalLauncher()) as scheduler:
         scheduler.set_callbacks(backend=SleepingBackend(folder))
-        scheduler.stop()  # so that no tick starts anything
+        send_request(scheduler.layout, Verb.STOP)  # so that no tick starts anything
         scheduler.tick()
         ticks = [seconds_of(scheduler.tick) for _ in range(100)]
     tick = Row(case="idle tick, 1,000 skills", ours=1e3 * statistics.median(ticks), unit="ms")
     if small:
         return [row, row_of_event, tick]
     holds = [events.Hold(item.skill) for item in skills if not item.needs]
-    blocked, _ = step(waiting, holds, NOW, RESTING)
+    blocked, _ = step(waiting, holds, NOW, SCHEDULE, launching=False)
     largest, _ = _saves(folder / "blocked.json", blocked, held[:50], ", all blocked")
     return [row, row_of_event, tick, largest]
 
@@ -190,7 +192,7 @@ def _saves(path: Path, state: SchedulerState, held: list[str], what: str) -> tup
     stepping, saving, theirs = [], [], []
     for number, skill in enumerate(held):
         began = time.perf_counter()
-        state, _ = step(state, [events.Hold(skill)], NOW, RESTING)
+        state, _ = step(state, [events.Hold(skill)], NOW, SCHEDULE, launching=False)
         stepped = time.perf_counter()
         file.save(state)
         stepping.append(stepped - began)

@@ -104,13 +104,6 @@ class SkillsAdded:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertRequested:
-    """Give this skill its expert number now."""
-
-    skill: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunEvent:
     """What concerns one run of a skill; ignored once the skill has another run."""
 
@@ -226,7 +219,6 @@ class Restarted:
 
 Event = (
     SkillsAdded
-    | ExpertRequested
     | RunPrepared
     | PrepareRefused
     | RunLaunched

@@ -239,8 +239,8 @@ def recover_state(layout: GraphPaths, *, anew: bool = False) -> Recovered | None
     except FileRefusedError as error:
         logger.warning("%s", error)
     skills = known_skills(layout, recorded_graph(layout), SchedulerState())
-    nothing = ScheduleConfig(max_parallel_skills=0)
-    state, _ = step(SchedulerState(), [SkillsAdded(skills)], datetime.now(UTC), nothing)
+    added, now = [SkillsAdded(skills)], datetime.now(UTC)
+    state, _ = step(SchedulerState(), added, now, ScheduleConfig(), launching=False)
     number = max(state.next_expert, highest_number(layout) + 1)
     kept = _set_aside(layout.scheduler_state)
     StateFile(layout.scheduler_state).save(replace(state, next_expert=number))

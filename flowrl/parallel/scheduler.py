@@ -14,7 +14,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -119,8 +118,9 @@ class StateStore:
             self.state,
             [cleaned(event, self._secrets) for event in events],
             now,
-            self._schedule if launching else replace(self._schedule, max_parallel_skills=0),
+            self._schedule,
             devices=self._devices,
+            launching=launching,
             jitter=random.uniform(0.0, self._most_jitter),
         )
         self.pending.extend(commands)
@@ -208,8 +208,6 @@ class SkillScheduler:
         self._store: StateStore | None = None
         self._executor: CommandExecutor | None = None
         self._last_tick = self._clock()
-        self._stopping = False
-        self._cancelling = False
         self._unreported: list[Entry] = []  # ends whose callback is to be called again
 
     def __enter__(self) -> SkillScheduler:
@@ -310,14 +308,6 @@ class SkillScheduler:
         """
         self._apply(events.SkillsAdded(tuple(skills)))
 
-    def assign_expert(self, skill_name: str) -> int:
-        """Return the skill's expert number, given now or before; training gives one by itself."""
-        self._check_known(skill_name)
-        self._apply(events.ExpertRequested(skill_name))
-        expert = self.state.entries[skill_name].expert
-        assert expert is not None
-        return expert
-
     def retry(self, skill_name: str) -> None:
         """Let a failed or held skill train again, or a waiting one start at once."""
         self._check_known(skill_name)
@@ -337,18 +327,19 @@ class SkillScheduler:
         self._disk.check()
         requests, responses = self._inbox.take(), store.state.responses
         ended = [event for entry, _ in self.state.launched() for event in executor.poll_run(entry)]
-        store.apply([*requests, *ended], now, launching=self._may_launch)
+        store.apply([*requests, *ended], now, launching=self._disk.ok)
         log_responses(responses, store.state.responses)
         if requests and store.save():
             self._inbox.done()
         unreported, self._unreported = self._unreported, []
         self._report_ends(unreported)
         while self._disk.ok and (commands := store.next_commands()):
-            store.apply(self._carry_out(commands, now), now, launching=self._may_launch)
+            store.apply(self._carry_out(commands, now), now, launching=self._disk.ok)
         store.save()
         executor.archive_merged()
-        for entry, _ in self.state.launched() if self._ending_runs else ():
-            executor.stop_once(entry)
+        if self.state.stop_mode is StopMode.STOP_NOW:
+            for entry, _ in self.state.launched():
+                executor.stop_once(entry)
 
     def wait(self) -> None:
         """Sleep until a run may have ended, a request comes, a wait is over, or poll_interval."""
@@ -362,36 +353,21 @@ class SkillScheduler:
         most = math.inf if self._disk.ok and not self._unreported else PROBE_SECONDS
         until = time.monotonic() + max(0.0, min(seconds, most, *limits))
         while (left := until - time.monotonic()) > 0 and not self._inbox.waiting:
-            if self._stopping and not self._ending_runs:
+            if self._launcher.wait(handles, timeout_seconds=min(left, _LOOK_SECONDS)):
                 return
-            began = time.monotonic()
-            self._launcher.wait(handles, timeout_seconds=min(left, _LOOK_SECONDS))
-            if time.monotonic() - began < 0.9 * min(left, _LOOK_SECONDS):
-                return  # a run may have ended
 
-    def run(self, *, stop_when: Callable[[SchedulerState], bool] | None = None) -> SchedulerState:
-        """Tick until every skill is settled, `stop_when` returns true, or a stop is requested."""
-        finished = stop_when or (lambda state: state.settled)
+    def run(self) -> SchedulerState:
+        """Tick until every skill is settled, or a user has stopped the daemon."""
         store = self.load()
         while True:
             self.tick()
-            if self._stopping and not (self._ending_runs and self.state.launched()):
-                return self.state
-            done = finished(self.state) or self.state.stop_is_due
+            done = self.state.settled or self.state.stop_is_due
             if done and not store.pending and not self._unreported and store.save():
                 if self.state.stop_mode:
                     self.stopped_on_request = True
                     self._apply(events.Stopped())
                 return self.state
             self.wait()
-
-    def stop(self, *, cancel: bool = False) -> None:
-        """End `run` soon; runs go on and are adopted later or, with `cancel`, save and end.
-
-        It may be called from a signal handler or another thread.
-        """
-        self._cancelling = self._cancelling or cancel
-        self._stopping = True
 
     def _apply(self, event: Event) -> None:
         """Apply one event between two ticks; nothing is started before the next one."""
@@ -413,15 +389,6 @@ class SkillScheduler:
 
     def _report_ends(self, entries: Iterable[Entry]) -> None:
         self._unreported += [e for e in entries if not _call_back(self._callbacks, e)]
-
-    @property
-    def _may_launch(self) -> bool:
-        return not self._stopping and self._disk.ok
-
-    @property
-    def _ending_runs(self) -> bool:
-        """Whether runs are asked to save what they have and end."""
-        return self._cancelling or self.state.stop_mode is StopMode.STOP_NOW
 
     def _started_executor(self) -> CommandExecutor:
         if self._executor is None:

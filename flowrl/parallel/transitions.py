@@ -51,7 +51,7 @@ from flowrl.parallel.status import (
 NO_DEVICES: Mapping[str, int] = MappingProxyType({})
 
 
-def step(
+def step(  # noqa: PLR0913
     state: SchedulerState,
     received: Iterable[Event],
     now: datetime,
@@ -59,13 +59,14 @@ def step(
     *,
     devices: Mapping[str, int] = NO_DEVICES,
     jitter: float = 0.0,
+    launching: bool = True,
 ) -> tuple[SchedulerState, tuple[Command, ...]]:
     """Return the state after the received events, and the commands that follow from it.
 
     Skills whose needs are completed start in order of priority, then of insertion, as long as
     slots are free: `devices` gives the number of runs that each device takes, and without devices
-    only `max_parallel_skills` limits them; if that is 0, nothing starts. `jitter` lengthens every
-    wait by that share.
+    only `max_parallel_skills` limits them. With `launching=False` no skill starts. `jitter`
+    lengthens every wait by that share.
 
     Raises:
       GraphError, NameRefusedError: a skill cannot be added; `state` still holds.
@@ -74,7 +75,7 @@ def step(
     transition = Transition(StateBuilder(state), context)
     for event in received:
         transition.apply(event)
-    transition.start_due()
+    transition.start_due(launching=launching)
     return transition.builder.build(), tuple(transition.commands)
 
 
@@ -94,14 +95,15 @@ class Transition:
         HANDLERS[type(event)](self, event)
         self._announce()
 
-    def start_due(self) -> None:
+    def start_due(self, *, launching: bool) -> None:
         """Order the merges whose time has come, and give free slots to ready skills."""
         for entry in active_entries(self.builder.entries):
             status = entry.status
             if isinstance(status, Merging) and status.not_before and self._due(status.not_before):
                 self._move(entry, replace(status, not_before=None, why=""))
                 self.commands.append(events.Merge(self._request(entry.skill)))
-        if self.builder.stop_mode is StopMode.NONE and not self._merge_is_near():
+        stopping = self.builder.stop_mode is not StopMode.NONE
+        if launching and not stopping and not self._merge_is_near():
             self._fill_slots()
         self._announce()
 
@@ -139,9 +141,6 @@ class Transition:
         for item in event.skills:
             if isinstance(item.status, Active):
                 self._order_again(self.builder.entries[item.skill])
-
-    def _assign_expert(self, event: events.ExpertRequested) -> None:
-        self.builder.expert_of(event.skill)
 
     def _restart(self, _event: events.Restarted) -> None:
         """Order again what the last daemon may not have carried out; all of it is idempotent."""
@@ -472,7 +471,6 @@ VERBS: dict[Verb, Callable[[Transition, Entry], None]] = {
 }
 HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.SkillsAdded: Transition._add_skills,
-    events.ExpertRequested: Transition._assign_expert,
     events.RunPrepared: Transition._prepared,
     events.PrepareRefused: Transition._prepare_refused,
     events.RunLaunched: Transition._launched,

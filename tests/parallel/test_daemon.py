@@ -29,6 +29,7 @@ from tests.parallel.scheduling import (
     World,
     exited,
     finished,
+    interrupt,
     lines,
     status,
     words,
@@ -185,7 +186,7 @@ def test_a_request_on_a_full_disk_does_not_keep_the_daemon_awake(start, world, m
     monkeypatch.setattr(
         scheduler._launcher,
         "wait",
-        lambda handles, *, timeout_seconds: waits.append(timeout_seconds),
+        lambda handles, *, timeout_seconds: waits.append(timeout_seconds) or True,
     )
     scheduler.wait()
     assert waits == [1.0]
@@ -248,34 +249,14 @@ def test_an_unreadable_state_stops_the_program_and_is_left_alone(start, text, er
     assert scheduler.layout.scheduler_state.read_text() == text
 
 
-def test_stop_leaves_runs_to_be_adopted(start, world):
+def test_ctrl_c_leaves_runs_to_be_adopted(start, world):
     scheduler = start()
     scheduler.add_skill("A")
-    scheduler.tick()
-    scheduler.stop()
-    scheduler.run()
+    scheduler._launcher.on_wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.run()
     assert len(world.living()) == 1
     assert lines(scheduler)["A"]["status"] == "running"
-
-
-def test_stop_with_cancel_waits_for_the_runs_to_save_and_end(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.add_skill("B")
-    scheduler.tick()
-
-    def play():
-        for process in world.living():
-            assert process.asked_to_end
-            process.outcome = exited(ExitCause.STOPPED)
-
-    scheduler._launcher.on_wait = play
-    scheduler.stop(cancel=True)
-    scheduler.run()
-    assert words(scheduler) == {"A": "waiting", "B": "waiting"}
-    assert lines(scheduler)["A"]["run_id"] == world.folders["A"]
-    assert start().run(stop_when=lambda state: True) is not None
-    assert len(world.living()) == 2
 
 
 def test_waiting_ends_when_a_retry_is_due(start, world, clock):

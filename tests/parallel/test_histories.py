@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -71,7 +71,6 @@ class Play:
             min_success_rate=0.5,
         )
         names = self.dice.choice([(), ("0",), ("0", "1")])
-        self.launching_nothing = replace(self.schedule, max_parallel_skills=0)
         self.devices = {name: self.dice.randint(1, 2) for name in names}
         self.now = NOW
         self.disk = Disk()
@@ -84,10 +83,15 @@ class Play:
         self.doomed = self.dice.random() < 0.3  # the first skill always meets the same error
 
     def tell(self, *received) -> None:
-        schedule = self.launching_nothing if self.full else self.schedule
-        devices, jitter = self.devices, self.dice.random()
+        jitter = self.dice.random()
         self.state, commands = step(
-            self.state, received, self.now, schedule, devices=devices, jitter=jitter
+            self.state,
+            received,
+            self.now,
+            self.schedule,
+            devices=self.devices,
+            jitter=jitter,
+            launching=not self.full,
         )
         self.pending.extend(commands)
         self.save()
@@ -228,7 +232,7 @@ class Play:
         """Obey what was asked; the daemon may die before the files are gone."""
         taken = list(self.disk.requests)
         self.tell(*taken)
-        again, _ = step(self.state, taken, self.now, self.launching_nothing)
+        again, _ = step(self.state, taken, self.now, self.schedule, launching=False)
         assert again.responses == self.state.responses
         assert [e.status for e in again.entries.values() if not isinstance(e.status, Merging)] == [
             e.status for e in self.state.entries.values() if not isinstance(e.status, Merging)

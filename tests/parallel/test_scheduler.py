@@ -89,15 +89,17 @@ def test_expert_numbers_come_with_training_and_stay(start, world, clock):
     scheduler = start(max_parallel_skills=1)
     scheduler.add_skill("A")
     scheduler.add_skill("B")
-    assert scheduler.assign_expert("B") == 0
+    assert lines(scheduler)["A"]["expert"] is None
     scheduler.tick()
-    assert scheduler.assign_expert("A") == 1
+    assert lines(scheduler)["A"]["expert"] == 0
     world.end("A", Lost())
     scheduler.tick()
+    assert lines(scheduler)["B"]["expert"] == 1
     clock.pass_seconds(60)
+    world.end("B")
     scheduler.tick()
-    assert scheduler.assign_expert("A") == 1
-    assert start().assign_expert("B") == 0
+    assert words(scheduler) == {"A": "running", "B": "completed"}
+    assert [entry.expert for entry in start().state.entries.values()] == [0, 1]
 
 
 def test_no_more_runs_than_slots_and_the_higher_priority_first(start, world):
@@ -149,7 +151,7 @@ def test_a_device_that_takes_no_run_is_refused(start):
         (lambda s: s.add_skill("A_b"), NameRefusedError, "'A b' and 'A_b'"),
         (lambda s: s.add_skills([NewSkill(skill="N"), NewSkill(skill="N")]), GraphError, "N"),
         (lambda s: s.add_skill("N", expert=7), GraphError, "expert 7"),
-        (lambda s: s.assign_expert("Nobody"), GraphError, "Nobody"),
+        (lambda s: s.retry("Nobody"), GraphError, "Nobody"),
     ],
     ids=["unknown", "changed", "itself", "circle", "newline", "slug", "twice", "expert", "ask"],
 )

@@ -214,13 +214,13 @@ def test_saved_lines_are_made_anew_when_what_they_say_changes(tmp_path):
     added = events.SkillsAdded((NewSkill(skill="A"), NewSkill(skill="B", needs=("A",))))
     state, _ = step(SchedulerState(), [added], NOW, ScheduleConfig())
     assert file.encode(state) == encode(state)
-    state = through(state, "A", ScheduleConfig(max_parallel_skills=0))
+    state = through(state, "A", launching=False)
     assert state.entries["B"].status == Waiting()
     assert file.encode(state) == encode(state)
     assert b'"waits_for":["A"]' not in file.encode(state)
 
 
-def through(state, skill, rules=RULES):
+def through(state, skill, rules=RULES, *, launching=True):
     """The state once this skill's next run has gone all the way."""
     handle = Handle(run_id="r", session="s", pid=1)
     for event in (
@@ -229,7 +229,7 @@ def through(state, skill, rules=RULES):
         events.RunEnded(skill, "r", finished("r")),
         events.MergeDone(skill, "r"),
     ):
-        state, _ = step(state, [event], NOW, rules)
+        state, _ = step(state, [event], NOW, rules, launching=launching)
     return state
 
 
@@ -240,7 +240,7 @@ def test_every_event_is_heard():
 def test_an_event_of_another_run_or_status_changes_nothing():
     state = state_of_all()
     handle = Handle(run_id="other", session="s", pid=1)
-    rules = ScheduleConfig(max_parallel_skills=0)
+    rules = ScheduleConfig()
     for skill in state.entries:
         for event in (
             events.RunLaunched(skill, "other", handle),
@@ -251,7 +251,9 @@ def test_an_event_of_another_run_or_status_changes_nothing():
             events.MergeRefused(skill, "other", "no"),
         ):
             # (the postponed merge would be due)
-            after, commands = step(state, [event], NOW - timedelta(minutes=1), rules)
+            after, commands = step(
+                state, [event], NOW - timedelta(minutes=1), rules, launching=False
+            )
             assert after is state
             assert commands == ()
 

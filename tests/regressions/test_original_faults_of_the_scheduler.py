@@ -16,15 +16,24 @@ from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import process_completed_training
 from flowrl.paths import GraphPaths
 from tests.parallel.making import GRAPH, WOOD, finish, frames, prepare, train
-from tests.parallel.scheduling import FakeBackend, exited, finished, lines, saved, status, words
+from tests.parallel.scheduling import (
+    FakeBackend,
+    exited,
+    finished,
+    interrupt,
+    lines,
+    saved,
+    status,
+    words,
+)
 
 
 def test_fault_04_stop_abandons_no_run(start, world):
     scheduler = start()
     scheduler.add_skill("A")
-    scheduler.tick()
-    scheduler.stop()
-    scheduler.run()
+    scheduler._launcher.on_wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.run()
     world.end("A")  # while nobody schedules
     scheduler = start()
     assert scheduler.run().complete
