@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from flowrl import storage
-from flowrl.parallel.events import PAUSED
+from flowrl.parallel.events import PAUSED, StatusChange
 from flowrl.parallel.status import (
     Blocked,
     Completed,
@@ -25,30 +25,29 @@ from flowrl.parallel.status import (
 )
 
 logger = logging.getLogger(__name__)
-Move = tuple[Status | None, Entry]
 _FIELDS = (
     *("attempt", "run_id", "device", "why", "blocked_by"),
     *("frames", "success_rate", "wall_seconds"),
 )
-_MOST_LOGGED = 30  # of moves that come at once; all are in events.jsonl
+_MOST_LOGGED = 30  # of changes that come at once; all are in events.jsonl
 
 
 class EventLog:
-    """Writes moves to the log and to events.jsonl; no decision depends on either."""
+    """Writes changes of status to the log and to events.jsonl; no decision depends on either."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def append(self, moves: Sequence[Move], now: datetime) -> None:
-        """Log moves that came in a row."""
-        described = [(before, entry, sentence(before, entry, now)) for before, entry in moves]
-        described = [move for move in described if move[-1]]
+    def append(self, changes: Sequence[StatusChange], now: datetime) -> None:
+        """Log the changes that came in a row."""
+        described = [(c.before, c.entry, sentence(c.before, c.entry, now)) for c in changes]
+        described = [item for item in described if item[-1]]
         lines = [_line(before, entry, text, now) for before, entry, text in described]
         for (_, entry, text), data in zip(described[:_MOST_LOGGED], lines, strict=False):
             level = logging.WARNING if isinstance(entry.status, Failed) else logging.INFO
-            logger.log(level, "%s %s", entry.skill, text, extra={"move": data})
+            logger.log(level, "%s %s", entry.skill, text, extra={"change": data})
         if len(described) > _MOST_LOGGED:
-            logger.info("and %d more moves at once", len(described) - _MOST_LOGGED)
+            logger.info("and %d more changes at once", len(described) - _MOST_LOGGED)
         if not lines:
             return
         try:
@@ -59,7 +58,7 @@ class EventLog:
 
 
 def sentence(before: Status | None, entry: Entry, now: datetime) -> str:
-    """Return what happened to a skill, to be read after its name; "" for minor moves."""
+    """Return what happened to a skill, to be read after its name; "" for minor changes."""
     match entry.status:
         case Waiting() as status:
             return _waiting(before, entry, status, now)

@@ -290,11 +290,11 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
-    """Report a change of status to the log and to callbacks; `before` is None for a new skill."""
+class StatusChange:
+    """Report this change to the log and to callbacks; `before` is None for a new skill."""
 
     before: Status | None
     entry: Entry
 
 
-Command = Prepare | Launch | Merge | StopRun | Discard | Announce
+Command = Prepare | Launch | Merge | StopRun | Discard | StatusChange

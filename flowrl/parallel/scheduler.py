@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -22,7 +20,6 @@ from flowrl.config import ScheduleConfig, checked
 from flowrl.errors import (
     SKILL_ERRORS,
     ConfigError,
-    FileRefusedError,
     GraphError,
     SkillError,
     format_error,
@@ -36,21 +33,21 @@ from flowrl.parallel.backend import Backend
 from flowrl.parallel.event_log import EventLog
 from flowrl.parallel.events import (
     PAUSED,
-    Announce,
     Command,
     Event,
     NewSkill,
+    StatusChange,
     StopMode,
 )
 from flowrl.parallel.executor import CommandExecutor
 from flowrl.parallel.health import PROBE_SECONDS, DaemonLock, DiskHealth, RunLimits
 from flowrl.parallel.requests import Inbox, log_responses
 from flowrl.parallel.state import SchedulerState, next_due
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state_file import StateFile, StateStore
 from flowrl.parallel.status import Completed, Entry, Failed, Status
-from flowrl.parallel.transitions import NO_DEVICES, step
+from flowrl.parallel.transitions import NO_DEVICES
 from flowrl.paths import GraphPaths, display_name
-from flowrl.redaction import cleaned, secrets_of
+from flowrl.redaction import secrets_of
 from flowrl.skills.skill import Skill, skill_from_data
 
 logger = logging.getLogger(__name__)
@@ -78,84 +75,6 @@ class Callbacks(TypedDict, total=False):
     backend: Backend
     on_skill_complete: Callable[[str], object]
     on_skill_failed: Callable[[str], object]
-
-
-class StateStore:
-    """The state of one graph, its file, and the commands that follow from it.
-
-    Commands are carried out only after the state that issued them is saved, in order. Each may be
-    carried out twice, so a daemon that is killed at any point loses none.
-    """
-
-    def __init__(
-        self,
-        file: StateFile,
-        schedule: ScheduleConfig,
-        disk: DiskHealth,
-        *,
-        devices: Mapping[str, int],
-        most_jitter: float,
-        secrets: Sequence[str] = (),
-    ) -> None:
-        """Load the state; without a file it starts empty. No `secrets` are written into it.
-
-        Raises:
-          FileRefusedError: the file is damaged or of another version; it is left as it is.
-        """
-        self.state = file.load() or SchedulerState()
-        self.pending: deque[Command] = deque()
-        self._file = file
-        self._schedule = schedule
-        self._devices = devices
-        self._disk = disk
-        self._most_jitter = most_jitter
-        self._secrets = secrets
-        self._saved = self.state
-
-    def apply(self, events: Iterable[Event], now: datetime, *, launching: bool) -> None:
-        """Step once; the commands that follow are appended to `pending`."""
-        self.state, commands = step(
-            self.state,
-            [cleaned(event, self._secrets) for event in events],
-            now,
-            self._schedule,
-            devices=self._devices,
-            launching=launching,
-            jitter=random.uniform(0.0, self._most_jitter),
-        )
-        self.pending.extend(commands)
-
-    def next_commands(self) -> list[Command]:
-        """Take the next command, or all moves that come next; none while the state is not saved."""
-        if not self.pending or not self.save():
-            return []
-        commands = [self.pending.popleft()]
-        while self.pending and all(
-            isinstance(c, Announce) for c in (commands[-1], self.pending[0])
-        ):
-            commands.append(self.pending.popleft())
-        return commands
-
-    def save(self) -> bool:
-        """Bring the file up to date; return False, and log it, while the disk is full or broken.
-
-        Raises:
-          FileRefusedError: the file cannot be written, and that will not pass by itself.
-        """
-        if self.state is self._saved:
-            return True
-        try:
-            self._file.save(self.state)
-        except OSError as error:
-            if self._disk.save_failed(error):
-                return False
-            raise FileRefusedError(
-                f"{self._file.path} cannot be written ({format_error(error)}), so nothing more is "
-                "started or merged; runs go on: mend it and start again to adopt them"
-            ) from error
-        self._disk.save_succeeded()
-        self._saved = self.state
-        return True
 
 
 class SkillScheduler:
@@ -376,14 +295,14 @@ class SkillScheduler:
         store.save()
 
     def _carry_out(self, commands: list[Command], now: datetime) -> Collection[Event]:
-        """Carry out a command, or report moves that come in a row."""
-        moves = [command for command in commands if isinstance(command, Announce)]
-        if moves:
-            self._log.append([(move.before, move.entry) for move in moves], now)
-            self._report_ends(move.entry for move in moves)
+        """Carry out a command, or report the changes of status that come in a row."""
+        changes = [command for command in commands if isinstance(command, StatusChange)]
+        if changes:
+            self._log.append(changes, now)
+            self._report_ends(change.entry for change in changes)
             return ()
         (command,) = commands
-        assert not isinstance(command, Announce)
+        assert not isinstance(command, StatusChange)
         status = self.state.entries[command.request.skill].status
         return self._started_executor().carry_out(command, status)
 

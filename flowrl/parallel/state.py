@@ -16,7 +16,7 @@ from graphlib import TopologicalSorter
 from flowrl import paths
 from flowrl.errors import CycleError, GraphError, NameRefusedError, UnknownNeedError
 from flowrl.launchers.base import Handle
-from flowrl.parallel.events import NewSkill, Response, StopMode
+from flowrl.parallel.events import NewSkill, Response, StatusChange, StopMode
 from flowrl.parallel.status import (
     Active,
     Blocked,
@@ -26,7 +26,6 @@ from flowrl.parallel.status import (
     Held,
     Merging,
     Running,
-    Status,
     Waiting,
 )
 from flowrl.storage.records import Natural
@@ -102,7 +101,7 @@ class SchedulerState:
 
 
 class StateBuilder:
-    """The next state in the making; it records every change of a status in `moves`."""
+    """The next state in the making; it records every change of a status in `changes`."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -110,7 +109,7 @@ class StateBuilder:
         self.next_expert = state.next_expert
         self.stop_mode = state.stop_mode
         self.responses = state.responses
-        self.moves: list[tuple[Status | None, Entry]] = []
+        self.changes: list[StatusChange] = []
         self._dependants: dict[str, list[str]] = {}  # computed when a status blocks or unblocks
 
     def build(self) -> SchedulerState:
@@ -162,7 +161,7 @@ class StateBuilder:
                 self.next_expert = max(self.next_expert, item.expert + 1)
         for name in order:
             entry = self.entries[name] = _with_blockers(self.entries[name], self.entries)
-            self.moves.append((None, entry))
+            self.changes.append(StatusChange(None, entry))
         self._dependants = {}
 
     def _write(self, entry: Entry) -> bool:
@@ -172,7 +171,7 @@ class StateBuilder:
         self.entries[entry.skill] = entry
         if before.status == entry.status:
             return False
-        self.moves.append((before.status, entry))
+        self.changes.append(StatusChange(before.status, entry))
         return True
 
     def _dependants_of(self, skill: str) -> list[str]:

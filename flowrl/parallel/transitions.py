@@ -93,19 +93,19 @@ class Transition:
     def apply(self, event: Event) -> None:
         """Apply one event."""
         HANDLERS[type(event)](self, event)
-        self._announce()
+        self._report_changes()
 
     def start_due(self, *, launching: bool) -> None:
         """Order the merges whose time has come, and give free slots to ready skills."""
         for entry in active_entries(self.builder.entries):
             status = entry.status
             if isinstance(status, Merging) and status.not_before and self._due(status.not_before):
-                self._move(entry, replace(status, not_before=None, why=""))
+                self._set_status(entry, replace(status, not_before=None, why=""))
                 self.commands.append(events.Merge(self._request(entry.skill)))
         stopping = self.builder.stop_mode is not StopMode.NONE
         if launching and not stopping and not self._merge_is_near():
             self._fill_slots()
-        self._announce()
+        self._report_changes()
 
     def _merge_is_near(self) -> bool:
         """Whether a merge is under way: what it makes ready may rank before what is ready now."""
@@ -130,7 +130,7 @@ class Transition:
             run_id=status.run_id,
             alone=status.alone,
         )
-        self._move(replace(entry, expert=self.builder.expert_of(entry.skill)), preparing)
+        self._set_status(replace(entry, expert=self.builder.expert_of(entry.skill)), preparing)
         self.commands.append(events.Prepare(self._request(entry.skill)))
 
     # Changes of the graph and of the daemon
@@ -181,7 +181,7 @@ class Transition:
             resumed=status.run_id == event.run_id,
             alone=status.alone,
         )
-        self._move(entry, running)
+        self._set_status(entry, running)
         self.commands.append(events.Launch(self._request(event.skill)))
 
     def _prepare_refused(self, event: events.PrepareRefused) -> None:
@@ -189,12 +189,12 @@ class Transition:
         entry = self.builder.entries[event.skill]
         if isinstance(entry.status, Preparing):
             failed = Failed(why=event.why, attempt=entry.status.attempt, at=self._context.now)
-            self._move(entry, failed)
+            self._set_status(entry, failed)
 
     def _launched(self, event: events.RunLaunched) -> None:
         if entry := self._entry_of(event, Running):
             assert isinstance(entry.status, Running)
-            self._move(replace(entry, refusals=0), replace(entry.status, handle=event.handle))
+            self._set_status(replace(entry, refusals=0), replace(entry.status, handle=event.handle))
 
     def _launch_refused(self, event: events.LaunchRefused) -> None:
         entry = self.builder.entries[event.skill]
@@ -304,7 +304,7 @@ class Transition:
             case _:
                 return
         entry = replace(entry, failures=0, frames_used=0, refusals=0, requeues=0, error="")
-        self._move(entry, waiting)
+        self._set_status(entry, waiting)
 
     def _pause(self, entry: Entry, why: str = PAUSED) -> None:
         """Hold a skill; a running one is asked to end first, a merging one is completed anyway."""
@@ -312,9 +312,11 @@ class Transition:
             case Running():
                 self._ask_to_end(entry, StopReason.PAUSE)
             case Waiting(attempt=attempt, run_id=run) | Preparing(attempt=attempt, run_id=run):
-                self._move(entry, Held(why=why, attempt=attempt, at=self._context.now, run_id=run))
+                self._set_status(
+                    entry, Held(why=why, attempt=attempt, at=self._context.now, run_id=run)
+                )
             case Blocked():
-                self._move(entry, Held(why=why, attempt=1, at=self._context.now))
+                self._set_status(entry, Held(why=why, attempt=1, at=self._context.now))
             case _:
                 pass
 
@@ -322,9 +324,9 @@ class Transition:
         """Let a held skill go on with its run; one that is just ending goes on afterwards."""
         match entry.status:
             case Held(attempt=attempt, run_id=run_id):
-                self._move(entry, Waiting(attempt=attempt, run_id=run_id))
+                self._set_status(entry, Waiting(attempt=attempt, run_id=run_id))
             case Running(stop_reason=StopReason.PAUSE) as status:
-                self._move(entry, replace(status, stop_reason=StopReason.NONE))
+                self._set_status(entry, replace(status, stop_reason=StopReason.NONE))
             case _:
                 pass
 
@@ -347,7 +349,7 @@ class Transition:
                 skill=entry.skill, expert=entry.expert, attempt=attempt, run_id=run_id
             )
             self.commands.append(events.Discard(request))
-        self._move(entry, Failed(why=CANCELLED, attempt=attempt, at=self._context.now))
+        self._set_status(entry, Failed(why=CANCELLED, attempt=attempt, at=self._context.now))
 
     # The steps that all of these share
 
@@ -362,10 +364,10 @@ class Transition:
     def _ask_to_end(self, entry: Entry, reason: StopReason) -> None:
         status = entry.status
         if isinstance(status, Running) and status.stop_reason != reason:
-            self._move(entry, replace(status, stop_reason=reason))
+            self._set_status(entry, replace(status, stop_reason=reason))
             self.commands.append(events.StopRun(self._request(entry.skill)))
 
-    def _move(self, entry: Entry, status: Status) -> None:
+    def _set_status(self, entry: Entry, status: Status) -> None:
         """Write the entry with another status."""
         self._put(replace(entry, status=status))
 
@@ -377,9 +379,9 @@ class Transition:
             self.commands.append(events.Discard(self._request(entry.skill)))
         self.builder.put(entry)
 
-    def _announce(self) -> None:
-        self.commands.extend(events.Announce(*move) for move in self.builder.moves)
-        self.builder.moves.clear()
+    def _report_changes(self) -> None:
+        self.commands.extend(self.builder.changes)
+        self.builder.changes.clear()
 
     def _request(self, skill: str) -> RunRequest:
         entry = self.builder.entries[skill]

@@ -118,7 +118,7 @@ class Play:
         command = self.pending.popleft()
         if isinstance(command, events.StopRun) and self.lives(command.request.run_id):
             self.disk.told_to_end.add(command.request.run_id)
-        if isinstance(command, events.Announce | events.Discard | events.StopRun):
+        if isinstance(command, events.StatusChange | events.Discard | events.StopRun):
             return
         task = command.request
         status = self.state.entries[task.skill].status
