@@ -19,7 +19,7 @@ class ExitCause(StrEnum):
     EXIT = "exit"  # it ended with a code other than 0
     SIGNAL = "signal"  # a signal killed it
     OOM = "oom"  # the kernel killed it for lack of memory
-    NO_RESULT = "no_result"  # exit code 0 without a valid result: for the one who ordered it to say
+    NO_RESULT = "no_result"  # it ended with code 0, but its caller found no valid result
     STOPPED = "stopped"  # our own stop or a shutdown; the run is resumable
     INTERRUPTED = "interrupted"  # a user typed Ctrl-C in the pane
     SESSION_KILLED = "session_killed"  # a user killed the session
@@ -39,7 +39,7 @@ class Job:
     log: str = "training.log"  # the file in the folder that takes its output
     results: tuple[str, ...] = ()  # files in the folder that a launch removes before the job starts
     cpus: tuple[int, ...] = ()  # the CPUs it may use; () means all
-    sandbox: tuple[str, ...] = ()  # the words that confine it, put before argv; () does not
+    sandbox: tuple[str, ...] = ()  # words put before argv to confine the job; () for none
     passed: tuple[str, ...] = ()  # names of variables in `env` whose values must not be logged
 
 
@@ -57,7 +57,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The job ended with code 0; the one who ordered it reads its results in the folder."""
+    """The job ended with code 0; the caller reads its results in the folder."""
 
     folder: Path
 

@@ -99,7 +99,7 @@ class SkillScheduler:
           clock: the time, for waits.
           devices: how many runs each device takes, by its id; without any, runs use the CPU.
           pass_env: names of variables whose values must not be written into records.
-          retry_jitter: most that the wait before a retry is lengthened by, as a share.
+          retry_jitter: each wait before a retry grows by a random share up to this one.
           schedule: values of `ScheduleConfig`'s flags.
 
         Raises:

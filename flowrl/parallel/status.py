@@ -148,6 +148,6 @@ class Entry:
     expert: Natural | None = None  # global index, given when training starts and kept for ever
     failures: Natural = 0  # attempts that counted, since the last retry a user asked for
     frames_used: Natural = 0  # by those attempts
-    refusals: Natural = 0  # launches refused or deferred in a row
+    refusals: Natural = 0  # launches refused, or merges deferred, in a row
     requeues: Natural = 0  # uncharged ends in a row
     error: str = ""  # digest of the error with which the last attempt ended

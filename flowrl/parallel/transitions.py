@@ -108,7 +108,7 @@ class Transition:
         self._report_changes()
 
     def _merge_is_near(self) -> bool:
-        """Whether a merge is under way: what it makes ready may rank before what is ready now."""
+        """Whether a merge is under way; it may make skills ready that rank first."""
         statuses = (entry.status for entry in self.builder.entries.values())
         return any(isinstance(s, Merging) and s.not_before is None for s in statuses)
 
@@ -237,10 +237,10 @@ class Transition:
     # What a user asks
 
     def _handle_request(self, request: ControlRequest) -> None:
-        """Carry out a request, unless it has a response, and record the response."""
+        """Handle a request, unless it has a response, and record the response."""
         if any(response.id == request.id for response in self.builder.responses):
             return
-        refusal = request.refusal or self._carry_out(request)
+        refusal = request.refusal or self._handle_verb(request)
         response = Response(
             id=request.id,
             verb=request.verb.value if request.verb else "",
@@ -250,8 +250,8 @@ class Transition:
         )
         self.builder.respond(response)
 
-    def _carry_out(self, request: ControlRequest) -> str:
-        """Carry out a request; return why it is refused, or an empty string."""
+    def _handle_verb(self, request: ControlRequest) -> str:
+        """Change the state as a request says; return why it is refused, or an empty string."""
         match request.verb:
             case None:
                 return "it cannot be understood"
@@ -260,11 +260,11 @@ class Transition:
                     self.builder.stop_mode = StopMode(request.verb.value)
                 return ""
             case verb if request.skill is None:
-                return self._carry_out_for_all(verb)
+                return self._handle_for_all(verb)
             case verb:
-                return self._carry_out_for_one(request, verb, request.skill)
+                return self._handle_for_one(request, verb, request.skill)
 
-    def _carry_out_for_one(self, request: ControlRequest, verb: Verb, skill: str) -> str:
+    def _handle_for_one(self, request: ControlRequest, verb: Verb, skill: str) -> str:
         if skill not in self.builder.entries:
             return "there is no such skill"
         entry = self.builder.entries[skill]
@@ -278,7 +278,7 @@ class Transition:
             VERBS[verb](self, entry)
         return ""
 
-    def _carry_out_for_all(self, verb: Verb) -> str:
+    def _handle_for_all(self, verb: Verb) -> str:
         """Pause or resume every skill that it fits; `resume` takes back a stop as well."""
         if verb not in (Verb.PAUSE, Verb.RESUME):
             return f"{verb.value} is for one skill; name it"
@@ -404,10 +404,10 @@ class Transition:
 
 
 class Slots:
-    """The devices' free slots; a device's memory is shared by declaration, never by measuring.
+    """The devices' free slots; `StepContext.devices` says how many runs share a device.
 
-    A run that ran out of memory is given a device alone. Without devices only the number of
-    runs is limited.
+    A run whose last attempt ran out of memory gets a device of its own. Without devices only the
+    number of runs is limited.
     """
 
     def __init__(self, context: StepContext, active: Iterable[Entry]) -> None:
