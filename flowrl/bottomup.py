@@ -19,7 +19,6 @@ from flowrl.config import SequentialConfig
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
 from flowrl.launchers import run_status
 from flowrl.launchers.base import (
-    MODULE_WORDS,
     ExitCause,
     Exited,
     Finished,
@@ -147,7 +146,7 @@ def _train(job: Job) -> int:
     """Train, and return the exit code that a trainer process would have."""
     logger.info("training %s, run %s, in this process", job.folder.name, job.run_id)
     try:
-        code = ppo_flow.main(job.argv[MODULE_WORDS:])
+        code = ppo_flow.main(job.argv[3:])  # after `python -m flowrl.ppo_flow`
     except (RuntimeError, MemoryError):  # JAX raises these when a device is out of memory
         logger.exception("run %s has crashed", job.run_id)
         return _CRASHED

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
+from typing import assert_never
 
 from flowrl import config as configs
 from flowrl import console, notices
@@ -78,6 +79,7 @@ def train_graph(
         feeder.take_up_state()
         feeder.add_next_skills()
         scheduler.run()
+        feeder.add_blocked_skills()
         return feeder.exit_code()
 
 
@@ -131,14 +133,18 @@ class Feeder:
                 case _:
                     pass
 
+    def add_blocked_skills(self) -> None:
+        """Add the skills that can no longer start, so that `flowrl status` names them."""
+        if not self._scheduler.stopped_on_request:
+            while skill := self._flow.next_skill():
+                self._add(*skill)
+
     def exit_code(self) -> int:
         """0 if all requested skills are completed, 85 after `flowrl stop`, else 1."""
         if self._completed_all():
             return 0
         if self._scheduler.stopped_on_request:
             return EXIT_RESUMABLE
-        while skill := self._flow.next_skill():  # so that the status names all blocked skills
-            self._add(*skill)
         return 1
 
     def _completed_all(self) -> bool:
@@ -189,11 +195,15 @@ def open_launcher(config: LaunchConfig) -> Launcher:
     Raises:
       ConfigError: tmux is missing.
     """
-    if config.launcher == "local":
-        return LocalLauncher()
-    launcher = TmuxLauncher(config.tmux_socket)
-    launcher.check()
-    return launcher
+    match config.launcher:
+        case "local":
+            return LocalLauncher()
+        case "tmux":
+            launcher = TmuxLauncher(config.tmux_socket)
+            launcher.check()
+            return launcher
+        case _:
+            assert_never(config.launcher)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

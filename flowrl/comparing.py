@@ -25,10 +25,10 @@ from flowrl.config import PPOConfig
 from flowrl.envs.admission import open_module
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.evaluate import load_experts, open_player
-from flowrl.experts import checkpoint, comparison
-from flowrl.experts.comparison import blend_of
+from flowrl.experts import checkpoint
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.store import ExpertStore
+from flowrl.parallel import comparisons
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.trainer import use_compile_cache
@@ -68,7 +68,7 @@ def blended(current: Any, candidate: Any, gains: tuple[int, int]) -> Any:
 
 def _work(layout: GraphPaths, run_id: str) -> int:
     folder = layout.comparisons / run_id
-    asked = comparison.read(folder)
+    asked = comparisons.read_record(folder)
     if asked is None:
         raise FileRefusedError(f"{folder} has no record; nothing is left to compare")
     signal.setitimer(signal.ITIMER_REAL, asked.limit_seconds)  # SIGALRM ends us, whatever hangs
@@ -76,14 +76,14 @@ def _work(layout: GraphPaths, run_id: str) -> int:
     run = RunPaths(layout.training_runs / asked.run_folder, asked.expert)
     answers = tuple(_answer(layout, folder, run, question) for question in asked.questions)
     storage.fault_point("comparing.found")
-    comparison.write(folder, replace(asked, answers=answers))
+    comparisons.write_record(folder, replace(asked, answers=answers))
     return 0
 
 
 def _answer(layout: GraphPaths, folder: Path, run: RunPaths, question: Question) -> Evidence:
     try:
         if question.kind == "blend":
-            return _blend(layout, blend_of(folder, question.expert), run, question)
+            return _blend(layout, comparisons.blend_of(folder, question.expert), run, question)
         return _compare(layout, run, question)
     except FlowrlError as error:
         return Unanswered(question=question, why=str(error).partition("\n")[0])

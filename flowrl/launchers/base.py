@@ -10,8 +10,6 @@ from typing import Protocol
 
 from flowrl.storage.records import Natural
 
-MODULE_WORDS = 3  # of an argv `python -m MODULE …`
-
 
 class ExitCause(StrEnum):
     """Why a job did not finish."""

@@ -4,6 +4,9 @@
 there, so that the merge is deferred and tried again. Answers are kept with their questions: if an
 expert has changed meanwhile, all is asked anew. A job that fails is launched once more; after that
 the questions count as unanswered, and the rule decides without.
+
+The record of a comparison lies in a folder of the graph and not in the run's, where a trainer could
+put answers.
 """
 
 from __future__ import annotations
@@ -11,27 +14,44 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import ComparingError, FileRefusedError
-from flowrl.experts import comparison
-from flowrl.experts.comparison import Comparison
-from flowrl.experts.merge import Evidence, Question, Unanswered
+from flowrl.experts.merge import Blended, Evidence, Question, Unanswered
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Exited, Handle, Job, Outcome
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.sandbox import child_env
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun
+from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
+LOG = "comparison.log"
 LIMIT_SECONDS = 600.0
 MAX_LAUNCHES = 2
 LAUNCHER = LocalLauncher(grace_seconds=1.0)  # nobody attaches to a comparison
 _LOG_BYTES = 10_000_000
 _launched: dict[Path, Handle] = {}  # by folder; those of an earlier scheduler are found there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The questions of one merge, how often their job was launched, and their answers."""
+
+    run_id: str
+    run_folder: str  # its name among the training runs
+    expert: int  # the run's new expert, by global index
+    limit_seconds: float  # after which the job ends itself
+    questions: tuple[Question, ...]
+    launches: int = 0
+    answers: tuple[Evidence, ...] = ()  # one for each question, or none yet
+
+    def asks_the_same(self, other: Comparison) -> bool:
+        """Whether the answers to one are the answers to the other."""
+        return replace(self, launches=0, answers=()) == replace(other, launches=0, answers=())
 
 
 def evidence(
@@ -64,7 +84,7 @@ def evidence(
     experts = ", ".join(str(question.expert) for question in questions)
     raise ComparingError(
         f"expert {experts} is being compared with what was merged meanwhile "
-        f"(see {folder / comparison.LOG}); it is merged after that"
+        f"(see {folder / LOG}); it is merged after that"
     )
 
 
@@ -87,17 +107,51 @@ def remove_stale(layout: GraphPaths, live: Collection[str]) -> None:
             _discard(folder)
 
 
+def record_of(folder: Path) -> Path:
+    """The record's file in the folder of a comparison."""
+    return folder / "comparison.json"
+
+
+def blend_of(folder: Path, expert: int) -> Path:
+    """Where the job saves a blended expert."""
+    return folder / "blends" / f"expert_{expert}"
+
+
+def write_record(folder: Path, comparison: Comparison) -> None:
+    """Write the record."""
+    records.write(record_of(folder), comparison)
+
+
+def read_record(folder: Path) -> Comparison | None:
+    """The record of a comparison; None without one.
+
+    Raises:
+      FileRefusedError: the file is damaged.
+    """
+    if not record_of(folder).exists():
+        return None
+    found = records.read(record_of(folder), Comparison)
+    # The graph's folder may have moved since the record was written.
+    answers = tuple(
+        replace(answer, folder=blend_of(folder, answer.question.expert))
+        if isinstance(answer, Blended)
+        else answer
+        for answer in found.answers
+    )
+    return replace(found, answers=answers)
+
+
 def _known(folder: Path, asked: Comparison) -> Comparison:
     """The record of these very questions; any other is removed with its job."""
     try:
-        found = comparison.read(folder)
+        found = read_record(folder)
         if found is not None and found.asks_the_same(asked):
             return found
     except FileRefusedError as error:
         logger.warning("asked anew: %s", error)
     _discard(folder)
     storage.make_dir(folder)
-    comparison.write(folder, asked)
+    write_record(folder, asked)
     return asked
 
 
@@ -113,7 +167,7 @@ def _ended(folder: Path, job: Job, asked: Comparison, outcome: Outcome | None) -
         found = replace(found, answers=tuple(unanswered))
     else:
         found = replace(found, launches=found.launches + 1)
-    comparison.write(folder, found)
+    write_record(folder, found)
     if not found.answers:
         _launched[folder] = LAUNCHER.launch(job)
     return found
@@ -128,7 +182,7 @@ def _job(layout: GraphPaths, folder: Path, run_id: str) -> Job:
         env={**child_env(), "JAX_PLATFORMS": "cpu"},
         cwd=Path.cwd(),
         folder=folder.absolute(),
-        log=comparison.LOG,
+        log=LOG,
     )
 
 
@@ -144,7 +198,7 @@ def _discard(folder: Path) -> None:
 
 def _last_line(folder: Path, outcome: Outcome | None) -> str:
     try:
-        text = storage.read_bytes(folder / comparison.LOG, limit_bytes=_LOG_BYTES)
+        text = storage.read_bytes(folder / LOG, limit_bytes=_LOG_BYTES)
     except FileRefusedError as error:
         return str(error)
     lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]

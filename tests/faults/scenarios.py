@@ -14,12 +14,12 @@ from typing import Any
 
 from flowrl import notices, storage
 from flowrl.config import MergePolicyName
-from flowrl.experts import comparison, repair
 from flowrl.experts import manifest as manifests
-from flowrl.experts.comparison import Comparison
+from flowrl.experts import repair
 from flowrl.experts.merge import MERGE_RULES, Blended, Compared, Evidence, Question
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel import comparisons
+from flowrl.parallel.comparisons import Comparison
 from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.run_folder import (
@@ -153,13 +153,13 @@ def _find_out(policy: MergePolicyName, layout: GraphPaths, ready: PreparedRun) -
         launches=1,
         answers=tuple(_answer(folder, question) for question in questions),
     )
-    comparison.write(folder, answered)
+    comparisons.write_record(folder, answered)
 
 
 def _answer(comparison_folder: Path, question: Question) -> Evidence:
     if question.kind == "compare":
         return Compared(question=question, wins=30, losses=2, ties=224)
-    folder = make_expert(comparison.blend_of(comparison_folder, question.expert), "blended")
+    folder = make_expert(comparisons.blend_of(comparison_folder, question.expert), "blended")
     return Blended(
         question=question,
         folder=folder,

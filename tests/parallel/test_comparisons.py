@@ -16,7 +16,7 @@ import pytest
 from flowrl import storage
 from flowrl.config import BottomUpConfig, with_flags
 from flowrl.errors import ComparingError
-from flowrl.experts import checkpoint, comparison
+from flowrl.experts import checkpoint
 from flowrl.experts.merge import MERGE_RULES, Compared
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import process
@@ -168,10 +168,10 @@ def defer(layout: GraphPaths, ready: PreparedRun, rule) -> Path:
 
 def answer(folder: Path, *, wins: int, losses: int) -> None:
     """Answer the questions as the job would."""
-    asked = comparison.read(folder)
+    asked = comparisons.read_record(folder)
     assert asked is not None
     found = (Compared(question=q, wins=wins, losses=losses, ties=0) for q in asked.questions)
-    comparison.write(folder, replace(asked, answers=tuple(found)))
+    comparisons.write_record(folder, replace(asked, answers=tuple(found)))
 
 
 @pytest.mark.parametrize(("wins", "losses", "expected"), [(30, 10, "take"), (10, 30, "keep")])
@@ -197,7 +197,7 @@ def test_evidence_about_a_version_that_counts_no_more_is_made_anew(layout, rival
     train(layout, WOOD, 0, {}, acted={0: 500})
     defer(layout, second, GATE)
     assert len(idle) == 2
-    asked = comparison.read(folder)
+    asked = comparisons.read_record(folder)
     assert asked is not None
     assert asked.answers == (), "the old answers are gone"
     answer(folder, wins=0, losses=0)
@@ -209,7 +209,7 @@ def test_a_damaged_record_is_made_anew(layout, rivals, idle):
     merge(layout, first, merge_policy=GATE)
     folder = defer(layout, second, GATE)
     answer(folder, wins=40, losses=0)
-    path = comparison.record_of(folder)
+    path = comparisons.record_of(folder)
     path.write_text(path.read_text().replace("4", "5"))
     defer(layout, second, GATE)
     assert len(idle) == 2
@@ -248,7 +248,7 @@ def test_a_program_that_was_killed_once_is_started_again(layout, rivals, monkeyp
     monkeypatch.setenv("FLOWRL_FAULT", "comparing.found:kill")
     folder = defer(layout, second, AVERAGE)
     wait_for_the_job(folder)
-    assert comparison.blend_of(folder, 0).exists(), "it was about to answer"
+    assert comparisons.blend_of(folder, 0).exists(), "it was about to answer"
     monkeypatch.delenv("FLOWRL_FAULT")
     done = merged_at_last(layout, second, AVERAGE)
     assert done["experts"][0]["why"].startswith("averaged")
@@ -269,7 +269,7 @@ def test_one_job_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, rivals
     until(lambda: comparisons.LAUNCHER.find(launched[0]), what="the job's start")
     handle = comparisons._launched.pop(folder)  # as if another scheduler had launched it
     defer(layout, second, AVERAGE)
-    found = comparison.read(folder)
+    found = comparisons.read_record(folder)
     assert found is not None
     assert found.launches == 1, "it was adopted"
     assert merge(layout, second)["experts"][0]["verdict"] == "keep", "by frames, without it"
