@@ -35,7 +35,7 @@ from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library
-from flowrl.skills.validation import approval
+from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
@@ -51,13 +51,13 @@ def train_graph(
     sources = SkillSources(layout)
     graph = open_graph(config, sources)
     skills_towards(graph, target=config.graph.target_skill, max_nodes=config.graph.max_nodes)
-    approvals = approval.approve_skills(
+    approvals = approve_skills(
         layout, graph.skills.values(), config.ppo.env_name, trust=config.graph.trust_skills
     )
     scheduler = open_scheduler(layout, config, launcher or open_launcher(config.launch))
     screen = training_screen(layout, console.ERRORS, goal=config.ppo.success_state_rate, live=live)
     with scheduler, screen:  # nothing in the folder has changed before this line
-        approval.keep_approvals(layout, approvals)
+        keep_approvals(layout, approvals)
         rule = MERGE_RULES[config.graph.merge_policy]
         recover_graph(layout, rule, min_success_rate=config.schedule.min_success_rate)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))

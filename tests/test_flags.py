@@ -332,7 +332,7 @@ def trust_skills(bench):
     (folder / "own.py").write_text(skill_text(reward=reward).replace(WOOD, "Own Skill"))
     said = {}
     bench.monkeypatch.setattr(
-        bottomup_parallel.approval, "approve_skills", lambda *_, **facts: said.update(facts) or {}
+        bottomup_parallel, "approve_skills", lambda *_, **facts: said.update(facts) or {}
     )
     assert "Own Skill" in bench.handed_out(f"--skills_dir={folder}", "--trust_skills")
     assert said == {"trust": True}

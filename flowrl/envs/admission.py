@@ -15,9 +15,8 @@ from flowrl.errors import SkillError
 from flowrl.paths import RunPaths
 from flowrl.runs import CodeApproval, read_run
 from flowrl.skills.skill import Origin
-from flowrl.skills.validation.approval import approvals_of
 from flowrl.skills.validation.cache import ApprovalStore
-from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode
+from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, approvals_of
 
 
 def open_module(path: Path, limits: Limits | None = None) -> TaskModule:

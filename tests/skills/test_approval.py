@@ -16,7 +16,7 @@ from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
-from flowrl.skills.validation import approval, dry_run
+from flowrl.skills.validation import dry_run
 from flowrl.skills.validation.cache import ApprovalStore
 from tests.parallel.making import GRAPH, PICKAXE, WOOD, prepare
 from tests.skills.hostile import reward
@@ -53,20 +53,20 @@ def never(*_):
 def test_the_library_needs_no_dry_run(layout, monkeypatch):
     monkeypatch.setattr(dry_run, "_Attempt", never)
     skills = load_library(CLASSIC)
-    approvals = approval.approve_skills(layout, skills.values(), CLASSIC, trust=False)
+    approvals = dry_run.approve_skills(layout, skills.values(), CLASSIC, trust=False)
     assert set(approvals) == set(skills)
-    approval.keep_approvals(layout, approvals)
+    dry_run.keep_approvals(layout, approvals)
     assert not layout.approvals.exists(), "they are shipped"
 
 
 def test_new_code_is_tried_once_and_then_kept_with_the_graph(layout, folder, monkeypatch):
     skills = load_library(CLASSIC, folder(fell=NEW)).values()
-    approvals = approval.approve_skills(layout, skills, CLASSIC, trust=False)
+    approvals = dry_run.approve_skills(layout, skills, CLASSIC, trust=False)
     assert not layout.root.exists()
-    approval.keep_approvals(layout, approvals)
+    dry_run.keep_approvals(layout, approvals)
     assert [path.stem for path in layout.approvals.iterdir()] == [approvals["Fell"].digest]
     monkeypatch.setattr(dry_run, "_Attempt", never)
-    assert approval.approve_skills(layout, skills, CLASSIC, trust=False) == approvals
+    assert dry_run.approve_skills(layout, skills, CLASSIC, trust=False) == approvals
 
 
 def test_a_refused_skill_ends_the_program_before_anything_is_written(layout, folder, capsys):
@@ -89,14 +89,14 @@ def test_trusted_code_is_admitted_by_the_flag_alone_and_the_status_says_so(layou
     skills = load_library(CLASSIC, mine, trust=True)
     assert [name for name, skill in skills.items() if skill.trusted] == ["Fell"]
     with pytest.raises(SkillError, match="start with --trust_skills, or rewrite it"):
-        approval.approve_skills(layout, skills.values(), CLASSIC, trust=False)
-    approval.keep_approvals(
-        layout, approval.approve_skills(layout, skills.values(), CLASSIC, trust=True)
+        dry_run.approve_skills(layout, skills.values(), CLASSIC, trust=False)
+    dry_run.keep_approvals(
+        layout, dry_run.approve_skills(layout, skills.values(), CLASSIC, trust=True)
     )
     assert notices.read(layout) == {
         "trusted_skills": "--trust_skills: the syntax check is lifted for Fell"
     }
-    approval.keep_approvals(layout, {})
+    dry_run.keep_approvals(layout, {})
     assert notices.read(layout) == {}
 
 
@@ -107,7 +107,7 @@ def test_a_trusted_skill_that_is_kept_with_the_graph_asks_for_the_flag_again(lay
     kept = book.recorded()["Fell"]
     assert kept == skills["Fell"]
     with pytest.raises(SkillError, match="--trust_skills"):
-        approval.approve_skills(layout, [kept], CLASSIC, trust=False)
+        dry_run.approve_skills(layout, [kept], CLASSIC, trust=False)
 
 
 def test_a_run_carries_the_approvals_of_its_plan(layout):

@@ -1,13 +1,15 @@
-"""Have skill code tried in a process that may be killed, many functions in one.
+"""Approve the skill code of a graph, after it was tried in a process that may be killed.
 
-The process (`flowrl.skills.validation.worker`) loads JAX once and reports each function before it
-runs it. When it dies or takes too long, the function it was in is refused for that reason, and
-another process continues with those after it.
+All code is tried before anything is written; approvals are kept with the graph. The process
+(`flowrl.skills.validation.worker`) loads JAX once and reports each function before it runs it. When
+it dies or takes too long, the function it was in is refused for that reason, and another process
+continues with those after it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
@@ -15,16 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl.errors import LaunchError
+from flowrl import notices
+from flowrl.errors import LaunchError, SkillError
+from flowrl.paths import GraphPaths
 from flowrl.runs import CodeApproval
 from flowrl.skills.skill import Origin, Skill
-from flowrl.skills.validation.cache import code_digest, parsed_function
+from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
+NOTICE = "trusted_skills"
+logger = logging.getLogger(__name__)
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
 _PACKAGE_ROOT = Path(__file__).parents[3]
 EXIT_MEMORY = 3  # of the worker
@@ -92,6 +98,60 @@ def try_codes(
         attempt = _Attempt([codes[number] for number in rest], limits)
         found |= {rest[number]: outcome for number, outcome in attempt.run().items()}
     return [found[number] for number in range(len(codes))]
+
+
+def approve_skills(
+    layout: GraphPaths,
+    skills: Collection[Skill],
+    env_name: str,
+    *,
+    trust: bool,
+    limits: Limits | None = None,
+) -> Mapping[str, CodeApproval]:
+    """An approval for every skill, by name; new code is tried first, and nothing is written.
+
+    Raises:
+      SkillError: code is refused, or has only its author's trust without `trust`.
+    """
+    for skill in skills:
+        if skill.trusted and not trust:
+            raise SkillError(
+                f"{_place(skill)}: {skill.name} is trusted code, which the syntax check refuses; "
+                "start with --trust_skills, or rewrite it"
+            )
+    codes = [SkillCode.of(skill, env_name) for skill in skills]
+    outcomes = approvals_of(codes, ApprovalStore(layout.approvals), limits)
+    refused = [outcome.text for outcome in outcomes if isinstance(outcome, Refusal)]
+    if refused:
+        more = f" (and {len(refused) - 1} more: see flowrl check)" if len(refused) > 1 else ""
+        raise SkillError(refused[0] + more)
+    pairs = zip(skills, outcomes, strict=True)
+    return {skill.name: outcome for skill, outcome in pairs if isinstance(outcome, CodeApproval)}
+
+
+def approvals_of(
+    codes: Sequence[SkillCode], store: ApprovalStore, limits: Limits | None = None
+) -> list[CodeApproval | Refusal]:
+    """The kept approvals, and new ones for the other codes, which are not kept yet."""
+    kept = [store.find(code.digest) for code in codes]
+    unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
+    fresh = iter(try_codes(unknown, limits))
+    return [next(fresh) if approval is None else approval for approval in kept]
+
+
+def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) -> None:
+    """Keep approvals with the graph, and publish a notice of skills that are only trusted."""
+    store = ApprovalStore(layout.approvals)
+    for name, approval in approvals.items():
+        if store.find(approval.digest) is None:
+            store.keep(approval, skill=name)
+    trusted = sorted(name for name, approval in approvals.items() if approval.trusted)
+    if not trusted:
+        notices.withdraw(layout, NOTICE)
+        return
+    text = f"--trust_skills: the syntax check is lifted for {', '.join(trusted)}"
+    notices.publish(layout, NOTICE, text)
+    logger.warning(text)
 
 
 class _Attempt:
@@ -236,3 +296,7 @@ def _end(process: subprocess.Popen[bytes], *, grace_seconds: float) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _place(skill: Skill) -> str:
+    return skill.origin.place if skill.origin else f"skill {skill.name!r}"
