@@ -166,11 +166,12 @@ def state_of_many(folder: Path, *, small: bool) -> list[Row]:
         SchedulerState(), [events.SkillsAdded(skills)], NOW, SCHEDULE, launching=False
     )
     row, row_of_event = _saves(folder / "scheduler_state.json", waiting, held, "")
-    with SkillScheduler(folder, launcher=LocalLauncher()) as scheduler:
+    with SkillScheduler(folder, launcher=LocalLauncher(), max_parallel_skills=1) as scheduler:
         scheduler.set_callbacks(backend=SleepingBackend(folder))
-        send_request(scheduler.layout, Verb.STOP)  # so that no tick starts anything
-        scheduler.tick()
+        scheduler.tick()  # one skill takes the only slot, and the others wait
         ticks = [seconds_of(scheduler.tick) for _ in range(100)]
+        send_request(scheduler.layout, Verb.STOP_NOW)
+        scheduler.run()
     tick = Row(case="idle tick, 1,000 skills", ours=1e3 * statistics.median(ticks), unit="ms")
     if small:
         return [row, row_of_event, tick]
