@@ -103,7 +103,7 @@ def measured(case: Case, *, rounds: int) -> list[Row]:
 
 
 def _parts(case: str, run: Opened, last: UpdateReport, *, updates: int) -> list[Row]:
-    """What one of flowrl's updates consists of; the learner of `last` is given up."""
+    """What one of flowrl's updates consists of; the learner of `last` is donated."""
     env, programs = run.env, run.programs
     state, groups = last.learner
     rate = np.float32(run.config.lr)

@@ -24,7 +24,7 @@ from flowrl.ppo.update import Stats, TrainState
 
 
 class Learner(NamedTuple):
-    """All that changes from update to update on the device."""
+    """Everything on the device that changes from update to update."""
 
     train: TrainState  # leaves [E, …]
     groups: tuple[RolloutState, ...]  # of every group of environments
@@ -44,15 +44,15 @@ class Counters:
 class UpdateReport:
     """Where a run stands after one update.
 
-    The arrays of `learner` are given up to the next update: use them before asking for it.
+    The next update donates the arrays of `learner`: use them before asking for it.
     """
 
     learner: Learner
     counters: Counters
     rates: Rates
     figures: dict[str, float]
-    reached: bool  # the success rate that ends the run early
-    ended: bool  # no update follows
+    reached: bool  # whether the success rate ends the run early
+    ended: bool  # whether this update is the last one
 
 
 def num_updates(config: PPOConfig) -> int:
@@ -66,7 +66,7 @@ def frames_per_update(config: PPOConfig) -> int:
 
 
 def learning_rate(config: PPOConfig, updates: int) -> float:
-    """The rate of the update that follows `updates` others; falls linearly when annealed."""
+    """The learning rate of the update after `updates` others; it falls linearly if annealed."""
     left = max(0.0, 1.0 - updates / num_updates(config))
     return config.lr * left if config.anneal_lr else config.lr
 
@@ -89,53 +89,53 @@ def train(
     *,
     learner: Learner,
     counters: Counters,
-    born: float | None = None,
+    started: float | None = None,
 ) -> Iterator[UpdateReport]:
-    """Update after update, at least one, until the budget is spent or success is frequent enough.
+    """Update, at least once, until the budget is spent or success is frequent enough.
 
-    `learner` is given up. The counted seconds begin at `born`, by `time.monotonic`; without it they
+    `learner` is donated. Seconds are counted from `started`, by `time.monotonic`; without it they
     go on from `counters` now.
 
     Raises:
       TrainingError: a loss or a parameter is not finite.
     """
-    born = time.monotonic() - counters.seconds if born is None else born
+    started = time.monotonic() - counters.seconds if started is None else started
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
-    threads = ThreadPoolExecutor(num_groups(config), thread_name_prefix="acting")
     ended = False
-    while not ended:
-        rate = np.float32(learning_rate(config, counters.updates))
-        learner, stats = update(env, programs, learner, rate, threads=threads)
-        counters = _counted(counters, stats, seconds=time.monotonic() - born)
-        _check_finite(stats, config, counters)
-        episodes.add(
-            done=stats.done,
-            task_success=stats.task_success[..., : env.num_tasks],
-            length=stats.episode_length,
-            total=stats.episode_return,
-        )
-        rates = episodes.rates()
-        reached = rates.reach(config.success_state_rate)
-        ended = reached or counters.updates >= num_updates(config)
-        yield UpdateReport(
-            learner=learner,
-            counters=counters,
-            rates=rates,
-            figures={name: float(figure) for name, figure in stats.figures.items()},
-            reached=reached,
-            ended=ended,
-        )
+    with ThreadPoolExecutor(num_groups(config), thread_name_prefix="acting") as threads:
+        while not ended:
+            lr = np.float32(learning_rate(config, counters.updates))
+            learner, stats = update(env, programs, learner, lr, threads=threads)
+            counters = _counted(counters, stats, seconds=time.monotonic() - started)
+            _check_finite(stats, config, counters)
+            episodes.add(
+                done=stats.done,
+                task_success=stats.task_success[..., : env.num_tasks],
+                length=stats.episode_length,
+                total=stats.episode_return,
+            )
+            rates = episodes.rates()
+            reached = rates.reach(config.success_state_rate)
+            ended = reached or counters.updates >= num_updates(config)
+            yield UpdateReport(
+                learner=learner,
+                counters=counters,
+                rates=rates,
+                figures={name: float(figure) for name, figure in stats.figures.items()},
+                reached=reached,
+                ended=ended,
+            )
 
 
 def update(
     env: WalkingEnv,
     programs: Programs,
     learner: Learner,
-    rate: np.float32,
+    lr: np.float32,
     *,
     threads: Executor,
 ) -> tuple[Learner, Stats]:
-    """Act, learn, and restock the environments with worlds; `learner` is given up.
+    """Act, learn, and restock the environments with worlds; `learner` is donated.
 
     Each group of environments is stepped by a thread of its own, and restocked by it while the
     others learn. The returned stats are NumPy arrays of the shapes that `Stats` says.
@@ -143,7 +143,7 @@ def update(
     padded = programs.pad(learner.train.params)
     acted = list(threads.map(partial(_act, programs, padded), learner.groups))
     restocking = [threads.submit(env.restock, key, state.env) for state, _, key in acted]
-    train, stats = programs.learn(learner.train, tuple(batch for _, batch, _ in acted), rate)
+    train, stats = programs.learn(learner.train, tuple(batch for _, batch, _ in acted), lr)
     ready = zip(acted, restocking, strict=True)
     groups = tuple(state._replace(env=restocked.result()) for (state, *_), restocked in ready)
     return Learner(train, groups), jax.device_get(stats)
@@ -152,12 +152,12 @@ def update(
 def _act(
     programs: Programs, padded: Packed, state: RolloutState
 ) -> tuple[RolloutState, RolloutBatch, jax.Array]:
-    """Act, and wait in the calling thread: a call that does not wait takes yet another thread."""
+    """Act and wait for the result; without the wait JAX would compute in a further thread."""
     return jax.block_until_ready(programs.act(padded, state))
 
 
 def _without_aliases(state: RolloutState) -> RolloutState:
-    """The same, no two leaves of it being one array: acting donates its state."""
+    """Copy leaves that are one array, because acting donates its state."""
     seen: set[int] = set()
 
     def own(leaf: Any) -> Any:

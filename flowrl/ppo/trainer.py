@@ -71,15 +71,17 @@ def run(config: TrainConfig, stop: Stop, *, lived_seconds: float = 0.0) -> int:
     try:
         reporter.begin_phase("compiling", Counters(acted=(0,) * env.num_experts))
         learner, counters = prepare(assignment, config, env, programs)
-        born = began - counters.seconds  # as if all starts had been one
-        updates = train(env, config.ppo, programs, learner=learner, counters=counters, born=born)
+        started = began - counters.seconds  # as if all starts had been one
+        updates = train(
+            env, config.ppo, programs, learner=learner, counters=counters, started=started
+        )
         reporter.begin_phase(TRAINING, counters)
         seconds = config.ppo.checkpoint_seconds
         checkpointer = run_io.Checkpointer(assignment.paths, seconds=seconds)
         for update in updates:
             reporter.report(update)
             if update.ended:
-                _finish(assignment, update, programs, born=born)
+                _finish(assignment, update, programs, started=started)
             elif stop.requested:
                 run_io.save_checkpoint(assignment.paths, update.learner, update.counters)
                 return stop.exit_code
@@ -145,7 +147,7 @@ def use_compile_cache(folder: Path | None) -> None:
 
 
 def _finish(
-    assignment: Assignment, update: UpdateReport, programs: Programs, *, born: float
+    assignment: Assignment, update: UpdateReport, programs: Programs, *, started: float
 ) -> None:
     """Write the final experts, then result.json, which vouches for them; then no checkpoint."""
     paths = assignment.paths
@@ -160,7 +162,7 @@ def _finish(
         step_success=update.rates.step_success,
         mean_episode_length=update.rates.mean_episode_length,
         updates=update.counters.updates,
-        wall_seconds=time.monotonic() - born,
+        wall_seconds=time.monotonic() - started,
         stopped_early=update.reached,
     )
     runs.write_result(paths, result)
