@@ -232,6 +232,21 @@ class BottomUpConfig(Configuration):
     launch: LaunchConfig = LaunchConfig()
 
 
+# Flags of runs that live side by side, or in processes of their own.
+_SIDE_BY_SIDE = (
+    "max_parallel_skills",
+    "gpu_ids",
+    "skills_per_gpu",
+    "gpu_memory_mb",
+    "launcher",
+    "tmux_socket",
+    "stall_timeout",
+    "run_timeout",
+    "sandbox",
+    "pass_env",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequentialConfig(BottomUpConfig):
     """Train a graph of skills one after another, in this very process."""
@@ -243,10 +258,7 @@ class SequentialConfig(BottomUpConfig):
         """Refuse the flags of runs that live side by side, or in processes of their own."""
         given, alone = flags(self), flags(SequentialConfig())
         alone["gpu_ids"] = self.launch.gpu_ids[:1]
-        side_by_side = "max_parallel_skills gpu_ids skills_per_gpu gpu_memory_mb launcher"
-        for (
-            name
-        ) in f"{side_by_side} tmux_socket stall_timeout run_timeout sandbox pass_env".split():
+        for name in _SIDE_BY_SIDE:
             if given[name] != alone[name]:
                 raise ConfigError(
                     f"--{name} {given[name]} is for runs side by side, here one skill trains "
