@@ -29,6 +29,7 @@ TESTS = {
     "flowrl/experts/merge.py": ["tests/experts/test_merge.py", "tests/experts/test_merge_rules.py"],
     "flowrl/runs.py": ["tests/test_remapping.py"],
     "flowrl/parallel/outcomes.py": [
+        "tests/parallel/test_outcomes.py",
         "tests/parallel/test_scheduler_ends.py",
         "tests/parallel/test_isolation.py",
         "tests/parallel/test_limits.py",

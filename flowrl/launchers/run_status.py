@@ -101,11 +101,6 @@ def withdraw(job: Job) -> None:
         _forget_secrets(JobPaths(job.folder))
 
 
-def was_launched(folder: Path) -> bool:
-    """Whether a launch of this folder has begun at some time."""
-    return os.path.lexists(JobPaths(folder).spec_json)
-
-
 def lock_held(folder: Path) -> bool:
     """Whether a process of this run lives: runner, job, or a child that inherited the lock."""
     try:

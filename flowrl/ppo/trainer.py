@@ -149,7 +149,7 @@ def use_compile_cache(folder: Path | None) -> None:
 def _finish(
     assignment: Assignment, update: UpdateReport, programs: Programs, *, started: float
 ) -> None:
-    """Write the final experts, then result.json, which vouches for them; then no checkpoint."""
+    """Write the final experts, then result.json with their digests; remove the checkpoint."""
     paths = assignment.paths
     storage.remove_file(paths.result_json)  # of an earlier run in the same folder
     params = programs.unpack(update.learner.train.params)

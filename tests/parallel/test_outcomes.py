@@ -1,0 +1,101 @@
+"""What follows from a run's end, to the second and to the frame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from flowrl.config import ScheduleConfig
+from flowrl.launchers.base import ExitCause, Exited
+from flowrl.parallel import outcomes
+from flowrl.parallel.events import LogTail, RunEnded
+from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, StepContext
+from flowrl.parallel.status import Entry, Failed, Merging, Running, Waiting
+from flowrl.runs import RunResult
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+RUNNING = Running(run_id="e0.a1.x", attempt=1, handle=None, device=None, since=NOW)
+MERGING = Merging(
+    run_id="e0.a1.x", attempt=1, frames=8, success_rate=0.5, wall_seconds=1.0, since=NOW
+)
+ENTRY = Entry(skill="A", needs=(), order=0, status=RUNNING, expert=0)
+
+
+def context(**schedule) -> StepContext:
+    return StepContext(now=NOW, schedule=ScheduleConfig(retry_backoff=5.0, **schedule), devices={})
+
+
+def seconds(entry: Entry) -> float:
+    assert isinstance(entry.status, Waiting | Merging)
+    assert entry.status.not_before is not None
+    return (entry.status.not_before - NOW).total_seconds()
+
+
+def stopped(entry: Entry, now: datetime = NOW) -> Entry:
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.STOPPED))
+    return outcomes.after_end(entry, event, replace(context(), now=now))
+
+
+def test_waits_double_up_to_the_cap():
+    waits = [(context().later(tries) - NOW).total_seconds() for tries in (1, 2, 3, 4, 500)]
+    assert waits == [5, 10, 20, 40, BACKOFF_CAP_SECONDS]
+
+
+@pytest.mark.parametrize(
+    ("away", "reached"),
+    [(0, True), (1, False), (2 * BACKOFF_CAP_SECONDS, False), (2 * BACKOFF_CAP_SECONDS + 1, True)],
+)
+def test_a_wait_longer_than_the_longest_is_over(away, reached):
+    assert context().reached(NOW + timedelta(seconds=away)) is reached
+
+
+def test_deferred_merges_wait_longer_each_time_but_not_for_ever():
+    entry, waits = replace(ENTRY, status=MERGING), []
+    for _ in range(6):
+        entry = outcomes.deferred(entry, "the disk is full", context())
+        waits.append(seconds(entry))
+    assert waits == [5, 10, 20, 40, 40, 40]
+
+
+def test_a_deferred_launch_waits_as_long_each_time():
+    assert seconds(outcomes.deferred(ENTRY, "the disk is full", context())) == 5
+
+
+def test_a_run_that_was_stopped_goes_on_at_once_and_then_after_growing_waits():
+    first = stopped(ENTRY)
+    assert (first.requeues, first.status.not_before) == (1, None)
+    second = stopped(replace(first, status=RUNNING))
+    assert (second.requeues, seconds(second)) == (2, 5)
+    assert seconds(stopped(replace(second, status=RUNNING))) == 10
+
+
+@pytest.mark.parametrize(("lived", "requeues"), [(0, 5), (1, 1)], ids=["the cap", "longer"])
+def test_a_run_that_lived_longer_than_the_cap_goes_on_at_once(lived, requeues):
+    now = NOW + timedelta(seconds=BACKOFF_CAP_SECONDS + lived)
+    assert stopped(replace(ENTRY, requeues=4), now).requeues == requeues
+
+
+@pytest.mark.parametrize(("frames", "status"), [(9, Waiting), (10, Failed), (11, Failed)])
+def test_a_budget_is_spent_from_its_last_frame_on(frames, status):
+    entry = outcomes.charged(ENTRY, "it failed", frames, context(skill_timesteps_budget=10))
+    assert isinstance(entry.status, status)
+
+
+@pytest.mark.parametrize(("before", "status"), [("aa", Waiting), ("bb", Failed), ("cc", Waiting)])
+def test_only_the_same_error_twice_ends_the_retries(before, status):
+    log = LogTail(lines=("ValueError",), error="bb")
+    entry = outcomes.charged(replace(ENTRY, error=before), "it failed", 0, context(), log=log)
+    assert isinstance(entry.status, status)
+
+
+def test_a_result_ends_the_counts_of_refusals_and_requeues():
+    result = RunResult(
+        run_id="e0.a1.x", frames=8, experts=(), success_rate=0.5, step_success=(0.5,),
+        mean_episode_length=2.0, updates=1, wall_seconds=1.0, stopped_early=False,
+    )  # fmt: skip
+    event = RunEnded("A", "e0.a1.x", result)
+    entry = outcomes.after_end(replace(ENTRY, refusals=3, requeues=3), event, context())
+    assert isinstance(entry.status, Merging)
+    assert (entry.refusals, entry.requeues) == (0, 0)
