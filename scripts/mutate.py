@@ -35,6 +35,7 @@ TESTS = {
         "tests/parallel/test_limits.py",
     ],
     "flowrl/parallel/transitions.py": [
+        "tests/parallel/test_transitions.py",
         "tests/parallel/test_scheduler.py",
         "tests/parallel/test_scheduler_ends.py",
         "tests/parallel/test_requests.py",
