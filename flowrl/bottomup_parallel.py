@@ -43,9 +43,7 @@ NOT_ASKED_FOR = "not asked for at the last start"
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
-def train_graph(
-    config: BottomUpConfig, launcher: Launcher | None = None, *, live: bool = True
-) -> int:
+def train_graph(config: BottomUpConfig) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     layout = GraphPaths(config.graph.graph_path)
     sources = SkillSources(layout)
@@ -54,8 +52,8 @@ def train_graph(
     approvals = approve_skills(
         layout, graph.skills.values(), config.ppo.env_name, trust=config.graph.trust_skills
     )
-    scheduler = open_scheduler(layout, config, launcher or open_launcher(config.launch))
-    screen = training_screen(layout, console.ERRORS, goal=config.ppo.success_state_rate, live=live)
+    scheduler = open_scheduler(layout, config, open_launcher(config.launch))
+    screen = training_screen(layout, console.ERRORS, goal=config.ppo.success_state_rate)
     with scheduler, screen:  # nothing in the folder has changed before this line
         keep_approvals(layout, approvals)
         rule = MERGE_RULES[config.graph.merge_policy]

@@ -232,38 +232,21 @@ class BottomUpConfig(Configuration):
     launch: LaunchConfig = LaunchConfig()
 
 
-# Flags of runs that live side by side, or in processes of their own.
-_SIDE_BY_SIDE = (
-    "max_parallel_skills",
-    "gpu_ids",
-    "skills_per_gpu",
-    "gpu_memory_mb",
-    "launcher",
-    "tmux_socket",
-    "stall_timeout",
-    "run_timeout",
-    "sandbox",
-    "pass_env",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SequentialConfig(BottomUpConfig):
-    """Train a graph of skills one after another, in this very process."""
+    """Train a graph of skills one after another."""
 
     graph: GraphConfig = GraphConfig(graph_path=Path("exp/bottom_up"))
     schedule: ScheduleConfig = ScheduleConfig(max_parallel_skills=1)
+    launch: LaunchConfig = LaunchConfig(launcher="local")
 
     def check(self) -> None:
-        """Refuse the flags of runs that live side by side, or in processes of their own."""
-        given, alone = flags(self), flags(SequentialConfig())
-        alone["gpu_ids"] = self.launch.gpu_ids[:1]
-        for name in _SIDE_BY_SIDE:
-            if given[name] != alone[name]:
-                raise ConfigError(
-                    f"--{name} {given[name]} is for runs side by side, here one skill trains "
-                    "after another, in one process; use python -m flowrl.bottomup_parallel"
-                )
+        """Refuse more than one run at a time."""
+        if (runs := self.schedule.max_parallel_skills) > 1:
+            raise ConfigError(
+                f"--max_parallel_skills {runs} is for python -m flowrl.bottomup_parallel; "
+                "here one skill is trained after another"
+            )
 
 
 def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str | None = None) -> Config:

@@ -34,13 +34,8 @@ def run_program(
     kind: type[Config],
     work: Callable[[Config], int],
     argv: Sequence[str] | None = None,
-    *,
-    on_interrupt: str = RUNS_GO_ON,
 ) -> int:
-    """Parse a command line and call `work` with it; returns the exit code.
-
-    After Ctrl-C, `on_interrupt` is printed: one sentence on what happens to the runs.
-    """
+    """Parse a command line and call `work` with it; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
 
     def run() -> int:
@@ -53,7 +48,7 @@ def run_program(
             return work(config)
         except KeyboardInterrupt:
             again = f"{program} {shlex.join(words)}".rstrip()
-            sys.stderr.write(f"\nflowrl: {on_interrupt}\nTo go on: {again}\n")
+            sys.stderr.write(f"\nflowrl: {RUNS_GO_ON}\nTo go on: {again}\n")
             return EXIT_INTERRUPTED
 
     return guarded(run)

@@ -2,7 +2,7 @@
 
 Nine skills of Craftax-Classic, six that need nothing and three that need some of those, each with a
 fixed number of frames, so that nothing depends on how well they learn. Sequential training is
-`flowrl.bottomup`: one process that loads jax once. Parallel training is `flowrl.bottomup_parallel`.
+`flowrl.bottomup`. Parallel training is `flowrl.bottomup_parallel`.
 Whether runs side by side gain anything depends on what one run leaves unused, so for every way of
 training the table says how busy the processors, or the GPU, were.
 

@@ -79,7 +79,7 @@ class Bench:
 
         self.monkeypatch.setattr(bottomup_parallel, "Flow", drained)
         with pytest.raises(HandedOut) as caught:
-            bottomup_parallel.train_graph(self.parsed(*words), LocalLauncher())
+            bottomup_parallel.train_graph(self.parsed("--launcher=local", *words))
         return caught.value.args[0]
 
 
@@ -377,10 +377,10 @@ def test_every_flag_is_kept_with_the_graph(bench, monkeypatch):
     def stop(*_):
         raise HandedOut
 
-    parsed = bench.parsed("--max_retries=1", "--lr=0.125", "--max_nodes=3")
+    parsed = bench.parsed("--launcher=local", "--lr=0.125", "--max_nodes=3")
     monkeypatch.setattr(bottomup_parallel, "Feeder", stop)
     with pytest.raises(HandedOut):
-        bottomup_parallel.train_graph(parsed, LocalLauncher())
+        bottomup_parallel.train_graph(parsed)
     facts = storage.read_json(bench.layout.config_json)
     assert facts.pop("format") == 1
     assert config.from_json(BottomUpConfig, facts) == parsed

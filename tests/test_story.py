@@ -99,7 +99,7 @@ def test_the_merged_experts_can_be_evaluated(graph, capsys):
 
 
 @pytest.mark.craftax
-def test_one_after_another_in_this_process(tmp_path, capsys):
+def test_one_after_another(tmp_path, capsys):
     root = tmp_path / "graph"
     words = ["--graph_path", str(root), "--target_skill", "Collect Wood", *TINY]
     assert bottomup.main(words) == 0

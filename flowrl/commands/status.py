@@ -81,11 +81,9 @@ class StatusCommand:
 
 
 @contextmanager
-def training_screen(
-    paths: GraphPaths, console: Console, *, goal: float, live: bool = True
-) -> Iterator[None]:
+def training_screen(paths: GraphPaths, console: Console, *, goal: float) -> Iterator[None]:
     """Keep a live table below the log on a terminal; print the summary at the end."""
-    if live and console.is_terminal:
+    if console.is_terminal:
         with Live(get_renderable=lambda: _now(paths), console=console, refresh_per_second=1):
             yield
     else:

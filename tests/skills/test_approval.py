@@ -9,7 +9,6 @@ import pytest
 from flowrl import bottomup_parallel, console, notices
 from flowrl.config import BottomUpConfig, PPOConfig, parse
 from flowrl.errors import SkillError
-from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
@@ -71,9 +70,8 @@ def test_new_code_is_tried_once_and_then_kept_with_the_graph(layout, folder, mon
 
 def test_a_refused_skill_ends_the_program_before_anything_is_written(layout, folder, capsys):
     words = [f"--graph_path={layout.root}", f"--skills_dir={folder(fell=NEW, chop=BAD)}"]
-    code = console.guarded(
-        lambda: bottomup_parallel.train_graph(parse(BottomUpConfig, words), LocalLauncher())
-    )
+    parsed = parse(BottomUpConfig, [*words, "--launcher=local"])
+    code = console.guarded(lambda: bottomup_parallel.train_graph(parsed))
     said = capsys.readouterr().err
     assert code == 1
     assert said.count("\n") == 1
