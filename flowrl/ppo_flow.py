@@ -8,23 +8,19 @@ command line, and with 1 for anything else, the reason in one line.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-import psutil
-
 from flowrl import console
 from flowrl.config import TrainConfig, parse
+from flowrl.console import EXIT_INTERRUPTED
 from flowrl.errors import EXIT_RESUMABLE
 
 PROGRAM = "python -m flowrl.ppo_flow"
-EXIT_INTERRUPTED = 130  # as shells report Ctrl-C
 
 
 class StopSignal:
@@ -34,7 +30,11 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
-        self._signal: int | None = None
+        self._exit_code: int | None = None
+
+    def __call__(self) -> int | None:
+        """The exit code of a trainer that was asked to stop and has saved its state, else None."""
+        return self._exit_code
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -47,20 +47,10 @@ class StopSignal:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    @property
-    def requested(self) -> bool:
-        """Whether a signal has come."""
-        return self._signal is not None
-
-    @property
-    def exit_code(self) -> int:
-        """The program's exit code once its state is saved."""
-        return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_RESUMABLE
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._signal == signal.SIGINT:
+        if number == signal.SIGINT and self._exit_code == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
-        self._signal = number
+        self._exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_RESUMABLE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,38 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if console.print_version(words):
         return 0
     console.start_logging()
-    own_process = argv is None
-    return console.guarded(
-        lambda: _train(parse(TrainConfig, words, prog=PROGRAM), own_process=own_process)
-    )
+    return console.guarded(lambda: _train(parse(TrainConfig, words, prog=PROGRAM)))
 
 
-def _train(config: TrainConfig, *, own_process: bool) -> int:
+def _train(config: TrainConfig) -> int:
     stop = StopSignal()
     with stop.listening():
-        if own_process:
-            _import_trainer()
-        from flowrl.ppo import trainer
+        # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        from flowrl.ppo import trainer  # --help does not wait for jax
 
-        lived_seconds = _process_seconds() if own_process else 0.0
-        return trainer.run(config, stop, lived_seconds=lived_seconds)
-
-
-def _import_trainer() -> None:
-    """Import what --help does not wait for, without looking for garbage: imports leave none."""
-    # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.disable()
-    try:
-        from flowrl.ppo import trainer  # noqa: F401
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def _process_seconds() -> float:
-    """How long this process has lived, its imports included."""
-    return max(0.0, time.time() - psutil.Process().create_time())
+        return trainer.run(config, stop)
 
 
 if __name__ == "__main__":

