@@ -14,12 +14,10 @@ against accidents, not against people: whoever edits a file can seal it again.
     records.write(path, Order(skill="Collect Wood", expert=0))
     order = records.read(path, Order, remedy="run it again")
 
-Types are exact (`1` is not a bool, `"1"` not a number, but `1` is a float), unknown keys and
-missing ones are refused. Field types: bool, int, float, str, None, Path, datetime, Literal, Enum,
-`tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`, Any, dataclasses, `X | None`, and unions of
-dataclasses with a `kind: ClassVar[str]`, which is written as the key `kind`. What several fields
-must satisfy together is raised by `__post_init__` as ValueError. One error, FileRefusedError, names
-the file, the key, what was found, and the remedy.
+Types are exact: `1` is not a bool, `"1"` not a number, but `1` is a float. Unknown and missing keys
+are refused. Fields are of the types in `_READERS`, dataclasses and Enums. Members of a union of
+dataclasses have a `kind: ClassVar[str]`, written as the key `kind`. `__post_init__` may raise
+ValueError for several fields together. FileRefusedError names file, key, value and remedy.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ RESTORE = "restore it from a copy (flowrl fsck says what else is damaged)"
 _MOST = 2**63 - 1
 _LARGEST = 1e12  # seconds, steps: clocks and dates cannot show more
 Record = TypeVar("Record")
-Reader = Callable[[Any], Any]  # makes the value of a field of a JSON value
+Reader = Callable[[tuple[Any, ...], Any], Any]  # type's arguments, JSON value → field's value
 Check = Callable[[Any], Any]  # returns the value, or raises ValueError
 
 
@@ -71,12 +69,8 @@ def read(
 ) -> Record:
     """Read a record of this dataclass.
 
-    Args:
-      path: the file.
-      kind: a dataclass, see the module's docstring.
-      sealed: False if other programs write such files and may leave the seal out.
-      limit_bytes: larger files are refused.
-      remedy: what a user should do if the file is refused.
+    With `sealed=False` the seal may be missing, for files that other programs write. `remedy` is
+    what a user should do if the file is refused.
 
     Raises:
       FormatVersionError: its `format` is not 1.
@@ -103,25 +97,22 @@ def read_document(
     seal = document.pop(SEAL, None)
     if seal is None and not sealed:
         return document
-    if seal != seal_of({"format": found, **document}):
+    if seal != _seal_of({"format": found, **document}):
         problem = "has no seal" if seal is None else "is not what its seal says"
         raise FileRefusedError(f"{path} is damaged or was edited: it {problem}; {remedy}")
     return document
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with its seal as the last key."""
-    content = {key: value for key, value in document.items() if key != SEAL}
-    return {**content, SEAL: seal_of(content)}
+    """Return a JSON object with its seal as the last key: the sha256 of its other content.
 
-
-def seal_of(document: Mapping[str, Any]) -> str:
-    """Return the sha256 of a JSON object's content, whatever its spaces and the order of its keys.
-
-    >>> seal_of({"a": 1, "b": [2.5]}) == seal_of({"b": [2.5], "a": 1, "sha256": "…"})
-    True
+    The seal does not depend on spaces or on the order of keys.
     """
     content = {key: value for key, value in document.items() if key != SEAL}
+    return {**content, SEAL: _seal_of(content)}
+
+
+def _seal_of(content: Mapping[str, Any]) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -153,7 +144,7 @@ def from_json(kind: Any, value: Any) -> Any:
     Raises:
       MalformedError: names the key, what was found there and what should be.
     """
-    return _at("", _reader(kind), value)
+    return _at("", kind, value)
 
 
 class MalformedError(ValueError):
@@ -179,13 +170,7 @@ def within(low: float, high: float) -> Check:
     return _check(lambda value: low <= value <= high, f"must lie in [{low:g}, {high:g}]")
 
 
-def matching(pattern: str, meaning: str) -> Check:
-    """Return a check for the type of a field: text that the whole pattern matches."""
-    found = re.compile(pattern).fullmatch
-    return _check(lambda value: found(value) is not None, f"must be {meaning}")
-
-
-def _check(holds: Callable[[Any], bool], problem: str) -> Check:
+def _check(holds: Callable[[Any], Any], problem: str) -> Check:
     def check(value: Any) -> Any:
         if not holds(value):
             raise ValueError(problem)
@@ -198,8 +183,9 @@ Natural = Annotated[int, at_least(0)]
 Positive = Annotated[int, at_least(1)]
 Share = Annotated[float, within(0.0, 1.0)]
 # A word can be part of a path; a phase can be shown on a terminal.
-Word = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "a plain word")]
-Phase = Annotated[str, matching(r"[a-z]{1,20}", "a word of lower-case letters")]
+_WORD, _PHASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), re.compile(r"[a-z]{1,20}")
+Word = Annotated[str, _check(_WORD.fullmatch, "must be a plain word")]
+Phase = Annotated[str, _check(_PHASE.fullmatch, "must be a word of lower-case letters")]
 
 
 def _lines(value: Any) -> str:
@@ -210,14 +196,10 @@ def _lines(value: Any) -> str:
     return f"[\n{items}\n]"
 
 
-def _not(value: Any, expected: str) -> MalformedError:
-    return MalformedError(f"is {repr(value)[:100]}, not {expected}")
-
-
-def _at(key: str, read_value: Reader, value: Any) -> Any:
-    """Read a value; an error names the key below which it was found."""
+def _at(key: str, kind: Any, value: Any) -> Any:
+    """Read a value of type `kind`; an error names the key below which it was found."""
     try:
-        return read_value(value)
+        return _value(kind, value)
     except MalformedError as error:
         dot = "." if key and error.key and not error.key.startswith("[") else ""
         raise MalformedError(error.problem, f"{key}{dot}{error.key}") from error
@@ -225,155 +207,123 @@ def _at(key: str, read_value: Reader, value: Any) -> Any:
         raise MalformedError(f"is {repr(value)[:100]}: {error}", key) from error
 
 
-@functools.cache
-def _reader(kind: Any) -> Reader:
-    """Return the function that makes a value of type `kind` of a JSON value."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _checked(_reader(args[0]), [check for check in args[1:] if callable(check)])
-    if origin in (Union, UnionType):
-        return _union(args)
-    if origin is Literal:
-        return lambda value: value if value in args else _refuse(value, args)
-    if origin is tuple:
-        return _tuple(args)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping(_reader(args[0]), _reader(args[1]))
-    if is_dataclass(kind):
-        return _record(kind, tag="kind" if _kind_of(kind) else None)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        members = {member.value: member for member in kind}
-        return lambda value: members[value] if _text(value) in members else _refuse(value, members)
-    return _PLAIN[kind]
+def _value(kind: Any, value: Any) -> Any:
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if origin in _READERS:
+        return _READERS[origin](args, value)
+    return _record(kind, value) if is_dataclass(kind) else kind(value)  # else an Enum
 
 
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise _not(value, "text")
+def _expect(holds: bool, value: Any, expected: str) -> None:
+    if not holds:
+        raise MalformedError(f"is {repr(value)[:100]}, not {expected}")
+
+
+def _plain(kind: type, expected: str) -> Reader:
+    """Return the reader of a type that JSON has itself; no other type counts as it."""
+
+    def read_plain(_: Any, value: Any) -> Any:
+        _expect(type(value) is kind, value, expected)
+        return value
+
+    return read_plain
+
+
+def _whole(_: Any, value: Any) -> int:
+    _expect(type(value) is int and abs(value) <= _MOST, value, "a whole number of 64 bits")
     return value
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or abs(value) > _MOST:
-        raise _not(value, "a whole number of 64 bits")
-    return value
-
-
-def _finite(value: Any) -> float:
-    if type(value) not in (int, float) or not abs(value) <= _LARGEST:
-        raise _not(value, "a finite number up to 1e12")
+def _finite(_: Any, value: Any) -> float:
+    good = type(value) in (int, float) and abs(value) <= _LARGEST
+    _expect(good, value, "a finite number up to 1e12")
     return float(value)
 
 
-def _boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise _not(value, "true or false")
-    return value
-
-
-def _nothing(value: Any) -> None:
-    if value is not None:
-        raise _not(value, "null")
-
-
-def _time(value: Any) -> datetime:
-    found = datetime.fromisoformat(_text(value))
-    if found.tzinfo is None:
-        raise _not(value, "a time with its time zone")
+def _time(_: Any, value: Any) -> datetime:
+    found = datetime.fromisoformat(_value(str, value))
+    _expect(found.tzinfo is not None, value, "a time with its time zone")
     return found.astimezone(UTC)
 
 
-def _refuse(value: Any, allowed: Any) -> Any:
-    raise _not(value, "one of " + ", ".join(map(str, allowed)))
+def _literal(args: tuple[Any, ...], value: Any) -> Any:
+    _expect(value in args, value, "one of " + ", ".join(map(str, args)))
+    return value
 
 
-_PLAIN: dict[Any, Reader] = {
-    Any: lambda value: value,
-    bool: _boolean,
-    int: _whole,
-    float: _finite,
-    str: _text,
-    Path: lambda value: Path(_text(value)),
-    datetime: _time,
-    NoneType: _nothing,
-}
+def _annotated(args: tuple[Any, ...], value: Any) -> Any:
+    found = _value(args[0], value)
+    for check in args[1:]:
+        found = check(found) if callable(check) else found
+    return found
 
 
-def _checked(read_value: Reader, checks: list[Reader]) -> Reader:
-    def read_checked(value: Any) -> Any:
-        found = read_value(value)
-        for check in checks:
-            found = check(found)
-        return found
-
-    return read_checked
-
-
-def _union(kinds: tuple[Any, ...]) -> Reader:
+def _union(kinds: tuple[Any, ...], value: Any) -> Any:
     """Read `X | None`, or one of several dataclasses by its key `kind`."""
-    others = [kind for kind in kinds if kind is not NoneType]
-    tagged = {tag: _reader(kind) for kind in others if (tag := _kind_of(kind))}
-    only = None if tagged else _reader(others[0])
-    assert tagged or len(others) == 1, f"cannot tell {others} apart"
-
-    def read_one(value: Any) -> Any:
-        if value is None and NoneType in kinds:
-            return None
-        if only is not None:
-            return only(value)
-        found = value.get("kind") if isinstance(value, dict) else None
-        if not isinstance(found, str) or found not in tagged:
-            raise MalformedError(f"is {found!r:.100}, not one of {', '.join(tagged)}", "kind")
-        return tagged[found](value)
-
-    return read_one
+    if value is None and NoneType in kinds:
+        return None
+    tagged = {_kind_of(kind): kind for kind in kinds if kind is not NoneType}
+    if None in tagged:
+        return _value(tagged[None], value)
+    found = value.get("kind") if isinstance(value, Mapping) else None
+    if not isinstance(found, str) or found not in tagged:
+        raise MalformedError(f"is {found!r:.100}, not one of {', '.join(tagged)}", "kind")
+    return _record(tagged[found], value)
 
 
 def _kind_of(kind: Any) -> str | None:
     """Return the tag of a dataclass that is a member of a union."""
-    has_field = is_dataclass(kind) and any(item.name == "kind" for item in fields(kind))
-    return None if has_field else getattr(kind, "kind", None)
+    tag = getattr(kind, "kind", None)  # a slot, if `kind` is a field
+    return tag if isinstance(tag, str) else None
 
 
-def _tuple(kinds: tuple[Any, ...]) -> Reader:
-    readers = [_reader(kind) for kind in kinds if kind is not ...]
-    endless = kinds[-1] is ...
-
-    def read_tuple(value: Any) -> tuple[Any, ...]:
-        if type(value) not in (list, tuple) or not (endless or len(value) == len(readers)):
-            raise _not(value, "a list" if endless else f"a list of {len(readers)}")
-        each = readers * len(value) if endless else readers
-        return tuple(_at(f"[{i}]", each[i], item) for i, item in enumerate(value))
-
-    return read_tuple
+def _tuple(kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    _expect(type(value) in (list, tuple), value, "a list")
+    if kinds[-1] is ...:
+        kinds = kinds[:1] * len(value)
+    _expect(len(value) == len(kinds), value, f"a list of {len(kinds)}")
+    return tuple(_at(f"[{i}]", kinds[i], item) for i, item in enumerate(value))
 
 
-def _mapping(read_key: Reader, read_value: Reader) -> Reader:
-    def read_mapping(value: Any) -> dict[Any, Any]:
-        if not isinstance(value, Mapping):
-            raise _not(value, "a JSON object")
-        return {_at(k, read_key, k): _at(k, read_value, item) for k, item in value.items()}
-
-    return read_mapping
+def _mapping(kinds: tuple[Any, ...], value: Any) -> dict[Any, Any]:
+    _expect(isinstance(value, Mapping), value, "a JSON object")
+    return {_at(key, kinds[0], key): _at(key, kinds[1], item) for key, item in value.items()}
 
 
-def _record(kind: Any, tag: str | None) -> Reader:
+def _record(kind: Any, value: Any) -> Any:
+    _expect(isinstance(value, Mapping), value, "a JSON object")
+    hints, needed = _fields_of(kind)
+    # A misspelt key would otherwise count as a field left out.
+    allowed = hints.keys() | ({"kind"} if _kind_of(kind) else set())
+    if unknown := value.keys() - allowed:
+        raise MalformedError("is unknown", min(unknown))
+    if missing := needed - value.keys():
+        raise MalformedError("is missing", min(missing))
+    return kind(**{key: _at(key, hints[key], value[key]) for key in hints if key in value})
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the types of a dataclass's fields, and the names of those without a default."""
     hints = get_type_hints(kind, include_extras=True)
-    readers = {item.name: _reader(hints[item.name]) for item in fields(kind)}
-    needed = {
-        item.name
-        for item in fields(kind)
-        if item.default is MISSING and item.default_factory is MISSING
-    }
+    of_fields = {item.name: hints[item.name] for item in fields(kind)}
+    plain = (item for item in fields(kind) if item.default_factory is MISSING)
+    return of_fields, frozenset(item.name for item in plain if item.default is MISSING)
 
-    def read_record(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise _not(value, "a JSON object")
-        # A misspelt key would otherwise count as a field left out.
-        if unknown := value.keys() - readers.keys() - {tag}:
-            raise MalformedError("is unknown", min(unknown))
-        if missing := needed - value.keys():
-            raise MalformedError("is missing", min(missing))
-        return kind(**{k: _at(k, readers[k], item) for k, item in value.items() if k in readers})
 
-    return read_record
+_READERS: dict[Any, Reader] = {
+    Annotated: _annotated,
+    Any: lambda _, value: value,
+    Literal: _literal,
+    Mapping: _mapping,
+    NoneType: _plain(NoneType, "null"),
+    Path: lambda _, value: Path(_value(str, value)),
+    Union: _union,
+    UnionType: _union,
+    bool: _plain(bool, "true or false"),
+    datetime: _time,
+    float: _finite,
+    int: _whole,
+    str: _plain(str, "text"),
+    tuple: _tuple,
+}
