@@ -228,17 +228,16 @@ class ExpertStore:
         prepared = [path.with_name(f".tmp-{path.name}") for path in finals]
         for left in (*prepared, *finals):  # of a merge that was killed before its swap
             storage.remove_tree(left)
-        sources = [folder for _, folder in new]
-        found = storage.copy_trees(dict(zip(prepared, sources, strict=True)))
         try:
             for (version, folder), copy in zip(new, prepared, strict=True):
-                check_digest(found[copy], folder, version)
-        except ExpertCorruptError:
-            for copy in prepared:
-                storage.remove_unread_tree(copy)
+                check_digest(storage.copy_tree(folder, copy), folder, version)
+            storage.fault_point("commit.copied")
+            for copy, final in zip(prepared, finals, strict=True):
+                storage.commit_dir(copy, final)
+        except BaseException:
+            for left in (*prepared, *finals):
+                storage.remove_unread_tree(left)
             raise
-        storage.fault_point("commit.copied")
-        storage.move_dirs(dict(zip(finals, prepared, strict=True)))
         storage.fault_point("commit.published")
 
     def _collect(self, present: Manifest, pinned: Pins) -> tuple[Path, ...]:

@@ -300,12 +300,12 @@ def _archive_folder(source: Path, target: Path) -> None:
         return
     left_out: list[Path] = []
     try:
-        storage.copy_trees({prepared: source}, left_out=left_out)
+        storage.copy_tree(source, prepared, left_out=left_out)
     except (FileRefusedError, FileNotFoundError, PermissionError) as error:
         logger.warning("%s is not archived: %s", source, error)
         storage.remove_tree(prepared)
         return
-    storage.move_dir(prepared, target)
+    storage.commit_dir(prepared, target)
     if left_out:
         names = ", ".join(path.name for path in left_out)
         logger.warning("left out of %s: %s; only plain files are archived", target, names)

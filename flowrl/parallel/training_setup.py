@@ -197,16 +197,13 @@ def _write_folder(store: ExpertStore, run: TrainingRun, module: str) -> Prepared
     building = RunPaths(paths.folder.with_name(f".tmp-{paths.folder.name}"), run.expert)
     try:
         storage.remove_tree(building.folder)
-        storage.make_dir(building.folder.parent)
-        storage.make_dir(building.policies, durable=False)
+        storage.make_dir(building.policies)
         storage.write_atomic(building.module, module, durable=False)
         _copy_seeds(store, building, run)
         write_run(building, run, durable=False)
         fail_run(layout, run.expert, run.skill)
         storage.fault_point("prepare.built")
-        storage.flush_tree(building.folder)
-        storage.move_dirs({paths.folder: building.folder}, durable=False)
-        storage.flush([paths.folder.parent, layout.root])
+        storage.commit_dir(building.folder, paths.folder)
     finally:
         storage.remove_tree(building.folder)
     return PreparedRun(layout=paths, run=run)
@@ -214,15 +211,13 @@ def _write_folder(store: ExpertStore, run: TrainingRun, module: str) -> Prepared
 
 def _copy_seeds(store: ExpertStore, building: RunPaths, run: TrainingRun) -> None:
     local = Remapping(run.experts).global_to_local
-    seeds = {building.seed(local[version.index]): version for version in run.ancestors}
-    try:
-        digests = storage.copy_trees(
-            {seed: store.path_of(version) for seed, version in seeds.items()}, durable=False
-        )
-    except FileRefusedError as error:
-        raise ExpertCorruptError(f"an expert cannot be copied: {error}") from error
-    for seed, version in seeds.items():
-        check_digest(digests[seed], seed, version)
+    for version in run.ancestors:
+        seed = building.seed(local[version.index])
+        try:
+            digest = storage.copy_tree(store.path_of(version), seed)
+        except FileRefusedError as error:
+            raise ExpertCorruptError(f"an expert cannot be copied: {error}") from error
+        check_digest(digest, seed, version)
 
 
 # The generated module: people read it, flowrl never imports it. Skill functions are inserted as

@@ -1,60 +1,423 @@
-"""Files on disk: read without trust, written whole or not at all. This face has all the verbs.
+"""Files on disk: read without trust, written, copied, moved and removed whole or not at all.
+
+**Reading** takes plain files only, of bounded size, never a link: other processes may have written
+them. **Writing**: the content goes into a `.part` file, is flushed, and is renamed over the old
+file; the folder is flushed after. A `.part` file is locked by its writer, so that one of a dead
+process can be told apart and removed. A file that cannot be flushed is given up, never flushed
+again: the kernel may have dropped its content meanwhile. **A copy** has bytes of its own on the
+disk: a process that can still write to the source cannot change the copy.
+
+At the **fault points** a test kills the process or fails the disk: `FLOWRL_FAULT=<name>:<mode>`
+names one of them. `kill` ends the process there, `raise` is an I/O error, `enospc` a full disk, and
+`torn` writes half of the data before the process is killed.
 
 `locks` and `records` are modules of their own: `from flowrl.storage import locks, records`.
 """
 
-from flowrl.storage.atomic import (
-    append_line,
-    fault_point,
-    flush,
-    flush_tree,
-    make_dir,
-    make_file,
-    remove_part_files,
-    truncate,
-    write_atomic,
-    write_json,
-)
-from flowrl.storage.files import (
-    commit_dir,
-    copy_file,
-    copy_trees,
-    move_dir,
-    move_dirs,
-    open_plain,
-    plain_files,
-    read_bytes,
-    read_json,
-    remove_file,
-    remove_leftovers,
-    remove_tree,
-    remove_unread_tree,
-    tree_digest,
-)
+from __future__ import annotations
 
-__all__ = [
-    "append_line",
-    "commit_dir",
-    "copy_file",
-    "copy_trees",
-    "fault_point",
-    "flush",
-    "flush_tree",
-    "make_dir",
-    "make_file",
-    "move_dir",
-    "move_dirs",
-    "open_plain",
-    "plain_files",
-    "read_bytes",
-    "read_json",
-    "remove_file",
-    "remove_leftovers",
-    "remove_part_files",
-    "remove_tree",
-    "remove_unread_tree",
-    "tree_digest",
-    "truncate",
-    "write_atomic",
-    "write_json",
-]
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from flowrl.errors import ConfigError, FileRefusedError
+
+READ_LIMIT_BYTES = 64 * 2**20
+_PART_SUFFIX, _TRASH_SUFFIX = ".part", ".trash"
+_CHUNK_BYTES = 2**20
+_PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+# These mean that the file itself is wrong. Others, such as a lack of descriptors, may pass.
+_REFUSED = frozenset(
+    getattr(errno, name)
+    for name in ["EACCES", "EISDIR", "ELOOP", "ENAMETOOLONG", "ENOENT", "ENOTDIR", "ENXIO", "EPERM"]
+)
+_VARIABLE = "FLOWRL_FAULT"
+_ERRORS = {
+    "raise": (errno.EIO, "Input/output error (injected)"),
+    "enospc": (errno.ENOSPC, "No space left on device (injected)"),
+}
+_MODES = ("kill", *_ERRORS, "torn")
+
+
+def fault_point(name: str) -> None:
+    """Die or fail here when the environment says so.
+
+    Raises:
+      ConfigError: the variable is not `<name>:<mode>`, or `torn` names a point without a write.
+    """
+    mode = _mode_at(name)
+    if mode == "kill":
+        _die()
+    if mode == "torn":
+        raise ConfigError(f"{_VARIABLE}={name}:torn: nothing is written there; use kill")
+    if mode:
+        number, words = _ERRORS[mode]
+        raise OSError(number, words, name)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a plain file for reading; never waits for the writer of a pipe.
+
+    Raises:
+      FileRefusedError: the file is missing, a link, or not a plain file.
+      OSError: it cannot be opened now, for instance for lack of descriptors.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        raise FileRefusedError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileRefusedError(f"{path} is not a plain file; move it away")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
+    """Read a plain file.
+
+    Raises:
+      FileRefusedError: the file is missing, a link, not a plain file, or over the limit.
+      OSError: it cannot be read now; the content on disk may be intact.
+    """
+    with open_plain(path) as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise FileRefusedError(f"{path} has over {limit_bytes} bytes")
+    return content
+
+
+def read_json(path: Path, *, limit_bytes: int = READ_LIMIT_BYTES) -> dict[str, Any]:
+    """Read the JSON object in a file.
+
+    Raises:
+      FileRefusedError: as `read_bytes`, or the content is not one JSON object; NaN and Infinity
+        are not JSON.
+    """
+    content = read_bytes(path, limit_bytes=limit_bytes)
+    try:
+        document = json.loads(content, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FileRefusedError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise FileRefusedError(f"{path} holds {type(document).__name__}, not a JSON object")
+    return document
+
+
+def plain_files(root: Path, *, left_out: list[Path] | None = None) -> Iterator[Path]:
+    """Yield every plain file below `root`, sorted.
+
+    Links and special files are added to `left_out` if it is given, and refused otherwise.
+    """
+    if root.is_symlink() or not root.is_dir():
+        raise FileRefusedError(f"{root} is not a folder")
+    for path in sorted(_everything(root)):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            yield path
+        elif stat.S_ISDIR(mode):
+            continue
+        elif left_out is not None:
+            left_out.append(path)
+        else:
+            raise FileRefusedError(f"{path} is a link or a special file; remove it")
+
+
+def tree_digest(root: Path) -> str:
+    """Return the sha256 over the names and contents of all plain files below `root`, as hex."""
+    total = hashlib.sha256()
+    for path in plain_files(root):
+        with open_plain(path) as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
+    return total.hexdigest()
+
+
+def write_atomic(
+    path: Path, content: str | bytes | memoryview, *, mode: int = 0o600, durable: bool = True
+) -> None:
+    """Replace `path` by `content`: readers see the old file or the new one, never half.
+
+    Of several writers at once the last one wins. With `durable=False` the file may be lost or
+    damaged after a power cut: for files that the caller flushes, or that can be made again.
+    """
+    payload = content.encode() if isinstance(content, str) else content
+    point = f"write.{path.name}"
+    with _replacing(path, point, mode=mode, durable=durable) as descriptor:
+        _write_all(descriptor, payload, point)
+
+
+def write_json(path: Path, document: Any, *, durable: bool = True) -> None:
+    """Write `document` as JSON, as `write_atomic` does; NaN is refused because jq refuses it."""
+    write_atomic(path, json.dumps(document, indent=2, allow_nan=False) + "\n", durable=durable)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a log; a line is one write, so the lines of two writers do not mix.
+
+    A line that a full disk or a kill tore stays torn, and the next one begins below it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        text = "\n" * torn + line.rstrip("\n") + "\n"
+        _write_all(descriptor, text.encode(), f"append.{path.name}")
+    finally:
+        os.close(descriptor)
+
+
+def truncate(path: Path, size: int) -> None:
+    """Shorten a file to its first `size` bytes, durably; a shorter file stays as it is."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_size > size:
+            os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_dir(path: Path, *, durable: bool = True) -> Path:
+    """Make `path` and its missing parents, readable by their owner alone.
+
+    With `durable=False` the caller flushes their names.
+    """
+    if path.is_dir():
+        return path
+    make_dir(path.parent, durable=durable)
+    with suppress(FileExistsError):  # another process may be making it, too
+        path.mkdir(mode=0o700)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
+    if durable:
+        flush(path.parent)
+    return path
+
+
+def make_file(path: Path) -> None:
+    """Make an empty file, readable by its owner alone; an existing file stays as it is."""
+    os.close(os.open(path, _PLAIN_NEW, 0o600))
+
+
+def flush(path: Path) -> None:
+    """Make one file, or the names in one folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy one plain file of any size, atomically and durably."""
+    point = f"copy.{target.name}"
+    with _replacing(target, point) as descriptor:
+        _copy_content(source, descriptor, point)
+
+
+def copy_tree(source: Path, target: Path, *, left_out: list[Path] | None = None) -> str:
+    """Copy the plain files and folders of `source` to `target`; returns the copy's `tree_digest`.
+
+    The copy is not durable before `commit_dir` publishes it, so `target` is a new name that nobody
+    reads. Links and special files are added to `left_out`, or refused without it. A copy that
+    fails is removed: a full disk needs the space.
+    """
+    total = hashlib.sha256()
+    files = list(plain_files(source, left_out=left_out))
+    make_dir(target.parent)
+    target.mkdir(mode=0o700)
+    try:
+        for file in files:
+            inside = file.relative_to(source)
+            make_dir((target / inside).parent, durable=False)
+            descriptor = os.open(target / inside, _PLAIN_NEW | os.O_EXCL, 0o600)
+            try:
+                content = _copy_content(file, descriptor, f"copy.{file.name}")
+            finally:
+                os.close(descriptor)
+            total.update(f"{inside.as_posix()}\0{content}\n".encode())
+    except BaseException:
+        remove_unread_tree(target)
+        raise
+    return total.hexdigest()
+
+
+def commit_dir(prepared: Path, final: Path) -> None:
+    """Publish a finished folder under its final name, durably; `final` must not exist."""
+    for path in _everything(prepared):
+        flush(path)
+    move_dir(prepared, final)
+
+
+def move_dir(source: Path, target: Path) -> None:
+    """Rename a folder within one file system and make both parents durable.
+
+    Raises:
+      FileRefusedError: the target exists.
+    """
+    make_dir(target.parent)
+    if os.path.lexists(target):
+        raise FileRefusedError(f"{target} exists already; move it away")
+    source.rename(target)
+    for parent in dict.fromkeys((target.parent, source.parent)):
+        flush(parent)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file or a link durably; a missing one is no error."""
+    with suppress(FileNotFoundError):
+        path.unlink()
+        flush(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder: rename it to a `.trash` name first, then remove its content.
+
+    A link is removed itself, never what it points to.
+    """
+    trash = path
+    if not path.name.endswith(_TRASH_SUFFIX):
+        trash = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TRASH_SUFFIX}")
+        try:
+            path.rename(trash)
+        except FileNotFoundError:
+            return
+        flush(path.parent)
+    fault_point("remove_tree.renamed")
+    if trash.is_symlink() or not trash.is_dir():
+        trash.unlink(missing_ok=True)
+    while os.path.lexists(trash):
+        with suppress(FileNotFoundError):  # another process removes it, too
+            shutil.rmtree(trash)
+    flush(trash.parent)
+
+
+def remove_unread_tree(path: Path) -> None:
+    """Remove a folder that nobody reads; `remove_leftovers` removes what an error leaves of it."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_part_files(folder: Path) -> None:
+    """Remove the `.part` files that dead writers left directly below `folder`."""
+    for part in list(folder.glob(f".*{_PART_SUFFIX}")):
+        with suppress(OSError):  # published or removed meanwhile, or not a file of flowrl
+            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its writer lives
+                part.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a crash left half removed or half written directly below `folder`."""
+    if folder.is_dir():
+        for entry in list(folder.iterdir()):
+            if entry.name.endswith(_TRASH_SUFFIX) or entry.name.startswith(".tmp-"):
+                remove_tree(entry)
+        remove_part_files(folder)
+
+
+@contextmanager
+def _replacing(path: Path, point: str, *, mode: int = 0o600, durable: bool = True) -> Iterator[int]:
+    """Yield a descriptor; after the block, what was written to it replaces `path`.
+
+    If the block fails, the old file stays. `point` is the fault point before the rename.
+    """
+    # Opened first: after the rename, a lack of descriptors must not keep it from being durable.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        part, descriptor = _new_part(path, mode)
+        try:
+            yield descriptor
+            if durable:
+                os.fsync(descriptor)
+            fault_point(point)
+            part.replace(path)
+            if durable:
+                os.fsync(folder)
+        except BaseException:
+            with suppress(OSError):  # the error that led here is on its way up
+                part.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+    finally:
+        os.close(folder)
+
+
+def _new_part(path: Path, mode: int) -> tuple[Path, int]:
+    """Make a `.part` file beside `path`; its lock says that its writer lives."""
+    while True:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PART_SUFFIX}")
+        descriptor = os.open(part, _PLAIN_NEW | os.O_EXCL, mode)
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return part, descriptor
+        os.close(descriptor)  # `remove_part_files` came between the two calls
+
+
+def _write_all(descriptor: int, payload: bytes | memoryview, point: str) -> None:
+    """Write the whole payload; a nearly full disk takes only the beginning of one write."""
+    torn = _mode_at(point) == "torn"
+    rest = memoryview(payload)[: len(payload) // 2 if torn else None]
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+    if torn:
+        _die()
+
+
+def _copy_content(source: Path, descriptor: int, point: str) -> str:
+    """Copy one file's bytes; returns their sha256."""
+    content = hashlib.sha256()
+    with open_plain(source) as reader:
+        while chunk := reader.read(_CHUNK_BYTES):
+            content.update(chunk)
+            _write_all(descriptor, chunk, point)
+    fault_point(point)
+    return content.hexdigest()
+
+
+def _everything(root: Path) -> Iterable[Path]:
+    """Yield every file, link and folder below `root`, then `root` itself."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise error  # a folder that cannot be listed would otherwise count as empty
+
+    for folder, folders, names in os.walk(root, topdown=False, onerror=fail):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]  # noqa: PTH114,PTH118
+        yield from (Path(folder, name) for name in (*names, *links))
+        yield Path(folder)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _mode_at(name: str) -> str:
+    """Return the mode for this point; empty when the variable names another one."""
+    value = os.environ.get(_VARIABLE)
+    if not value:
+        return ""
+    point, _, mode = value.rpartition(":")
+    if not point or mode not in _MODES:
+        raise ConfigError(f"{_VARIABLE}={value!r} is not <name>:<mode>; use {', '.join(_MODES)}")
+    return mode if point == name else ""
+
+
+def _die() -> None:
+    """End this process as kill -9 does."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -12,7 +12,7 @@ from pathlib import Path
 import filelock
 
 from flowrl.errors import BusyError, FileRefusedError
-from flowrl.storage.atomic import make_dir
+from flowrl.storage import make_dir
 
 _NOT_A_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
 

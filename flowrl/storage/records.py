@@ -35,8 +35,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from flowrl.errors import FileRefusedError, FlowrlError, FormatVersionError
-from flowrl.storage.atomic import write_atomic
-from flowrl.storage.files import READ_LIMIT_BYTES, read_json
+from flowrl.storage import READ_LIMIT_BYTES, read_json, write_atomic
 
 SEAL = "sha256"
 RESTORE = "restore it from a copy (flowrl fsck says what else is damaged)"

@@ -9,7 +9,6 @@ from flowrl import storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
 from flowrl.experts import checkpoint
 from flowrl.runs import expert_shapes
-from flowrl.storage import files
 
 SHAPES = expert_shapes(9, 4, 6)
 # Orbax's own loop is closed when it meets damaged files, and complains when it is collected.
@@ -130,7 +129,7 @@ def test_a_save_that_fails_publishes_nothing(tmp_path, monkeypatch):
     def refuse(root):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "flush_tree", refuse)
+    monkeypatch.setattr(storage, "flush", refuse)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save_expert(tmp_path / "e", random_expert(0))
     assert not (tmp_path / "e").exists()

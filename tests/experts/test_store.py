@@ -35,7 +35,6 @@ from flowrl.experts.merge import (
 )
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
-from flowrl.storage import atomic
 from tests.experts.making import (
     candidate_in,
     content_of,
@@ -381,14 +380,14 @@ def test_recovery_removes_what_a_killed_merge_left(store, layout):
 def test_what_the_disk_does_not_take_leaves_no_version(store, layout, monkeypatch):
     merge(store, "r0", expert=0, acted=1)
     before, versions = layout.manifest.read_bytes(), list(store.versions())
-    flush_one = atomic.flush_one
+    flush = storage.flush
 
     def full(path):
         if "r1" in str(path):
             raise OSError(errno.ENOSPC, "injected", str(path))
-        flush_one(path)
+        flush(path)
 
-    monkeypatch.setattr(atomic, "flush_one", full)
+    monkeypatch.setattr(storage, "flush", full)
     with pytest.raises(OSError, match="injected"):
         merge(store, "r1", expert=0, acted=5)
     assert list(store.versions()) == versions

@@ -330,8 +330,8 @@ def train_once_more(store: ExpertStore, frames: int) -> None:
         frames=frames,
         lineage=(LineageEntry(run_id=f"r{frames}", frames=frames),),
     )
-    storage.copy_trees({place: store.path_of(before.experts[0])})
-    storage.move_dir(place, store.path_of(version))
+    storage.copy_tree(store.path_of(before.experts[0]), place)
+    storage.commit_dir(place, store.path_of(version))
     store.amend(lambda before: before.after(f"r{frames}", {0: version}))
 
 

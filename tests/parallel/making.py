@@ -88,7 +88,7 @@ def finish(place: RunPaths, acted: Mapping[int, int]) -> RunResult:
     for local, expert in enumerate(run.experts):
         steps = acted.get(expert, 0)
         if steps == 0 and place.seed(local).exists():
-            storage.copy_trees({place.final(local): place.seed(local)})
+            storage.copy_tree(place.seed(local), place.final(local))
         else:
             make_expert(place.final(local), f"{run.run_id} expert {expert}")
         tell_arrays(place.final(local))

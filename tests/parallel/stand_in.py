@@ -87,7 +87,7 @@ def _finish(place: RunPaths, run: TrainingRun, order: Order) -> None:
             make_expert(target, f"{run.run_id} expert {expert}")
             contents[expert] = content_digest(target)
         else:
-            storage.copy_trees({target: place.seed(local)})
+            storage.copy_tree(place.seed(local), target)
     storage.commit_dir(building, place.finals)
     result = RunResult(
         run_id=run.run_id,

@@ -337,17 +337,16 @@ def test_a_damaged_run_record_keeps_every_version_from_the_garbage(trained):
 
 @pytest.mark.parametrize("changed", [0, 5])
 def test_a_seed_that_changes_while_it_is_copied_is_refused(trained, monkeypatch, changed):
-    copy_trees = storage.copy_trees
+    copy_tree = storage.copy_tree
     store = ExpertStore(trained)
     versions = store.path_of(store.manifest().experts[changed]).parent
 
-    def copy_late(sources, **how):
-        for source in sources.values():
-            if source.parent == versions:
-                (source / "arrays" / "d0").write_text("other")
-        return copy_trees(sources, **how)
+    def copy_late(source, target):
+        if source.parent == versions:
+            (source / "arrays" / "d0").write_text("other")
+        return copy_tree(source, target)
 
-    monkeypatch.setattr(storage, "copy_trees", copy_late)
+    monkeypatch.setattr(storage, "copy_tree", copy_late)
     with pytest.raises(ExpertCorruptError, match=rf"^expert {changed} "):
         prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
     assert tree(trained.training_runs) == []

@@ -17,7 +17,6 @@ import pytest
 
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError
-from flowrl.storage import atomic
 
 IMPORTS = "from pathlib import Path; from flowrl import storage;"
 
@@ -153,7 +152,7 @@ def test_a_sweep_that_takes_a_new_part_away_makes_its_writer_take_another(tmp_pa
         real(descriptor, operation)
 
     real = fcntl.flock
-    monkeypatch.setattr(atomic.fcntl, "flock", with_a_sweep_before)
+    monkeypatch.setattr(fcntl, "flock", with_a_sweep_before)
     storage.write_atomic(tmp_path / "x", "new")
     assert taken
     assert (tmp_path / "x").read_text() == "new"
@@ -204,7 +203,9 @@ def test_a_removed_tree_s_folder_is_flushed_before_and_after(tmp_path, monkeypat
     (tmp_path / "run").mkdir()
     seen = flushes(monkeypatch)
     storage.remove_tree(tmp_path / "run")
-    assert seen == [(tmp_path.name, ["run.0.trash"]), (tmp_path.name, [])]
+    (before, (trash,)), after = seen
+    assert (before, trash[:4], trash[-6:]) == (tmp_path.name, "run.", ".trash")
+    assert after == (tmp_path.name, [])
 
 
 def test_new_folders_are_durable_and_their_owner_s_alone(tmp_path, monkeypatch):
@@ -222,7 +223,7 @@ def test_a_copy_is_its_owner_s_alone(tmp_path):
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
     (tree / "deep" / "file").touch(mode=0o644)
-    storage.copy_trees({tmp_path / "copy": tree})
+    storage.copy_tree(tree, tmp_path / "copy")
     storage.copy_file(tree / "deep" / "file", tmp_path / "file")
     assert (tmp_path / "copy" / "deep").stat().st_mode & 0o777 == 0o700
     for file in (tmp_path / "copy" / "deep" / "file", tmp_path / "file"):
@@ -243,7 +244,7 @@ def test_a_copy_that_fails_takes_no_room(tmp_path, monkeypatch):
     (tree / "deep" / "b").write_text("b")
     monkeypatch.setenv("FLOWRL_FAULT", "copy.b:enospc")
     with pytest.raises(OSError, match="injected"):
-        storage.copy_trees({tmp_path / "copy": tree})
+        storage.copy_tree(tree, tmp_path / "copy")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tree"]
 
 
@@ -332,7 +333,7 @@ def test_a_tree_is_copied_bit_for_bit(tmp_path):
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "a.bin").write_bytes(bytes(range(256)))
-    storage.copy_trees({tmp_path / "copy": source})
+    storage.copy_tree(source, tmp_path / "copy")
     assert storage.tree_digest(source) == storage.tree_digest(tmp_path / "copy")
 
 
@@ -359,7 +360,7 @@ def test_links_are_never_followed(tmp_path):
     tree.mkdir()
     (tree / "passwd").symlink_to("/etc/passwd")
     with pytest.raises(FileRefusedError, match="link"):
-        storage.copy_trees({tmp_path / "copy": tree})
+        storage.copy_tree(tree, tmp_path / "copy")
     with pytest.raises(FileRefusedError, match="cannot be read"):
         storage.read_bytes(tree / "passwd")
     assert not (tmp_path / "copy").exists()
@@ -417,7 +418,7 @@ def test_a_copy_without_links_says_what_it_left_out(tmp_path):
     (tree / "passwd").symlink_to("/etc/passwd")
     (tree / "folder").symlink_to(tmp_path)
     left_out: list[Path] = []
-    storage.copy_trees({tmp_path / "copy": tree}, left_out=left_out)
+    storage.copy_tree(tree, tmp_path / "copy", left_out=left_out)
     assert left_out == [tree / "folder", tree / "passwd"]
     found = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("copy/**/*"))]
     assert found == ["copy/deep", "copy/deep/file"]
@@ -429,9 +430,44 @@ def test_nobody_waits_for_the_disk_where_nothing_need_last(tmp_path, monkeypatch
     (tmp_path / "source" / "file").write_text("content")
     folder = storage.make_dir(tmp_path / "a" / "b", durable=False)
     storage.write_json(folder / "x.json", {"x": 1}, durable=False)
-    storage.copy_trees({folder / "copy": tmp_path / "source"}, durable=False)
-    storage.move_dirs({tmp_path / "a" / "moved": folder / "copy"}, durable=False)
+    storage.copy_tree(tmp_path / "source", folder / "copy")
     assert not seen
     assert storage.read_json(folder / "x.json") == {"x": 1}
-    assert (tmp_path / "a" / "moved" / "file").read_text() == "content"
-    assert sorted(path.name for path in folder.iterdir()) == ["x.json"]
+    assert (folder / "copy" / "file").read_text() == "content"
+
+
+def test_every_file_and_folder_is_flushed_once_before_it_gets_its_name(tmp_path, monkeypatch):
+    for number in range(6):
+        file = tmp_path / "tree" / f"folder{number % 3}" / str(number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(str(number))
+    seen = flushes(monkeypatch)
+    storage.commit_dir(tmp_path / "tree", tmp_path / "final")
+    below = {"tree", *(f"folder{n}" for n in range(3)), *(str(n) for n in range(6))}
+    assert {name for name, _ in seen[:-1]} == below
+    assert len(seen) == len(below) + 1
+    assert seen[-1] == (tmp_path.name, ["final"])
+
+
+def test_a_tree_with_a_file_that_cannot_be_flushed_gets_no_name(tmp_path, monkeypatch):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").touch()
+
+    def failing(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        storage.commit_dir(tmp_path / "tree", tmp_path / "final")
+    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
+
+
+def test_a_copy_has_the_digest_that_is_returned_and_its_files_are_whole(tmp_path):
+    (tmp_path / "tree").mkdir()
+    content = os.urandom(2**20) * 2 + b"end"
+    (tmp_path / "tree" / "large").write_bytes(content)
+    digest = storage.copy_tree(tmp_path / "tree", tmp_path / "copy")
+    assert (
+        digest == storage.tree_digest(tmp_path / "copy") == storage.tree_digest(tmp_path / "tree")
+    )
+    assert (tmp_path / "copy" / "large").read_bytes() == content
