@@ -306,6 +306,11 @@ def test_a_stop_becomes_more_urgent_and_never_less(first, second, mode):
     assert then(state_of(A=RUNNING), *requests)[0].stop_mode is mode
 
 
+def test_pausing_all_does_not_take_a_stop_back():
+    state = replace(state_of(A=Waiting()), stop_mode=StopMode.STOP)
+    assert asked(state, Verb.PAUSE)[0].stop_mode is StopMode.STOP
+
+
 def test_a_stop_ends_with_the_daemon():
     state = replace(state_of(A=Waiting()), stop_mode=StopMode.STOP_NOW)
     assert then(state, events.Stopped())[0].stop_mode is StopMode.NONE
