@@ -91,8 +91,8 @@ def test_a_run_ends_with_experts_digests_and_exact_frames(layout):
         assert checkpoint.shapes_of(expert) == SHAPES
     first = json.loads(layout.metrics.read_text().splitlines()[0])
     assert first["seconds"] > 1.0, "loading and compiling count"
-    assert "training" in done.stdout
-    assert "Walk On" in done.stdout
+    assert "training" in done.stderr
+    assert "Walk On" in done.stderr
 
 
 @pytest.mark.craftax

@@ -8,6 +8,7 @@ import math
 import netrc
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from typing import Any, Protocol
@@ -19,14 +20,11 @@ from flowrl.paths import RunPaths
 from flowrl.runs import STANDALONE
 
 logger = logging.getLogger(__name__)
+_LEFT_OUT = "%s is left out from here on: %s"
 
 
 class Tracker(Protocol):
     """Takes a run's figures."""
-
-    def rewind(self, frames: int) -> None:
-        """Forget what was logged beyond so many frames: it will be logged again."""
-        ...
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Take the figures that hold after so many frames."""
@@ -38,23 +36,21 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """metrics.jsonl: one object per line; a figure that is no number is null."""
+    """metrics.jsonl: one object per line; a figure that is no number is null.
 
-    def __init__(self, layout: RunPaths) -> None:
+    When it is opened it is cut before the first line that is torn or of more than `frames`.
+    """
+
+    def __init__(self, layout: RunPaths, frames: int) -> None:
         self._path = layout.metrics
-
-    def rewind(self, frames: int) -> None:
-        """Cut the file before the first line that is torn or of more frames."""
-        try:
+        with suppress(FileNotFoundError):
             with self._path.open("rb") as file:
                 kept = sum(map(len, takewhile(lambda line: _is_within(line, frames), file)))
-        except FileNotFoundError:
-            return
-        storage.truncate(self._path, kept)
+            storage.truncate(self._path, kept)
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Append one line."""
-        numbers = {name: _number(figure) for name, figure in figures.items()}
+        numbers = {name: x if math.isfinite(x) else None for name, x in figures.items()}
         storage.append_line(self._path, json.dumps({"frames": frames, **numbers}))
 
     def close(self) -> None:
@@ -62,36 +58,30 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files in the run folder."""
+    """Event files in the run folder; of earlier ones TensorBoard hides points after `frames`."""
 
-    def __init__(self, layout: RunPaths) -> None:
+    def __init__(self, layout: RunPaths, frames: int) -> None:
         from tensorboardX import SummaryWriter
 
-        self._open = partial(SummaryWriter, str(layout.tensorboard))
-        self._writer: Any = None
-        self._purge_step: int | None = None
-
-    def rewind(self, frames: int) -> None:
-        """Have TensorBoard hide later points of the event files that are there."""
-        self._purge_step = frames + 1
+        self._writer = SummaryWriter(str(layout.tensorboard), purge_step=frames + 1)
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """One scalar per figure."""
-        if self._writer is None:
-            self._writer = self._open(purge_step=self._purge_step)
         for name, figure in figures.items():
             self._writer.add_scalar(name, figure, frames)
 
     def close(self) -> None:
         """Flush the event file."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 class WeightsAndBiases:
-    """A run at Weights & Biases; kept on disk for `wandb sync` when there is no key."""
+    """A run at Weights & Biases; kept on disk for `wandb sync` when there is no key.
 
-    def __init__(self, layout: RunPaths, config: PPOConfig, *, run_id: str) -> None:
+    A history is never unsaid: W&B itself skips the steps that it has.
+    """
+
+    def __init__(self, layout: RunPaths, config: PPOConfig, run_id: str) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
@@ -110,9 +100,6 @@ class WeightsAndBiases:
             )
         except self._failure as error:
             raise ConfigError(f"--use_wandb: {error}; or set WANDB_MODE=offline") from error
-
-    def rewind(self, frames: int) -> None:
-        """Nothing: a run's history is never unsaid, and steps that it has are skipped."""
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """One step of the run's history."""
@@ -135,10 +122,6 @@ class Guarded:
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
 
-    def rewind(self, frames: int) -> None:
-        """Rewind every tracker that still works."""
-        self._each(lambda tracker: tracker.rewind(frames))
-
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Hand the figures to every tracker that still works."""
         self._each(lambda tracker: tracker.log(figures, frames=frames))
@@ -153,21 +136,26 @@ class Guarded:
                 act(tracker)
             except OSError as error:
                 self._trackers.remove(tracker)
-                name = type(tracker).__name__
-                logger.warning("%s is left out from here on: %s", name, error)
+                logger.warning(_LEFT_OUT, type(tracker).__name__, error)
 
 
-def open_trackers(layout: RunPaths, config: PPOConfig, *, run_id: str) -> Guarded:
-    """The trackers that the configuration asks for.
+def open_trackers(layout: RunPaths, config: PPOConfig, *, run_id: str, frames: int) -> Guarded:
+    """The trackers that the configuration asks for; they forget what is beyond so many frames.
 
     Raises:
       ConfigError: one needs a package that is not installed.
     """
-    trackers: list[Tracker] = [JsonLines(layout)]
+    wanted: list[partial[Tracker]] = [partial(JsonLines, layout, frames)]
     if config.use_tensorboard:
-        trackers.append(TensorBoard(layout))
+        wanted.append(partial(TensorBoard, layout, frames))
     if config.use_wandb:
-        trackers.append(WeightsAndBiases(layout, config, run_id=run_id))
+        wanted.append(partial(WeightsAndBiases, layout, config, run_id))
+    trackers = []
+    for tracker in wanted:
+        try:
+            trackers.append(tracker())
+        except OSError as error:
+            logger.warning(_LEFT_OUT, tracker.func.__name__, error)
     return Guarded(trackers)
 
 
@@ -184,7 +172,3 @@ def _is_within(line: bytes, frames: int) -> bool:
         return line.endswith(b"\n") and json.loads(line)["frames"] <= frames
     except (ValueError, KeyError, TypeError):
         return False
-
-
-def _number(figure: float) -> float | None:
-    return figure if math.isfinite(figure) else None

@@ -24,7 +24,7 @@ from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import run_io
 from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train
 from flowrl.ppo.programs import Programs, begin_programs, seed_words
-from flowrl.ppo.progress import TRAINING, Reporter
+from flowrl.ppo.progress import Reporter
 from flowrl.ppo.rollout import group_size, num_groups, with_threads
 from flowrl.ppo.run_io import Assignment
 from flowrl.program_cache import ProgramCache
@@ -54,13 +54,12 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     assignment = run_io.read_assignment(config, module)
     reporter = Reporter(assignment, config.ppo)
     try:
-        reporter.begin_phase("compiling", Counters(acted=(0,) * env.num_experts))
         learner, counters = prepare(assignment, config, env, programs)
         started = began - counters.seconds  # as if all starts had been one
         updates = train(
             env, config.ppo, programs, learner=learner, counters=counters, started=started
         )
-        reporter.begin_phase(TRAINING, counters)
+        reporter.begin_training(counters)
         seconds = config.ppo.checkpoint_seconds
         checkpointer = run_io.Checkpointer(assignment.paths, seconds=seconds)
         for update in updates:

@@ -1,63 +1,75 @@
 from __future__ import annotations
 
-import io
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from flowrl.ppo.progress import LINE_SECONDS, LiveTable, PlainLines, headline, open_display
-from flowrl.runs import PlannedStep, Progress
+from flowrl.config import PPOConfig
+from flowrl.paths import RunPaths
+from flowrl.ppo import progress
+from flowrl.ppo.loop import Counters, UpdateReport
+from flowrl.ppo.metrics import Rates
+from flowrl.ppo.run_io import Assignment
+from flowrl.runs import STANDALONE, PlannedStep
 
 PLAN = (
     PlannedStep(skill="Collect [bold]Wood[/]", count=3, expert=0),
     PlannedStep(skill="Make Pickaxe", count=1, expert=12),
 )
-PROGRESS = Progress(
-    run_id="e12.a1.0badcafe",
-    updates=1234,
-    frames=50_000,
-    total_frames=200_000,
-    steps_per_second=8123.4,
+RATES = Rates(
     step_success=(0.91, 0.42),
-    eta_seconds=75.2,
-    phase="training",
-    updated_at=100.0,
+    mean_episode_length=20.0,
+    mean_episode_return=1.0,
+    episodes=256,
+    full=True,
 )
 
 
-def console(*, terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+def update(frames: int, *, ended: bool = False) -> UpdateReport:
+    counters = Counters(updates=frames // 64, frames=frames, acted=(frames, 0))
+    return UpdateReport(
+        learner=None,  # type: ignore[arg-type]
+        counters=counters,
+        rates=RATES,
+        figures={},
+        reached=False,
+        ended=ended,
+    )
 
 
-def text_of(shown: Console) -> str:
-    assert isinstance(shown.file, io.StringIO)
-    return shown.file.getvalue()
+@pytest.fixture
+def now(monkeypatch):
+    """The seconds that the clock shows."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
 
 
-def test_a_terminal_gets_a_table_with_every_step_of_the_plan():
-    shown = console(terminal=True)
-    display = open_display(PLAN, shown)
-    assert isinstance(display, LiveTable)
-    display.show(PROGRESS)
-    display.close()
-    for words in ("Collect [bold]Wood[/] × 3", "expert 12", "91%", "42%", "8,123 steps/s"):
-        assert words in text_of(shown)
+def reporter(folder: Path) -> progress.Reporter:
+    assignment = Assignment(
+        paths=RunPaths(folder, 12),
+        run_id=STANDALONE,
+        experts=(0, 12),
+        plan=PLAN,
+        ancestors=(),
+        seed=0,
+    )
+    return progress.Reporter(assignment, PPOConfig(num_envs=8, num_steps=8))
 
 
-def test_elsewhere_there_is_a_line_every_few_seconds_and_at_each_phase():
-    shown = console(terminal=False)
-    display = open_display(PLAN, shown)
-    assert isinstance(display, PlainLines)
-    for seconds, phase in ((0, "training"), (1, "training"), (2, "saving"), (2.5, "saving")):
-        display.show(replace(PROGRESS, updated_at=100.0 + seconds, phase=phase))
-    display.show(replace(PROGRESS, updated_at=102.0 + LINE_SECONDS, phase="saving"))
-    lines = text_of(shown).splitlines()
-    assert [line.split()[0] for line in lines] == ["training", "saving", "saving"]
-    assert "Collect [bold]Wood[/] 91%, Make Pickaxe 42%" in lines[0]
-
-
-@pytest.mark.parametrize("eta", [None, 75.2])
-def test_time_left_is_said_when_it_is_known(eta):
-    line = headline(replace(PROGRESS, eta_seconds=eta))
-    assert ("0:01:15 left" in line) == (eta is not None)
+def test_there_is_a_line_every_few_seconds_and_at_each_phase(tmp_path, now, caplog):
+    caplog.set_level("INFO", logger="flowrl")
+    shown = reporter(tmp_path)
+    shown.begin_training(Counters(acted=(0, 0)))
+    for seconds in (1.0, 2.0, progress.LINE_SECONDS, progress.LINE_SECONDS + 0.5):
+        now[0] = 100.0 + seconds
+        shown.report(update(64 * round(100 * seconds)))
+    shown.report(update(64_000, ended=True))
+    shown.close()
+    phases = [line.split()[0] for line in caplog.messages]
+    assert phases == ["compiling", "training", "training", "saving"]
+    line = caplog.messages[2]
+    assert "Collect [bold]Wood[/] 91%, Make Pickaxe 42%" in line
+    assert "6,400 steps/s" in line
+    assert "at most 0:25:58 left" in line
+    assert "left" not in caplog.messages[0], "nothing is known yet"

@@ -19,11 +19,7 @@ from flowrl.ppo.trackers import Guarded, JsonLines, TensorBoard, open_trackers
 class Recorder:
     def __init__(self) -> None:
         self.logged: list[tuple[dict, int]] = []
-        self.rewound: list[int] = []
         self.closed = False
-
-    def rewind(self, frames):
-        self.rewound.append(frames)
 
     def log(self, figures, *, frames):
         self.logged.append((dict(figures), frames))
@@ -44,7 +40,7 @@ def layout(tmp_path):
 
 
 def test_a_line_of_metrics_is_json_even_when_a_figure_is_no_number(layout):
-    tracker = JsonLines(layout)
+    tracker = JsonLines(layout, 0)
     tracker.log({"loss": float("nan"), "success_rate": 0.5}, frames=64)
     tracker.log({"loss": 1.0}, frames=128)
     lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
@@ -58,14 +54,12 @@ def test_a_line_of_metrics_is_json_even_when_a_figure_is_no_number(layout):
     ("frames", "left"), [(0, []), (64, [64]), (100, [64]), (128, [64, 128]), (999, [64, 128])]
 )
 def test_a_run_that_goes_back_forgets_the_lines_beyond(layout, frames, left):
-    tracker = JsonLines(layout)
-    tracker.rewind(frames)  # there is none yet
+    tracker = JsonLines(layout, frames)  # there is none yet
     for logged in (64, 128):
         tracker.log({"loss": 1.0}, frames=logged)
     with layout.metrics.open("a") as file:
         file.write('{"frames": 1')  # torn by a kill
-    tracker.rewind(frames)
-    tracker.log({"loss": 1.0}, frames=frames + 1)
+    JsonLines(layout, frames).log({"loss": 1.0}, frames=frames + 1)
     lines = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
     assert [line["frames"] for line in lines] == [*left, frames + 1]
 
@@ -81,8 +75,7 @@ def events_in(file: Path) -> list[Event]:
 
 
 def test_tensorboard_is_told_from_where_a_run_goes_on(layout):
-    tracker = TensorBoard(layout)
-    tracker.rewind(64)
+    tracker = TensorBoard(layout, 64)
     tracker.log({"loss": 1.0}, frames=65)
     tracker.close()
     (file,) = layout.tensorboard.iterdir()
@@ -90,7 +83,7 @@ def test_tensorboard_is_told_from_where_a_run_goes_on(layout):
 
 
 def test_tensorboard_files_lie_in_the_run_folder(layout):
-    tracker = TensorBoard(layout)
+    tracker = TensorBoard(layout, 0)
     tracker.log({"loss": 1.0}, frames=1)
     tracker.close()
     assert [file.name.split(".")[0] for file in layout.tensorboard.iterdir()] == ["events"]
@@ -99,11 +92,9 @@ def test_tensorboard_files_lie_in_the_run_folder(layout):
 def test_a_tracker_that_fails_is_left_out_and_the_others_go_on(caplog):
     full, good = FullDisk(), Recorder()
     trackers = Guarded([full, good])
-    trackers.rewind(0)
     trackers.log({"loss": 1.0}, frames=1)
     trackers.log({"loss": 2.0}, frames=2)
     trackers.close()
-    assert full.rewound == good.rewound == [0]
     assert len(full.logged) == 1
     assert [frames for _, frames in good.logged] == [1, 2]
     assert good.closed
@@ -121,7 +112,7 @@ def test_weights_and_biases_without_its_package_says_what_to_install(layout, mon
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_wandb)
     with pytest.raises(ConfigError, match=r"pip install 'flowrl\[wandb\]'"):
-        open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe")
+        open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe", frames=0)
 
 
 class FakeWandb(Recorder):
@@ -165,7 +156,7 @@ def test_weights_and_biases_works_offline_when_there_is_no_key(
         netrc.write_text("machine api.wandb.ai login user password k\n")
         netrc.chmod(0o600)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    trackers = open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe")
+    trackers = open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe", frames=0)
     trackers.log({"loss": 1.0}, frames=64)
     trackers.close()
     assert wandb.settings["mode"] == mode
@@ -177,7 +168,7 @@ def test_weights_and_biases_works_offline_when_there_is_no_key(
 
 def test_a_network_that_goes_away_does_not_stop_training(layout, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fails=True))
-    trackers = open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe")
+    trackers = open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe", frames=0)
     trackers.log({"loss": 1.0}, frames=64)
     assert "the network is gone" in caplog.text
     assert layout.metrics.exists()
