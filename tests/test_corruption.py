@@ -24,7 +24,7 @@ import pytest
 from flowrl import evaluate, notices, storage
 from flowrl.commands import status
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
-from flowrl.experts import checkpoint, repair
+from flowrl.experts import checkpoint
 from flowrl.experts import manifest as manifests
 from flowrl.experts.repair import usable
 from flowrl.experts.store import ExpertStore
@@ -65,7 +65,7 @@ def graph(place) -> GraphPaths:
     records.write(layout.config_json, facts)
     recover_state(layout)
     storage.append_line(layout.events, '{"skill": "Collect Wood"}')
-    assert [found for found in inspect(layout) if found.severity != "note"] == []
+    assert inspect(layout) == ()
     return layout
 
 
@@ -225,21 +225,15 @@ def judged(
         assert_said(layout, name, what)
         return "refused"
     if "_policy/" in name:
-        assert look(layout), what
+        assert inspect(layout), what
         return "found in a version that does not count"
     return "never read" if name.endswith(UNREAD) else "read as it was written"
-
-
-def look(layout: GraphPaths) -> list[repair.Finding]:
-    """What fsck finds in the experts alone, which is faster."""
-    return [found for check in repair.CHECKS for found in check(ExpertStore(layout), ())]
 
 
 def assert_said(layout: GraphPaths, name: str, what: str) -> None:
     """fsck names the file or its folder; status says so, or refuses what it reads itself."""
     path = layout.root / name
-    findings = look(layout) if "_policy/" in name else inspect(layout)
-    places = {finding.place for finding in findings if finding.severity != "note"}
+    places = {finding.place for finding in inspect(layout)}
     assert places & {path, *path.parents}, f"{what}: fsck says {places}"
     if path == layout.scheduler_state:
         with pytest.raises(FlowrlError, match=r"scheduler_state\.json .*flowrl recover"):

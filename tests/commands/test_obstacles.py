@@ -17,9 +17,8 @@ from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
 from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file
-from tests.experts.making import all_files, contents
+from tests.experts.making import contents
 from tests.parallel.making import PICKAXE, TABLE, WOOD, frames, prepare
-from tests.sealing import rewrite
 
 Damage = Callable[[GraphPaths], object]
 
@@ -51,60 +50,53 @@ def odd(kind: str, *words: str) -> Damage:
     return lambda g: make_odd(kind, g.root.joinpath(*words))
 
 
-def newer(place: Callable[[GraphPaths], Path]) -> Damage:
-    return lambda g: rewrite(place(g), lambda facts: facts.update(format=99))
-
-
-def newer_state(layout: GraphPaths) -> None:
-    text = layout.scheduler_state.read_text()
-    layout.scheduler_state.write_text(text.replace('"format": 1', '"format": 99'))
-
-
-IN_THE_WAY: dict[str, tuple[Damage, str]] = {
-    "linked skills": (linked("skills"), "flowrl follows no links inside a graph"),
-    "linked checkpoints": (linked("checkpoints"), "flowrl follows no links inside a graph"),
-    "linked history": (linked("checkpoints", "history"), "flowrl follows no links"),
-    "linked skill files": (linked("skill_files"), "flowrl follows no links inside a graph"),
-    "linked expert": (linked("skills", "1_Place_Table"), "flowrl follows no links"),
-    "linked quarantine": (odd("a link", "quarantine"), "quarantine is a link to /nowhere"),
-    "linked runs": (odd("a link", "training_runs"), "training_runs is a link to /nowhere"),
-    "quarantine is a file": (odd("a file", "quarantine"), "quarantine is no folder"),
-    "notices is a file": (odd("a file", "notices"), "notices is no folder"),
-    "history is a file": (odd("a file", "checkpoints", "history"), "history is no folder"),
-    "daemon.lock is a pipe": (odd("a pipe", "daemon.lock"), "daemon.lock is not a plain file"),
-    "daemon.lock is a link": (odd("a link", "daemon.lock"), "daemon.lock is not a plain file"),
-    "daemon.lock is a folder": (odd("a folder", "daemon.lock"), "daemon.lock is not a plain file"),
-    "global.lock is a folder": (odd("a folder", "checkpoints", "global.lock"), "not a plain file"),
-    "a newer manifest": (newer(lambda g: g.manifest), "global_latest.json has format 99"),
-    "a newer generation": (newer(lambda g: g.history / "2.json"), "2.json has format 99"),
-    "a newer state": (newer_state, "scheduler_state.json has format 99"),
-    "a newer skill": (newer(lambda g: g.skill_file(WOOD)), "Collect_Wood.json has format 99"),
-    "a newer archive": (
-        newer(lambda g: g.skill_folder(1, TABLE) / "run.json"),
-        "run.json has format 99",
-    ),
-    "a newer configuration": (newer(lambda g: g.config_json), "config.json has format 99"),
+IN_THE_WAY: dict[str, Damage] = {
+    "linked skills": linked("skills"),
+    "linked checkpoints": linked("checkpoints"),
+    "linked history": linked("checkpoints", "history"),
+    "linked skill files": linked("skill_files"),
+    "linked runs": odd("a link", "training_runs"),
+    "history is a file": odd("a file", "checkpoints", "history"),
 }
 
 
-@pytest.mark.parametrize(("damage", "words"), IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
-def test_what_is_in_the_way_is_named_before_all_else_and_stops_every_repair(
-    graph, capsys, damage, words
-):
+@pytest.mark.parametrize("damage", IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
+def test_a_folder_that_is_elsewhere_stops_every_repair(graph, capsys, damage):
     flip(version_file(graph, 1))  # of which a repair would make the best it can
     damage(graph)
     before = everything(graph)
-    code, said = fsck(capsys, graph)
-    assert (code, said.count("\n")) == (1, 2), said
-    assert said.startswith("error: ")
-    assert words in said
-    for command in (("fsck", graph.root, "--repair"), ("recover", graph.root)):
-        code, said = flowrl(capsys, *command)
+    for command in (("fsck",), ("fsck", "--repair"), ("recover",), ("rollback", "1")):
+        code, said = flowrl(capsys, command[0], graph.root, *command[1:])
         assert (code, said.count("\n")) == (1, 1), said
-        assert words in said
-    code, said = flowrl(capsys, "rollback", graph.root, 1)
-    assert (code, said.count("\n")) == (1, 1), said
+        assert "flowrl follows no links inside a graph" in said
     assert everything(graph) == before
+
+
+NOT_SET_ASIDE: dict[str, Damage] = {
+    "linked expert": linked("skills", "1_Place_Table"),
+    "linked quarantine": odd("a link", "quarantine"),
+    "quarantine is a file": odd("a file", "quarantine"),
+    "global.lock is a folder": odd("a folder", "checkpoints", "global.lock"),
+}
+
+
+@pytest.mark.parametrize("damage", NOT_SET_ASIDE.values(), ids=NOT_SET_ASIDE.keys())
+def test_an_expert_is_not_given_up_that_cannot_be_set_aside(graph, damage):
+    flip(version_file(graph, 1))
+    damage(graph)
+    store = ExpertStore(graph)
+    with pytest.raises(FileRefusedError, match=r"follows no links|not a plain file"):
+        repair.drop(store, store.manifest().experts[1], "it is damaged")
+    assert frames(graph) == {0: 70, 1: 20}
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a folder"])
+def test_a_lock_that_is_no_file_stops_every_repair(graph, capsys, kind):
+    odd(kind, "daemon.lock")(graph)
+    for command in (("fsck", "--repair"), ("recover",), ("rollback", "1")):
+        code, said = flowrl(capsys, command[0], graph.root, *command[1:])
+        assert (code, said.count("\n")) == (1, 1), said
+        assert "daemon.lock is not a plain file" in said
 
 
 def everything(layout: GraphPaths) -> dict[str, object]:
@@ -136,8 +128,6 @@ def test_neither_the_scheduler_nor_a_run_starts_over_a_moved_folder(graph):
         lambda: SkillScheduler(graph.root).load(),
         lambda: recover_graph(graph),
         lambda: prepare(graph, PICKAXE, 2, {WOOD: 0, TABLE: 1}),
-        lambda: repair.fall_back(ExpertStore(graph), 0),
-        lambda: repair.drop(ExpertStore(graph), 0, "it is gone"),
     ):
         with pytest.raises(FileRefusedError, match="follows no links inside a graph"):
             start()
@@ -148,20 +138,6 @@ def test_a_whole_graph_behind_a_link_is_fine(graph, capsys):
     link = graph.root.with_name("link")
     link.symlink_to(graph.root)
     assert flowrl(capsys, "fsck", link, "--repair")[0] == 0
-
-
-@pytest.mark.parametrize("words", [(), ("skills",), ("skills", "1_Place_Table")], ids=str)
-def test_nothing_is_given_up_that_cannot_be_set_aside(graph, words):
-    place = graph.quarantine.joinpath(*words)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to(graph.root.parent)
-    flip(version_file(graph, 1))
-    before = all_files(graph.root)
-    with pytest.raises(FileRefusedError, match="is no folder of its own"):
-        repair.drop(ExpertStore(graph), 1, "it is damaged")
-    with pytest.raises(FileRefusedError, match="is no folder of its own"):
-        repair.set_aside(graph, graph.skill_folder(1, TABLE) / "run.json", "it is damaged")
-    assert all_files(graph.root) == before
 
 
 def test_what_cannot_be_set_aside_is_said_and_the_rest_is_mended(graph, capsys):
