@@ -31,23 +31,16 @@ class Device:
 
 
 def visible_devices(
-    gpu_ids: tuple[int, ...] = (),
-    *,
-    last_known: tuple[Device, ...] = (),
-    environ: Mapping[str, str] | None = None,
-    timeout_seconds: float = TIMEOUT_SECONDS,
+    gpu_ids: tuple[int, ...] = (), *, environ: Mapping[str, str] = os.environ
 ) -> tuple[Device, ...]:
     """The GPUs to use: those named, else those that CUDA_VISIBLE_DEVICES leaves; () is the CPU.
 
-    Returns `last_known` if nvidia-smi is missing, hangs or fails.
+    There are none if nvidia-smi is missing, hangs or fails.
 
     Raises:
       ConfigError: a named GPU is not there.
     """
-    environ = os.environ if environ is None else environ
-    present = _probe(timeout_seconds)
-    if present is None:
-        present = last_known
+    present = _probe()
     if gpu_ids:
         return _named(gpu_ids, present)
     if "CUDA_VISIBLE_DEVICES" in environ:
@@ -60,7 +53,7 @@ def slots(
     *,
     most: int | None = None,
     memory_mb: int | None = None,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[str, int]:
     """Return how many runs each GPU takes at once, by its id.
 
@@ -76,46 +69,37 @@ def slots(
     """
     if memory_mb is None:
         return {device.id: most or 1 for device in devices}
-    share = memory_share(os.environ if environ is None else environ)
-    fit = {device.id: _fit(device, memory_mb, share) for device in devices}
-    return {id: number if most is None else min(most, number) for id, number in fit.items()}
+    share = memory_share(environ)
+    fit = {device.id: int(device.memory_mb * share) // memory_mb for device in devices}
+    for device in devices:
+        if not fit[device.id]:
+            raise ConfigError(
+                f"--gpu_memory_mb {memory_mb}: GPU {device.id} has {device.memory_mb} MB, of "
+                f"which {int(device.memory_mb * share)} are for runs (0: unknown); declare less, "
+                "choose other GPUs by --gpu_ids, or use --skills_per_gpu instead"
+            )
+    return {id: min(most or number, number) for id, number in fit.items()}
 
 
-def _fit(device: Device, memory_mb: int, share: float) -> int:
-    if not device.memory_mb:
-        raise ConfigError(
-            f"--gpu_memory_mb {memory_mb}: GPU {device.id} does not say how much memory it has; "
-            "use --skills_per_gpu instead"
-        )
-    usable = int(device.memory_mb * share)
-    if usable < memory_mb:
-        raise ConfigError(
-            f"--gpu_memory_mb {memory_mb}: GPU {device.id} has {device.memory_mb} MB, of which "
-            f"{usable} are for runs; declare less, or choose other GPUs by --gpu_ids"
-        )
-    return usable // memory_mb
-
-
-def _probe(timeout_seconds: float) -> tuple[Device, ...] | None:
-    """What nvidia-smi lists; None when it fails or prints something else."""
+def _probe() -> tuple[Device, ...]:
+    """What nvidia-smi lists; () when it fails or prints something else."""
     try:
-        return tuple(_parse(line) for line in _ask(timeout_seconds).splitlines() if line.strip())
+        return tuple(_parse(line) for line in _ask().splitlines() if line.strip())
     except FileNotFoundError:
-        return None
+        return ()
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        logger.warning("nvidia-smi gives no answer", extra={"error": str(error)})
-        return None
+        logger.warning("nvidia-smi fails, so no GPU is used: %s", error)
+        return ()
 
 
-def _ask(timeout_seconds: float) -> str:
+def _ask() -> str:
     process = subprocess.Popen(
         _QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
     )
     try:
-        text, _ = process.communicate(timeout=timeout_seconds)
+        text, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        # No wait: a driver that hangs may keep it from ending.
-        process.kill()
+        process.kill()  # and no wait: a driver that hangs may keep it from ending
         raise
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, _QUERY)
@@ -142,18 +126,12 @@ def _named(gpu_ids: tuple[int, ...], present: tuple[Device, ...]) -> tuple[Devic
 def _left_visible(words: str, present: tuple[Device, ...]) -> tuple[Device, ...]:
     """As CUDA reads the variable: the list ends at the first word that names no device."""
     devices: list[Device] = []
-    for word in words.split(","):
-        device = _by_word(word.strip(), present)
-        if device is None or device in devices:
+    for word in map(str.strip, words.split(",")):
+        named = [Device(id=word, memory_mb=0)] if word.startswith("MIG-") else []
+        for device in present:
+            if word == device.id or (word.startswith("GPU-") and device.uuid.startswith(word)):
+                named.append(device)
+        if not named or named[0] in devices:
             break
-        devices.append(device)
+        devices.append(named[0])
     return tuple(devices)
-
-
-def _by_word(word: str, present: tuple[Device, ...]) -> Device | None:
-    if word.startswith("MIG-"):
-        return Device(id=word, memory_mb=0)
-    for device in present:
-        if word == device.id or (word.startswith("GPU-") and device.uuid.startswith(word)):
-            return device
-    return None

@@ -6,7 +6,6 @@ process.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import signal
@@ -14,7 +13,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from signal import Signals
+from typing import Annotated
 
 from flowrl import storage
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, LaunchError
@@ -22,13 +22,14 @@ from flowrl.launchers import process
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost, Outcome
 from flowrl.paths import JobPaths
 from flowrl.redaction import secrets_of
+from flowrl.storage import records
+from flowrl.storage.records import Natural
 
 FORMAT = 1
 RUNNER = Path(__file__).with_name("runner.py")
 LOG_WRITER = Path(__file__).with_name("log_writer.py")
 GRACE_SECONDS = 30.0
 _EXIT_INTERRUPTED = 130
-_CANNOT_LOOK = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 _RUNNER_EXIT_SECONDS = 1.0
 
 
@@ -36,12 +37,14 @@ _RUNNER_EXIT_SECONDS = 1.0
 class StartRecord:
     """start.json: which processes run. The job has no pid while it is being started."""
 
-    runner_pid: int
+    run_id: str
+    runner_pid: Natural
     runner_start_time: str
-    job_pid: int | None
+    job_pid: Natural | None
     job_start_time: str
     pane: str | None
-    server_pid: int | None
+    server_pid: Natural | None
+    started_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +54,13 @@ class ExitRecord:
     After "SIGHUP", `received` holds "server ended" if the whole tmux server did.
     """
 
+    run_id: str
     code: int | None
-    signal: signal.Signals | None
+    signal: Annotated[int, Signals] | None
     oom: bool
     received: tuple[str, ...]
     detail: str
+    ended_at: float
 
 
 def prepare(job: Job, *, grace_seconds: float) -> None:
@@ -161,21 +166,19 @@ def outcome(handle: Handle, folder: Path) -> Outcome | None:
 
 
 def _outcome(handle: Handle, folder: Path) -> Outcome | None:
-    record = read_exit(folder, handle.run_id)
-    if record is not None:
-        return outcome_of(record, handle, folder)
-    if process.alive(handle.pid, handle.start_time):
-        return None
+    ended = _recorded_end(handle, folder)
+    if ended is not None or process.alive(handle.pid, handle.start_time):
+        return ended
     start = read_start(folder, handle.run_id)
-    if _runner_alive(start, folder):
-        return None
     if lock_held(folder):
-        _end_orphans(start, folder)
+        # Without start.json the lock's holder may be a runner that is just starting.
+        if start is not None and not process.alive(start.runner_pid, start.runner_start_time):
+            _end_orphans(folder)
         return None
     # The runner may have written it between the first look and its end.
-    record = read_exit(folder, handle.run_id)
-    if record is not None:
-        return outcome_of(record, handle, folder)
+    ended = _recorded_end(handle, folder)
+    if ended is not None:
+        return ended
     if process.is_of_other_boot(handle.start_time):
         return Exited(cause=ExitCause.SERVER_KILLED, detail="the machine was restarted")
     if start is None:
@@ -183,8 +186,10 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
     return Lost("its runner was killed; no process of the run lives")
 
 
-def outcome_of(record: ExitRecord, handle: Handle, folder: Path) -> Finished | Exited:
-    """What a recorded end means."""
+def _recorded_end(handle: Handle, folder: Path) -> Finished | Exited | None:
+    record = read_exit(folder, handle.run_id)
+    if record is None:
+        return None
     cause = _cause(record, handle)
     if cause is None:
         return Finished(folder)
@@ -205,79 +210,44 @@ def request_stop(folder: Path) -> None:
 
 def read_start(folder: Path, run_id: str) -> StartRecord | None:
     """start.json of this run; None when it is missing, of another run, or unreadable."""
-    facts = _record(JobPaths(folder).start_json, run_id)
-    try:
-        job = facts["job"] or {"pid": None, "start_time": ""}
-        return StartRecord(
-            runner_pid=int(facts["runner"]["pid"]),
-            runner_start_time=str(facts["runner"]["start_time"]),
-            job_pid=job["pid"],
-            job_start_time=str(job["start_time"]),
-            pane=facts["pane"],
-            server_pid=facts["server_pid"],
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+    with suppress(FileRefusedError):
+        found = records.read(JobPaths(folder).start_json, StartRecord, sealed=False)
+        return found if found.run_id == run_id else None
+    return None
 
 
 def read_exit(folder: Path, run_id: str) -> ExitRecord | None:
     """exit.json of this run; None when it is missing, of another run, or unreadable."""
-    facts = _record(JobPaths(folder).exit_json, run_id)
-    try:
-        return ExitRecord(
-            code=None if facts["code"] is None else int(facts["code"]),
-            signal=None if facts["signal"] is None else signal.Signals(facts["signal"]),
-            oom=bool(facts["oom"]),
-            received=tuple(str(name) for name in facts["received"]),
-            detail=str(facts["detail"]),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-
-
-def _runner_alive(start: StartRecord | None, folder: Path) -> bool:
-    if start is None or not process.alive(start.runner_pid, start.runner_start_time):
-        return False
-    return lock_held(folder)
+    with suppress(FileRefusedError):
+        found = records.read(JobPaths(folder).exit_json, ExitRecord, sealed=False)
+        return found if found.run_id == run_id else None
+    return None
 
 
 def _cause(record: ExitRecord, handle: Handle) -> ExitCause | None:
-    """Why the job did not finish; None when it did."""
-    if record.code == 0 and not record.received:
-        return None
-    if "SIGTERM" in record.received:
-        return ExitCause.STOPPED
-    if "SIGHUP" in record.received:
-        return _cause_of_hangup(record, handle)
-    if record.code == EXIT_RESUMABLE:
-        return ExitCause.STOPPED
-    return ExitCause.OOM if record.oom else _own_cause(record)
-
-
-def _own_cause(record: ExitRecord) -> ExitCause:
-    """Why a job ended that nothing outside had asked to end, but perhaps its terminal."""
-    typed = (signal.SIGINT, signal.SIGQUIT)
-    if record.signal in typed or record.code == _EXIT_INTERRUPTED:
-        return ExitCause.INTERRUPTED
-    if record.signal is not None:
-        return ExitCause.SIGNAL
-    interrupted = any(number.name in record.received for number in typed)
-    return ExitCause.INTERRUPTED if interrupted else ExitCause.EXIT
-
-
-def _cause_of_hangup(record: ExitRecord, handle: Handle) -> ExitCause:
-    """The runner has asked the server; where it could not, we assume that a user meant it."""
-    if handle.server_pid is None:
-        return ExitCause.STOPPED
-    ended = "server ended" in record.received
-    return ExitCause.SERVER_KILLED if ended else ExitCause.SESSION_KILLED
+    """Why the job did not finish, by the first row that holds; None when it did."""
+    received, typed = set(record.received), {"SIGINT", "SIGQUIT"}
+    killer = Signals(record.signal).name if record.signal is not None else ""
+    hangup = "SIGHUP" in received
+    rows = [
+        (record.code == 0 and not received, None),
+        ("SIGTERM" in received, ExitCause.STOPPED),
+        (hangup and handle.server_pid is None, ExitCause.STOPPED),
+        (hangup and "server ended" in received, ExitCause.SERVER_KILLED),
+        (hangup, ExitCause.SESSION_KILLED),
+        (record.code == EXIT_RESUMABLE, ExitCause.STOPPED),
+        (record.oom, ExitCause.OOM),
+        (killer in typed or record.code == _EXIT_INTERRUPTED, ExitCause.INTERRUPTED),
+        (killer, ExitCause.SIGNAL),
+        (received & typed, ExitCause.INTERRUPTED),
+    ]
+    return next((cause for holds, cause in rows if holds), ExitCause.EXIT)
 
 
 def _detail(cause: ExitCause, record: ExitRecord) -> str:
+    how = f"exit code {record.code}"
     if record.signal is not None:
-        how = f"killed by {record.signal.name}"
-    else:
-        how = f"exit code {record.code}"
+        how = f"killed by {Signals(record.signal).name}"
     details = {
         ExitCause.OOM: "killed by the kernel for lack of memory",
         ExitCause.STOPPED: f"stopped on request, {how}",
@@ -288,14 +258,11 @@ def _detail(cause: ExitCause, record: ExitRecord) -> str:
     return details.get(cause, how)
 
 
-def _end_orphans(start: StartRecord | None, folder: Path) -> None:
-    """Kill what lives without its runner: nothing would record how it ended.
+def _end_orphans(folder: Path) -> None:
+    """Kill the processes that live without their runner: nothing would record how they ended.
 
-    Without start.json of this run the lock's holder may be a runner that is just starting. The
-    kernel names the holders of the lock; the job may write any pid into start.json.
+    The kernel names the holders of the lock; the job may write any pid into start.json.
     """
-    if start is None:
-        return
     for pid in process.with_open_file(JobPaths(folder).lock):
         process.send(pid, process.start_time_of(pid), signal.SIGKILL)
 
@@ -312,13 +279,3 @@ def _begin_log(path: Path) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         storage.remove_file(path)
     storage.make_file(path)
-
-
-def _record(path: Path, run_id: str) -> dict[str, Any]:
-    try:
-        facts = storage.read_json(path)
-    except FileRefusedError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _CANNOT_LOOK:
-            raise error.__cause__ from error
-        return {}
-    return facts if facts.get("format") == FORMAT and facts.get("run_id") == run_id else {}

@@ -47,8 +47,9 @@ def main(argv: list[str]) -> int:
         report(f"another process of run {spec['run_id']} is alive; nothing was started")
         return EXIT_BUSY
     server_pid = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
-    start = {"format": FORMAT, "run_id": spec["run_id"], "runner": identity(os.getpid())}
-    start |= {"job": None, "pane": os.environ.get("TMUX_PANE"), "started_at": time.time()}
+    start = {"format": FORMAT, "run_id": spec["run_id"], "started_at": time.time()}
+    start |= {"runner_pid": os.getpid(), "runner_start_time": start_time_of(os.getpid())}
+    start |= {"job_pid": None, "job_start_time": "", "pane": os.environ.get("TMUX_PANE")}
     start |= {"server_pid": int(server_pid) if server_pid.isdigit() else None}
     write_record(folder, "start.json", start)  # and again below: no job lives without one
     kills_before = oom_kills()
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         report(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
-    start["job"] = identity(pid)
+    start |= {"job_pid": pid, "job_start_time": start_time_of(pid)}
     try:
         write_record(folder, "start.json", start)
     except OSError as error:  # a full disk: the job goes on
@@ -202,12 +203,12 @@ def connect_to_server() -> socket.socket | None:
     return server
 
 
-def identity(pid: int) -> dict:
-    """A process's pid and start time, with the boot id: a reused pid has another start time."""
+def start_time_of(pid: int) -> str:
+    """The boot id and a process's start time: a reused pid has another one."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         ticks = file.read().rpartition(")")[2].split()[19]
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return {"pid": pid, "start_time": f"{file.read().strip()}:{ticks}"}
+        return f"{file.read().strip()}:{ticks}"
 
 
 def finish(spec: dict, folder: str, **facts: object) -> int:

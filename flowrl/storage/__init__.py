@@ -27,8 +27,9 @@ import signal
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from flowrl.errors import ConfigError, FileRefusedError
 
@@ -65,7 +66,7 @@ def fault_point(name: str) -> None:
         raise OSError(number, words, name)
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path) -> BufferedReader:
     """Open a plain file for reading; never waits for the writer of a pipe.
 
     Raises:

@@ -1,8 +1,7 @@
-"""File locks that the kernel frees when their holder dies."""
+"""File locks that the kernel frees when their holder dies; apart, as filelock is slow to import."""
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -13,8 +12,6 @@ import filelock
 
 from flowrl.errors import BusyError, FileRefusedError
 from flowrl.storage import make_dir
-
-_NOT_A_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
 
 
 @contextmanager
@@ -41,30 +38,27 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
         raise BusyError(
             f"{path} was held by another process for {timeout_seconds:g} s; try again later"
         ) from error
+    mine = _identity(path)
+
+    def check() -> None:
+        if mine is None or _identity(path) != mine:
+            raise BusyError(f"{path} was removed while it was held; do it again")
+
     try:
-        mine = _identity(path)
-        yield lambda: _refuse_another(path, mine)
+        yield check
     finally:
         lock.release()
 
 
 def open_plain_lock(path: Path) -> int:
-    """Open a lock file for reading; never waits for the writer of a pipe. Returns a descriptor.
+    """Open a lock file for reading; returns a descriptor.
 
     Raises:
       FileRefusedError: the path is not a plain file.
       OSError: it cannot be opened; FileNotFoundError when it is missing.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in _NOT_A_FILE:
-            raise
-        raise _no_lock(path) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _no_lock(path)
-    return descriptor
+    check_plain(path)
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def check_plain(path: Path) -> None:
@@ -73,30 +67,17 @@ def check_plain(path: Path) -> None:
     Raises:
       FileRefusedError: it is a link, a folder, or another thing that cannot be a lock.
     """
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(mode):
-        raise _no_lock(path)
-
-
-def _no_lock(path: Path) -> FileRefusedError:
-    return FileRefusedError(
-        f"{path} is not a plain file and cannot be a lock; make sure that no process uses "
-        "the folder, then move it away: it is made again"
-    )
-
-
-def _refuse_another(path: Path, mine: tuple[int, int] | None) -> None:
-    if mine is None or _identity(path) != mine:
-        raise BusyError(f"{path} was removed while it was held; do it again")
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise FileRefusedError(
+            f"{path} is not a plain file and cannot be a lock; make sure that no process uses "
+            "the folder, then move it away: it is made again"
+        )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
     """Return device and inode of the file of this name, None when it is missing."""
     try:
-        found = path.stat(follow_symlinks=False)
+        found = path.lstat()
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino

@@ -266,7 +266,7 @@ def _union(kinds: tuple[Any, ...], value: Any) -> Any:
         return _value(tagged[None], value)
     found = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(found, str) or found not in tagged:
-        raise MalformedError(f"is {found!r:.100}, not one of {', '.join(tagged)}", "kind")
+        raise MalformedError(f"is {found!r:.100}, not one of {', '.join(map(str, tagged))}", "kind")
     return _record(tagged[found], value)
 
 

@@ -97,7 +97,7 @@ def test_a_reused_pid_is_not_our_run(launcher, make_job):
         os.kill(pid or 0, signal.SIGKILL)
     end_of(launcher, handle, job)
     facts = json.loads((job.folder / "start.json").read_text())
-    facts["runner"]["pid"] = facts["job"]["pid"] = os.getpid()
+    facts["runner_pid"] = facts["job_pid"] = os.getpid()
     (job.folder / "start.json").write_text(json.dumps(facts))
     forged = type(handle)(
         **{n: getattr(handle, n) for n in handle.__slots__} | {"pid": os.getpid()}

@@ -183,9 +183,11 @@ def test_what_other_programs_left_is_archived_without_links(tmp_path, what, how)
 
 def forged_start(job: Job, victim: subprocess.Popen) -> str:
     """start.json as a trainer would like it to be."""
-    identity = {"pid": victim.pid, "start_time": process.start_time_of(victim.pid)}
-    facts = {"format": 1, "run_id": job.run_id, "runner": identity, "job": identity}
-    return json.dumps({**facts, "pane": None, "server_pid": None})
+    facts = {"format": 1, "run_id": job.run_id, "pane": None, "server_pid": None, "started_at": 1.0}
+    for who in ("runner", "job"):
+        facts |= {f"{who}_pid": victim.pid}
+        facts |= {f"{who}_start_time": process.start_time_of(victim.pid)}
+    return json.dumps(facts)
 
 
 @pytest.fixture
@@ -229,7 +231,7 @@ JSON = st.recursive(
     max_leaves=5,
 )  # fmt: skip
 WORDS = """
-run_id code signal oom received detail runner job pane server_pid frames updates experts
+run_id code signal oom received detail runner_pid job_pid pane server_pid frames updates experts
 success_rate step_success mean_episode_length wall_seconds stopped_early total_frames phase
 steps_per_second eta_seconds updated_at
 """
@@ -260,7 +262,9 @@ def test_whatever_stands_in_a_record_nobody_stumbles(tmp_path, facts, own):
 
 def test_a_signal_that_there_is_none_of_is_no_end(tmp_path):
     facts = {"format": 1, "run_id": "r", "code": None, "signal": 999, "oom": False}
-    (tmp_path / "exit.json").write_text(json.dumps({**facts, "received": [], "detail": ""}))
+    (tmp_path / "exit.json").write_text(
+        json.dumps({**facts, "received": [], "detail": "", "ended_at": 1.0})
+    )
     assert run_status.read_exit(tmp_path, "r") is None
 
 
