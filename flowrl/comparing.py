@@ -22,7 +22,7 @@ import numpy as np
 from flowrl import config as configs
 from flowrl import console, storage
 from flowrl.config import PPOConfig
-from flowrl.envs.admission import open_module
+from flowrl.envs.skill_module import open_module
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.evaluate import load_experts, open_player
 from flowrl.experts import checkpoint

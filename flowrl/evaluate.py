@@ -13,8 +13,7 @@ import numpy as np
 
 from flowrl import config as configs
 from flowrl.config import PPOConfig
-from flowrl.envs.admission import open_module
-from flowrl.envs.skill_module import TaskModule
+from flowrl.envs.skill_module import TaskModule, open_module
 from flowrl.envs.tasks import make_env
 from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError

@@ -68,13 +68,11 @@ class ExpertVersion:
 class CodeApproval:
     """Two skill functions that may be run, by the digest of their code.
 
-    `trusted`: the syntax check was lifted for them. `most_count`: they choose by their count and
-    were tried with every count up to this one; None: any count will do.
+    `trusted`: the syntax check was lifted for them.
     """
 
     digest: Word
     trusted: bool = False
-    most_count: Natural | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

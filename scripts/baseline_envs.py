@@ -52,7 +52,7 @@ class TaskEnv:
         self.params = self.craftax.default_params
         self.observation_size = self.craftax.observation_space(self.params).shape[0]
         self.num_actions = self.craftax.num_actions
-        self.num_experts = len(module.global_to_local)
+        self.num_experts = len(module.experts)
         self._tasks = module.tasks
         self._engine = module.game.make()
         self._limits = jnp.array([task.max_steps or config.max_task_steps for task in module.tasks])

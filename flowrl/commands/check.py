@@ -13,9 +13,9 @@ import tyro
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.games.base import known_games
 from flowrl.skills.skill import Skill, load_skill
-from flowrl.skills.validation.allowed import fitting_games
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, try_codes
+from flowrl.skills.validation.syntax import fitting_games
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class CheckCommand:
 def check_files(
     files: Sequence[Path], *, trace: bool = True, limits: Limits | None = None
 ) -> list[CheckedFile]:
-    """The checks of every file: syntax, cost, names and, with `trace`, one dry run of them all."""
+    """The checks of every file: syntax, names and, with `trace`, one dry run of them all."""
     read = [_read(path) for path in files]
     codes = [
         (number, SkillCode.of(skill, env_name))

@@ -1,14 +1,15 @@
-"""Read a generated module: its game, its plan, its remapping and its tasks' functions.
+"""Read a generated module: its game, its plan, its experts and its tasks' functions.
 
 A generated module is never imported. Its text is parsed and compared with the one frame that flowrl
 writes, statement by statement; every skill function passes the syntax check again, and only those
-functions are executed, in a namespace of their own (`flowrl.skills.validation.execution`).
+functions are executed, in a namespace of their own (`flowrl.skills.validation.execution`). Trainers
+and evaluations run approved functions only. A run's approvals are in its run.json, which was
+written with the module; code of a module without a run.json is tried here and now.
 """
 
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -17,10 +18,11 @@ from typing import Any
 
 from flowrl.errors import ConfigError, SkillError
 from flowrl.games.base import COUNT, Game, find_game
-from flowrl.runs import CodeApproval
-from flowrl.skills.skill import MOST_STEPS
-from flowrl.skills.validation.allowed import check_names
-from flowrl.skills.validation.cache import code_digest
+from flowrl.paths import RunPaths
+from flowrl.runs import CodeApproval, read_run
+from flowrl.skills.skill import MOST_STEPS, Origin
+from flowrl.skills.validation.cache import ApprovalStore, code_digest
+from flowrl.skills.validation.dry_run import Refusal, SkillCode, approvals_of
 from flowrl.skills.validation.execution import execute_functions
 from flowrl.skills.validation.syntax import check_function, literal, parse_source
 from flowrl.storage import read_bytes
@@ -29,7 +31,6 @@ MODULE_LIMIT_BYTES = 2_000_000
 REMEDY = "write it again with generate_module_with_remapping"
 _DOCSTRING = '"""…"""'
 _CONSTANTS = ("GAME", "GLOBAL_TO_LOCAL", "LOCAL_TO_GLOBAL", "PLAN")
-_KEYS = {"skill", "count", "expert"}  # of a step; it may also have max_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,29 @@ class TaskModule:
     """The contents of a generated module."""
 
     game: Game
-    global_to_local: Mapping[int, int]
-    local_to_global: Mapping[int, int]
+    experts: tuple[int, ...]
+    """Global indices of the run's experts, by their local index."""
     tasks: tuple[Task, ...]
+
+
+def open_module(path: Path) -> TaskModule:
+    """The tasks of a generated module whose functions are all approved.
+
+    Raises:
+      SkillError: the module departs from the frame, or a step's functions are not approved.
+      CodeRefusedError: a function contains something that is not admitted.
+    """
+    if path.stem.isascii() and path.stem.isdecimal():
+        layout = RunPaths(path.parent, int(path.stem))
+        if layout.run_json.exists():
+            return load_module(path, approvals=read_run(layout).approvals)
+    load_module(path)  # the syntax check comes before the dry run
+    approvals = []
+    for outcome in approvals_of(_codes(path), ApprovalStore(path.parent / "approvals")):
+        if isinstance(outcome, Refusal):
+            raise SkillError(outcome.text)
+        approvals.append(outcome)
+    return load_module(path, approvals=approvals)
 
 
 def load_module(
@@ -86,127 +107,113 @@ def load_module(
     """The tasks of a generated module, given as a file or as its text.
 
     With `approvals`, the functions of every step must have one of them, which also lifts the syntax
-    check for those it trusts. `flowrl.envs.admission` finds the approvals that a file has.
+    check for those it trusts.
 
     Raises:
       SkillError: the module departs from the frame, or a step's functions have no approval; says
         file, line and remedy.
       CodeRefusedError: a function contains something that is not admitted.
     """
-    read = read_module(source)
-    trusted = {k for k, approval in enumerate(_found(read, approvals)) if approval.trusted}
-    for k, (pair, step) in enumerate(zip(read.pairs, read.plan, strict=True)):
-        for function in pair:
-            _check_default(function, step["count"], read.place)
-            check_function(function, read.place, trusted=k in trusted)
-    check_names(read.functions, read.place, games=(read.game,))
+    frame = _read(source)
+    known = None if approvals is None else {each.digest: each for each in approvals}
     return TaskModule(
-        game=read.game,
-        global_to_local=read.global_to_local,
-        local_to_global=dict(enumerate(sorted(read.global_to_local))),
-        tasks=_tasks(read, cache(partial(_executed, read, trusted))),
+        game=frame.game,
+        experts=tuple(frame.experts),
+        tasks=tuple(_task(frame, k, known) for k in range(len(frame.plan))),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadModule:
+class _Frame:
     """A module that has the form of the frame; its functions are not checked yet."""
 
     place: str
     game: Game
-    global_to_local: Mapping[int, int]
+    experts: Sequence[int]
     plan: Sequence[Mapping[str, Any]]
-    pairs: Sequence[tuple[ast.FunctionDef, ast.FunctionDef]]
-    """The two functions of every step."""
-
-    @property
-    def functions(self) -> list[ast.FunctionDef]:
-        """The functions of all steps, in order."""
-        return [function for pair in self.pairs for function in pair]
+    functions: Sequence[ast.FunctionDef]
+    """Of every step the predicate, the reward and the one that returns the expert's number."""
 
 
-def read_module(source: Path | str) -> ReadModule:
-    """The parts of a generated module, of which nothing is executed.
+def _task(frame: _Frame, k: int, approvals: Mapping[str, CodeApproval] | None) -> Task:
+    """Step k of the plan; its functions are checked, but not executed yet."""
+    step, pair, place = frame.plan[k], frame.functions[3 * k : 3 * k + 2], frame.place
+    digest = code_digest(pair[0], pair[1], frame.game.name)
+    if approvals is not None and digest not in approvals:
+        what = f"the code of step {step['skill']!r} has no approval; prepare the run again"
+        raise SkillError(f"{place}:{pair[0].lineno}: {what}")
+    trusted = approvals is not None and approvals[digest].trusted
+    for function in pair:
+        _check_default(function, step["count"], place)
+        check_function(function, place, game=frame.game, trusted=trusted)
+    load = cache(partial(execute_functions, pair, frame.game, place=place, trusted=trusted))
+    return Task(
+        skill=step["skill"],
+        count=step["count"],
+        functions=SuccessFunctions(step["skill"], load),
+        expert_local=frame.experts.index(step["expert"]),
+        max_steps=step.get("max_steps"),
+        digest=digest,
+    )
 
-    Raises:
-      SkillError: the module departs from the frame; says file, line and remedy.
-    """
+
+def _codes(path: Path) -> list[SkillCode]:
+    frame = _read(path)
+    return [
+        SkillCode(
+            skill=step["skill"],
+            env_name=frame.game.name,
+            is_done=ast.unparse(done),
+            reward=ast.unparse(reward),
+            origin=Origin(frame.place, done.lineno, reward.lineno),
+        )
+        for step, done, reward in zip(
+            frame.plan, frame.functions[::3], frame.functions[1::3], strict=True
+        )
+    ]
+
+
+def _read(source: Path | str) -> _Frame:
+    """The parts of a generated module, of which nothing is executed."""
+    place = str(source) if isinstance(source, Path) else "<module>"
     if isinstance(source, Path):
-        text, place = _read(source), str(source)
-    else:
-        text, place = source, "<module>"
-    body = parse_source(text, place, limit_bytes=MODULE_LIMIT_BYTES).body
+        source = read_bytes(source, limit_bytes=MODULE_LIMIT_BYTES).decode(errors="replace")
+    body = parse_source(source, place, limit_bytes=MODULE_LIMIT_BYTES).body
     lines = {name: _assignment(body, name, place) for name in _CONSTANTS}
     values = {name: literal(line.value, place) for name, line in lines.items()}
-    game = _game(values["GAME"], lines["GAME"], place)
-    experts = _experts(values["GLOBAL_TO_LOCAL"], lines["GLOBAL_TO_LOCAL"], place)
-    _check_plan(values["PLAN"], lines["PLAN"], experts, place)
-    plan = values["PLAN"]
-    _compare(body, _frame(game, experts, lines["PLAN"], plan), len(plan), place)
-    functions = [line for line in body[-3 * len(plan) :] if isinstance(line, ast.FunctionDef)]
-    return ReadModule(
-        place=place,
-        game=game,
-        global_to_local=values["GLOBAL_TO_LOCAL"],
-        plan=plan,
-        pairs=list(zip(functions[::3], functions[1::3], strict=True)),
-    )
-
-
-def _found(read: ReadModule, approvals: Collection[CodeApproval] | None) -> list[CodeApproval]:
-    """The approval of every step; none is asked for when none are given."""
-    if approvals is None:
-        return []
-    known = {approval.digest: approval for approval in approvals}
-    found = []
-    for (done, reward), step in zip(read.pairs, read.plan, strict=True):
-        approval = known.get(code_digest(done, reward, read.game.name))
-        if approval is None:
-            what = f"the code of step {step['skill']!r} has no approval; prepare the run again"
-            raise SkillError(f"{read.place}:{done.lineno}: {what}")
-        if approval.most_count is not None and step["count"] > approval.most_count:
-            what = f"{step['skill']!r} chooses by n and was tried up to n={approval.most_count}"
-            remedy = f"not to n={step['count']}; write it without if"
-            raise SkillError(f"{read.place}:{done.lineno}: {what}, {remedy}")
-        found.append(approval)
-    return found
-
-
-def _tasks(
-    read: ReadModule, load: Callable[[], Sequence[Sequence[Callable[..., Any]]]]
-) -> tuple[Task, ...]:
-    return tuple(
-        Task(
-            skill=step["skill"],
-            count=step["count"],
-            functions=SuccessFunctions(step["skill"], lambda k=k: load()[k]),
-            expert_local=read.global_to_local[step["expert"]],
-            max_steps=step.get("max_steps"),
-            digest=code_digest(*read.pairs[k], read.game.name),
-        )
-        for k, step in enumerate(read.plan)
-    )
-
-
-def _executed(read: ReadModule, trusted: Collection[int]) -> list[list[Callable[..., Any]]]:
-    """The checked functions of every step, in two namespaces: one is for the trusted ones."""
-    found: dict[str, Callable[..., Any]] = {}
-    for lifted in (False, True):
-        pairs = [pair for k, pair in enumerate(read.pairs) if (k in trusted) is lifted]
-        functions = [function for pair in pairs for function in pair]
-        called = execute_functions(functions, read.game, place=read.place, trusted=lifted)
-        found |= {function.name: call for function, call in zip(functions, called, strict=True)}
-    return [[found[function.name] for function in pair] for pair in read.pairs]
-
-
-def _read(path: Path) -> str:
     try:
-        return read_bytes(path, limit_bytes=MODULE_LIMIT_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise SkillError(f"{path}: {error}; {REMEDY}") from error
+        game = find_game(values["GAME"])
+    except ConfigError as error:
+        raise SkillError(f"{place}:{lines['GAME'].lineno}: {error}") from error
+    to_local, plan = values["GLOBAL_TO_LOCAL"], values["PLAN"]
+    if not isinstance(to_local, dict) or not all(_is_natural(expert) for expert in to_local):
+        raise _refusal(place, lines["GLOBAL_TO_LOCAL"], "GLOBAL_TO_LOCAL does not map indices")
+    experts = sorted(to_local)
+    if not isinstance(plan, list) or not plan:
+        raise _refusal(place, lines["PLAN"], "PLAN is not a list of steps")
+    for k, step in enumerate(plan):
+        if not _is_step(step, game, experts):
+            what = f"step {k} of PLAN needs a skill, a count up to {game.largest_count} and an "
+            what += f"expert of {experts}; it may have max_steps, up to {MOST_STEPS}"
+            raise _refusal(place, lines["PLAN"], what)
+    _compare(body, _frame_of(game, experts, lines["PLAN"], plan), place)
+    functions = [line for line in body[-3 * len(plan) :] if isinstance(line, ast.FunctionDef)]
+    return _Frame(place=place, game=game, experts=experts, plan=plan, functions=functions)
 
 
-def _frame(
+def _is_step(step: Any, game: Game, experts: Collection[int]) -> bool:
+    return (
+        isinstance(step, dict)
+        and step.keys() - {"max_steps"} == {"skill", "count", "expert"}
+        and isinstance(step["skill"], str)
+        and _is_natural(step["count"], least=1, most=game.largest_count)
+        and _is_natural(step["expert"])
+        and step["expert"] in experts
+        and _is_natural(step.get("max_steps", 1), least=1, most=MOST_STEPS)
+    )
+
+
+def _frame_of(
     game: Game, experts: Sequence[int], plan_line: ast.Assign, plan: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """The statements of a module; of a docstring and of a skill's function only the beginning."""
@@ -222,7 +229,7 @@ def _frame(
     return head
 
 
-def _compare(body: Sequence[ast.stmt], frame: Sequence[str], tasks: int, place: str) -> None:
+def _compare(body: Sequence[ast.stmt], frame: Sequence[str], place: str) -> None:
     """Refuse a module at the first statement that is not the frame's."""
     for line, expected in zip(body, frame, strict=False):
         if isinstance(line, ast.FunctionDef) and expected == f"def {line.name}":
@@ -236,8 +243,7 @@ def _compare(body: Sequence[ast.stmt], frame: Sequence[str], tasks: int, place: 
         raise _refusal(place, body[-1], f"`{_short(frame[len(body)])}` is missing")
     if len(body) > len(frame):
         extra = body[len(frame)]
-        what = f"`{_short(ast.unparse(extra))}` is beyond the {tasks} tasks of PLAN"
-        raise _refusal(place, extra, what)
+        raise _refusal(place, extra, f"`{_short(ast.unparse(extra))}` is beyond the tasks of PLAN")
 
 
 def _assignment(body: Sequence[ast.stmt], name: str, place: str) -> ast.Assign:
@@ -248,58 +254,19 @@ def _assignment(body: Sequence[ast.stmt], name: str, place: str) -> ast.Assign:
     raise _refusal(place, body[0] if body else None, f"`{name} = …` is missing")
 
 
-def _game(name: Any, line: ast.stmt, place: str) -> Game:
-    try:
-        return find_game(name)
-    except ConfigError as error:
-        raise SkillError(f"{place}:{line.lineno}: {error}") from error
-
-
-def _experts(to_local: Any, line: ast.stmt, place: str) -> list[int]:
-    """The global indices of the run's experts, in order."""
-    if not isinstance(to_local, dict) or not all(_is_natural(expert) for expert in to_local):
-        raise _refusal(place, line, "GLOBAL_TO_LOCAL does not map indices")
-    return sorted(to_local)
-
-
-def _check_plan(plan: Any, line: ast.stmt, experts: Collection[int], place: str) -> None:
-    """Refuse a plan whose steps do not say skill, count and a known expert."""
-    if not isinstance(plan, list) or not plan:
-        raise _refusal(place, line, "PLAN is not a list of steps")
-    for k, step in enumerate(plan):
-        if not isinstance(step, dict) or set(step) - {"max_steps"} != _KEYS:
-            what = f"step {k} of PLAN does not say skill, count and expert"
-        elif "max_steps" in step and not _is_natural(step["max_steps"], least=1, most=MOST_STEPS):
-            what = f"step {k} of PLAN has no max_steps from 1 to {MOST_STEPS}"
-        elif not isinstance(step["skill"], str) or not _is_natural(step["count"], least=1):
-            what = f"step {k} of PLAN has no name or no count of 1 or more"
-        elif not _is_natural(step["expert"]) or step["expert"] not in experts:
-            what = f"step {k} of PLAN names expert {step['expert']}, which is not in {experts}"
-        else:
-            continue
-        raise _refusal(place, line, what)
-
-
 def _check_default(function: ast.FunctionDef, count: int, place: str) -> None:
     """The only default of a function, if any, is `n=<the step's count>`."""
     asks_for_n = any(argument.arg == COUNT for argument in function.args.args)
-    match function.args.defaults:
-        case [] if not asks_for_n:
-            return
-        case [ast.Constant(value=default)] if asks_for_n and _is_natural(default):
-            if default == count:
-                return
-            what = f"{function.name} has n={default}, PLAN says {count}"
-        case _:
-            what = f"{function.name} must have no default but n={count}"
-    raise _refusal(place, function, what)
+    defaults = [ast.unparse(default) for default in function.args.defaults]
+    if defaults != [str(count)] * asks_for_n:
+        raise _refusal(place, function, f"{function.name} must have no default but n={count}")
 
 
 def _refusal(place: str, line: ast.stmt | None, why: str) -> SkillError:
     return SkillError(f"{place}:{line.lineno if line else 1}: {why}; {REMEDY}")
 
 
-def _is_natural(value: Any, *, least: int = 0, most: float = math.inf) -> bool:
+def _is_natural(value: Any, *, least: int = 0, most: float = float("inf")) -> bool:
     return type(value) is int and least <= value <= most
 
 

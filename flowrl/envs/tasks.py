@@ -144,7 +144,7 @@ class SkillEnv:
     @property
     def num_experts(self) -> int:
         """Experts of the run."""
-        return len(self.module.global_to_local)
+        return len(self.module.experts)
 
     @property
     def num_tasks(self) -> int:

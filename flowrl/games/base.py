@@ -115,6 +115,11 @@ class Game:
             raise ConfigError(f"the game {self.name} uses a name twice: {clash or COUNT}")
 
     @property
+    def largest_count(self) -> int:
+        """The largest count of a plan's step: some gain grows with it by one at least."""
+        return self.capacity + 1
+
+    @property
     def import_line(self) -> str:
         """The statement by which a generated module imports the enums; empty without any."""
         names = ", ".join(sorted(self.enums))

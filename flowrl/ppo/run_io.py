@@ -80,7 +80,7 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
       FileRefusedError: run.json cannot be read, or says other experts than the module.
     """
     paths = paths_of(config)
-    experts = tuple(module.local_to_global[local] for local in range(len(module.local_to_global)))
+    experts = module.experts
     plan = tuple(
         PlannedStep(
             skill=task.skill,

@@ -13,9 +13,8 @@ import numpy as np
 
 from flowrl import runs, storage
 from flowrl.config import PPOConfig, TrainConfig
-from flowrl.envs.admission import open_module
 from flowrl.envs.base import WalkingEnv
-from flowrl.envs.skill_module import TaskModule
+from flowrl.envs.skill_module import TaskModule, open_module
 from flowrl.envs.tasks import SkillEnv, compiled_functions, make_env
 from flowrl.envs.vector import BatchedEnv
 from flowrl.experts import checkpoint

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
+import ast
 import re
 
 import pytest
 
 from flowrl import evaluate
 from flowrl.config import TrainConfig
-from flowrl.envs import admission
-from flowrl.envs.admission import open_module
-from flowrl.envs.skill_module import load_module, read_module
+from flowrl.envs import skill_module
+from flowrl.envs.skill_module import load_module, open_module
 from flowrl.errors import CodeRefusedError, SkillError
-from flowrl.paths import RunPaths
 from flowrl.ppo import trainer
 from flowrl.ppo_flow import StopSignal
 from flowrl.runs import CodeApproval
 from flowrl.skills.validation.cache import ApprovalStore, code_digest
-from tests.envs.making import STONE, WOOD, module_text
+from tests.envs.making import CLASSIC, STONE, WOOD, module_text
 from tests.ppo.modules import RELAY_PLAN, approved, relay_run, run_folder
 
 TRUSTED = WOOD._replace(
@@ -37,7 +35,7 @@ def untried(*_):
 
 def test_a_run_whose_code_has_approvals_is_opened_without_a_dry_run(layout, monkeypatch):
     relay_run(layout)
-    monkeypatch.setattr(admission, "approvals_of", untried)
+    monkeypatch.setattr(skill_module, "approvals_of", untried)
     assert [task.skill for task in open_module(layout.module).tasks] == ["Go First", "Go Second"]
 
 
@@ -51,7 +49,7 @@ def test_the_trainer_refuses_a_run_whose_code_has_no_approval(layout):
 
 def test_a_run_of_today_without_any_approval_is_refused_and_not_tried(layout, monkeypatch):
     relay_run(layout, approvals=())
-    monkeypatch.setattr(admission, "approvals_of", untried)
+    monkeypatch.setattr(skill_module, "approvals_of", untried)
     with pytest.raises(SkillError, match="has no approval"):
         open_module(layout.module)
 
@@ -81,13 +79,13 @@ def test_the_approval_heeds_neither_names_nor_counts_nor_comments(layout):
     assert len(approved(layout)) == 1, "both steps have the same code"
 
 
-def test_a_module_of_its_own_is_tried_once_and_remembered(tmp_path, monkeypatch):
+def test_a_module_of_its_own_is_tried_when_it_is_opened(tmp_path, monkeypatch):
     module = tmp_path / "0.py"
     module.write_text(module_text([WOOD, STONE]))
     assert len(open_module(module).tasks) == 2
-    assert len(list((tmp_path / "approvals").glob("*.json"))) == 2
-    monkeypatch.setattr("flowrl.skills.validation.dry_run._Attempt", untried)
-    assert len(open_module(module).tasks) == 2
+    monkeypatch.setattr("flowrl.skills.validation.dry_run._run_worker", untried)
+    with pytest.raises(AssertionError, match="not tried again"):
+        open_module(module)
 
 
 def test_a_module_of_its_own_that_fails_the_dry_run_is_refused(tmp_path):
@@ -97,7 +95,6 @@ def test_a_module_of_its_own_that_fails_the_dry_run_is_refused(tmp_path):
     with pytest.raises(SkillError, match=re.escape("task_reward is not finite")) as refused:
         open_module(module)
     assert str(refused.value).startswith(f"{module}:")
-    assert not list((tmp_path / "approvals").glob("*.json"))
 
 
 def test_a_damaged_approval_stops_and_says_which_file(layout):
@@ -107,10 +104,16 @@ def test_a_damaged_approval_stops_and_says_which_file(layout):
         open_module(layout.module)
 
 
+def digests(text: str) -> list[str]:
+    """Of the two functions of every step."""
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    pairs = zip(functions[::3], functions[1::3], strict=True)
+    return [code_digest(done, reward, CLASSIC) for done, reward in pairs]
+
+
 def approval_of(text: str, **facts) -> CodeApproval:
-    read = read_module(text)
-    [(done, reward)] = read.pairs
-    return CodeApproval(digest=code_digest(done, reward, read.game.name), **facts)
+    [digest] = digests(text)
+    return CodeApproval(digest=digest, **facts)
 
 
 def test_trust_is_the_approvals_to_give_and_not_the_modules():
@@ -127,10 +130,8 @@ def test_trust_is_the_approvals_to_give_and_not_the_modules():
 
 def test_trust_of_one_step_reaches_no_other():
     text = module_text([WOOD, STONE._replace(reward=TRUSTED.reward)])
-    read = read_module(text)
     approvals = [
-        CodeApproval(digest=code_digest(done, reward, read.game.name), trusted=k == 1)
-        for k, (done, reward) in enumerate(read.pairs)
+        CodeApproval(digest=digest, trusted=k == 1) for k, digest in enumerate(digests(text))
     ]
     first, second = load_module(text, approvals=approvals).tasks
     assert "sum" not in first.functions.reward.__globals__["__builtins__"]
@@ -138,14 +139,9 @@ def test_trust_of_one_step_reaches_no_other():
 
 
 def test_a_count_that_was_not_tried_is_refused():
-    step = WOOD._replace(
-        count=65, is_done="(inventory, n=65):\n    return inventory.wood >= (n if n < 9 else 9)"
-    )
-    text = module_text([step])
-    approval = approval_of(text, most_count=64)
-    with pytest.raises(SkillError, match="was tried up to n=64, not to n=65"):
-        load_module(text, approvals=[approval])
-    assert load_module(text, approvals=[dataclasses.replace(approval, most_count=65)])
+    step = WOOD._replace(count=11, is_done="(inventory, n=11):\n    return inventory.wood >= n")
+    with pytest.raises(SkillError, match="needs a skill, a count up to 10"):
+        load_module(module_text([step]))
 
 
 def test_an_evaluation_opens_modules_the_same_way():
@@ -155,7 +151,7 @@ def test_an_evaluation_opens_modules_the_same_way():
 def test_approvals_are_found_again_by_their_digest_alone(tmp_path):
     store = ApprovalStore(tmp_path / "approvals")
     assert store.find("a" * 64) is None
-    approval = CodeApproval(digest="a" * 64, trusted=True, most_count=9)
+    approval = CodeApproval(digest="a" * 64, trusted=True)
     store.keep(approval, skill="Any")
     assert ApprovalStore(tmp_path / "approvals").find("a" * 64) == approval
     (tmp_path / "approvals" / f"{'b' * 64}.json").write_bytes(
@@ -163,9 +159,3 @@ def test_approvals_are_found_again_by_their_digest_alone(tmp_path):
     )
     with pytest.raises(Exception, match=r"json is about aaa.*; remove it"):
         store.find("b" * 64)
-
-
-def test_a_module_that_no_run_lies_beside_has_no_recorded_approvals(tmp_path):
-    (tmp_path / "mine.py").write_text(module_text([WOOD]))
-    assert admission.recorded_approvals(tmp_path / "mine.py") is None
-    assert admission.recorded_approvals(RunPaths(tmp_path, 3).module) is None

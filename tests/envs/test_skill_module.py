@@ -22,8 +22,7 @@ TEXT = module_text()
 def test_a_module_says_its_plan_with_local_experts():
     module = load_module(TEXT)
     assert module.game.name == CLASSIC
-    assert module.global_to_local == {0: 0, 2: 1, 5: 2}
-    assert module.local_to_global == {0: 0, 1: 2, 2: 5}
+    assert module.experts == (0, 2, 5)
     found = [(task.skill, task.count, task.expert_local) for task in module.tasks]
     assert found == [("Collect Wood", 2, 0), ("Collect Stone", 1, 2), ("Collect Coal", 1, 1)]
 
@@ -53,7 +52,7 @@ def test_a_missing_module_and_one_that_is_not_text_are_refused(tmp_path):
     with pytest.raises(FileRefusedError):
         load_module(tmp_path / "2.py")
     (tmp_path / "2.py").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SkillError, match="write it again"):
+    with pytest.raises(SkillError, match="null bytes"):
         load_module(tmp_path / "2.py")
 
 
@@ -61,7 +60,7 @@ def test_whatever_the_generator_writes_of_the_library_is_read():
     library = load_library(CLASSIC, None)
     names = list(library)
     plan = tuple(
-        PlannedStep(skill=name, count=k + 1, expert=2 * k, max_steps=library[name].max_steps)
+        PlannedStep(skill=name, count=k % 9 + 1, expert=2 * k, max_steps=library[name].max_steps)
         for k, name in enumerate(names)
     )
     run = TrainingRun(
@@ -93,31 +92,31 @@ DEPARTURES = {
     "an import more": (TEXT.replace("GLOBAL_TO", "import os\nGLOBAL_TO", 1), "GLOBAL_TO_LOCAL"),
     "a star import": (TEXT.replace("Achievement, Action, BlockType", "*"), "not `from"),
     "code between": (TEXT.replace("def task_1_is", "print(1)\n\ndef task_1_is"), "task_1_is_done"),
-    "code at the end": (TEXT + "\nprint(1)\n", "beyond the 3 tasks"),
-    "a task too many": (TEXT + "\ndef task_3_is_done(n):\n    return n\n", "beyond the 3 tasks"),
+    "code at the end": (TEXT + "\nprint(1)\n", "beyond the tasks"),
+    "a task too many": (TEXT + "\ndef task_3_is_done(n):\n    return n\n", "beyond the tasks"),
     "a computed plan": (TEXT.replace("PLAN = [", "PLAN = 2 * ["), "literal"),
     "a called plan": (TEXT.replace("PLAN = ", "PLAN = list() + "), "literal"),
     "an annotated map": (TEXT.replace("LOCAL_TO_GLOBAL =", "LOCAL_TO_GLOBAL: dict ="), "LOCAL_TO"),
     "a map to text": (TEXT.replace("{0: 0, 2: 1", "{0: '0', 2: 1"), MAP),
-    "a map to true": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: False, 2: True}"), "expert 5"),
+    "a map to true": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: False, 2: True}"), "of [0, 2]"),
     "maps that disagree": (TEXT.replace("{0: 0, 1: 2, 2: 5}", "{0: 0, 1: 5, 2: 2}"), "2: 5}`, not"),
     "a gap in the map": (TEXT.replace("5: 2}", "5: 3}"), MAP),
     "maps out of order": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: 0, 2: 2, 5: 1}"), MAP),
-    "an unknown expert": (TEXT.replace("'expert': 5", "'expert': 4"), "names expert 4"),
+    "an unknown expert": (TEXT.replace("'expert': 5", "'expert': 4"), "step 1 of PLAN"),
     "a count of zero": (TEXT.replace("'count': 2", "'count': 0"), "step 0 of PLAN"),
     "a count of true": (TEXT.replace("'count': 2", "'count': True"), "step 0 of PLAN"),
     "a key too many": (TEXT.replace("'count': 2", "'count': 2, 'x': 1"), "step 0 of PLAN"),
-    "a limit of zero": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': 0"), "no max_steps"),
-    "a limit of true": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': True"), "no max_st"),
+    "a limit of zero": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': 0"), "step 0"),
+    "a limit of true": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': True"), "step 0"),
     "a vast limit": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': 100_001"), "100000"),
-    "no limit said": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': None"), "no max_st"),
+    "no limit said": (TEXT.replace("'count': 2", "'count': 2, 'max_steps': None"), "step 0"),
     "an empty plan": (re.sub(r"PLAN = .*", "PLAN = []", TEXT), "list of steps"),
-    "a shorter plan": (re.sub(r"PLAN = .*", "PLAN = [{'skill': 'a', 'count': 2, 'expert': 0}]", TEXT), "beyond the 1 tasks"),  # noqa: E501
+    "a shorter plan": (re.sub(r"PLAN = .*", "PLAN = [{'skill': 'a', 'count': 2, 'expert': 0}]", TEXT), "beyond the tasks"),  # noqa: E501
     "a missing function": (TEXT.replace("def task_2_reward", "def task_3_reward"), "def task_2_re"),
     "functions out of order": (module_text((WOOD, STONE)).replace("task_0", "task_9"), "task_0"),
     "an async function": (TEXT.replace("def task_0_is", "async def task_0_is"), "task_0_is_done"),
     "a class": (TEXT.replace("def task_0_is_done(inventory, n=2)", "class task_0_is_done"), "def "),
-    "another count": (TEXT.replace("n=2", "n=3"), "n=3, PLAN says 2"),
+    "another count": (TEXT.replace("n=2", "n=3"), "must have no default but n=2"),
     "n without its count": (TEXT.replace("n=2", "n"), "must have no default but n=2"),
     "another default": (TEXT.replace("(inventory, n=2)", "(n, inventory=2)"), "only n may have"),
     "another network": (TEXT.replace("GLOBAL_TO_LOCAL[5]", "GLOBAL_TO_LOCAL[2]"), "task_1_network"),

@@ -6,10 +6,10 @@ import hashlib
 from pathlib import Path
 
 from flowrl import runs
-from flowrl.envs.skill_module import read_module
+from flowrl.envs.skill_module import load_module
 from flowrl.paths import RunPaths
 from flowrl.runs import CodeApproval, PlannedStep, TrainingRun
-from flowrl.skills.validation.cache import ApprovalStore, code_digest
+from flowrl.skills.validation.cache import ApprovalStore
 
 RELAY_EXPERTS = (3, 5, 9)
 RELAY_PLAN = (
@@ -60,9 +60,8 @@ def run_folder(folder: Path, plan=RELAY_PLAN, experts=RELAY_EXPERTS, **text) -> 
 
 def approved(layout: RunPaths) -> tuple[CodeApproval, ...]:
     """Approvals of the module's functions, which were not tried."""
-    read = read_module(layout.module)
-    digests = (code_digest(done, reward, read.game.name) for done, reward in read.pairs)
-    return tuple(CodeApproval(digest=digest) for digest in dict.fromkeys(digests))
+    digests = dict.fromkeys(task.digest for task in load_module(layout.module).tasks)
+    return tuple(CodeApproval(digest=digest) for digest in digests)
 
 
 def relay_run(layout: RunPaths, **changes) -> TrainingRun:

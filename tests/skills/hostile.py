@@ -131,15 +131,6 @@ BY_SYNTAX: dict[str, str | bytes] = {
     "for over features": reward("for x in achievements:\n    pass\nreturn 0.0"),
     "for over a count": reward("for x in range(n):\n    pass\nreturn 0.0"),
     "for over far too much": reward("for x in range(10**9):\n    pass\nreturn 0.0"),
-    "a nest of loops": reward(
-        "x = 0\nfor i in range(64):\n  for j in range(64):\n    for k in range(64):\n      x += 1"
-        "\nreturn x"
-    ),
-    "loops side by side": reward(
-        "x = inventory.wood\n"
-        + "for i in range(64):\n  for j in range(16):\n    x += i\n" * 16
-        + "return x"
-    ),
     "a break": reward("for i in range(3):\n    break\nreturn 0.0"),
     "try": reward("try:\n    x = 1\nexcept ValueError:\n    x = 0\nreturn x"),
     "raise": reward("raise SystemExit"),
@@ -169,19 +160,8 @@ BY_SYNTAX: dict[str, str | bytes] = {
     "a huge float": reward("return 1e300"),
     "an infinite literal": reward("return 1e999"),
     "a literal of many digits": reward("return " + "9" * 5_000),
-    "a tower of powers": reward("return 2**2**2**2**2**2"),
-    "powers of powers": reward("return ((((9**8)**8)**8)**8)**8"),
-    "a power of a feature": reward("return 2 ** n"),
     "a shift": reward("return 1 << 999999"),
-    "a number squared in a loop": reward("x = n\nfor i in range(64):\n    x *= x\nreturn x"),
-    "a list multiplied": reward("return len([0] * 1000000)"),
-    "a tuple doubled in a loop": reward("x = (0, 0)\nfor i in range(64):\n  x += x\nreturn len(x)"),
-    "lists compared for their least": reward("return len(min([0], [1]) * 1000000)"),
     "a matrix product": reward("return achievements @ achievements"),
-    "a large array": reward("return jnp.ones(10**8).sum()"),
-    "a large array of a shape": reward("return jnp.zeros((4096, 4096)).sum()"),
-    "a large range": reward("return jnp.arange(n, 10**9).sum()"),
-    "an array of a computed size": reward("return jnp.full(n * 4096, 1.0).sum()"),
     "deep brackets": reward("return " + "(" * 300 + "1" + ")" * 300),
     "deep minuses": reward("return " + "-" * 300 + "1"),
     "deep attributes": reward("return inventory" + ".T" * 300),
@@ -261,6 +241,35 @@ BY_SYNTAX: dict[str, str | bytes] = {
 
 # What only shows when the functions are traced and computed.
 BY_DRY_RUN: dict[str, str] = {
+    "a nest of loops": reward(
+        "x = inventory.wood_pickaxe\ny = 0\nfor i in range(64):\n  for j in range(64):\n"
+        "    for k in range(64):\n      for m in range(64):\n        for o in range(64):\n"
+        "          y += 1\nreturn x + y"
+    ),
+    "loops side by side": reward(
+        "x = inventory.wood\n"
+        + "for i in range(64):\n  for j in range(16):\n    x += i\n" * 16
+        + "return x"
+    ),
+    "a tower of powers": reward("return inventory.wood_pickaxe + 2**2**2**2**2**2"),
+    "powers of powers": reward("return ((((9**8)**8)**8)**8)**8"),
+    "a large power of a count": reward("return n ** 64"),
+    "a number squared in a loop": reward(
+        "x = n + 1\nfor i in range(64):\n    x *= x\nreturn x + inventory.wood_pickaxe"
+    ),
+    "a list multiplied": reward("return len([0] * 1000000 * 1000) + inventory.wood_pickaxe"),
+    "a tuple doubled in a loop": reward(
+        "x = (0, 0)\nfor i in range(64):\n  x += x\nreturn len(x) + inventory.wood_pickaxe"
+    ),
+    "a list added on": reward("x = n\nx += [1]\nreturn len(x)"),
+    "lists compared for their least": reward(
+        "return len(min([0], [1]) * 1000000 * 1000) + inventory.wood_pickaxe"
+    ),
+    "a large array": reward("return jnp.ones(10**8).sum()"),
+    "a large array of a shape": reward("return jnp.zeros((4096, 4096)).sum()"),
+    "a large range": reward("return jnp.arange(n, 10**9).sum()"),
+    "an array of a computed size": reward("return jnp.full(n * 1000000, 1.0).sum()"),
+    "an item of an array": reward("return inventory.sum()"),
     "an array doubled in a loop": reward(
         "x = achievements\nfor i in range(64):\n    x = jnp.concatenate([x, x])\nreturn x.sum()"
     ),
@@ -271,7 +280,7 @@ BY_DRY_RUN: dict[str, str] = {
         "x = achievements\nfor i in range(40):\n    x = jnp.stack([x, x])\nreturn x.sum()"
     ),
     "growth for one count": reward(
-        "x = player_intrinsics\nif n == 37:\n    for i in range(30):\n"
+        "x = player_intrinsics\nif n == 7:\n    for i in range(30):\n"
         "        x = jnp.concatenate([x, x])\nreturn x.sum() * 0.0"
     ),
     "too many operations": reward(

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -80,15 +81,14 @@ def test_a_refusal_names_the_line_of_the_file():
     assert outcome.text.startswith(f"skill.py:{line}: task_reward raises ZeroDivisionError")
 
 
-def test_code_that_chooses_by_its_count_is_tried_with_every_one():
+def test_code_is_tried_with_every_count_that_a_plan_may_have():
     chooses = code_of(reward("return 1.0 if n > 3 else 0.5"), trusted=False)
-    plain = code_of(reward("return 1.0 * n"), trusted=False)
-    late = code_of(reward("if n == 61:\n    return achievements\nreturn 0.0"), trusted=False)
-    first, second, third = try_codes([chooses, plain, late], QUICK)
+    late = code_of(reward("if n == 10:\n    return achievements\nreturn 0.0"), trusted=False)
+    beyond = code_of(reward("return 1.0 / (n - 11)"), trusted=False)
+    first, second, third = try_codes([chooses, late, beyond], QUICK)
     assert isinstance(first, CodeApproval)
-    assert isinstance(second, CodeApproval)
-    assert (first.most_count, second.most_count) == (64, None)
-    assert isinstance(third, Refusal)
+    assert isinstance(second, Refusal)
+    assert isinstance(third, CodeApproval), "an inventory holds 9, so no plan asks for more than 10"
 
 
 def test_trusted_code_may_use_more_of_python_within_the_budget():
@@ -125,7 +125,7 @@ def test_the_process_has_an_environment_and_a_folder_of_its_own(monkeypatch):
     [facts] = started
     assert "canary" not in facts["env"].values()
     assert facts["env"]["HOME"] not in ("", os.environ["HOME"])
-    assert not facts["cwd"].exists(), "its folder is gone with it"
+    assert not Path(facts["cwd"]).exists(), "its folder is gone with it"
     assert facts["start_new_session"]
 
 
@@ -136,10 +136,10 @@ def test_a_dry_run_that_cannot_start_says_why(monkeypatch):
 
 
 def test_an_interrupted_dry_run_leaves_no_process(monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dry_run._Attempt, "_note", interrupted)
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(KeyboardInterrupt):
         try_codes([code_of(reward(ENDLESS))], QUICK)

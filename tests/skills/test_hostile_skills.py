@@ -7,6 +7,7 @@ import re
 import pytest
 
 from flowrl.commands.check import check_files
+from flowrl.skills.validation.dry_run import Limits
 from tests.skills import hostile
 
 
@@ -32,7 +33,7 @@ def tried(tmp_path_factory):
     for name, path in paths.items():
         path.write_text(hostile.BY_DRY_RUN[name])
     assert [each.why for each in check_files(list(paths.values()), trace=False) if each.why] == []
-    checked = check_files(list(paths.values()))
+    checked = check_files(list(paths.values()), limits=Limits(seconds=4.0))
     return {name: (paths[name], each) for name, each in zip(paths, checked, strict=True)}
 
 

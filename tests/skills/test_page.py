@@ -11,7 +11,7 @@ from flowrl.games.base import COUNT
 from flowrl.games.craftax import CLASSIC
 from flowrl.skills.graph import load_graph
 from flowrl.skills.skill import parse_skill
-from flowrl.skills.validation.allowed import METHODS
+from flowrl.skills.validation.syntax import METHODS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "skills.md").read_text()
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -47,6 +47,6 @@ def test_the_example_in_python_runs(capsys):
     assert capsys.readouterr().out.splitlines()[0] == "Collect Wood 6"
 
 
-@pytest.mark.parametrize("limit", ["20 kB", "4,000 nodes", "60 levels", "4,096 elements", "1,024"])
+@pytest.mark.parametrize("limit", ["20 kB", "4,000 nodes", "60 levels"])
 def test_the_limits_are_told(limit):
     assert limit in PAGE

@@ -176,16 +176,20 @@ def test_every_file_is_checked_and_told_apart(tmp_path):
 
 
 NAMES = {
-    "a block": ("BlockType.TREEE.value", "BlockType.TREEE is not in any game; closest are TREE"),
+    "a block": (
+        "BlockType.TREEE.value",
+        f"BlockType.TREEE is not in {CLASSIC}; closest are TREE",
+    ),
     "an action": ("Action.PLACE_STON.value", "closest are PLACE_STONE"),
     "an achievement": ("Achievement.EAT_COWS.value", "closest are EAT_COW"),
-    "a block of the other enum": ("BlockType.NOOP.value", "BlockType.NOOP is not in any game"),
-    "an item": ("inventory.wod", "attribute 'wod'; closest are wood"),
-    "a method of an array": ("inventory.sum()", "inventory.sum is not in any game"),
+    "a block of the other enum": ("BlockType.NOOP.value", "BlockType.NOOP is not in Craftax"),
+    "an item": (
+        "inventory.wod",
+        f"inventory.wod is not in {CLASSIC}; closest are wood",
+    ),
     "two games at once": (
         "inventory.wood_sword + inventory.sword",
-        "Craftax-Classic-Symbolic-v1 has no inventory.sword and Craftax-Symbolic-v1 has no "
-        "inventory.wood_sword; use the names of one game only",
+        "inventory.sword is not in Craftax-Classic-Symbolic-v1; closest are ",
     ),
 }
 

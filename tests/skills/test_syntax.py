@@ -11,7 +11,6 @@ import pytest
 from flowrl.errors import CodeRefusedError
 from flowrl.games.base import COUNT
 from flowrl.games.craftax import CLASSIC, FULL
-from flowrl.skills.validation import allowed
 from flowrl.skills.validation.syntax import (
     check_function,
     check_skill_source,
@@ -60,17 +59,16 @@ HONEST = {
 }
 
 
-def test_another_games_items_change_nothing_for_the_skills_of_a_game(monkeypatch):
+def test_another_games_items_change_nothing_for_the_skills_of_a_game():
     words = frozenset({"where", "lax", "select", "clip", "size", "value", "astype", "float32"})
     other = replace(CLASSIC, name="Other-v1", items=words, enums={}, features={"cell": "int"})
-    monkeypatch.setattr(allowed, "known_games", lambda: (*GAMES, other))
     for body in HONEST.values():
-        check_skill_source(skill_text(reward=reward(body)), "skill.py", games=(CLASSIC,))
+        check_skill_source(skill_text(reward=reward(body)), "skill.py", games=(CLASSIC, other))
     text = skill_text(reward=reward("return inventory.lax", "inventory"))
     with pytest.raises(CodeRefusedError, match=r"inventory\.lax is not in Craftax-Classic"):
         check_skill_source(text, "skill.py", games=(CLASSIC,))
     text = skill_text(reward=reward("return cell * 1.0", "cell"))
-    with pytest.raises(CodeRefusedError, match="cell is not in Craftax-Classic"):
+    with pytest.raises(CodeRefusedError, match="'cell', which is not a feature of Craftax-Classic"):
         check_skill_source(text, "skill.py", games=(CLASSIC,))
 
 
@@ -140,23 +138,11 @@ HOSTILE = {
     "negative range": "for i in range(-1):\n    pass\nreturn 0",
     "for over an array": "for x in player_intrinsics:\n    pass\nreturn 0",
     "for else": "for i in range(2):\n    pass\nelse:\n    pass\nreturn 0",
-    "many loops": "for i in range(64):\n    for j in range(64):\n        pass\nreturn 0",
     "range as a value": "return range(5)",
     "a huge number": "return 10000000",
     "an infinite number": "return 1e999",
-    "a tower": "return 9 ** 9 ** 9",
-    "a big exponent": "return n ** 64",
-    "an unknown exponent": "return 2 ** n",
     "a shift": "return 1 << 60",
     "matmul": "return player_intrinsics @ player_intrinsics",
-    "a multiplied list": "return len([0] * 1000000 * 1000000)",
-    "a kept list": "x = ([0], [0])\nreturn x[0] * 1000000",
-    "a list chosen": "return len(([0] if n else [1]) * 1000000)",
-    "a huge array": "return jnp.zeros(1000000).sum()",
-    "a huge shape": "return jnp.ones((999, 999, 999)).sum()",
-    "a shape by name": "return jnp.zeros(shape=(99999,)).sum()",
-    "a long range": "return jnp.arange(0, 1000000).sum()",
-    "a computed shape": "return jnp.full(9 * 99999, 0).sum()",
     "assigned attribute": "inventory.wood = 1\nreturn 0",
     "assigned item": "closest_blocks[0] = 1\nreturn 0",
     "annotated": "x: int = 1\nreturn x",
@@ -197,61 +183,6 @@ def test_hostile_code_is_refused_with_its_line_and_a_remedy(body):
     line = int(str(caught.value).split(":")[1])
     first = text[: text.index("def task_reward")].count("\n") + 1
     assert line >= first
-
-
-GROWING = {
-    "a squared number": "x = n\nfor i in range(64):\n    x = x * x\nreturn x",
-    "a cubed number": "x = 2\nfor i in range(64):\n    x = x ** 3\nreturn x",
-    "squared in place": "x = n\nfor i in range(64):\n    x *= x\nreturn x",
-    "squared by two names": "x = y = 3\nfor i in range(64):\n    x, y = y * x, x * y\nreturn x",
-    "squared on one path": "x = n\nfor i in range(64):\n    if n > 9:\n        x = x * x\nreturn 0",
-    "squared in a choice": "x = n\nfor i in range(64):\n    x = x * x if n > 9 else 1\nreturn 0",
-    "squared line by line": "x = n\n" + "x = x * x\n" * 60 + "return x",
-    "squared by max": "x = n\nfor i in range(64):\n    x = max(x * x, 2)\nreturn x",
-    "squared by or": "x = n\nfor i in range(64):\n    x = (x and x * x) or 2\nreturn x",
-    "squared signs": "x = n\nfor i in range(64):\n    x = -x * ~x\nreturn x",
-    "squared from a size": "x = achievements.size\nfor i in range(64):\n    x = x * x\nreturn x",
-    "squared from a length": "x = len(achievements)\nfor i in range(64):\n    x *= x\nreturn x",
-    "squared from an enum": "x = BlockType.TREE.value\nfor i in range(64):\n    x *= x\nreturn x",
-    "squared from a float": "x = int(n * 0.5)\nfor i in range(64):\n    x *= x\nreturn x",
-    "squared in an index": "x = n\nfor i in range(64):\n    x *= x\nreturn achievements[x]",
-    "a doubled tuple": "x = (0, 0)\nfor i in range(64):\n    x = x + x\nreturn len(x)",
-    "a doubled list": "x = [0]\nfor i in range(64):\n    x += x\nreturn len(x)",
-    "a list added on": "x = n\nx += [1]\nreturn len(x)",
-    "a tuple beside two": "x = (a, b) = (1, 2)\nreturn len(x * 1000000)",
-    "the least of two lists": "return len(min([0], [1]) * 1000000)",
-    "the least of a list of lists": "return len(min([[0], [1]]) * 1000000)",
-    "much work": "x = 0\nfor i in range(64):\n    for j in range(16):\n        "
-    + " + ".join(["x = x", *["achievements[j]"] * 20])
-    + "\nreturn x",
-    "idle work": "for i in range(64):\n    for j in range(16):\n        "
-    + "x = achievements.sum() + achievements.max() + achievements.min() + n + i + j"
-    + " + 1" * 9
-    + "\nreturn x",
-}
-
-
-@pytest.mark.parametrize("body", GROWING.values(), ids=GROWING)
-def test_what_grows_by_computing_is_refused_without_being_computed(body):
-    with pytest.raises(CodeRefusedError, match=r"^skill\.py:\d+: .+; .+$"):
-        check_skill_source(skill_text(reward=reward(body)), "skill.py", games=GAMES)
-
-
-STEADY = {
-    "doubled": "x = n\nfor i in range(64):\n    x = x + x\nreturn x * 1.0",
-    "multiplied": "x = 1\nfor i in range(20):\n    x = x * 9\nreturn x * 0.0",
-    "squared floats": "x = 0.5\nfor i in range(64):\n    x = x * x\nreturn x",
-    "squared arrays": "x = inventory.wood\nfor i in range(64):\n    x = x * x\nreturn x",
-    "squared means": "x = n / 9\nfor i in range(64):\n    x *= x\nreturn x",
-    "counted": "x = 0\nfor i in range(64):\n    x += i % 3\nreturn x // 2",
-    "doubled arrays": "x = player_intrinsics\nfor i in range(64):\n"
-    "    x = jnp.concatenate([x, x])\nreturn x.sum()",  # the dry run refuses this one
-}
-
-
-@pytest.mark.parametrize("body", STEADY.values(), ids=STEADY)
-def test_what_cannot_grow_past_reason_passes(body):
-    check_skill_source(skill_text(reward=reward(body)), "skill.py", games=GAMES)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +260,7 @@ def test_a_generated_modules_functions_pass_one_by_one():
     text = IS_DONE.replace("task_is_done(inventory, n)", "task_0_is_done(inventory, n=3)")
     [function] = parse_source(text * 1, "2.py", limit_bytes=2_000_000).body
     assert isinstance(function, ast.FunctionDef)
-    check_function(function, "2.py")
+    check_function(function, "2.py", game=CLASSIC)
 
 
 def test_a_refusal_says_what_may_be_asked_for():

@@ -11,13 +11,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,7 @@ EXIT_MEMORY = 3  # of the worker
 class Limits:
     """What one function may take."""
 
-    seconds: float = 30.0
+    seconds: float = 30.0  # for all counts together
     megabytes: int = 1_024  # more than JAX itself has
     start_seconds: float = 300.0  # to load JAX, on a machine that is busy
 
@@ -91,12 +89,11 @@ def try_codes(
     Raises:
       LaunchError: the worker does not start.
     """
-    limits = limits or Limits()
     found: dict[int, CodeApproval | Refusal] = {}
     while len(found) < len(codes):
         rest = [number for number in range(len(codes)) if number not in found]
-        attempt = _Attempt([codes[number] for number in rest], limits)
-        found |= {rest[number]: outcome for number, outcome in attempt.run().items()}
+        outcomes = _run_worker([codes[number] for number in rest], limits or Limits())
+        found |= {rest[number]: outcome for number, outcome in outcomes.items()}
     return [found[number] for number in range(len(codes))]
 
 
@@ -154,148 +151,67 @@ def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) ->
     logger.warning(text)
 
 
-class _Attempt:
-    """One worker and its outcomes."""
+def _run_worker(codes: Sequence[SkillCode], limits: Limits) -> dict[int, CodeApproval | Refusal]:
+    """The outcomes of codes up to the one that ended the worker: of one at least.
 
-    def __init__(self, codes: Sequence[SkillCode], limits: Limits) -> None:
-        self._codes = codes
-        self._limits = limits
-        self._found: dict[int, CodeApproval | Refusal] = {}
-        self._running: Mapping[str, Any] | None = None  # the report that a function begins
-        self._ready = False
-
-    def run(self) -> Mapping[int, CodeApproval | Refusal]:
-        """The outcomes before the process ended: of one skill at least."""
-        with tempfile.TemporaryDirectory(prefix="flowrl-dry-run-") as folder:
-            errors = Path(folder, "errors")
-            with errors.open("wb") as output:
-                process = _start(Path(folder), output)
-            ended = False
-            try:
-                ended = self._listen(process)
-            finally:
-                _end(process, grace_seconds=5.0 if ended else 0.0)
-            if not self._ready:
-                last = errors.read_text(errors="replace").strip()[-300:] or "no message"
-                raise LaunchError(f"the dry run of skill code does not start: {last}; try again")
-        if self._running is not None:
-            what, remedy = self._why(self._running["name"], process.returncode, ended=ended)
-            self._refuse({**self._running, "what": what, "remedy": remedy})
-        elif len(self._found) < len(self._codes):
-            raise LaunchError("the dry run of skill code ended too early; try again")
-        return self._found
-
-    def _listen(self, process: subprocess.Popen[bytes]) -> bool:
-        """Note all its reports; False when it took too long, else True at its end."""
-        if process.stdin is None or process.stdout is None:
-            raise LaunchError("the dry run of skill code has no pipes; try again")
+    Raises:
+      LaunchError: the worker does not start.
+    """
+    order = {"codes": [asdict(code) for code in codes], "limits": asdict(limits)}
+    with tempfile.TemporaryDirectory(prefix="flowrl-dry-run-") as folder:
         try:
-            process.stdin.write(json.dumps(self._order()).encode())
-            process.stdin.close()
-        except BrokenPipeError:
-            return True  # it has died; its exit code tells why
-        lines = _Lines(process.stdout.fileno())
-        for line in lines.until(self._deadline):
-            self._note(json.loads(line))
-        return not lines.late
-
-    def _order(self) -> dict[str, Any]:
-        limits = self._limits
-        cpus = os.cpu_count() or 1  # a function may keep all of them busy
-        seconds = int(limits.seconds * cpus * len(self._codes) + limits.start_seconds)
-        codes = [asdict(code) for code in self._codes]
-        return {"codes": codes, "megabytes": limits.megabytes, "cpu_seconds": seconds}
-
-    def _deadline(self) -> float:
-        return self._limits.seconds if self._ready else self._limits.start_seconds
-
-    def _note(self, report: Mapping[str, Any]) -> None:
-        match report["event"]:
-            case "ready":
-                self._ready = True
-            case "begins":
-                self._running = report
-            case "passed":
-                code, most = self._codes[report["code"]], report["most_count"]
-                approval = CodeApproval(digest=code.digest, trusted=code.trusted, most_count=most)
-                self._found[report["code"]], self._running = approval, None
-            case _:
-                self._refuse(report)
-                self._running = None
-
-    def _refuse(self, report: Mapping[str, Any]) -> None:
-        place = self._codes[report["code"]].origin.place
-        text = f"{place}:{report['line']}: {report['what']}; {report['remedy']}"
-        # Without control characters: trusted code writes its own error messages.
-        plain = "".join(char if char.isprintable() else "�" for char in text)
-        self._found[report["code"]] = Refusal(plain)
-
-    def _why(self, name: str, exit_code: int, *, ended: bool) -> tuple[str, str]:
-        """Why the worker ended in a function, and the remedy."""
-        limits = self._limits
-        if not ended or exit_code == -signal.SIGXCPU:
-            return f"{name} took longer than {limits.seconds:g} s", "make it smaller"
-        if exit_code in (EXIT_MEMORY, -signal.SIGABRT):
-            return f"{name} needed more than {limits.megabytes:,} MB", "make its arrays smaller"
-        how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
-        return f"{name} ended its process with {how}", "make it simpler"
+            ended = subprocess.run(
+                (sys.executable, "-P", "-m", "flowrl.skills.validation.worker"),
+                input=json.dumps(order).encode(),
+                capture_output=True,
+                cwd=folder,
+                env=_environment(folder),
+                start_new_session=True,  # Ctrl-C reaches only us
+                timeout=limits.start_seconds + 2 * limits.seconds * len(codes),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError("the dry run of skill code does not end; try again") from error
+    found: dict[int, CodeApproval | Refusal] = {}
+    running: Mapping[str, Any] | None = None  # the report that a function begins
+    for report in map(json.loads, ended.stdout.splitlines()):
+        code, running = codes[report["code"]], report if report["event"] == "begins" else None
+        if report["event"] == "passed":
+            found[report["code"]] = CodeApproval(digest=code.digest, trusted=code.trusted)
+        elif report["event"] == "refused":
+            found[report["code"]] = _refusal(code, report["line"], report["why"])
+    if running is not None:
+        why = f"{running['name']} {_why_ended(ended.returncode, limits)}"
+        found[running["code"]] = _refusal(codes[running["code"]], running["line"], why)
+    if not found:
+        last = ended.stderr.decode(errors="replace").strip()[-300:] or "no message"
+        raise LaunchError(f"the dry run of skill code does not start: {last}; try again")
+    return found
 
 
-class _Lines:
-    """Lines from a pipe, until one takes too long."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.late = False
-
-    def until(self, deadline: Callable[[], float]) -> Iterator[bytes]:
-        """Each whole line; ends with the pipe, or sets `late` when one takes too long."""
-        rest = b""
-        due = time.monotonic() + deadline()
-        while True:
-            ready, _, _ = select.select([self._descriptor], [], [], max(0, due - time.monotonic()))
-            if not ready:
-                self.late = True
-                return
-            chunk = os.read(self._descriptor, 65_536)
-            if not chunk:
-                return
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from lines
-            if lines:
-                due = time.monotonic() + deadline()
+def _refusal(code: SkillCode, line: int, why: str) -> Refusal:
+    text = f"{code.origin.place}:{line}: {why}"
+    # Without control characters: trusted code writes its own error messages.
+    return Refusal("".join(char if char.isprintable() else "�" for char in text))
 
 
-def _start(folder: Path, errors: Any) -> subprocess.Popen[bytes]:
+def _why_ended(exit_code: int, limits: Limits) -> str:
+    """How the worker ended in a function, and the remedy."""
+    if exit_code == -signal.SIGALRM:
+        return f"took longer than {limits.seconds:g} s; make it smaller"
+    if exit_code in (EXIT_MEMORY, -signal.SIGABRT):
+        return f"needed more than {limits.megabytes:,} MB; make its arrays smaller"
+    how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+    return f"ended its process with {how}; make it simpler"
+
+
+def _environment(home: str) -> dict[str, str]:
     env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     paths = [str(_PACKAGE_ROOT)] if _PACKAGE_ROOT.name != "site-packages" else []
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths += [str(Path(path).resolve()) for path in given if path]
-    home = str(folder)
     env |= {"HOME": home, "TMPDIR": home, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    env |= {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
-    cwd = folder / "empty"
-    cwd.mkdir()
-    return subprocess.Popen(
-        (sys.executable, "-P", "-m", "flowrl.skills.validation.worker"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        cwd=cwd,
-        env=env,
-        start_new_session=True,  # its group is killed as one; Ctrl-C reaches only us
-    )
-
-
-def _end(process: subprocess.Popen[bytes], *, grace_seconds: float) -> None:
-    """Wait for its end, then kill it; its own exit code says more than our signal."""
-    if process.stdout is not None:
-        process.stdout.close()
-    try:
-        process.wait(timeout=grace_seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return env | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 
 
 def _place(skill: Skill) -> str:

@@ -3,8 +3,8 @@
 Skill functions are traced, held against a budget and computed on the kept moments of the game. To
 trace a function is to run it, with abstract arrays in place of features, so this process may be
 killed. It reads one JSON object from standard input and writes one JSON line per event to standard
-output. Once it has loaded what it needs it gives up the rest: it can write no file, and its memory
-and its CPU time are limited.
+output. Once it has loaded what it needs it gives up the rest: it can write no file, its memory is
+limited, and an alarm ends it when a function takes too long.
 """
 
 from __future__ import annotations
@@ -20,38 +20,37 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from flowrl.games.base import COUNT, find_game
+from flowrl.errors import SkillError
+from flowrl.games.base import COUNT, Game, find_game
 from flowrl.skills.skill import Origin
-from flowrl.skills.validation.dry_run import EXIT_MEMORY, SkillCode
+from flowrl.skills.validation.cache import parsed_function
+from flowrl.skills.validation.dry_run import EXIT_MEMORY, Limits, SkillCode
 from flowrl.skills.validation.execution import execute_functions
 
 EQUATION_LIMIT = 2_000
 ELEMENT_LIMIT = 1_000_000  # of one intermediate array
-LARGEST_COUNT = 1_000
 FORBIDDEN = ("callback", "ffi", "custom_call", "infeed", "outfeed", "host", "while", "io_")
-_FEW = (1, 2, 3)
 _RAISED = (
     *(TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
     *(AssertionError, RuntimeError, ImportError, SyntaxError, StopIteration),
 )
-_BRANCHES = (ast.If, ast.IfExp, ast.BoolOp)  # all that lets checked code choose
 _OPEN_FILES = 256
 _PR_SET_PDEATHSIG = 1
 
 
 class _RefusedError(Exception):
-    """What a function does that it may not: its line, what, and the remedy."""
+    """What a function does that it may not, with the remedy; and its line."""
 
     def __init__(self, line: int, what: str, remedy: str) -> None:
-        super().__init__(what)
-        self.line, self.what, self.remedy = line, what, remedy
+        super().__init__(f"{what}; {remedy}")
+        self.line = line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,57 +59,46 @@ class _Function:
     asks: tuple[str, ...]
     name: str
     line: int
-    chooses: bool  # by its count
 
 
 def main() -> int:
     """Try all codes of the order; returns the exit code."""
-    _die_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     order = json.load(sys.stdin)
     codes = [SkillCode(**{**data, "origin": Origin(**data["origin"])}) for data in order["codes"]]
     for number in range(3):  # whatever is printed goes nowhere
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
-    _warm_up()
-    _limit(megabytes=order["megabytes"], cpu_seconds=order["cpu_seconds"])
-    _report(reports, event="ready")
+    jax.vmap(jnp.sum)(jnp.ones((2, 3))).block_until_ready()  # starts JAX's threads
+    limits = Limits(**order["limits"])
+    _limit_memory_and_files(limits.megabytes)
     for number, code in enumerate(codes):
         try:
-            _try_one(reports, number, code)
+            game, moments = find_game(code.env_name), _moments(code.env_name)
+            for function in _read(code, game):
+                _report(reports, "begins", code=number, name=function.name, line=function.line)
+                signal.setitimer(signal.ITIMER_REAL, limits.seconds)
+                _try(function, moments, most_count=game.largest_count)
+            _report(reports, "passed", code=number)
+        except _RefusedError as refused:
+            _report(reports, "refused", code=number, line=refused.line, why=str(refused))
         except MemoryError:
             os._exit(EXIT_MEMORY)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return 0
 
 
-def _try_one(reports: Any, number: int, code: SkillCode) -> None:
-    def entering(name: str, line: int) -> None:
-        _report(reports, event="begins", code=number, name=name, line=line)
-
-    try:
-        most = _try_code(code, entering)
-    except _RefusedError as refused:
-        why = {"line": refused.line, "what": refused.what, "remedy": refused.remedy}
-        _report(reports, event="refused", code=number, **why)
-    else:
-        _report(reports, event="passed", code=number, most_count=most)
+def _report(reports: TextIO, event: str, **fields: Any) -> None:
+    reports.write(json.dumps({"event": event, **fields}) + "\n")
 
 
-def _report(reports: Any, **fields: Any) -> None:
-    reports.write(json.dumps(fields) + "\n")
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _limit(*, megabytes: int, cpu_seconds: int) -> None:
+def _limit_memory_and_files(megabytes: int) -> None:
     """From here on: so much more memory than now, no file, no core dump."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - not a Path of ours
         now = int(file.read().split()[0]) * resource.getpagesize()
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     wanted = {
         resource.RLIMIT_AS: now + megabytes * 2**20,
-        resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
@@ -121,76 +109,46 @@ def _limit(*, megabytes: int, cpu_seconds: int) -> None:
         resource.setrlimit(limit, (bound, bound))
 
 
-def _warm_up() -> None:
-    """Start JAX's threads and load what the first function needs."""
-    jax.vmap(jnp.sum)(jnp.ones((2, 3))).block_until_ready()
+def _read(code: SkillCode, game: Game) -> list[_Function]:
+    """The two functions, compiled so that their lines are those of their place."""
+    functions = []
+    done = ("task_is_done", code.is_done, code.origin.is_done)
+    for name, source, line in (done, ("task_reward", code.reward, code.origin.reward)):
+        try:
+            definition = ast.increment_lineno(parsed_function(source, name), line - 1)
+            [call] = execute_functions([definition], game, place=name, trusted=code.trusted)
+        except (SkillError, SyntaxError, ValueError, RecursionError) as error:
+            raise _RefusedError(line, f"{name} is not Python: {error}", "correct it") from error
+        asks = tuple(argument.arg for argument in definition.args.args)
+        functions.append(_Function(call=call, asks=asks, name=name, line=line))
+    return functions
 
 
-def _try_code(code: SkillCode, entering: Callable[[str, int], None]) -> int | None:
-    """Try both functions; the largest count they were tried with, None when any will do.
+def _try(function: _Function, moments: Mapping[str, Any], *, most_count: int) -> None:
+    """Trace a function with every count that a plan may have; compute it with a few of them.
 
-    `entering` is called with the name and the line of each function before it is run.
+    Args:
+      moments: every feature in M timesteps, leaves `[M, …]`.
+      most_count: the largest count.
 
     Raises:
-      _RefusedError: one of them cannot be computed, is over the budget or returns something else.
+      _RefusedError: it cannot be computed, is over the budget or returns something else.
     """
-    done = _read(code, "task_is_done", code.is_done, code.origin.is_done)
-    reward = _read(code, "task_reward", code.reward, code.origin.reward)
-    most = max(find_game(code.env_name).capacity, 64)
-    for function in (done, reward):
-        entering(function.name, function.line)
-        for count in _counts(function, most):
-            _try(function, count, code.env_name)
-    return most if done.chooses or reward.chooses else None
-
-
-def _counts(function: _Function, most: int) -> tuple[int, ...]:
-    if COUNT not in function.asks:
-        return (1,)
-    return tuple(range(1, most + 1)) if function.chooses else (*_FEW, most, LARGEST_COUNT)
-
-
-def _read(code: SkillCode, name: str, source: str, line: int) -> _Function:
-    """The function, compiled so that its lines are those of its place."""
-    try:
-        tree = ast.parse("\n" * (line - 1) + source)
-        [definition] = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        game = find_game(code.env_name)
-        [call] = execute_functions([definition], game, place=name, trusted=code.trusted)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise _RefusedError(line, f"{name} is not Python: {error}", "correct it") from error
-    asks = tuple(argument.arg for argument in definition.args.args)
-    chooses = code.trusted or any(isinstance(node, _BRANCHES) for node in ast.walk(definition))
-    return _Function(
-        call=call,
-        asks=asks,
-        name=name,
-        line=line,
-        chooses=chooses and COUNT in asks,
-    )
-
-
-def _try(function: _Function, count: int, env_name: str) -> None:
-    features = {name: _moments(env_name)[name] for name in function.asks if name != COUNT}
-    shapes = _shapes_of_one(features)
-    traced = _traced(function, count, shapes)
-    _check_budget(function, traced.jaxpr, traced.consts)
-    if count in (*_FEW, LARGEST_COUNT):
-        _check_values(function, traced, features, count)
-    if count == 1 and str(_traced(function, count, shapes)) != str(traced):
-        raise _refused(function, "is another computation each time", "compute from features alone")
+    features = {name: moments[name] for name in function.asks if name != COUNT}
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), features)
+    most = most_count if COUNT in function.asks else 1
+    for count in range(1, most + 1):
+        traced = _traced(function, count, shapes)
+        _check_budget(function, traced.jaxpr, traced.consts)
+        if count in (1, 2, most):
+            _check_values(function, traced, features, count)
+        if count == 1 and str(_traced(function, count, shapes)) != str(traced):
+            raise _refused(function, "is another computation each time", "compute from features")
 
 
 @cache
 def _moments(env_name: str) -> Mapping[str, Any]:
     return find_game(env_name).make().moments()
-
-
-def _shapes_of_one(features: Mapping[str, Any]) -> dict[str, Any]:
-    """The features of one moment as shapes and types, to trace with."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), dict(features)
-    )
 
 
 def _traced(function: _Function, count: int, shapes: Mapping[str, Any]) -> core.ClosedJaxpr:
