@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
-from typing import assert_never
 
 from flowrl import config as configs
 from flowrl import console, notices
@@ -139,18 +138,11 @@ class Feeder:
 
     def exit_code(self) -> int:
         """0 if all requested skills are completed, 85 after `flowrl stop`, else 1."""
-        if self._completed_all():
+        entries = self._scheduler.state.entries.values()
+        completed = {entry.skill for entry in entries if isinstance(entry.status, Completed)}
+        if completed.issuperset(self._flow.requested):
             return 0
-        if self._scheduler.stopped_on_request:
-            return EXIT_RESUMABLE
-        return 1
-
-    def _completed_all(self) -> bool:
-        entries = self._scheduler.state.entries
-        return all(
-            name in entries and isinstance(entries[name].status, Completed)
-            for name in self._flow.requested
-        )
+        return EXIT_RESUMABLE if self._scheduler.stopped_on_request else 1
 
     def _add(self, name: str, skill: Skill) -> None:
         """Add a skill; of those that are ready, the one that most others need starts first."""
@@ -193,15 +185,11 @@ def open_launcher(config: LaunchConfig) -> Launcher:
     Raises:
       ConfigError: tmux is missing.
     """
-    match config.launcher:
-        case "local":
-            return LocalLauncher()
-        case "tmux":
-            launcher = TmuxLauncher(config.tmux_socket)
-            launcher.check()
-            return launcher
-        case _:
-            assert_never(config.launcher)
+    if config.launcher == "local":
+        return LocalLauncher()
+    launcher = TmuxLauncher(config.tmux_socket)
+    launcher.check()
+    return launcher
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,14 +12,14 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import tyro
 
 from flowrl.errors import ConfigError
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
-from flowrl.storage.records import Check, Share, above, at_least
+from flowrl.storage.records import Share, above, at_least
 
 LEAST_GROUP = 32  # environments of a thread: a group costs as much again as some twenty
 
@@ -260,16 +260,12 @@ def checked(config: Config) -> Config:
     Raises:
       ConfigError: names the flag, its value and what is allowed.
     """
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if isinstance(value, Configuration):
-            checked(value)
-        try:
-            for check in _checks_of(type(config))[item.name] if value is not None else ():
-                check(value)
-        except ValueError as error:
-            raise ConfigError(f"--{item.name} {value} {error}") from error
-    config.check()
+    types = _flag_types(type(config))
+    for name, value in flags(config).items():
+        _read(name, types[name], records.to_json(value))
+    for part in (config, *(getattr(config, item.name) for item in dataclasses.fields(config))):
+        if isinstance(part, Configuration):
+            part.check()
     return config
 
 
@@ -332,10 +328,9 @@ def from_json(kind: type[Config], data: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: a value is of another type, or makes no sense.
     """
-    default = kind()
-    types = _flag_types(kind)
-    values = {name: _typed(name, types[name], data[name]) for name in flags(default) & data.keys()}
-    return checked(with_flags(default, **values))
+    default, types = kind(), _flag_types(kind)
+    known = flags(default) & data.keys()
+    return checked(with_flags(default, **{n: _read(n, types[n], data[n]) for n in known}))
 
 
 def threads_for(num_envs: int, cpus: int) -> int:
@@ -356,20 +351,9 @@ def _flag_types(kind: Any) -> Mapping[str, Any]:
     return types
 
 
-@functools.cache
-def _checks_of(kind: Any) -> Mapping[str, Sequence[Check]]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {name: [*_checks_in(hint)] for name, hint in hints.items()}
-
-
-def _checks_in(hint: Any) -> Sequence[Check]:
-    if get_origin(hint) is Annotated:
-        return [check for check in hint.__metadata__ if callable(check)]
-    return [check for part in get_args(hint) for check in _checks_in(part)]
-
-
-def _typed(name: str, hint: Any, value: Any) -> Any:
+def _read(name: str, hint: Any, value: Any) -> Any:
+    """Return the value of a flag, from plain JSON."""
     try:
         return records.from_json(hint, value)
     except records.MalformedError as error:
-        raise ConfigError(f"--{name} {error}; start anew") from error
+        raise ConfigError(f"--{name} {error}") from error

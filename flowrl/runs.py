@@ -7,7 +7,6 @@ refused when it is read: the readers raise `FileRefusedError`, never guess.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -153,28 +152,20 @@ class Remapping:
     experts: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.experts:
-            raise ExpertIndexError("a run needs at least one expert; give its new expert's index")
-        for index in self.experts:
-            if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-                raise ExpertIndexError(f"{index!r} is no expert index; indices are 0, 1, 2, …")
-        for before, after in itertools.pairwise(self.experts):
-            if before == after:
-                raise ExpertIndexError(f"expert {after} occurs twice; name each expert once")
-            if before > after:
-                raise ExpertIndexError(
-                    f"expert {before} stands before expert {after}; sort the indices"
-                )
+        plain = all(type(index) is int and index >= 0 for index in self.experts)
+        if not (self.experts and plain and all(map(int.__lt__, self.experts, self.experts[1:]))):
+            raise ExpertIndexError(
+                f"{self.experts} are not the experts of a run; name each index 0, 1, 2, … at most "
+                "once, in rising order"
+            )
 
     @classmethod
     def of(cls, dependencies: Collection[int], new: int) -> Remapping:
         """The networks of a run that trains expert `new` on top of `dependencies`.
 
         Raises:
-          ExpertIndexError: an index is negative, or occurs twice.
+          ExpertIndexError: an index is negative, or occurs twice, as `new` among `dependencies`.
         """
-        if new in dependencies:
-            raise ExpertIndexError(f"expert {new} cannot be its own dependency; leave it out")
         return cls(tuple(sorted([*dependencies, new])))
 
     @property

@@ -151,9 +151,9 @@ def test_what_is_no_whole_number_is_refused(word, capsys):
 @pytest.mark.parametrize(
     ("change", "flag"),
     [
-        ({"num_envs": 0}, "--num_envs 0"),
+        ({"num_envs": 0}, "--num_envs is 0"),
         ({"num_envs": 3, "num_steps": 5}, "--num_minibatches 8"),
-        ({"acting_threads": 0}, "--acting_threads 0"),
+        ({"acting_threads": 0}, "--acting_threads is 0"),
         ({"acting_threads": 3, "num_envs": 64}, "--acting_threads 3"),
         ({"lr": 0.0}, "--lr"),
         ({"lr": float("nan")}, "--lr"),

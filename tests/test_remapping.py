@@ -43,27 +43,20 @@ def test_expert_1_and_expert_10_are_two_experts():
 
 
 @pytest.mark.parametrize(
-    ("experts", "words"),
-    [
-        ((), "at least one"),
-        ((0, 0), "occurs twice"),
-        ((5, 3), "sort the indices"),
-        ((-1, 3), "no expert index"),
-        ((True, 3), "no expert index"),
-        (("1",), "no expert index"),
-    ],
+    "experts",
+    [(), (0, 0), (5, 3), (-1, 3), (True, 3), ("1",)],
     ids=["empty", "twice", "unsorted", "negative", "bool", "text"],
 )
-def test_impossible_indices_are_refused(experts, words):
-    with pytest.raises(ExpertIndexError, match=words):
+def test_impossible_indices_are_refused(experts):
+    with pytest.raises(ExpertIndexError, match="in rising order"):
         Remapping(experts)
 
 
 @pytest.mark.parametrize(
-    ("dependencies", "new", "words"),
-    [([3, 3], 4, "expert 3 occurs twice"), ([3, 4], 4, "own dependency"), ([-2], 4, "-2")],
+    ("dependencies", "new", "experts"),
+    [([3, 3], 4, "3, 3, 4"), ([3, 4], 4, "3, 4, 4"), ([-2], 4, "-2, 4")],
     ids=["twice", "itself", "negative"],
 )
-def test_impossible_dependencies_are_refused_by_name(dependencies, new, words):
-    with pytest.raises(ExpertIndexError, match=words):
+def test_impossible_dependencies_are_refused_with_the_indices(dependencies, new, experts):
+    with pytest.raises(ExpertIndexError, match=experts):
         Remapping.of(dependencies, new)

@@ -8,6 +8,7 @@ expert and cut into tiles of one expert each, and a loop goes over the tiles in 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +21,6 @@ from flowrl.runs import LAYERS
 _LEAST, _MOST, _MULTIPLE = 8, 160, 8  # rows of a tile
 _MOST_LEARNT = 600  # in learning, where a tile's gradient is added to that of all experts
 _SHARES = (0.5, 0.875, 1.0)  # of a full tile: the sizes in which tiles are computed
-_MOST_NUMBERED = 2**31 - 1
 
 
 class Dense(NamedTuple):
@@ -116,18 +116,10 @@ def tiles_of(expert: jax.Array, *, num_experts: int, size: int) -> Tiles:
     owner = jnp.searchsorted(tile_stops, number, side="right").clip(0, num_experts - 1)
     start = (row_stops - counts)[owner] + (number - (tile_stops - needed)[owner]) * size
     stop = jnp.where(number < tile_stops[-1], jnp.minimum(start + size, row_stops[owner]), start)
-    order = jnp.pad(_sorted_rows(expert, num_experts=num_experts), (0, size))
-    return Tiles(order, owner.astype(jnp.int32), start, stop, tile_stops[-1])
-
-
-def _sorted_rows(expert: jax.Array, *, num_experts: int) -> jax.Array:
-    """Rows int32 `[B]` in the order of their experts, and in their own order within an expert."""
-    num_rows = expert.shape[0]
-    if num_experts * num_rows > _MOST_NUMBERED:
-        return jnp.argsort(expert).astype(jnp.int32)
-    # One number for both: XLA:CPU sorts that in a third of the time of two.
+    # Experts and rows as one number: XLA:CPU sorts that in a third of the time of two.
     keys = expert * num_rows + jnp.arange(num_rows, dtype=jnp.int32)
-    return jax.lax.sort(keys, is_stable=False) % num_rows
+    order = jnp.pad(jax.lax.sort(keys, is_stable=False) % num_rows, (0, size))
+    return Tiles(order, owner.astype(jnp.int32), start, stop, tile_stops[-1])
 
 
 def apply(packed: Packed, obs: jax.Array, expert: jax.Array, *, activation: str):
@@ -191,82 +183,70 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
     num_rows, num_experts = index.shape[0], packed.first.kernel.shape[0]
     size = tile_size(num_rows, num_experts, _MOST_LEARNT)
     tiles = tiles_of(rows.expert[index], num_experts=num_experts, size=size)
-    tiles = _longest_first(tiles._replace(order=index[tiles.order]))
-    length = tiles.stop - tiles.start
-    place = jnp.cumsum(length) - length
+    longest_first = jnp.argsort(tiles.start - tiles.stop)
+    ordered = (leaf[longest_first] for leaf in (tiles.expert, tiles.start, tiles.stop))
+    tiles = Tiles(index[tiles.order], *ordered, tiles.count)
 
     def tile_loss(one: Packed, chosen: Any, inside: jax.Array):
         output = forward(one, chosen.obs, activation=activation)
         loss, _ = row_loss(*output, chosen)
         return jnp.where(inside, loss, 0.0).sum() / num_rows, output
 
-    def of_tile(number: jax.Array, *, rows_in: jax.Array, computed: int) -> Any:
+    def of_tile(number: jax.Array, rows_in: jax.Array, computed: int) -> Any:
         row = jax.lax.dynamic_slice(tiles.order, (tiles.start[number],), (computed,))
         inside = jnp.arange(computed) < rows_in
         # Filled up with a row of its own: another expert's could overflow, and 0 × inf is NaN.
         chosen = jax.tree.map(lambda leaf: leaf[jnp.where(inside, row, row[0])], rows)
         one = take_expert(packed, tiles.expert[number])
         grads, output = jax.grad(tile_loss, has_aux=True)(one, chosen, inside)
-        return grads, jax.tree.map(lambda leaf: _padded(leaf, size), (row, *output))
+        return grads, jax.tree.map(partial(_padded, size=size), (row, *output))
 
-    def add_pair(number: jax.Array, total: Any) -> Any:
-        pair = 2 * number, 2 * number + 1
-        found = _of_pair(of_tile, pair, length=length, size=size)
-        for tile, (grads, output) in zip(pair, found, strict=True):
-            total = _with_tile(total, grads, output, expert=tiles.expert[tile], at=place[tile])
-        return total
-
-    blank = jax.tree.map(jnp.zeros_like, packed), _blank_outputs(packed, num_rows + size)
-    grads, outputs = jax.lax.fori_loop(0, (tiles.count + 1) // 2, add_pair, blank)
+    num_actions, most = packed.actor[-1].bias.shape[-1], num_rows + size
+    blank = jnp.zeros(most, jnp.int32), jnp.zeros((most, num_actions)), jnp.zeros(most)
+    total = jax.tree.map(jnp.zeros_like, packed), blank
+    grads, outputs = _sum_of_pairs(of_tile, tiles, total, size=size)
     row, *output = (leaf[:num_rows] for leaf in outputs)
     each = row_loss(*output, jax.tree.map(lambda leaf: leaf[row], rows))
     return *jax.tree.map(jnp.mean, each), grads
 
 
-def _longest_first(tiles: Tiles) -> Tiles:
-    """Tiles by their number of rows, so that neighbours fit the same size."""
-    by_length = jnp.argsort(tiles.start - tiles.stop)
-    parts = {name: getattr(tiles, name)[by_length] for name in ("expert", "start", "stop")}
-    return tiles._replace(**parts)
-
-
-def _of_pair(of_tile: Any, pair: tuple[jax.Array, jax.Array], *, length: jax.Array, size: int):
-    """The results of `of_tile` for two tiles, both computed in the least size that holds the first.
+def _sum_of_pairs(of_tile: Callable[..., Any], tiles: Tiles, total: Any, *, size: int) -> Any:
+    """Add the gradients of all tiles to `total[0]`, and write their outputs into `total[1]`.
 
     XLA:CPU runs a tile's small products on one core; two tiles that do not depend on one another
-    have one each. If the last tile has no partner, it is computed twice, the second time without
-    any row.
+    have one each. Both are computed in the least size that holds the first, which is the longer. If
+    the last tile has no partner, it is computed twice, the second time without any row.
     """
-    first, second = pair
-    partner = jnp.where(length[second] > 0, second, first)
+    length = tiles.stop - tiles.start
+    place = jnp.cumsum(length) - length
     sizes = sorted({max(1, int(share * size) // _MULTIPLE) * _MULTIPLE for share in _SHARES})
 
-    def both(computed: int) -> Any:
-        return (
-            of_tile(first, rows_in=length[first], computed=computed),
-            of_tile(partner, rows_in=length[second], computed=computed),
-        )
+    def add_pair(number: jax.Array, total: Any) -> Any:
+        first, second = 2 * number, 2 * number + 1
+        partner = jnp.where(length[second] > 0, second, first)
 
-    least = jnp.searchsorted(jnp.asarray(sizes), length[first])
-    return jax.lax.switch(least, [partial(both, computed) for computed in sizes])
+        def of_pair(computed: int) -> Any:
+            one = of_tile(first, length[first], computed)
+            return one, of_tile(partner, length[second], computed)
+
+        least = jnp.searchsorted(jnp.asarray(sizes), length[first])
+        found = jax.lax.switch(least, [partial(of_pair, computed) for computed in sizes])
+        for tile, (grads, output) in zip((first, second), found, strict=True):
+            add, put = partial(_added, at=tiles.expert[tile]), partial(_written, at=place[tile])
+            total = jax.tree.map(add, total[0], grads), jax.tree.map(put, total[1], output)
+        return total
+
+    return jax.lax.fori_loop(0, (tiles.count + 1) // 2, add_pair, total)
 
 
-def _with_tile(total: Any, grads: Packed, output: Any, *, expert: jax.Array, at: jax.Array) -> Any:
-    """All experts' gradients and all rows' outputs with those of one tile."""
-    added = jax.tree.map(lambda whole, part: whole.at[expert].add(part), total[0], grads)
+def _added(whole: jax.Array, part: jax.Array, *, at: jax.Array) -> jax.Array:
+    return whole.at[at].add(part)
 
+
+def _written(whole: jax.Array, part: jax.Array, *, at: jax.Array) -> jax.Array:
     # What is beyond the tile's rows is overwritten by the next tile.
-    def put(whole: jax.Array, part: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(whole, part, at, axis=0)
-
-    return added, jax.tree.map(put, total[1], output)
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, at, axis=0)
 
 
-def _blank_outputs(packed: Packed, num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Row numbers, logits and values to be filled in."""
-    num_actions = packed.actor[-1].bias.shape[-1]
-    return jnp.zeros(num_rows, jnp.int32), jnp.zeros((num_rows, num_actions)), jnp.zeros(num_rows)
-
-
-def _padded(leaf: jax.Array, size: int) -> jax.Array:
+def _padded(leaf: jax.Array, *, size: int) -> jax.Array:
     return jnp.pad(leaf, ((0, size - leaf.shape[0]), *[(0, 0)] * (leaf.ndim - 1)))

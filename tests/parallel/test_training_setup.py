@@ -104,7 +104,7 @@ def test_a_named_dependency_that_is_not_completed_is_refused():
 
 
 def test_a_dependency_named_twice_is_refused():
-    with pytest.raises(ExpertIndexError, match="expert 7 occurs twice"):
+    with pytest.raises(ExpertIndexError, match="7, 7, 9"):
         build_remapping([7, 7], 9)
 
 
@@ -288,8 +288,8 @@ def flip_a_bit(layout: GraphPaths) -> None:
         ({WOOD: 0}, None, ExpertMissingError, "'Place Table' is not completed"),
         ({WOOD: 0, TABLE: 7}, None, ExpertMissingError, r"expert 7 \(Place Table\) is not in"),
         ({WOOD: 5, TABLE: 0}, None, ExpertIndexError, "expert 5 is that of 'Place Table'"),
-        ({WOOD: 0, TABLE: 0}, None, ExpertIndexError, "occurs twice"),
-        ({WOOD: 0, TABLE: 50}, None, ExpertIndexError, "own dependency"),
+        ({WOOD: 0, TABLE: 0}, None, ExpertIndexError, "0, 0, 50"),
+        ({WOOD: 0, TABLE: 50}, None, ExpertIndexError, "0, 50, 50"),
         ({WOOD: 0, TABLE: 5}, drop_version, ExpertMissingError, r"expert 5 \(Place Table\)"),
         ({WOOD: 0, TABLE: 5}, flip_a_bit, ExpertCorruptError, r"expert 5 \(Place Table\)"),
     ],
