@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import tyro
 
@@ -23,15 +24,6 @@ from flowrl.paths import DEFAULT_GRAPH, GraphPaths
 from flowrl.storage import records
 
 _LOOK_SECONDS = 0.1
-_EFFECTS = {
-    Verb.RETRY: "{} will be tried again",
-    Verb.PAUSE: "{} will pause",
-    Verb.RESUME: "{} will go on",
-    Verb.CANCEL: "{} will be cancelled",
-    Verb.PRIORITY: "{} will have its new priority",
-    Verb.STOP: "it will start nothing new, merge what is running, and end",
-    Verb.STOP_NOW: "its runs will save what they have, and it will end",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +37,7 @@ class ControlCommand:
     json: bool = False
     """Print the request and its response as JSON."""
 
-    def _send(self, verb: Verb, skill: str | None = None, *, number: int = 0) -> int:
+    def _send(self, verb: Verb, skill: str | None, *, number: int = 0) -> int:
         """Send a request, wait for its response if that is wanted, and print both.
 
         Raises:
@@ -56,8 +48,6 @@ class ControlCommand:
             read_rows(paths)  # the folder is a graph's
         else:
             skill = _checked_skill(paths, verb, skill)
-        if abs(number) > MOST_PRIORITY:
-            raise ConfigError(f"priority {number} must lie within ±{MOST_PRIORITY}")
         name = send_request(paths, verb, skill, number=number)
         daemon = daemon_of(paths.daemon_lock)
         response = _await_response(paths, name, self.wait)
@@ -66,32 +56,58 @@ class ControlCommand:
             data["outcome"] = response.outcome if response else None
             sys.stdout.write(json.dumps(data) + "\n")
         else:
-            effect = _EFFECTS[verb].format(skill or "every skill that it fits")
-            result = f": {response.outcome}" if response else f", {_by(self.graph_path, daemon)}"
-            sys.stdout.write(f"{effect}{result}\n")
+            start = f"python -m flowrl.bottomup_parallel --graph_path {self.graph_path}"
+            left = f"left for {daemon}" if daemon else f"done when you start {start}"
+            result = response.outcome if response else left
+            sys.stdout.write(f"{verb.value} {skill or 'all'}: {result}\n")
         if response is None:
             return EXIT_BUSY if self.wait else 0
         return 1 if response.refused else 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetryCommand(ControlCommand):
+class OneSkillCommand(ControlCommand):
+    """The flags of a command about one skill."""
+
+    verb: ClassVar[Verb]
+    skill: tyro.conf.Positional[str]
+    """The skill's name, or its expert number."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        return self._send(self.verb, self.skill)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneOrAllCommand(ControlCommand):
+    """The flags of a command about one skill or all."""
+
+    verb: ClassVar[Verb]
+    skill: tyro.conf.Positional[str] = ""
+    """The skill's name, or its expert number."""
+    all: bool = False
+    """Every skill that is in the graph now; `resume --all` takes a `flowrl stop` back as well."""
+
+    def __call__(self) -> int:
+        """Run the command; raises ConfigError without a skill and without `--all`, or with both."""
+        if self.all == bool(self.skill):
+            raise ConfigError("name one skill, or say --all")
+        return self._send(self.verb, self.skill or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryCommand(OneSkillCommand):
     """Let a failed or held skill train again; works while the daemon is up or down.
 
     Examples:
       flowrl retry "Collect Iron" --graph-path exp/demo
     """
 
-    skill: tyro.conf.Positional[str]
-    """The skill's name, or its expert number."""
-
-    def __call__(self) -> int:
-        """Run the command."""
-        return self._send(Verb.RETRY, self.skill)
+    verb = Verb.RETRY
 
 
 @dataclass(frozen=True, kw_only=True)
-class PauseCommand(ControlCommand):
+class PauseCommand(OneOrAllCommand):
     """Let a running skill save what it has and end, and keep a waiting one from starting.
 
     Examples:
@@ -99,18 +115,11 @@ class PauseCommand(ControlCommand):
       flowrl pause --all --graph-path exp/demo --wait 60
     """
 
-    skill: tyro.conf.Positional[str] = ""
-    """The skill's name, or its expert number."""
-    all: bool = False
-    """Every skill that is in the graph now."""
-
-    def __call__(self) -> int:
-        """Run the command."""
-        return self._send(Verb.PAUSE, _one_or_all(self.skill, every=self.all))
+    verb = Verb.PAUSE
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeCommand(ControlCommand):
+class ResumeCommand(OneOrAllCommand):
     """Let a held skill go on from its checkpoint.
 
     Examples:
@@ -118,47 +127,35 @@ class ResumeCommand(ControlCommand):
       flowrl resume --all --graph-path exp/demo
     """
 
-    skill: tyro.conf.Positional[str] = ""
-    """The skill's name, or its expert number."""
-    all: bool = False
-    """Every skill that was paused on request; it takes a `flowrl stop` back as well."""
-
-    def __call__(self) -> int:
-        """Run the command."""
-        return self._send(Verb.RESUME, _one_or_all(self.skill, every=self.all))
+    verb = Verb.RESUME
 
 
 @dataclass(frozen=True, kw_only=True)
-class CancelCommand(ControlCommand):
+class CancelCommand(OneSkillCommand):
     """End a skill's run and give the skill up; what needs it is blocked until a retry.
 
     Examples:
       flowrl cancel "Collect Iron" --graph-path exp/demo
     """
 
-    skill: tyro.conf.Positional[str]
-    """The skill's name, or its expert number."""
-
-    def __call__(self) -> int:
-        """Run the command."""
-        return self._send(Verb.CANCEL, self.skill)
+    verb = Verb.CANCEL
 
 
 @dataclass(frozen=True, kw_only=True)
-class PriorityCommand(ControlCommand):
+class PriorityCommand(OneSkillCommand):
     """Say how early a skill starts when several could: higher numbers start sooner.
 
     Examples:
       flowrl priority "Collect Iron" 10 --graph-path exp/demo
     """
 
-    skill: tyro.conf.Positional[str]
-    """The skill's name, or its expert number."""
     number: tyro.conf.Positional[int]
     """The new priority; skills have as many as others wait for them."""
 
     def __call__(self) -> int:
-        """Run the command."""
+        """Run the command; raises ConfigError if the number is too large."""
+        if abs(self.number) > MOST_PRIORITY:
+            raise ConfigError(f"priority {self.number} must lie within ±{MOST_PRIORITY}")
         return self._send(Verb.PRIORITY, self.skill, number=self.number)
 
 
@@ -176,25 +173,12 @@ class StopCommand(ControlCommand):
 
     def __call__(self) -> int:
         """Run the command."""
-        return self._send(Verb.STOP_NOW if self.now else Verb.STOP)
-
-
-def _one_or_all(skill: str, *, every: bool) -> str | None:
-    """The one skill that was named, or None for all.
-
-    Raises:
-      ConfigError: neither is given, or both are.
-    """
-    if every == bool(skill):
-        raise ConfigError("name one skill, or say --all")
-    return skill or None
+        return self._send(Verb.STOP_NOW if self.now else Verb.STOP, None)
 
 
 def _checked_skill(paths: GraphPaths, verb: Verb, wanted: str) -> str:
     """The name of the skill, if its status admits the request."""
     row = find_row(read_rows(paths), wanted, paths.root)
-    if verb is Verb.RETRY and row.status not in ("failed", "held"):
-        raise GraphError(f"{row.skill} is {row.status}; only failed and held skills can be retried")
     if refusal := why_not(verb, row.status):
         raise GraphError(f"{row.skill} cannot be asked to {verb.value}: {refusal}")
     return row.skill
@@ -210,12 +194,3 @@ def _await_response(paths: GraphPaths, name: str, wait_seconds: float) -> Respon
             return None
         time.sleep(_LOOK_SECONDS)
     return None
-
-
-def _by(graph_path: Path, daemon: str | None) -> str:
-    if daemon:
-        return f"by the scheduler of {graph_path} ({daemon})"
-    return (
-        f"by the scheduler of {graph_path}; none runs now, so it is done when you start "
-        f"python -m flowrl.bottomup_parallel --graph_path {graph_path}"
-    )

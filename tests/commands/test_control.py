@@ -25,15 +25,17 @@ def test_a_retry_is_left_for_the_scheduler(tmp_path, capsys, status, word):
     assert cli.main(["retry", word, "--graph-path", str(tmp_path)]) == 0
     assert [(r.verb, r.skill) for r in Inbox(layout).take()] == [(Verb.RETRY, "A B")]
     said = capsys.readouterr().out
-    assert "A B will be tried again" in said
+    assert "retry A B: done when you start" in said
     assert f"python -m flowrl.bottomup_parallel --graph_path {tmp_path}" in said
 
 
-@pytest.mark.parametrize("status", [DONE, WAITING, running()], ids=lambda status: status.kind)
+@pytest.mark.parametrize("status", [DONE, running()], ids=lambda status: status.kind)
 def test_only_what_failed_or_is_held_can_be_retried(tmp_path, capsys, status):
     layout = save(tmp_path, ("A", status))
     assert cli.main(["retry", "A", "--graph-path", str(tmp_path)]) == 1
-    assert f"A is {status.kind}; only failed and held skills" in capsys.readouterr().err
+    assert (
+        f"it is {status.kind}; retry is for skills that are failed, held" in capsys.readouterr().err
+    )
     assert not layout.requests.exists()
 
 
@@ -139,7 +141,7 @@ def test_the_answer_is_waited_for_and_a_refusal_is_an_error(tmp_path, capsys, mo
     assert state is not None
     file.save(dataclasses.replace(state, responses=(response,)))
     assert cli.main(["pause", "A", "--graph-path", str(tmp_path), "--wait", "9"]) == 1
-    assert "A will pause: refused: no" in capsys.readouterr().out
+    assert "pause A: refused: no" in capsys.readouterr().out
 
 
 def test_status_says_how_it_is_stopped_and_what_each_skill_waits_for(tmp_path, capsys):
