@@ -13,12 +13,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flowrl.errors import BusyError, ExpertCorruptError
 from flowrl.runs import Shapes
@@ -38,15 +36,14 @@ class ArrayReport:
     unreadable: str = ""  # the reason, if the folder could not be read
 
 
-_lock = threading.Lock()
-_started: list[tuple[int, subprocess.Popen[bytes]]] = []  # with the process that started it
+_started: list[subprocess.Popen[bytes]] = []
 
 
 def start_reader() -> None:
     """Start the child of the next check now; if that fails, the check starts it."""
-    with suppress(OSError), _lock:
+    with suppress(OSError):
         if not _started:
-            _started.append((os.getpid(), _popen()))
+            _started.append(_popen())
 
 
 def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport, ...]:
@@ -87,21 +84,24 @@ def read_arrays(folders: Sequence[Path], expected: Shapes) -> tuple[ArrayReport,
         if child.returncode:
             lines = errors.decode(errors="replace").strip().splitlines()
             raise ValueError(lines[-1][:200] if lines else "no error message")
-        return tuple(_report(item) for item in json.loads(answer))
+        reports = json.loads(answer)
     except ValueError as error:
         raise ExpertCorruptError(
             f"the arrays in {names} cannot be read (the reader ended with {child.returncode}: "
             f"{error}); train again"
         ) from error
+    return tuple(
+        ArrayReport(**{**item, "differences": tuple(map(tuple, item["differences"]))})
+        for item in reports
+    )
 
 
 def _reader() -> subprocess.Popen[bytes]:
     """The child that was started ahead, if it still waits for an order, or a new one."""
-    with _lock:
-        while _started:
-            owner, child = _started.pop()
-            if owner == os.getpid() and child.poll() is None:  # not the child of a forked parent
-                return child
+    while _started:
+        child = _started.pop()
+        if child.poll() is None:  # nor is it the child of a forked parent
+            return child
     return _popen()
 
 
@@ -117,12 +117,4 @@ def _popen() -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         start_new_session=True,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-    )
-
-
-def _report(data: Mapping[str, Any]) -> ArrayReport:
-    return ArrayReport(
-        content=data["content"],
-        differences=tuple((leaf, wanted, found) for leaf, wanted, found in data["differences"]),
-        unreadable=data["unreadable"],
     )

@@ -26,18 +26,3 @@ def test_a_damaged_notice_says_so_and_hides_nothing(tmp_path):
     read = notices.read(layout)
     assert read["one"] == "first"
     assert "cannot be read" in read["two"]
-
-
-def test_nobody_stops_because_a_notice_cannot_be_shown(tmp_path, caplog):
-    layout = GraphPaths(tmp_path)
-    layout.notices.write_text("no folder")
-    notices.publish(layout, "one", "the first")
-    notices.withdraw(layout, "one")
-    assert notices.read(layout) == {}
-    assert "the first" in caplog.text
-    layout.notices.unlink()
-    layout.notice("two").mkdir(parents=True)
-    notices.publish(layout, "two", "the second")
-    notices.withdraw(layout, "two")
-    assert "the second" in caplog.text
-    assert "cannot be read" in notices.read(layout)["two"]

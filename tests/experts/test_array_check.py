@@ -159,7 +159,7 @@ def test_a_reader_that_was_started_ahead_serves_one_check(tmp_path):
     folder = saved(tmp_path / "expert")
     array_check.start_reader()
     array_check.start_reader()
-    ((_, child),) = array_check._started
+    (child,) = array_check._started
     first = read(folder)
     assert child.returncode == 0
     assert array_check._started == []
@@ -168,7 +168,7 @@ def test_a_reader_that_was_started_ahead_serves_one_check(tmp_path):
 
 def test_a_reader_that_was_killed_while_it_waited_is_replaced(tmp_path):
     array_check.start_reader()
-    ((_, child),) = array_check._started
+    (child,) = array_check._started
     child.kill()
     child.wait()
     (found,) = read(saved(tmp_path / "expert"))
@@ -195,7 +195,7 @@ lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.set_inheritable(lock, True)
 fcntl.flock(lock, fcntl.LOCK_EX)
 array_check.start_reader()
-print(array_check._started[0][1].pid, flush=True)
+print(array_check._started[0].pid, flush=True)
 time.sleep(60)
 """
 
@@ -229,7 +229,7 @@ if not (child := os.fork()):
     array_check.read_arrays([Path(sys.argv[1])], {})
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert array_check._started[0][1].poll() is None
+assert array_check._started[0].poll() is None
 """
 
 
