@@ -30,7 +30,7 @@ import psutil
 from benchmarking import Row, arguments, paired, report, seconds_of
 
 from flowrl.config import PPOConfig
-from flowrl.experts.array_check import ArrayReport, start_reader
+from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import Candidate, frame_count
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import PreparedRun
@@ -152,7 +152,7 @@ class Bench:
                     total=1,
                     sha256=told["sha256"],
                     shapes=self._size.shapes,
-                    arrays=ArrayReport(content=told["content"]),
+                    content=told["content"],
                     folder=folder,
                 )
             )

@@ -16,14 +16,13 @@ A rule that cannot get its blend or comparison decides as `frame_count` and give
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 from flowrl.config import FrameAccounting, MergePolicyName
 from flowrl.errors import ResultRefusedError
-from flowrl.experts.array_check import ArrayReport
 from flowrl.runs import ExpertVersion, Shapes
 from flowrl.storage.records import Natural
 
@@ -33,7 +32,7 @@ _MIN_PAIRS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An expert that a run trained, with its arrays as they were read.
+    """An expert that a run trained; its arrays were read and are finite.
 
     `accounting` says what the run adds to the ancestor's frames: "acted" the steps in which this
     expert acted, "total" all steps of the run. Crediting unused experts with every step lets an
@@ -47,19 +46,9 @@ class Candidate:
     total: int  # environment steps of the whole run
     sha256: str  # of its files
     shapes: Shapes
-    arrays: ArrayReport
+    content: str  # the digest of its arrays
     folder: Path  # of its files
     accounting: FrameAccounting = "acted"
-
-    @property
-    def content(self) -> str:
-        """The digest of its arrays."""
-        return self.arrays.content
-
-    @property
-    def ancestor_frames(self) -> int:
-        """The frames that the expert had before the run."""
-        return self.ancestor.frames if self.ancestor else 0
 
     @property
     def gained(self) -> int:
@@ -69,7 +58,7 @@ class Candidate:
     @property
     def frames(self) -> int:
         """The frames of the ancestor and those that the run added."""
-        return self.ancestor_frames + self.gained
+        return (self.ancestor.frames if self.ancestor else 0) + self.gained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +122,6 @@ class KeepCurrent:
 class UseCandidate:
     """The candidate, or a blend of both copies, becomes the newest version."""
 
-    frames: int  # of the newest version
     why: str
     blend: Blended | None = None
 
@@ -141,22 +129,12 @@ class UseCandidate:
 MergeDecision = KeepCurrent | UseCandidate
 
 
-class MergeRule(Protocol):
-    """Chooses between two copies of an expert; pure, so that a merge can be repeated."""
-
-    def __call__(
-        self,
-        ancestor: ExpertVersion | None,
-        current: ExpertVersion,
-        candidate: Candidate,
-        evidence: Evidence | None,
-        /,
-    ) -> MergeDecision | Question:
-        """Return which copy counts, or what must be found out first.
-
-        `evidence` may be about other versions than these; then the rule asks again.
-        """
-        ...
+# A rule is a pure function of (ancestor, current version, candidate, evidence), so that a merge can
+# be repeated. It returns the copy that counts, or what must be found out first; if the evidence is
+# about other versions than these, it asks again.
+MergeRule = Callable[
+    [ExpertVersion | None, ExpertVersion, Candidate, Evidence | None], MergeDecision | Question
+]
 
 
 def decide(
@@ -170,12 +148,11 @@ def decide(
     """Decide about a candidate; the rule is asked only if the case is not clear without it.
 
     Raises:
-      ResultRefusedError: its arrays are not finite or have another form than the current ones, or
-        the rule gives it frames that its lineage cannot have.
+      ResultRefusedError: its arrays have another form than the current ones.
     """
-    _refuse(candidate, _array_differences(current, candidate))
     if current is None:
-        return UseCandidate(frames=candidate.frames, why="new expert")
+        return UseCandidate(why="new expert")
+    _refuse_other_shapes(current, candidate)
     ancestor = candidate.ancestor
     if candidate.content in {current.content, ancestor.content if ancestor else ""}:
         return KeepCurrent(why="the run did not change it")
@@ -185,10 +162,8 @@ def decide(
         return KeepCurrent(why="it did not act in the run")
     if ancestor is not None and ancestor.version == current.version:
         why = f"{candidate.frames} frames, and no other run has trained it meanwhile"
-        return UseCandidate(frames=candidate.frames, why=why)
-    decision = rule(ancestor, current, candidate, evidence)
-    _refuse(candidate, _frame_differences(current, candidate, decision))
-    return decision
+        return UseCandidate(why=why)
+    return rule(ancestor, current, candidate, evidence)
 
 
 def frame_count(
@@ -201,7 +176,7 @@ def frame_count(
     """Use the candidate if it has more frames than the version that counts now."""
     frames = candidate.frames
     if frames > current.frames:
-        return UseCandidate(frames=frames, why=f"{frames} frames over {current.frames}")
+        return UseCandidate(why=f"{frames} frames over {current.frames}")
     return KeepCurrent(why=f"{current.frames} frames, the run's has {frames}")
 
 
@@ -232,7 +207,7 @@ def frame_average(
     if isinstance(evidence, Blended):
         share = candidate.gained / sum(question.gains)
         why = f"averaged, {share:.0%} of it the run's"
-        return UseCandidate(frames=current.frames + candidate.gained, why=why, blend=evidence)
+        return UseCandidate(why=why, blend=evidence)
     why = evidence.why if isinstance(evidence, Unanswered) else "it was compared"
     return _by_frames(current, candidate, f"not averaged: {why}")
 
@@ -263,7 +238,7 @@ def eval_gate(
     wins, losses = evidence.wins, evidence.losses
     figures = f"alone in {wins} of {evidence.episodes} worlds, what is there in {losses}"
     if more_often(wins, losses):
-        return UseCandidate(frames=candidate.frames, why=f"better: it succeeded {figures}")
+        return UseCandidate(why=f"better: it succeeded {figures}")
     return KeepCurrent(why=f"not better: the run's succeeded {figures}")
 
 
@@ -319,34 +294,11 @@ def _by_frames(current: ExpertVersion, candidate: Candidate, why: str) -> MergeD
     return replace(decision, why=f"{decision.why}; {why}")
 
 
-def _array_differences(current: ExpertVersion | None, candidate: Candidate) -> Iterator[str]:
-    for leaf, expected, found in candidate.arrays.differences:
-        yield from _differ(leaf, expected, found)
-    if current is not None:
-        for leaf in sorted({*current.shapes, *candidate.shapes}):
-            shape, found_shape = current.shapes.get(leaf), candidate.shapes.get(leaf)
-            if shape != found_shape:
-                yield from _differ(leaf, shape or "absent", found_shape or "absent")
-
-
-def _frame_differences(
-    current: ExpertVersion, candidate: Candidate, decision: MergeDecision | Question
-) -> Iterator[str]:
-    """The frames of a version must be the sum of its lineage."""
-    if not isinstance(decision, UseCandidate):
-        return
-    if decision.blend is not None and decision.frames != current.frames + candidate.gained:
-        yield from _differ("frames", current.frames + candidate.gained, decision.frames)
-    elif decision.frames < candidate.ancestor_frames:
-        yield from _differ("frames", f"at least {candidate.ancestor_frames}", decision.frames)
-
-
-def _differ(what: str, expected: Any, found: Any) -> Iterator[str]:
-    yield f"- {what} {expected}"
-    yield f"+ {what} {found}"
-
-
-def _refuse(candidate: Candidate, differences: Iterator[str]) -> None:
-    if lines := list(differences):
-        heading = f"expert {candidate.expert} ({candidate.skill}) cannot be merged; train it again"
-        raise ResultRefusedError("\n".join([heading, *lines]))
+def _refuse_other_shapes(current: ExpertVersion, candidate: Candidate) -> None:
+    lines = [f"expert {candidate.expert} ({candidate.skill}) cannot be merged; train it again"]
+    for leaf in sorted({*current.shapes, *candidate.shapes}):
+        expected, found = current.shapes.get(leaf), candidate.shapes.get(leaf)
+        if expected != found:
+            lines += [f"- {leaf} {expected or 'absent'}", f"+ {leaf} {found or 'absent'}"]
+    if lines[1:]:
+        raise ResultRefusedError("\n".join(lines))

@@ -172,15 +172,6 @@ class ExpertStore:
         with self._locked():
             return self._collect(self.manifest(), pinned)
 
-    def is_recent(self, present: Manifest, version: str) -> bool:
-        """Whether a version came in with a recent generation that the history has lost.
-
-        That generation alone may have named it, so it is kept as long as the history would be.
-        """
-        generation = manifests.generation_of(version)
-        kept = present.generation - manifests.KEPT_GENERATIONS < generation <= present.generation
-        return kept and generation not in manifests.generations(self.layout)
-
     def expert_folders(self) -> list[Path]:
         """The folder of each expert, in which its versions are."""
         return sorted(self.layout.skills.glob("*/expert_*_policy"))
@@ -245,19 +236,21 @@ class ExpertStore:
             return ()
         named = present.versions | set(pinned)
         oldest = present.generation - manifests.KEPT_GENERATIONS + 1
-        for generation, known in manifests.read_history(self.layout):
-            if known is None and oldest <= generation <= present.generation:
+        history = dict(manifests.read_history(self.layout))
+        for generation, known in history.items():
+            if known is None:
                 logger.warning("nothing collected: generation %d is damaged", generation)
                 return ()
-            if known is not None and oldest <= generation <= present.generation:
-                named |= known.versions
-        for generation in manifests.generations(self.layout):
             if generation < oldest:
                 storage.remove_file(manifests.history_file(self.layout, generation))
+            else:
+                named |= known.versions
+        # A recent generation that the history has lost may have named what came in with it.
+        lost = set(range(oldest, present.generation + 1)) - history.keys()
         orphans = tuple(
             path
             for key, path in self.versions()
-            if key not in named and not self.is_recent(present, key[1])
+            if key not in named and manifests.generation_of(key[1]) not in lost
         )
         for path in orphans:
             storage.remove_tree(path)
@@ -319,19 +312,16 @@ def _decide(
 def _new_version(
     run_id: str, before: Manifest, candidate: Candidate, decision: UseCandidate
 ) -> ExpertVersion:
-    blend = decision.blend
-    if blend is not None:  # the runs of both sides are in it
-        parent, gained = before.experts[candidate.expert].lineage, candidate.gained
-    else:
-        parent = candidate.ancestor.lineage if candidate.ancestor else ()
-        gained = decision.frames - candidate.ancestor_frames
+    blend = decision.blend  # the runs of both copies are in it
+    parent = candidate.ancestor if blend is None else before.experts[candidate.expert]
+    lineage = parent.lineage if parent else ()
     return ExpertVersion(
         index=candidate.expert,
         skill=candidate.skill,
         version=manifests.version_name(before.generation + 1, run_id),
-        frames=decision.frames,
+        frames=(parent.frames if parent else 0) + candidate.gained,
         sha256=blend.sha256 if blend else candidate.sha256,
         content=blend.content if blend else candidate.content,
         shapes=candidate.shapes,
-        lineage=(*parent, LineageEntry(run_id=run_id, frames=gained)),
+        lineage=(*lineage, LineageEntry(run_id=run_id, frames=candidate.gained)),
     )

@@ -250,7 +250,7 @@ def verified_candidates(
             total=result.frames,
             sha256=report.sha256,
             shapes=report.shapes,
-            arrays=arrays[folder],
+            content=arrays[folder].content,
             folder=folder,
             accounting=accounting,
         )
@@ -357,7 +357,7 @@ def _past_decision(run: TrainingRun, commit: Commit, expert: int) -> MergeDecisi
     """The decision of an earlier merge, from the lineage of the version that counts now."""
     version = commit.manifest.experts[expert]
     if any(entry.run_id == run.run_id for entry in version.lineage):
-        return UseCandidate(frames=version.frames, why="merged before")
+        return UseCandidate(why="merged before")
     return KeepCurrent(why="merged before, not in today's version")
 
 

@@ -135,7 +135,7 @@ def candidate_in(
         total=acted,
         sha256=storage.tree_digest(folder),
         shapes=SHAPES,
-        arrays=ArrayReport(content=content_digest(folder) if content is None else content),
+        content=content_digest(folder) if content is None else content,
         folder=folder,
     )
 

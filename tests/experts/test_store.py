@@ -20,7 +20,6 @@ from flowrl.errors import (
     ExpertMissingError,
     FileRefusedError,
     FormatVersionError,
-    ResultRefusedError,
 )
 from flowrl.experts import manifest as manifests
 from flowrl.experts.merge import (
@@ -253,23 +252,6 @@ def test_the_same_run_twice_is_once_by_every_rule(store, layout, name):
     assert store.commit("late", offers, rule=rule).already_merged is True
     assert layout.manifest.read_bytes() == before
     assert contents(layout)[0][0] == 25
-
-
-def test_arrays_that_are_not_finite_are_refused_whatever_the_rule(store, layout):
-    (fine,) = rivals(store)
-    arrays = dataclasses.replace(
-        fine.arrays, differences=(("actor/dense_0/bias", "finite", "NaN or infinite"),)
-    )
-    before = layout.manifest.read_bytes()
-    with pytest.raises(ResultRefusedError, match=r"\+ actor/dense_0/bias NaN or infinite"):
-        store.commit(
-            "late",
-            [dataclasses.replace(fine, arrays=arrays)],
-            rule=lambda ancestor, current, candidate, evidence: UseCandidate(
-                frames=99, why="always"
-            ),
-        )
-    assert layout.manifest.read_bytes() == before
 
 
 def flip_a_bit(path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_merge_rule_sees_ancestor_current_and_candidate(trained):
 
     def rule(ancestor, current, candidate, evidence):
         seen[candidate.expert] = (ancestor, current, candidate)
-        return UseCandidate(frames=candidate.ancestor_frames + candidate.acted, why="told to")
+        return UseCandidate(why="told to")
 
     merge(trained, stale, merge_policy=rule)
     ancestor, current, candidate = seen[0]

@@ -268,7 +268,7 @@ def test_with_twelve_experts_none_takes_another_s_seed(layout):
 
 
 def _use(ancestor, current, candidate, evidence):
-    return UseCandidate(frames=candidate.acted, why="test")
+    return UseCandidate(why="test")
 
 
 def drop_version(layout: GraphPaths) -> None:
