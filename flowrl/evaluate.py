@@ -149,7 +149,7 @@ def open_player(config: PPOConfig, module: TaskModule) -> Play:
     and returns a Tally of NumPy arrays `[B, …]`. Its programs are the same for every plan of
     library skills. ROWS worlds lie ready: only the first episode of each environment counts.
     """
-    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
+    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
     cache = open_cache(config, walk, world_pool=0, stock=ROWS)
     env = BatchedEnv(walk, stock=ROWS, cache=cache)
     return player(env, config, cache)

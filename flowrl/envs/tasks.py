@@ -11,10 +11,8 @@ same such skills share a program, too.
 
 from __future__ import annotations
 
-import ast
-import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
@@ -24,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.envs.base import StepOutput
-from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
+from flowrl.envs.skill_module import SuccessFunctions, TaskModule
 from flowrl.errors import SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
 from flowrl.skills.skill import load_library
@@ -75,7 +73,6 @@ def make_env(
     max_task_steps: int,
     success_bonus: float = 1.0,
     engine: Engine | None = None,
-    share: bool = False,
 ) -> SkillEnv:
     """A game that walks the module's plan.
 
@@ -85,7 +82,6 @@ def make_env(
       success_bonus: reward for completing a task, on top of the task's own; it lets a skill
         whose reward function is silent be learned.
       engine: steps the game; by default the one that the game makes.
-      share: compile to the same program for every plan of library skills.
 
     Raises:
       ConfigError: the game is unknown.
@@ -97,8 +93,7 @@ def make_env(
             f"the module was written for {module.game.name}, --env_name is {env_name}; "
             "write it again with generate_module_with_remapping"
         )
-    make = shared_functions if share else own_functions
-    functions, plan = make(module, max_task_steps=max_task_steps)
+    functions, plan = shared_functions(module, max_task_steps=max_task_steps)
     return SkillEnv(
         game=game,
         given_engine=engine,
@@ -122,7 +117,7 @@ class SkillEnv:
     game: Game
     given_engine: Engine | None
     module: TaskModule
-    functions: tuple[SuccessFunctions, ...]
+    functions: Mapping[str, SuccessFunctions]
     plan: Plan
     success_bonus: float
 
@@ -231,53 +226,50 @@ class SkillEnv:
 
         All functions are computed and one value is picked: under vmap a switch would do the same.
         """
-        called = [f for pair in self.functions for f in (pair.is_done, pair.reward)]
-        features = self.engine.features((name for f in called for name in features_of(f)), step)
-        count = state.plan.count[state.task]
-        done = [_call(pair, pair.is_done, features, count) for pair in self.functions]
-        reward = [_call(pair, pair.reward, features, count) for pair in self.functions]
+        pairs, count = self.functions.values(), state.plan.count[state.task]
+        called = [function for pair in pairs for function in (pair.is_done, pair.reward)]
+        names = {name for function in called for name in features_of(function)}
+        features = self.engine.features(names, step)
+
+        def value(pair: SuccessFunctions, function: Callable[..., Any]) -> jax.Array:
+            given = {name: features[name] for name in features_of(function)}
+            if pair.takes_count and COUNT in inspect.signature(function).parameters:
+                given[COUNT] = count
+            return jnp.asarray(function(**given))
+
+        done = [value(pair, pair.is_done).astype(bool) for pair in pairs]
+        reward = [value(pair, pair.reward).astype(jnp.float32) for pair in pairs]
         chosen = state.plan.functions[state.task]
-        return (
-            jnp.stack([value.astype(bool) for value in done])[chosen],
-            jnp.stack([value.astype(jnp.float32) for value in reward])[chosen],
-        )
-
-
-def own_functions(
-    module: TaskModule, *, max_task_steps: int
-) -> tuple[tuple[SuccessFunctions, ...], Plan]:
-    """The functions of this plan alone, in its order, and the plan."""
-    functions = tuple(task.functions for task in module.tasks)
-    columns = len(functions)
-    return functions, _plan(module, range(columns), max_task_steps, columns=columns)
+        return jnp.stack(done)[chosen], jnp.stack(reward)[chosen]
 
 
 def shared_functions(
     module: TaskModule, *, max_task_steps: int
-) -> tuple[tuple[SuccessFunctions, ...], Plan]:
+) -> tuple[dict[str, SuccessFunctions], Plan]:
     """The functions of the game's library, then those that this plan has besides, and the plan.
 
-    The number of columns is a power of two, 8 at least.
+    The functions' keys tell programs apart. The number of columns is a power of two, 8 at least.
     """
     library = library_functions(module.game.name)
-    numbers = {digest: number for number, digest in enumerate(library)}
-    functions = list(library.values())
-    chosen: list[int] = []
+    functions, chosen = dict(library), []
     for task in module.tasks:
-        key = task.digest if task.digest in library else _compiled_key(task)
-        if key not in numbers:
-            numbers[key] = len(functions)
-            functions.append(task.functions)
-        chosen.append(numbers[key])
+        chosen.append(task.digest if task.digest in library else f"{task.digest} {task.count}")
+        functions.setdefault(chosen[-1], task.functions)
+    numbers = {key: number for number, key in enumerate(functions)}
     columns = max(LEAST_COLUMNS, 1 << (len(chosen) - 1).bit_length())
-    return tuple(functions), _plan(module, chosen, max_task_steps, columns=columns)
 
+    def row(values: Iterable[int]) -> np.ndarray:
+        given = np.fromiter(values, np.int32)
+        return np.pad(given, (0, columns - len(given)))
 
-def compiled_functions(module: TaskModule) -> list[str]:
-    """Keys of the functions that are compiled in besides the library's, in their order."""
-    library = library_functions(module.game.name)
-    keys = (_compiled_key(task) for task in module.tasks if task.digest not in library)
-    return list(dict.fromkeys(keys))
+    tasks = module.tasks
+    return functions, Plan(
+        functions=row(numbers[key] for key in chosen),
+        count=row(task.count for task in tasks),
+        limit=row(task.max_steps or max_task_steps for task in tasks),
+        expert=row(task.expert_local for task in tasks),
+        last=np.asarray(len(tasks) - 1, np.int32),
+    )
 
 
 @cache
@@ -287,16 +279,15 @@ def library_functions(env_name: str) -> dict[str, SuccessFunctions]:
     for skill in load_library(env_name).values():
         place = f"the library's {skill.name}"
         done, reward = (parsed_function(text, place) for text in (skill.is_done, skill.reward))
-        load = cache(partial(_executed, (done, reward), env_name))
+        load = cache(partial(execute_functions, (done, reward), find_game(env_name), place=place))
         functions = SuccessFunctions(skill.name, load, takes_count=True)
         found.setdefault(code_digest(done, reward, env_name), functions)
     return found
 
 
 def features_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The features a skill function asks for; n has its value as a default and is none."""
-    parameters = inspect.signature(function).parameters.values()
-    return tuple(item.name for item in parameters if item.default is inspect.Parameter.empty)
+    """The features a skill function asks for; the count n is none."""
+    return tuple(name for name in inspect.signature(function).parameters if name != COUNT)
 
 
 def settle(tree: Any) -> Any:
@@ -305,61 +296,3 @@ def settle(tree: Any) -> Any:
     New worlds may hold Python numbers, which jax types weakly; stepped ones do not.
     """
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
-
-
-def _call(
-    functions: SuccessFunctions,
-    function: Callable[..., Any],
-    features: dict[str, Any],
-    count: jax.Array,
-) -> jax.Array:
-    """A skill function's value, one number; `count` is its n where that is not written in it."""
-    place = f"{function.__name__} of skill {functions.skill!r}"
-    given = {name: features[name] for name in features_of(function)}
-    if functions.takes_count and COUNT in inspect.signature(function).parameters:
-        given[COUNT] = count
-    try:
-        value = jnp.asarray(function(**given))
-    except (TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError) as why:
-        raise SkillError(f"{place} cannot be computed: {why}; correct the skill") from why
-    if value.shape:
-        raise SkillError(f"{place} returns shape {value.shape}; return one number")
-    return value
-
-
-def _compiled_key(task: Task) -> str:
-    return f"{task.digest} {task.count}"
-
-
-def _executed(pair: Sequence[ast.FunctionDef], env_name: str) -> list[Callable[..., Any]]:
-    """Library functions, which are approved; n, if asked for, gets a default."""
-    game = find_game(env_name)
-    return [execute_functions([_with_count(f)], game, place=f.name)[0] for f in pair]
-
-
-def _with_count(function: ast.FunctionDef) -> ast.FunctionDef:
-    asked = [argument for argument in function.args.args if argument.arg != COUNT]
-    with_count = copy.deepcopy(function)
-    if len(asked) < len(function.args.args):
-        with_count.args.args = [*asked, ast.arg(arg=COUNT)]
-        with_count.args.defaults = [ast.Constant(value=1)]
-    return with_count
-
-
-def _plan(
-    module: TaskModule, functions: Sequence[int], max_task_steps: int, *, columns: int
-) -> Plan:
-    tasks = module.tasks
-    return Plan(
-        functions=_row(functions, columns),
-        count=_row([task.count for task in tasks], columns),
-        limit=_row([task.max_steps or max_task_steps for task in tasks], columns),
-        expert=_row([task.expert_local for task in tasks], columns),
-        last=np.asarray(len(tasks) - 1, np.int32),
-    )
-
-
-def _row(values: Sequence[int], columns: int) -> np.ndarray:
-    row = np.zeros(columns, np.int32)
-    row[: len(values)] = values
-    return row

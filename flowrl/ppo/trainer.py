@@ -15,7 +15,7 @@ from flowrl import runs, storage
 from flowrl.config import PPOConfig, TrainConfig
 from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, open_module
-from flowrl.envs.tasks import SkillEnv, compiled_functions, make_env
+from flowrl.envs.tasks import SkillEnv, make_env
 from flowrl.envs.vector import BatchedEnv
 from flowrl.experts import checkpoint
 from flowrl.launchers.sandbox import compile_cache
@@ -77,7 +77,7 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
 
 def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
     """The environments that walk the module's plan, and the trainer's programs for them."""
-    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps, share=True)
+    walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
     groups, size = num_groups(config), group_size(config)
     pool, stock = -(-config.world_pool // groups), max(_LEAST_STOCK // groups, 2 * size)
     cache = open_cache(config, walk, world_pool=pool, stock=stock)
@@ -94,7 +94,7 @@ def open_cache(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int
     key = {
         "env_name": config.env_name,
         "game_code": walk.game.code_digest(),
-        "functions": compiled_functions(walk.module),
+        "functions": list(walk.functions),
         "columns": len(walk.plan.functions),
         "world_pool": world_pool,
         "stock": stock,

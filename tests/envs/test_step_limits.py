@@ -81,14 +81,14 @@ def test_a_plant_ripens_and_is_eaten_within_the_limit(walk):
     state = walk.env.begin_in(settle(walk.game.with_items(walk.game.empty, sapling=1)))
     state, _ = walk.act(state, "NOOP")  # the sapling is there already
     state, output = walk.act(state, "PLACE_PLANT")
-    assert output.task_success.tolist() == [True, True, False]
+    assert output.task_success[:3].tolist() == [True, True, False]
     state, waited = skipped(state), SKIPPED
     while walk.game.block_ahead(state.world) != "RIPE_PLANT":
         state, output = walk.act(state, "NOOP")
         waited += 1
         assert not output.done, f"cut after {waited} steps"
     _, output = walk.act(state, "DO")
-    assert output.task_success.tolist() == [True, True, True]
+    assert output.task_success[:3].tolist() == [True, True, True]
     assert waited > SKIPPED, "what was skipped did not make it ripe by itself"
     assert DEFAULT < waited < LIMIT - 200, "two hundred steps are left for walking"
 

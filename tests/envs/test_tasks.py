@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 
 from flowrl.config import PPOConfig
 from flowrl.envs.skill_module import TaskModule, load_module
-from flowrl.envs.tasks import compiled_functions, library_functions, make_env, shared_functions
+from flowrl.envs.tasks import library_functions, make_env, shared_functions
 from flowrl.envs.vector import BatchedEnv, BatchedState, Store
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic, init_expert, stack_experts
@@ -57,10 +58,10 @@ def test_every_library_skill_is_found_by_its_code():
     library = library_functions(CLASSIC)
     for name in LIBRARY:
         functions, plan = shared_functions(module_of(name), max_task_steps=300)
-        assert functions == tuple(library.values()), name
-        assert [functions[number].skill for number in plan.functions[: plan.last + 1]] == [
-            task.skill for task in module_of(name).tasks
-        ]
+        assert functions == library, name
+        assert [
+            list(functions.values())[number].skill for number in plan.functions[: plan.last + 1]
+        ] == [task.skill for task in module_of(name).tasks]
 
 
 def test_a_plan_as_data_says_counts_limits_and_experts():
@@ -78,13 +79,18 @@ def test_a_skill_of_a_users_own_has_its_own_functions():
     own = WOOD._replace(is_done="(inventory, n=2):\n    return inventory.wood > n + 7")
     module = load_module(module_text([own]))
     functions, plan = shared_functions(module, max_task_steps=5)
-    assert functions[plan.functions[0]] is module.tasks[0].functions
-    assert not functions[plan.functions[0]].takes_count
+    found = list(functions.values())[plan.functions[0]]
+    assert found is module.tasks[0].functions
+    assert not found.takes_count
     assert len(functions) == len(library_functions(CLASSIC)) + 1
 
 
+def compiled_functions(module):
+    return shared_functions(module, max_task_steps=5)[0].keys() - library_functions(CLASSIC)
+
+
 def test_what_is_compiled_in_besides_the_library_tells_plans_apart():
-    assert compiled_functions(module_of("Eat Plant")) == []
+    assert compiled_functions(module_of("Eat Plant")) == set()
     own = WOOD._replace(is_done="(inventory, n=2):\n    return inventory.wood > n + 7")
     other = WOOD._replace(is_done="(inventory, n=2):\n    return inventory.wood > n + 6")
     counted = own._replace(is_done=own.is_done.replace("n=2", "n=3"), count=3)
@@ -92,7 +98,7 @@ def test_what_is_compiled_in_besides_the_library_tells_plans_apart():
         compiled_functions(load_module(module_text([skill]))) for skill in (own, other, counted)
     ]
     assert [len(functions) for functions in found] == [1, 1, 1]
-    assert len({tuple(functions) for functions in found}) == 3
+    assert len(set().union(*found)) == 3
 
 
 def test_making_an_environment_does_not_load_craftax(tmp_path):
@@ -102,7 +108,7 @@ def test_making_an_environment_does_not_load_craftax(tmp_path):
         "from flowrl.envs.tasks import make_env\n"
         "from flowrl.envs.skill_module import load_module\n"
         "module = load_module(Path(sys.argv[1]))\n"
-        "env = make_env(sys.argv[2], module, max_task_steps=9, share=True)\n"
+        "env = make_env(sys.argv[2], module, max_task_steps=9)\n"
         "assert env.observation_size == 1345\n"
         "sys.exit('craftax.craftax_classic' in sys.modules)\n"
     )
@@ -116,7 +122,11 @@ def test_a_plan_as_data_is_walked_like_one_that_is_compiled_in(worlds_of):
     """Random play with wood, stone and tables thrown in, so that plans move on."""
     worlds = worlds_of(CLASSIC)[1]
     module = module_of("Make Stone Pickaxe")
-    envs = [make_env(CLASSIC, module, max_task_steps=9, share=share) for share in (False, True)]
+    data = make_env(CLASSIC, module, max_task_steps=9)
+    functions = {str(k): task.functions for k, task in enumerate(module.tasks)}
+    numbers = np.arange(len(data.plan.functions), dtype=np.int32)
+    own = replace(data, functions=functions, plan=data.plan._replace(functions=numbers))
+    envs = own, data
     advances = [jax.jit(jax.vmap(env.advance)) for env in envs]
     states = [jax.jit(jax.vmap(env.begin_in))(worlds) for env in envs]
     moved = 0
@@ -129,14 +139,10 @@ def test_a_plan_as_data_is_walked_like_one_that_is_compiled_in(worlds_of):
         for place, advance in enumerate(advances):
             states[place], output = advance(keys, states[place], actions)
             outputs.append(output)
-        own, data = outputs
-        tasks = own.task_success.shape[-1]
-        for name in own._fields:
-            left, right = np.asarray(getattr(own, name)), np.asarray(getattr(data, name))
-            right = right[:, :tasks] if name == "task_success" else right
-            assert (left == right).all(), name
-        assert (np.asarray(data.task_success)[:, tasks:] == 0).all()
-        moved = max(moved, int(np.asarray(own.task).max()))
+        for name, left, right in zip(outputs[0]._fields, *outputs, strict=True):
+            assert (np.asarray(left) == np.asarray(right)).all(), name
+        assert not np.asarray(outputs[0].task_success)[:, len(functions) :].any()
+        moved = max(moved, int(np.asarray(outputs[0].task).max()))
     assert moved >= 3
 
 
@@ -149,9 +155,7 @@ def _gifted(state):
 def test_all_plans_of_library_skills_act_by_the_same_program():
     texts = []
     for skill in ("Collect Wood", "Place Table"):
-        env = BatchedEnv(
-            make_env(CLASSIC, module_of(skill), max_task_steps=300, share=True), stock=16
-        )
+        env = BatchedEnv(make_env(CLASSIC, module_of(skill), max_task_steps=300), stock=16)
         network, key = ActorCritic(env.num_actions, 8), jax.random.key(0)
         expert = init_expert(network, key, observation_size=env.observation_size)
         params = pack(stack_experts([expert] * 8))
