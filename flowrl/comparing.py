@@ -105,16 +105,22 @@ def _blend(layout: GraphPaths, folder: Path, run: RunPaths, question: Question) 
 
 def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compared:
     """Let both copies walk the plan of the expert's own skill, with the same luck."""
-    archive = _archive(layout, place, question.expert)
+    archive, store = place, ExpertStore(layout)
+    if question.expert != place.expert:
+        version = store.manifest().experts[question.expert]
+        archive = RunPaths(layout.skill_folder(question.expert, version.skill), question.expert)
     run, module = read_run(archive), open_module(archive.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
     play, luck = open_player(config, module), jax.random.key(_seed(question))
-    others = load_experts(ExpertStore(layout), run)
-    copies = _copies(layout, place, question, checkpoint.like_of(expected_shapes(run.config)))
-    local = run.experts.index(question.expert)
-    current, candidate = (play(_with(others, local, copy), luck, EPISODES) for copy in copies)
-    lost, won = current.success[:, -1], candidate.success[:, -1]
+    others, local = load_experts(store, run), run.experts.index(question.expert)
+
+    def successes(copy: Any) -> np.ndarray:
+        experts = jax.tree.map(lambda leaves, leaf: leaves.at[local].set(leaf), others, copy)
+        return play(experts, luck, EPISODES).success[:, -1]
+
+    like = checkpoint.like_of(expected_shapes(run.config))
+    lost, won = map(successes, _copies(layout, place, question, like))
     return Compared(
         question=question,
         wins=int((won & ~lost).sum()),
@@ -125,14 +131,6 @@ def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compare
 
 def _seed(question: Question) -> int:
     return int(hashlib.sha256(repr(question).encode()).hexdigest()[:7], 16)
-
-
-def _archive(layout: GraphPaths, place: RunPaths, expert: int) -> RunPaths:
-    """The run that knows the plan and the module of an expert's skill."""
-    if expert == place.expert:
-        return place
-    version = ExpertStore(layout).manifest().experts[expert]
-    return RunPaths(layout.skill_folder(expert, version.skill), expert)
 
 
 def _copies(layout: GraphPaths, place: RunPaths, question: Question, like: Any) -> tuple[Any, Any]:
@@ -148,10 +146,6 @@ def _copies(layout: GraphPaths, place: RunPaths, question: Question, like: Any) 
                 f"expert {question.expert} is another one than was asked about; merge again"
             )
     return current, candidate
-
-
-def _with(stacked: Any, local: int, expert: Any) -> Any:
-    return jax.tree.map(lambda leaves, leaf: leaves.at[local].set(leaf), stacked, expert)
 
 
 if __name__ == "__main__":

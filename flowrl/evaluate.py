@@ -96,8 +96,11 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
     use_compile_cache(config.compile_cache)
     play = open_player(config, module)
     params = load_experts(store, run)
-    tallies = [play(params, key, count) for key, count in _batches(seed, episodes)]
+    keys = jax.random.split(jax.random.key(seed), -(-episodes // ROWS))
+    counts = [min(ROWS, episodes - begun) for begun in range(0, episodes, ROWS)]
+    tallies = [play(params, key, count) for key, count in zip(keys, counts, strict=True)]
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
+    successes = tally.success.sum(axis=0).tolist()
     return EvaluationReport(
         graph=str(layout.root),
         generation=store.manifest().generation,
@@ -105,10 +108,7 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
         episodes=episodes,
         mean_episode_length=float(tally.length.mean()),
         mean_episode_return=float(tally.total.mean()),
-        steps=tuple(
-            _rate(step, int(wins), episodes)
-            for step, wins in zip(run.plan, tally.success.sum(axis=0), strict=True)
-        ),
+        steps=tuple(map(partial(_rate, episodes=episodes), run.plan, successes)),
     )
 
 
@@ -157,17 +157,19 @@ def open_player(config: PPOConfig, module: TaskModule) -> Play:
 
 def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
     """As `open_player`, in environments whose stock has ROWS worlds."""
-    wide = acting_experts(env.num_experts)
     inputs = Inputs(env, config)
-    key = {"activation": config.activation, "layer_size": config.layer_size, "experts": wide}
+    key = {
+        "activation": config.activation,
+        "layer_size": config.layer_size,
+        "experts": acting_experts(env.num_experts),
+    }
 
     def like() -> tuple[Any, ...]:
         obs, state = env.like(ROWS)
         key = jax.eval_shape(jax.random.key, 0)
         return jax.eval_shape(inputs.pad, inputs.packed), (obs, state, key, _tally(state, 0))
 
-    act = partial(_chunk, env, config.activation)
-    chunk = cache.begin(ProgramSpec("play", act, like, key))
+    chunk = cache.begin(ProgramSpec("play", partial(_chunk, env, config.activation), like, key))
     env.begin_programs(ROWS)
 
     def play(params: Any, key: jax.Array, count: int) -> Tally:
@@ -214,12 +216,7 @@ def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:
     return jax.lax.scan(act, carry, None, length=_CHUNK)[0]
 
 
-def _batches(seed: int, episodes: int) -> list[tuple[jax.Array, int]]:
-    sizes = [min(ROWS, episodes - start) for start in range(0, episodes, ROWS)]
-    return list(zip(jax.random.split(jax.random.key(seed), len(sizes)), sizes, strict=True))
-
-
-def _rate(step: PlannedStep, wins: int, episodes: int) -> StepRate:
+def _rate(step: PlannedStep, wins: int, *, episodes: int) -> StepRate:
     low, high = wilson(wins, episodes)
     return StepRate(
         skill=step.skill,

@@ -89,24 +89,27 @@ def train(
     *,
     learner: Learner,
     counters: Counters,
-    started: float | None = None,
 ) -> Iterator[UpdateReport]:
     """Update, at least once, until the budget is spent or success is frequent enough.
 
-    `learner` is donated. Seconds are counted from `started`, by `time.monotonic`; without it they
-    go on from `counters` now.
+    `learner` is donated.
 
     Raises:
       TrainingError: a loss or a parameter is not finite.
     """
-    started = time.monotonic() - counters.seconds if started is None else started
+    started = time.monotonic() - counters.seconds
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
     ended = False
     with ThreadPoolExecutor(num_groups(config), thread_name_prefix="acting") as threads:
         while not ended:
             lr = np.float32(learning_rate(config, counters.updates))
             learner, stats = update(env, programs, learner, lr, threads=threads)
-            counters = _counted(counters, stats, seconds=time.monotonic() - started)
+            counters = Counters(
+                updates=counters.updates + 1,
+                frames=counters.frames + stats.done.size,
+                acted=tuple(map(int, np.add(counters.acted, stats.acted))),
+                seconds=time.monotonic() - started,
+            )
             _check_finite(stats, config, counters)
             episodes.add(
                 done=stats.done,
@@ -166,15 +169,6 @@ def _without_aliases(state: RolloutState) -> RolloutState:
         return jnp.copy(leaf) if twice else leaf
 
     return jax.tree.map(own, state)
-
-
-def _counted(counters: Counters, stats: Stats, *, seconds: float) -> Counters:
-    return Counters(
-        updates=counters.updates + 1,
-        frames=counters.frames + stats.done.size,
-        acted=tuple(map(int, np.add(counters.acted, stats.acted))),
-        seconds=seconds,
-    )
 
 
 def _check_finite(stats: Stats, config: PPOConfig, counters: Counters) -> None:

@@ -81,26 +81,24 @@ def begin_programs(
     env: WalkingEnv, config: PPOConfig, cache: ProgramCache | None = None
 ) -> Programs:
     """Let threads load or compile a trainer's programs, the slowest first."""
-    cache = ProgramCache() if cache is None else cache
-    return Programs(*map(cache.begin, _specs(env, compiled_in(config))))
-
-
-def _specs(env: WalkingEnv, config: PPOConfig) -> tuple[ProgramSpec, ...]:
-    """One for each field of `Programs`, in that order."""
+    cache, config = cache or ProgramCache(), compiled_in(config)
     inputs, experts, groups = Inputs(env, config), env.num_experts, num_groups(config)
     of_group = replace(config, num_envs=group_size(config), acting_threads=None)
     acting = {"acting": acting_experts(experts)}
     acts = {"config": to_json(of_group), **acting}
     learns = {"config": to_json(config), **acting, "experts": experts}
-    return (
-        ProgramSpec("act", inputs.act, inputs.of_acting, acts, donate=(1,)),
-        ProgramSpec("learn", partial(_learn, config), inputs.of_learning, learns, donate=(0,)),
+    specs = (  # one for each field of Programs, in that order
+        ProgramSpec("act", inputs.act, lambda: inputs.acting, acts, donate=(1,)),
+        ProgramSpec("learn", partial(_learn, config), inputs.learning, learns, donate=(0,)),
         ProgramSpec("keys", partial(_expert_keys, experts), lambda: (seed_words(0),), learns),
-        ProgramSpec("groups", partial(_group_keys, groups), _key_like, {"groups": groups}),
+        ProgramSpec(
+            "groups", partial(_group_keys, groups), lambda: (_key_like(),), {"groups": groups}
+        ),
         ProgramSpec("ready", partial(_fresh_state, config), lambda: (inputs.stacked,), learns),
         ProgramSpec("pad", inputs.pad, lambda: (inputs.packed,), learns),
         ProgramSpec("unpack", unpack, lambda: (inputs.packed,), learns),
     )
+    return Programs(*map(cache.begin, specs))
 
 
 def compiled_in(config: PPOConfig) -> PPOConfig:
@@ -156,24 +154,21 @@ class Inputs:
         """Acting; jitted, so that it is traced once for itself and for learning."""
         return jax.jit(partial(_act, self._env, self._config))
 
-    def of_acting(self) -> tuple[Packed, RolloutState]:
-        """What acting takes, for one group of environments."""
-        return self._of_acting
-
     @cached_property
-    def _of_acting(self) -> tuple[Packed, RolloutState]:
+    def acting(self) -> tuple[Packed, RolloutState]:
+        """What acting takes, for one group of environments."""
         obs, state = self._env.like(group_size(self._config))
-        return jax.eval_shape(self.pad, self.packed), RolloutState(state, obs, *_key_like())
+        return jax.eval_shape(self.pad, self.packed), RolloutState(state, obs, _key_like())
 
-    def of_learning(self) -> tuple[Any, ...]:
+    def learning(self) -> tuple[Any, ...]:
         """What learning takes."""
         state = jax.eval_shape(partial(_fresh_state, self._config), self.stacked)
-        batch = jax.eval_shape(self.act, *self.of_acting())[1]
+        batch = jax.eval_shape(self.act, *self.acting)[1]
         return state, (batch,) * num_groups(self._config), np.float32(0)
 
 
-def _key_like() -> tuple[Any]:
-    return (jax.eval_shape(jax.random.key, 0),)
+def _key_like() -> jax.Array:
+    return jax.eval_shape(jax.random.key, 0)
 
 
 def _act(

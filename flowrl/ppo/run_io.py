@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -125,7 +123,8 @@ def initial_experts(
     for local, expert in enumerate(assignment.experts):
         folder = assignment.paths.seed(local)
         if folder.is_dir():
-            _check_seed(folder, digests.get(expert))
+            if expert in digests and storage.tree_digest(folder) != digests[expert]:
+                raise ExpertCorruptError(f"{folder} is not the version that run.json names; retry")
             params.append(checkpoint.load_expert(folder, like))
         elif expert in digests:
             raise ExpertMissingError(f"{folder}, the seed of expert {expert}, is missing; retry")
@@ -174,24 +173,21 @@ def save_finals(
 class Checkpointer:
     """Saves a run every so often, since a trainer that is killed has no time to."""
 
-    def __init__(
-        self, paths: RunPaths, *, seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, paths: RunPaths, seconds: float) -> None:
         self._paths = paths
         self._seconds = seconds
-        self._clock = clock
-        self._saved_at = clock()
+        self._saved_at = time.monotonic()
 
     def after(self, update: UpdateReport) -> None:
         """Save if it is time to; if that fails, warn, and let training go on."""
-        if not self._seconds or self._clock() - self._saved_at < self._seconds:
+        if not self._seconds or time.monotonic() - self._saved_at < self._seconds:
             return
         try:
             save_checkpoint(self._paths, update.learner, update.counters)
         except (OSError, ValueError) as error:  # Orbax reports a full disk by the latter
             reason = str(error).partition("\n")[0]
             logger.warning("there is no new checkpoint to resume from: %s", reason)
-        self._saved_at = self._clock()
+        self._saved_at = time.monotonic()
 
 
 def save_checkpoint(paths: RunPaths, learner: Learner, counters: Counters) -> None:
@@ -233,8 +229,3 @@ def _checkpoint(kept: Resumed) -> dict[str, Any]:
         "acted": np.asarray(counters.acted, np.int64),
         "seconds": np.asarray(counters.seconds, np.float64),
     }
-
-
-def _check_seed(folder: Path, expected: str | None) -> None:
-    if expected is not None and storage.tree_digest(folder) != expected:
-        raise ExpertCorruptError(f"{folder} is not the version that run.json names; retry")

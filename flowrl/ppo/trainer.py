@@ -54,22 +54,19 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     reporter = Reporter(assignment, config.ppo)
     try:
         learner, counters = prepare(assignment, config, env, programs)
-        started = began - counters.seconds  # as if all starts had been one
-        updates = train(
-            env, config.ppo, programs, learner=learner, counters=counters, started=started
-        )
+        seconds = counters.seconds + time.monotonic() - began  # as if all starts had been one
+        counters = replace(counters, seconds=seconds)
         reporter.begin_training(counters)
-        seconds = config.ppo.checkpoint_seconds
-        checkpointer = run_io.Checkpointer(assignment.paths, seconds=seconds)
-        for update in updates:
+        checkpoints = run_io.Checkpointer(assignment.paths, config.ppo.checkpoint_seconds)
+        for update in train(env, config.ppo, programs, learner=learner, counters=counters):
             reporter.report(update)
             if update.ended:
-                _finish(assignment, update, programs, started=started)
+                _finish(assignment, update, programs)
             elif (exit_code := stop()) is not None:
                 run_io.save_checkpoint(assignment.paths, update.learner, update.counters)
                 return exit_code
             else:
-                checkpointer.after(update)
+                checkpoints.after(update)
         return 0
     finally:
         reporter.close()
@@ -129,9 +126,7 @@ def use_compile_cache(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _finish(
-    assignment: Assignment, update: UpdateReport, programs: Programs, *, started: float
-) -> None:
+def _finish(assignment: Assignment, update: UpdateReport, programs: Programs) -> None:
     """Write the final experts, then result.json with their digests; remove the checkpoint."""
     paths = assignment.paths
     storage.remove_file(paths.result_json)  # of an earlier run in the same folder
@@ -145,7 +140,7 @@ def _finish(
         step_success=update.rates.step_success,
         mean_episode_length=update.rates.mean_episode_length,
         updates=update.counters.updates,
-        wall_seconds=time.monotonic() - started,
+        wall_seconds=update.counters.seconds,
         stopped_early=update.reached,
     )
     runs.write_result(paths, result)

@@ -267,7 +267,8 @@ def test_checkpoints_come_as_often_as_was_said(layout, monkeypatch):
         run_io, "save_checkpoint", lambda paths, learner, counters: saved.append(counters)
     )
     now = 0.0
-    checkpointer = run_io.Checkpointer(layout, seconds=300.0, clock=lambda: now)
+    monkeypatch.setattr(run_io.time, "monotonic", lambda: now)
+    checkpointer = run_io.Checkpointer(layout, 300.0)
     for now in (1.0, 299.0, 300.0, 400.0, 599.0, 600.0):
         checkpointer.after(SimpleNamespace(learner=None, counters=now))
     assert saved == [300.0, 600.0]
