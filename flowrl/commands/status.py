@@ -64,20 +64,19 @@ class StatusCommand:
     def __call__(self) -> int:
         """Print the status once, or again and again until every skill has ended."""
         paths = GraphPaths(self.graph_path)
-        if self.json:
-            return _print_json(paths, watch=self.watch)
         console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-        rows = read_rows(paths)
-        if not self.watch:
-            ending = ["", *summary_lines(rows)[1:]] if all_ended(rows) else []
-            console.print(Group(screen(paths, rows), *map(Text, ending)))
-            return 0
-        with Live(screen(paths, rows), console=console, auto_refresh=False) as live:
-            while not all_ended(rows):
-                time.sleep(_WATCH_SECONDS)
-                rows = read_rows(paths)
-                live.update(screen(paths, rows), refresh=True)
-        return 0
+        while True:
+            rows = read_rows(paths)
+            if self.json:
+                console.out(json.dumps(status_document(paths), indent=2), highlight=False)
+            else:
+                if self.watch:
+                    console.clear()
+                ending = ["", *summary_lines(rows)[1:]] if all_ended(rows) else []
+                console.print(Group(screen(paths, rows), *map(Text, ending)))
+            if not self.watch or all_ended(rows):
+                return 0
+            time.sleep(_WATCH_SECONDS)
 
 
 @contextmanager
@@ -162,16 +161,6 @@ def status_document(paths: GraphPaths) -> dict[str, Any]:
         "notices": _notices(paths),
         "skills": [asdict(row) for row in rows],
     }
-
-
-def _print_json(paths: GraphPaths, *, watch: bool) -> int:
-    while True:
-        document = status_document(paths)
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-        sys.stdout.flush()
-        if not watch or document["ended"]:
-            return 0
-        time.sleep(_WATCH_SECONDS)
 
 
 def _now(paths: GraphPaths) -> Group:

@@ -21,8 +21,6 @@ import numpy as np
 import tensorstore
 
 _UNREADABLE = (ValueError, OSError, KeyError, TypeError, IndexError, MemoryError, RecursionError)
-_METADATA_BYTES = 16 * 2**20
-_ANSWER_BYTES = 16 * 2**20
 _CACHED = {"cache_pool": {"total_bytes_limit": 2**24}}
 _FLOAT = "<f4"
 _ARRAY = "/.zarray"
@@ -38,11 +36,7 @@ def main() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], most))
     expected = {leaf: tuple(shape) for leaf, shape in order["expected"].items()}
-    reports = [report(Path(folder), expected) for folder in order["folders"]]
-    answer = json.dumps(reports)
-    if len(answer) > _ANSWER_BYTES:
-        sys.exit(f"the description of the arrays has {len(answer)} bytes, over {_ANSWER_BYTES}")
-    sys.stdout.write(answer)
+    sys.stdout.write(json.dumps([report(Path(folder), expected) for folder in order["folders"]]))
     return 0
 
 
@@ -96,7 +90,8 @@ def _forms(folder: Path, store: Any) -> dict[str, Any]:
         name.removesuffix(_ARRAY).replace(".", "/"): json.loads(read.result().value)
         for name, read in reads.items()
     }
-    described = _described(folder)
+    tree = json.loads((folder / "_METADATA").read_bytes())["tree_metadata"].values()
+    described = {"/".join(str(key["key"]) for key in leaf["key_metadata"]) for leaf in tree}
     if described != set(found):
         odd = sorted(described ^ set(found))
         raise ValueError(f"its description and its arrays differ in {', '.join(odd)[:150]}")
@@ -107,15 +102,6 @@ def _forms(folder: Path, store: Any) -> dict[str, Any]:
         if math.prod(chunks) > max(1, math.prod(shape)):
             raise ValueError(f"{leaf} of shape {shape} is stored in chunks of {chunks}")
     return found
-
-
-def _described(folder: Path) -> set[str]:
-    """The leaves that Orbax's own description lists."""
-    path = folder / "_METADATA"
-    if path.stat().st_size > _METADATA_BYTES:
-        raise ValueError(f"its description has {path.stat().st_size} bytes")
-    tree = json.loads(path.read_bytes())["tree_metadata"]
-    return {"/".join(str(key["key"]) for key in leaf["key_metadata"]) for leaf in tree.values()}
 
 
 def _digest(store: Any, forms: Mapping[str, Any], context: Any) -> tuple[str, list[str]]:

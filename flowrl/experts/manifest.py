@@ -2,11 +2,12 @@
 
 `global_latest.json` is replaced atomically by every merge. The same file holds the ledger of
 merged runs, so a reader sees all of a merge or none of it, and a repeated merge finds its run id.
-A damaged manifest is refused with the history file to restore it from; it is never begun anew.
+A damaged manifest is refused with the remedy; it is never begun anew.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from flowrl.storage import records
 from flowrl.storage.records import Natural
 
 KEPT_GENERATIONS = 20
+_RESTORE = "stop the scheduler and run flowrl fsck --repair, which restores it from its history"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"v(?:[0-9]{6}|[1-9][0-9]{6,})-[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HISTORY = re.compile(r"(?:0|[1-9][0-9]*)\.json")
@@ -109,21 +111,16 @@ def read(layout: GraphPaths) -> Manifest:
       FormatVersionError: another version of flowrl wrote it.
     """
     past = generations(layout)  # looked at first: a first merge writes it after the manifest
-    if not layout.manifest.exists() and not layout.manifest.is_symlink():
-        if past:
-            raise FileRefusedError(f"{layout.manifest} is lost; {_remedy(layout)}")
-        if any(layout.skills.glob("*/run.json")):  # an archive comes after the first manifest
-            raise FileRefusedError(
-                f"{layout.manifest} and its history are lost, though {layout.skills} holds merged "
-                f"skills; restore {layout.checkpoints} from a backup"
-            )
+    if not os.path.lexists(layout.manifest):
+        if past or any(layout.skills.glob("*/run.json")):  # an archive comes after a manifest
+            raise FileRefusedError(f"{layout.manifest} is lost; {_RESTORE}")
         return Manifest()
     try:
         return read_file(layout.manifest)
     except FormatVersionError:
         raise
     except FileRefusedError as error:
-        raise FileRefusedError(f"{error}; {_remedy(layout)}") from error
+        raise FileRefusedError(f"{error}; {_RESTORE}") from error
 
 
 def read_file(path: Path) -> Manifest:
@@ -190,14 +187,3 @@ def _file(manifest: Manifest) -> ManifestFile:
 
 def _content(manifest: Manifest) -> bytes:
     return records.encode(_file(manifest))
-
-
-def _remedy(layout: GraphPaths) -> str:
-    readable = [generation for generation, known in read_history(layout) if known]
-    if readable:
-        path = history_file(layout, readable[-1])
-        return (
-            "stop the scheduler, then restore it: flowrl fsck --repair checks whether that loses "
-            f"a merge, this does not: cp {path} {layout.manifest}"
-        )
-    return "no readable manifest is left in its history; restore it from a backup"
