@@ -258,7 +258,7 @@ def walk() -> list[str]:
         threading.setprofile(note)
         sys.setprofile(note)
         try:
-            waits = chain.run(Launcher(f"house-{Path(name).name}", keep_seconds=0.0))
+            waits = chain.run(Launcher(f"house-{Path(name).name}"))
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]

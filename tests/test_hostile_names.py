@@ -193,7 +193,7 @@ def test_hostile_names_are_trained_like_others(world, capsys, step):
 def test_hostile_names_are_harmless_sessions(world, capsys):
     names = [*TMUX[:3], "; kill-server", "a;", "-t", "$(id)", "../../x"]
     socket = world / "home" / "socket"
-    tmux = TmuxLauncher(str(socket), keep_seconds=600.0)
+    tmux = TmuxLauncher(str(socket))
     try:
         taken = train_all(world, names, tmux)
         assert taken == names

@@ -15,12 +15,13 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 CAP_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**16
+LINE_BYTES = 2**20
 REDACTED = b"[redacted]"
-SECRETS = "secrets.json"
 SECRETS_LIMIT_BYTES = 2**20
 
 
@@ -30,49 +31,30 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     path = os.path.abspath(argv[0])
     limit = (int(argv[1]) if len(argv) > 1 else CAP_BYTES) // 2
-    redactor = Redactor(take_secrets(os.path.join(os.path.dirname(path), SECRETS)))
+    secrets = take_secrets(os.path.join(os.path.dirname(path), "secrets.json"))
     log = open_log(path)
-    while chunk := os.read(0, CHUNK_BYTES):
-        log = append(path, log, redactor.feed(chunk), limit)
-    append(path, log, redactor.rest(), limit)
+    for text in redacted(iter(lambda: os.read(0, CHUNK_BYTES), b""), secrets):
+        log = append(path, log, text, limit)
     return 0
 
 
-class Redactor:
-    """Replaces secrets in a stream of bytes, wherever the stream happens to be cut."""
+def redacted(chunks: Iterable[bytes], secrets: list[bytes]) -> Iterator[bytes]:
+    """Yield a stream without its secrets, wherever it happens to be cut.
 
-    def __init__(self, secrets: list[bytes]) -> None:
-        """Take the secrets, the longest first."""
-        self._secrets = [secret for secret in secrets if secret]
-        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
-        self._held = b""
-
-    def feed(self, chunk: bytes) -> bytes:
-        """What may be written now; an end that may become a secret is held back."""
-        if not self._secrets:
-            return chunk
-        text = self._held + chunk
-        end = len(text) - max(common_end(text, secret) for secret in self._secrets)
-        for match in self._pattern.finditer(text):
-            if match.start() < end < match.end():
-                end = match.start()
-        self._held = text[end:]
-        return self._pattern.sub(REDACTED, text[:end])
-
-    def rest(self) -> bytes:
-        """What was held back and has not become a longer secret."""
-        return self._pattern.sub(REDACTED, self._held) if self._secrets else b""
-
-
-def common_end(text: bytes, secret: bytes) -> int:
-    """How many bytes at the end of a text are the beginning of a secret, though not all of it."""
-    tail = text[max(0, len(text) - len(secret) + 1) :]
-    start = tail.find(secret[:1])
-    while start >= 0:
-        if secret.startswith(tail[start:]):
-            return len(tail) - start
-        start = tail.find(secret[:1], start + 1)
-    return 0
+    A line is held back until it ends, since no secret has a line's end inside. One over
+    `LINE_BYTES` is yielded in pieces.
+    """
+    if not secrets:
+        yield from chunks
+        return
+    pattern, held = re.compile(b"|".join(map(re.escape, secrets))), b""
+    for chunk in chunks:
+        text = held + chunk
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        end = len(text) if len(text) - end > LINE_BYTES else end
+        held = text[end:]
+        yield pattern.sub(REDACTED, text[:end])
+    yield pattern.sub(REDACTED, held)
 
 
 def take_secrets(path: str) -> list[bytes]:

@@ -95,38 +95,26 @@ class EndWatcher:
     """Sleeps until a runner ends.
 
     The kernel reports the end through the runner's pidfd, within a millisecond. A descriptor is
-    kept from wait to wait, so that waiting for many runners costs nothing. Where pidfds are missing
-    or used up, /proc is looked at every 50 ms.
+    kept from wait to wait, so that waiting for many runners costs nothing. A runner that has none,
+    because it has ended or because pidfds are missing or used up, is looked at every 50 ms.
     """
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._watched: dict[Key, int] = {}  # → its descriptor
-        self._reported: set[Key] = set()
 
     def wait(self, handles: Iterable[Handle], *, timeout_seconds: float) -> bool:
-        """Wait until a runner may have ended (returns True), or for the timeout (returns False).
-
-        An end is reported at once, but only once: a job that `poll` calls alive after that (an
-        orphan that is being killed) is looked at every 50 ms.
-        """
-        unwatched = False
+        """Wait until a runner may have ended (returns True), or for the timeout (returns False)."""
         expected = {(handle.pid, handle.start_time) for handle in handles}
-        self._reported &= expected
         for key in self._watched.keys() - expected:
             self._drop(key)
-        for key in expected - self._watched.keys():
-            if self._watch(key):
-                continue
-            if self._is_new_end(key):
-                return True
-            unwatched = True
+        unwatched = [key for key in expected - self._watched.keys() if not self._watch(key)]
+        if unwatched:
             timeout_seconds = min(timeout_seconds, _RECHECK_SECONDS)
         ended = {descriptor for descriptor, _ in self._poll.poll(max(0.0, timeout_seconds) * 1000)}
         for key in [key for key, descriptor in self._watched.items() if descriptor in ended]:
-            self._reported.add(key)
             self._drop(key)
-        return unwatched or bool(ended)
+        return bool(unwatched or ended)
 
     def sees_alive(self, handle: Handle) -> bool:
         """Whether the kernel says that this runner lives; False where it is not watched.
@@ -134,11 +122,7 @@ class EndWatcher:
         This costs next to nothing, while reading the run's records opens files.
         """
         descriptor = self._watched.get((handle.pid, handle.start_time))
-        if descriptor is None:
-            return False
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return not poll.poll(0)
+        return descriptor is not None and descriptor not in dict(self._poll.poll(0))
 
     def close(self) -> None:
         """Give the descriptors back."""
@@ -147,38 +131,26 @@ class EndWatcher:
 
     def _watch(self, key: Key) -> bool:
         """Open a descriptor that becomes readable when the runner ends; False without one."""
-        if key in self._reported or len(self._watched) >= _max_watched():
+        if len(self._watched) >= _max_watched():
             return False
         try:
             descriptor = os.pidfd_open(key[0])
         except (OSError, AttributeError):  # ended, out of descriptors, or an old kernel
             return False
-        if not _lives(key):
-            os.close(descriptor)
-            return False
-        self._watched[key] = descriptor
-        self._poll.register(descriptor, select.POLLIN)
-        return True
+        with contextlib.suppress(OSError):  # it cannot be looked at now
+            if alive(*key):
+                self._watched[key] = descriptor
+                self._poll.register(descriptor, select.POLLIN)
+                return True
+        os.close(descriptor)
+        return False
 
     def _drop(self, key: Key) -> None:
         descriptor = self._watched.pop(key)
         self._poll.unregister(descriptor)
         os.close(descriptor)
 
-    def _is_new_end(self, key: Key) -> bool:
-        if key in self._reported or _lives(key):
-            return False
-        self._reported.add(key)
-        return True
-
 
 def _max_watched() -> int:
     """Watch at most half of RLIMIT_NOFILE; merges need descriptors too."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-
-
-def _lives(key: Key) -> bool:
-    try:
-        return alive(*key)
-    except OSError:
-        return True  # it cannot be looked at now

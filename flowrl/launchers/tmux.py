@@ -1,10 +1,10 @@
 """Jobs as tmux sessions, so that people can attach to a training and read a failed one.
 
 tmux is never asked whether a job lives or how it ended; the job's folder says that. Sessions are
-on the user's own server: options are set per session, a session with an attached client is never
-killed, and one without our run id is never touched. Graphs that share a server are told apart by
-the folder of their runs: a session of this graph is used again, and a name that another program
-uses gets a number.
+on the user's own server: options are set per session, and one without our run id is never touched.
+tmux closes the session of a job that succeeds; that of a failed job stays to be read, and the next
+attempt runs in it. Graphs that share a server are told apart by the folder of their runs. A name
+that another program uses gets a number.
 """
 
 from __future__ import annotations
@@ -23,17 +23,12 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
-import libtmux
-from libtmux.common import has_minimum_version
-from libtmux.exc import LibTmuxException
-
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process, run_status
-from flowrl.launchers.base import Finished, Handle, Job, Outcome
+from flowrl.launchers.base import Handle, Job, Outcome
 from flowrl.launchers.process import EndWatcher
 from flowrl.paths import JobPaths
 
-KEEP_SECONDS = 30.0
 RUN_OPTION = "@flowrl_run"
 FOLDER_OPTION = "@flowrl_folder"
 REPLY_SECONDS = 10.0
@@ -43,11 +38,9 @@ PANE_FORMAT = "\t".join(f"#{{{field}}}" for field in _FIELDS)
 _MISSING = "tmux is not installed; install it (apt install tmux) or use --launcher local"
 _ENDING = "server exited unexpectedly"
 _NO_SERVER = ("no server running", "No such file or directory", "no current target")
-_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 _COLUMNS, _LINES = "160", "48"
 _PAUSE_SECONDS = 0.05
 _FORMER_RUN_SECONDS = 1.0
-_REAP_SECONDS = 0.5  # at least, between two tries to end a session
 
 logger = logging.getLogger(__name__)
 
@@ -91,24 +84,9 @@ class TmuxServer:
     """
 
     def __init__(self, socket: str | None = None) -> None:
-        by_path = socket is not None and "/" in socket
-        server = libtmux.Server(
-            socket_name=None if by_path else socket, socket_path=socket if by_path else None
-        )
-        self.socket_name, self.socket_path = server.socket_name, server.socket_path
-
-    def check(self) -> None:
-        """Check that tmux is installed and new enough; no server is started or asked.
-
-        Raises:
-          ConfigError: it is not.
-        """
-        if shutil.which("tmux") is None:
-            raise ConfigError(_MISSING)
-        try:
-            has_minimum_version()
-        except LibTmuxException as error:
-            raise ConfigError(f"tmux cannot be used, use --launcher local: {error}") from error
+        self._address: tuple[str, ...] = ()
+        if socket is not None:
+            self._address = ("-S" if "/" in socket else "-L", socket)
 
     def run(self, *words: str) -> Reply:
         """Run one tmux command line; the reply says what tmux refused.
@@ -138,13 +116,9 @@ class TmuxServer:
         raise LaunchError(f"tmux cannot list its panes: {reply.why}")
 
     def _run(self, words: tuple[str, ...]) -> Reply:
-        """Run one tmux client; libtmux's `Server.cmd` would wait for a frozen server for ever."""
-        tmux = shutil.which("tmux")
-        if tmux is None:
-            raise LaunchError(_MISSING)
         try:
             done = subprocess.run(
-                [tmux, *self._address(), *words],
+                [shutil.which("tmux") or "tmux", *self._address, *words],
                 check=False,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -157,16 +131,13 @@ class TmuxServer:
                 f"the tmux server does not answer within {REPLY_SECONDS:g} s; "
                 "if it is stopped, continue it (kill -CONT) or end it"
             ) from error
+        except FileNotFoundError as error:
+            raise LaunchError(_MISSING) from error
         except OSError as error:
             raise LaunchError(f"tmux cannot be executed: {error}") from error
         return Reply(
             returncode=done.returncode, stdout=_lines(done.stdout), stderr=_lines(done.stderr)
         )
-
-    def _address(self) -> list[str]:
-        if self.socket_path is not None:
-            return ["-S", str(self.socket_path)]
-        return [] if self.socket_name is None else ["-L", self.socket_name]
 
 
 class TmuxLauncher:
@@ -177,21 +148,19 @@ class TmuxLauncher:
         socket: str | None = None,
         *,
         grace_seconds: float = run_status.GRACE_SECONDS,
-        keep_seconds: float = KEEP_SECONDS,
     ) -> None:
         self._server = TmuxServer(socket)
         self._watcher = EndWatcher()
         self._grace_seconds = grace_seconds
-        self._keep_seconds = keep_seconds
-        self._succeeded: dict[str, tuple[Handle, float]] = {}  # run id → when to reap its session
 
     def check(self) -> None:
         """Check that jobs can be launched at all.
 
         Raises:
-          ConfigError: tmux is missing or too old.
+          ConfigError: tmux is missing.
         """
-        self._server.check()
+        if shutil.which("tmux") is None:
+            raise ConfigError(_MISSING)
 
     def launch(self, job: Job) -> Handle:
         """Start a job in a session of its own, or in the session its former attempt left.
@@ -202,12 +171,6 @@ class TmuxLauncher:
         known = run_status.find_living(job)
         if known is not None:
             return self._named(known)
-        # Names go into tmux targets and formats, where other characters have a meaning.
-        if not all(_SAFE.fullmatch(word) for word in (job.name, job.run_id)):
-            raise LaunchError(
-                f"{job.name!r} with {job.run_id!r} cannot name a tmux session; use letters, "
-                "digits, _ . -"
-            )
         run_status.prepare(job, grace_seconds=self._grace_seconds)
         try:
             return self._start(job)
@@ -224,10 +187,7 @@ class TmuxLauncher:
         """How the job ended, or None while it lives."""
         if self._watcher.sees_alive(handle):
             return None
-        outcome = run_status.outcome(handle, folder)
-        if isinstance(outcome, Finished) and handle.run_id not in self._succeeded:
-            self._succeeded[handle.run_id] = (handle, time.monotonic() + self._keep_seconds)
-        return outcome
+        return run_status.outcome(handle, folder)
 
     def stop(self, handle: Handle, folder: Path) -> None:
         """Ask the job to end; returns at once."""
@@ -235,44 +195,11 @@ class TmuxLauncher:
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
         """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
-        with contextlib.suppress(LaunchError):
-            self._reap_due()
         return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
-    def reap(self, handle: Handle) -> bool:
-        """End the session of an ended job unless a client is attached; whether it is gone.
-
-        Raises:
-          LaunchError: tmux does not answer.
-        """
-        ours = f"#{{==:#{{{RUN_OPTION}}},{handle.run_id}}}"
-        over = "#{&&:#{pane_dead},#{==:#{session_attached},0}}"
-        end = f"display-message -p {handle.run_id} ; kill-pane -t {handle.pane}"
-        words = ("if-shell", "-F", "-t", f"{handle.pane}", f"#{{&&:{ours},{over}}}", end)
-        reply = self._server.run(*words)
-        gone = reply.returncode != 0 or handle.run_id in reply.stdout
-        if gone:
-            self._succeeded.pop(handle.run_id, None)
-        return gone
-
     def close(self) -> None:
-        """Reap the sessions of finished jobs; other jobs go on."""
+        """Release what the launcher holds in this process; jobs go on."""
         self._watcher.close()
-        with contextlib.suppress(LaunchError):
-            deadline = time.monotonic() + _FORMER_RUN_SECONDS
-            left = [handle for handle, _ in self._succeeded.values()]
-            while left and time.monotonic() < deadline:
-                left = [handle for handle in left if not self.reap(handle)]
-                time.sleep(_PAUSE_SECONDS if left else 0.0)
-
-    def _reap_due(self) -> None:
-        """Try once to end each session whose time has come; the next try is a while later."""
-        now = time.monotonic()
-        for handle, when in list(self._succeeded.values()):
-            if when <= now:
-                later = now + max(self._keep_seconds, _REAP_SECONDS)
-                self._succeeded[handle.run_id] = (handle, later)
-                self.reap(handle)
 
     def _start(self, job: Job) -> Handle:
         """Adopt this run, replace an ended one of this graph, or begin a session."""
@@ -342,15 +269,10 @@ def _options(job: Job, target: str) -> list[str]:
     return [
         *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
         *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, _graph_folder(job)),
-        *(";", "set-option", "-p", "-t", target, "remain-on-exit", "on"),
+        *(";", "set-option", "-p", "-t", target, "remain-on-exit", "failed"),
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
         *(";", "pipe-pane", "-t", target, log.replace("%", "%%").replace("#", "##")),
     ]
-
-
-def _session_name(job: Job) -> str:
-    """The job's name as tmux makes it."""
-    return job.name.replace(".", "_")
 
 
 def _graph_folder(job: Job) -> str:
@@ -362,12 +284,12 @@ def _is_own(pane: Pane, job: Job) -> bool:
     """Whether a pane is, or was, of the same skill of the same graph."""
     if pane.folder != _graph_folder(job):
         return False
-    return re.fullmatch(rf"{re.escape(_session_name(job))}(_\d+)?", pane.session) is not None
+    return re.fullmatch(rf"{re.escape(job.name)}(_\d+)?", pane.session) is not None
 
 
 def _free_name(job: Job, panes: Collection[Pane]) -> str:
     """The job's name, with the first free number if it is taken."""
-    name, taken = _session_name(job), {pane.session for pane in panes}
+    name, taken = job.name, {pane.session for pane in panes}
     if name not in taken:
         return name
     return next(other for n in count(2) if (other := f"{name}_{n}") not in taken)
