@@ -28,6 +28,12 @@ _STOP_REASONS = {
 ENDED = frozenset({"completed", "failed", "held", "blocked"})
 
 
+_OF_STATE = ("skill", "status", "expert", "attempt", "session", "device", "frames", "success_rate")
+_OF_TRAINER = (
+    "phase", "steps_per_second", "step_success", "frames", "total_frames", "eta_seconds",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillRow:
     """One skill as `flowrl status` shows it; None stands for a value that does not apply."""
@@ -36,21 +42,21 @@ class SkillRow:
     status: str
     expert: int | None
     attempt: int | None
-    session: str | None
-    device: str | None
-    phase: str | None  # of a running trainer: compiling, training, saving
-    steps_per_second: float | None
-    success_rate: float | None  # of the plan's last step
-    step_success: tuple[float, ...]
-    frames: int | None
-    total_frames: int | None
-    eta_seconds: float | None
-    seconds: float | None  # since the run began, or that it took
-    ended_at: str | None  # when it was completed, failed or held; ISO 8601 in UTC
-    waits_for: tuple[str, ...]
-    waits: str  # a slot or a time that it waits for
-    why: str
-    log: tuple[str, ...]  # the last lines of a failed skill's training log
+    session: str | None = None
+    device: str | None = None
+    phase: str | None = None  # of a running trainer: compiling, training, saving
+    steps_per_second: float | None = None
+    success_rate: float | None = None  # of the plan's last step
+    step_success: tuple[float, ...] = ()
+    frames: int | None = None
+    total_frames: int | None = None
+    eta_seconds: float | None = None
+    seconds: float | None = None  # since the run began, or that it took
+    ended_at: str | None = None  # when it was completed, failed or held; ISO 8601 in UTC
+    waits_for: tuple[str, ...] = ()
+    waits: str = ""  # a slot or a time that it waits for
+    why: str = ""
+    log: tuple[str, ...] = ()  # the last lines of a failed skill's training log
 
 
 def read_rows(paths: GraphPaths) -> list[SkillRow]:
@@ -64,22 +70,13 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
             f"{paths.root} is no graph: it has no scheduler_state.json; name the folder that "
             "--graph_path named, or start python -m flowrl.bottomup_parallel"
         )
-    document = StateFile(paths.scheduler_state).load_document()
-    try:
-        return [_row(paths, line) for line in document["skills"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileRefusedError(
-            f"{paths.scheduler_state} is malformed ({type(error).__name__}: {error}); "
-            "restore it from a copy"
-        ) from error
+    lines = StateFile(paths.scheduler_state).load_document()["skills"]
+    return [_row(paths, line) for line in lines]
 
 
 def read_stop_mode(paths: GraphPaths) -> str:
     """Return how a user stops the scheduler, in words; "" when nobody does."""
-    try:
-        return _STOP_MODES[StopMode(StateFile(paths.scheduler_state).load_document()["stop_mode"])]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileRefusedError(f"{paths.scheduler_state} is malformed: {error}") from error
+    return _STOP_MODES[StateFile(paths.scheduler_state).load_document()["stop_mode"]]
 
 
 def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
@@ -105,24 +102,17 @@ def all_ended(rows: Sequence[SkillRow]) -> bool:
 
 
 def _row(paths: GraphPaths, line: Mapping[str, Any]) -> SkillRow:
-    progress = _progress(paths, line) if line["status"] == "running" else None
-    steps = progress.step_success if progress else ()
-    success = steps[-1] if steps else line.get("success_rate")
+    facts = {name: line[name] for name in _OF_STATE if name in line}
+    seconds = line.get("wall_seconds")
+    if line["status"] == "running":
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(line["since"])).total_seconds()
+        progress = _progress(paths, line)
+        if progress is not None:
+            facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
+            facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
     return SkillRow(
-        skill=line["skill"],
-        status=line["status"],
-        expert=line["expert"],
-        attempt=line["attempt"],
-        session=line.get("session"),
-        device=line.get("device"),
-        phase=progress.phase if progress else None,
-        steps_per_second=progress.steps_per_second if progress else None,
-        success_rate=success,
-        step_success=steps,
-        frames=progress.frames if progress else line.get("frames"),
-        total_frames=progress.total_frames if progress else None,
-        eta_seconds=progress.eta_seconds if progress else None,
-        seconds=_seconds(line),
+        **facts,
+        seconds=seconds,
         ended_at=line.get("at"),
         waits_for=tuple(line.get("blocked_by") or line["waits_for"]),
         waits=_waits(line),
@@ -148,11 +138,3 @@ def _progress(paths: GraphPaths, line: Mapping[str, Any]) -> runs.Progress | Non
     except FileRefusedError:
         return None
     return progress if progress and progress.run_id == line["run_id"] else None
-
-
-def _seconds(line: Mapping[str, Any]) -> float | None:
-    if "wall_seconds" in line:
-        return line["wall_seconds"]
-    if line["status"] == "running":
-        return (datetime.now(UTC) - datetime.fromisoformat(line["since"])).total_seconds()
-    return None

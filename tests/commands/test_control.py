@@ -64,7 +64,9 @@ def test_a_skill_that_names_what_no_game_has_is_refused(tmp_path, capsys):
         skill_text(is_done="def task_is_done(n):\n    return BlockType.TREEE.value > n")
     )
     assert cli.main(["check", str(file)]) == 1
-    assert "BlockType.TREEE is not in any game; closest are TREE" in capsys.readouterr().out
+    assert "BlockType.TREEE is not in Craftax-Classic-Symbolic-v1; closest are TREE" in (
+        capsys.readouterr().out
+    )
 
 
 def test_every_bad_skill_file_gets_one_line_that_names_it(tmp_path, capsys):
