@@ -33,7 +33,7 @@ class Flow:
         """Start after the skills that the scheduler already has (`known`)."""
         self._graph = graph
         self._order = skills_towards(graph, target=target, max_nodes=max_nodes)
-        self._needs = {name: graph.transitive_needs(name) for name in self._order}
+        self._needs = {name: graph.all_needs(name) for name in self._order}
         self._weights = Counter(need for needs in self._needs.values() for need in needs)
         self._known = set(known)
         self._newest: str | None = None

@@ -1,4 +1,4 @@
-"""The graph of skills: which skill needs which, what can be learned next, and plans.
+"""The graph of skills: which skill needs which, and plans.
 
 Edges are derived: a skill depends on the skills whose gains it requires. Where several
 skills yield enough of an item, the provider is chosen the same way every time: those that can be
@@ -9,15 +9,13 @@ library.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 
 import networkx as nx
 
 from flowrl.errors import GraphError
-from flowrl.games.base import find_game
 from flowrl.paths import slug
 from flowrl.skills.planner import (
     CAPACITY,
@@ -26,7 +24,7 @@ from flowrl.skills.planner import (
     learnable,
     why_impossible,
 )
-from flowrl.skills.skill import Skill, Step, load_library
+from flowrl.skills.skill import Skill, Step
 
 
 class SkillGraph:
@@ -40,18 +38,6 @@ class SkillGraph:
         self.capacity = capacity
         self.skills: Mapping[str, Skill] = MappingProxyType(_by_name(skills))
         self._found = learnable(self.skills, capacity=capacity)
-
-    def with_skill(self, skill: Skill) -> SkillGraph:
-        """This graph and one more skill; this one stays as it is.
-
-        Raises:
-          CycleError: the skill would need itself.
-          UnknownNeedError: it requires what no skill gains.
-          GraphError: its name, or its name's slug, is taken.
-        """
-        grown = SkillGraph((*self.skills.values(), skill), capacity=self.capacity)
-        grown._require_possible(skill.name)
-        return grown
 
     def check(self) -> None:
         """Refuse a graph in which some skill can never be learned.
@@ -72,37 +58,17 @@ class SkillGraph:
         return self._found.direct[name]
 
     def all_needs(self, name: str) -> tuple[str, ...]:
-        """The skills of `transitive_needs`, each after its own needs.
-
-        Raises:
-          GraphError: the skill is unknown, or can never be learned.
-        """
-        needed = self.transitive_needs(name)
-        return tuple(other for other in self._order if other in needed)
-
-    def transitive_needs(self, name: str) -> frozenset[str]:
-        """All skills that must be learned before this one.
+        """All skills that must be learned before this one, each after its own needs.
 
         Raises:
           GraphError: the skill is unknown, or can never be learned.
         """
         self._require_possible(name)
-        return self._needed[name]
+        return tuple(other for other in self._order if other in self._needed[name])
 
     def order(self) -> tuple[str, ...]:
         """Every skill that can be learned, each after its needs, else as in the library."""
         return self._order
-
-    def ready(self, done: Collection[str]) -> tuple[str, ...]:
-        """The skills not in `done` whose direct needs all are, in the order of the library."""
-        finished = frozenset(done)
-        return tuple(
-            name
-            for name in self.skills
-            if name in self._found.direct
-            and name not in finished
-            and finished.issuperset(self._found.direct[name])
-        )
 
     def plan(self, name: str, count: int = 1) -> tuple[Step, ...]:
         """The steps that lead from an empty inventory to this skill at this count.
@@ -153,18 +119,6 @@ class SkillGraph:
             raise GraphError(f"no skill {name!r}; closest are {', '.join(close) or 'none'}")
         if name not in self._found.rank:
             raise why_impossible(name, self.skills, self._found, capacity=self.capacity)
-
-
-def load_graph(env_name: str, skills_dir: Path | None = None) -> SkillGraph:
-    """The checked graph of a game's library, with the capacity of its inventory.
-
-    Raises:
-      FlowrlError: as `load_library` and `SkillGraph.check`.
-    """
-    skills = load_library(env_name, skills_dir)
-    graph = SkillGraph(skills.values(), capacity=find_game(env_name).capacity)
-    graph.check()
-    return graph
 
 
 def _by_name(skills: Iterable[Skill]) -> dict[str, Skill]:

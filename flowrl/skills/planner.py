@@ -1,10 +1,10 @@
-"""Plans: what steps do to an inventory, which skills can be learned, which steps lead to one.
+"""Plans: what steps need and yield, which skills can be learned, which steps lead to one.
 
 **Counts are levels.** A step with count n ends when its skill's done-condition holds at n, and
 then the agent has *at least* `gain.at(n)` of each gained item: the level n is reached, not added.
 Collect Wood × 3 with one wood in the bag yields three wood, not four. Before the step the agent
 must have `requirements.at(n)`, and `consumption.at(n)` is taken away during it: the most that it
-can cost, also where part of the level was there already. What is simulated is thus a lower bound,
+can cost, also where part of the level was there already. What is computed is thus a lower bound,
 and a plan that succeeds here never asks for an item that it did not provide for.
 
 So the count of a provider is the *whole* amount that later steps need of the item until the next
@@ -36,32 +36,6 @@ from flowrl.skills.skill import Skill, Step
 
 CAPACITY = 9  # of each item, unless the game says another
 _STEP_LIMIT = 1_000
-
-
-def simulate(
-    skills: Mapping[str, Skill], steps: Iterable[Step], *, capacity: int = CAPACITY
-) -> dict[str, int]:
-    """What the agent has after the steps, from an empty inventory.
-
-    Raises:
-      GraphError: a step is unknown, lacks what it requires, or exceeds the capacity.
-    """
-    ephemeral = ephemeral_items(skills.values())
-    levels: dict[str, int] = {}
-    for place, step in enumerate(steps):
-        skill = skills.get(step.skill)
-        if skill is None:
-            raise GraphError(f"step {place}, {_shown(step)}, is of an unknown skill")
-        for item, need in entry_needs(skill, step.count).items():
-            if levels.get(item, 0) < need:
-                has = f"has {levels.get(item, 0)}"
-                raise GraphError(f"step {place}, {_shown(step)}, needs {need} {item} and {has}")
-        levels = _levels_after(levels, skill, step, ephemeral)
-        for item, level in levels.items():
-            if level > capacity:
-                what = f"step {place}, {_shown(step)}, would reach {level} {item}"
-                raise GraphError(f"{what}, above the capacity of {capacity}")
-    return levels
 
 
 def entry_needs(skill: Skill, count: int) -> dict[str, int]:
@@ -103,22 +77,6 @@ def ephemeral_items(skills: Iterable[Skill]) -> frozenset[str]:
 def stays(skill: Skill, ephemeral: frozenset[str]) -> bool:
     """Whether ephemeral items outlast the skill: it requires or gains one itself."""
     return any(item in ephemeral for item in chain(skill.requirements, skill.gain))
-
-
-def _levels_after(
-    levels: Mapping[str, int], skill: Skill, step: Step, ephemeral: frozenset[str]
-) -> dict[str, int]:
-    kept = stays(skill, ephemeral)
-    after = {item: level for item, level in levels.items() if kept or item not in ephemeral}
-    for item, amount in skill.consumption.items():
-        after[item] = after.get(item, 0) - amount.at(step.count)
-    for item, amount in skill.gain.items():
-        after[item] = max(after.get(item, 0), amount.at(step.count))
-    return {item: level for item, level in after.items() if level > 0}
-
-
-def _shown(step: Step) -> str:
-    return f"{step.skill} × {step.count}"
 
 
 def count_for(skill: Skill, item: str, need: int, *, capacity: int) -> int | None:
@@ -319,19 +277,15 @@ class Planner:
         steps = self._counted(names, goal)
         if steps is None:
             raise GraphError(f"no order of steps makes {goal.skill!r} possible")
-        shorter = self._one_less(names, goal)
-        while shorter is not None:
-            names, steps = shorter
-            shorter = self._one_less(names, goal)
-        return steps
-
-    def _one_less(self, names: list[str], goal: Step) -> tuple[list[str], tuple[Step, ...]] | None:
-        for place in self._superfluous(names):
-            shorter = names[:place] + names[place + 1 :]
-            steps = self._counted(shorter, goal)
-            if steps is not None:
-                return shorter, steps
-        return None
+        while True:
+            for place in self._superfluous(names):
+                shorter = names[:place] + names[place + 1 :]
+                found = self._counted(shorter, goal)
+                if found is not None:
+                    names, steps = shorter, found
+                    break
+            else:
+                return steps
 
     def _superfluous(self, names: list[str]) -> Iterator[int]:
         """Places worth trying to leave out, last first: no needed item hangs on that step alone."""

@@ -13,7 +13,8 @@ from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import SkillEnv, make_env, settle
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.runs import PlannedStep, TrainingRun
-from flowrl.skills.graph import load_graph
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library
 from tests.envs.making import CLASSIC
 from tests.skills.worlds import Game, game_of
 
@@ -38,7 +39,7 @@ class Walk(NamedTuple):
 
 @pytest.fixture(scope="module")
 def walk() -> Walk:
-    graph, game = load_graph(CLASSIC), game_of(CLASSIC)
+    graph, game = SkillGraph(load_library(CLASSIC).values()), game_of(CLASSIC)
     steps = tuple(
         PlannedStep(
             skill=step.skill,

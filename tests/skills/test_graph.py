@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from flowrl.errors import CycleError, GraphError, UnknownNeedError
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.planner import simulate
 from flowrl.skills.skill import Skill, Step
 from tests.skills.making import skill
+from tests.skills.simulation import simulate
 
 WOOD = skill("Collect Wood", {"wood": "n"})
 TABLE = skill(
@@ -152,13 +152,13 @@ def test_an_impossible_goal_is_refused(name, count, complaint):
 
 def test_a_need_above_the_capacity_is_refused_at_once():
     with pytest.raises(UnknownNeedError, match="requires 12 wood, which no skill gains"):
-        SkillGraph(BASICS).with_skill(skill("Hoard", {"y": 1}, {"wood": 12}))
+        SkillGraph([*BASICS, skill("Hoard", {"y": 1}, {"wood": 12})]).check()
 
 
 def test_a_missing_gain_is_named_with_the_closest_ones():
     fire = skill("Fire", {"warm": 1}, {"wod": 1})
     with pytest.raises(UnknownNeedError, match=re.escape("'wod', which no skill gains; closest")):
-        SkillGraph(BASICS).with_skill(fire)
+        SkillGraph([*BASICS, fire]).needs("Fire")
     with pytest.raises(UnknownNeedError, match=re.escape("wood (Collect Wood)")):
         SkillGraph((*BASICS, fire)).check()
 
@@ -176,17 +176,7 @@ def test_a_cycle_is_drawn(order):
 
 def test_a_skill_that_needs_only_itself_is_a_cycle():
     with pytest.raises(CycleError, match="Egg → Egg"):
-        SkillGraph().with_skill(skill("Egg", {"egg": 1}, {"egg": 1}))
-
-
-def test_a_refused_skill_leaves_the_graph_as_it_was():
-    graph = SkillGraph(BASICS)
-    for refused in (skill("Egg", {"egg": 1}, {"egg": 1}), skill("Collect_Wood", {"x": 1})):
-        with pytest.raises(GraphError):
-            graph.with_skill(refused)
-    assert list(graph.skills) == [made.name for made in BASICS]
-    assert len(graph.with_skill(skill("New", {"x": 1})).skills) == len(BASICS) + 1
-    assert "New" not in graph.skills
+        SkillGraph([skill("Egg", {"egg": 1}, {"egg": 1})]).check()
 
 
 def test_two_names_with_one_slug_are_refused_by_both_names():
@@ -194,11 +184,8 @@ def test_two_names_with_one_slug_are_refused_by_both_names():
         SkillGraph((skill("A B", {"a": 1}), skill("A_B", {"b": 1})))
 
 
-def test_ready_are_the_skills_whose_needs_are_done_in_the_order_of_the_library():
+def test_the_order_puts_every_skill_after_its_needs():
     graph = SkillGraph(BASICS[::-1])
-    assert graph.ready([]) == ("Collect Wood",)
-    assert graph.ready(["Collect Wood", "Place Table"]) == ("Make Wood Pickaxe",)
-    assert graph.ready(graph.skills) == ()
     assert graph.order() == tuple(made.name for made in BASICS)
     assert graph.all_needs("Collect Stone") == ("Collect Wood", "Place Table", "Make Wood Pickaxe")
 
@@ -286,16 +273,6 @@ def simulate_plan(graph: SkillGraph, name: str) -> None:
         simulate(graph.skills, steps, capacity=graph.capacity)
     except GraphError as error:
         raise AssertionError(f"the plan {steps} fails: {error}") from error
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 10**6))
-def test_doing_what_is_ready_reaches_every_skill(seed):
-    graph = SkillGraph(random_library(seed, size=12))
-    done: list[str] = []
-    while ready := graph.ready(done):
-        done.append(ready[0])
-    assert sorted(done) == sorted(graph.skills)
 
 
 def test_planning_over_two_hundred_skills_takes_well_under_a_second():

@@ -5,14 +5,19 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
-from flowrl.skills.graph import load_graph
-from flowrl.skills.planner import entry_needs, simulate
-from flowrl.skills.skill import Skill
+from flowrl.games.base import find_game
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.planner import entry_needs
+from flowrl.skills.skill import Skill, load_library
+from tests.skills.simulation import simulate
 from tests.skills.worlds import BEHIND, Game, game_of
 
 CLASSIC = "Craftax-Classic-Symbolic-v1"
 FULL = "Craftax-Symbolic-v1"
-GRAPHS = {CLASSIC: load_graph(CLASSIC), FULL: load_graph(FULL)}
+GRAPHS = {
+    name: SkillGraph(load_library(name).values(), capacity=find_game(name).capacity)
+    for name in (CLASSIC, FULL)
+}
 SKILLS = [(env_name, name) for env_name, graph in GRAPHS.items() for name in graph.skills]
 NEEDS = [
     (env_name, name, item)

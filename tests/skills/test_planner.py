@@ -15,10 +15,10 @@ from flowrl.skills.planner import (
     entry_needs,
     ephemeral_items,
     needs_before,
-    simulate,
 )
 from flowrl.skills.skill import Skill, Step
 from tests.skills.making import skill
+from tests.skills.simulation import simulate
 
 ITEMS = ("wood", "stone", "coal", "near_table")
 AMOUNTS = ("0", "1", "2", "n", "2*n", "n + 1", "n - 1")
@@ -195,25 +195,15 @@ def test_a_circle_is_drawn_through_others_that_yield_what_a_skill_yields_itself(
         SkillGraph([x, y]).needs("X")
 
 
-def test_all_needs_come_after_their_own_and_ready_ones_are_not_done():
+def test_all_needs_come_after_their_own():
     wood = skill("Wood", {"wood": "n"})
     axe = skill("Axe", {"axe": 1}, {"wood": 1})
     stone = skill("Stone", {"stone": 1}, {"axe": 1})
     graph = SkillGraph([stone, axe, wood])
     assert graph.all_needs("Stone") == ("Wood", "Axe")
-    assert graph.transitive_needs("Stone") == {"Wood", "Axe"}
     assert graph.order() == ("Wood", "Axe", "Stone")
-    assert graph.ready(()) == ("Wood",)
-    assert graph.ready(["Wood"]) == ("Axe",)
-    assert graph.ready(["Wood", "Axe", "Stone"]) == ()
     with pytest.raises(GraphError, match="'Wood' × 0 is no goal"):
         graph.plan("Wood", 0)
-
-
-def test_a_graph_that_grows_keeps_its_capacity():
-    wood = skill("Wood", {"wood": "n"})
-    grown = SkillGraph([wood], capacity=30).with_skill(skill("Raft", {"raft": 1}, {"wood": 20}))
-    assert [(s.skill, s.count) for s in grown.plan("Raft")] == [("Wood", 20), ("Raft", 1)]
 
 
 def test_a_plan_reaches_no_level_over_the_capacity_by_the_way():
