@@ -17,16 +17,19 @@ from flowrl import storage
 from flowrl.errors import CodeRefusedError, FileRefusedError, NameRefusedError, SkillError
 from flowrl.games.base import find_game, known_games
 from flowrl.paths import display_name
-from flowrl.skills.validation.syntax import SOURCE_LIMIT_BYTES, check_skill_source, literal
+from flowrl.skills.validation.syntax import (
+    CONSTANTS,
+    SOURCE_LIMIT_BYTES,
+    check_skill_source,
+    literal,
+)
 
 MOST_STEPS = 100_000
 _AMOUNT_LIMIT = 1_000  # of either coefficient
 _AMOUNT_TEXT_LIMIT = 100
+_AMOUNTS = ("requirements", "consumption", "gain")
 _ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_KEYS = frozenset(
-    {"name", "description", "requirements", "consumption", "gain", "ephemeral"}
-    | {"max_steps", "is_done", "reward", "code"}
-)
+_CODE = ("is_done", "reward", "code")  # keys of skill data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +80,20 @@ class Amount:
         Raises:
           SkillError: it is negative, absurd, not linear in n, or not an amount at all.
         """
-        if isinstance(written, Amount):
-            return written
-        if isinstance(written, int | float) and not isinstance(written, bool):
-            if not abs(written) <= _AMOUNT_LIMIT or written != int(written):
-                raise SkillError(f"{written!r} is not a whole number up to {_AMOUNT_LIMIT}")
-            return Amount(per=0, base=int(written))
-        if not isinstance(written, str) or len(written) > _AMOUNT_TEXT_LIMIT:
-            raise SkillError(f"{str(written)[:40]!r} is not an amount; write {'4*n + 1'!r}")
-        per, base = _linear(_expression(written), written)
-        return Amount(per=per, base=base)
+        text = str(written).strip()
+        remedy = "write '4*n + 1'"
+        if len(text) > _AMOUNT_TEXT_LIMIT:
+            raise SkillError(f"{text[:40]!r}… is not an amount; {remedy}")
+        try:
+            node = ast.parse(text, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise SkillError(f"{text!r} is not an amount; {remedy}") from error
+        if isinstance(node, ast.Lambda) and ast.unparse(node.args) == "n":
+            node = node.body
+        linear = _linear(node)
+        if linear is None:
+            raise SkillError(f"{text!r} is not linear in n; {remedy}")
+        return Amount(per=linear[0], base=linear[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +131,10 @@ class Skill:
         return {
             "name": self.name,
             "description": self.description,
-            "requirements": _written(self.requirements),
-            "consumption": _written(self.consumption),
-            "gain": _written(self.gain),
+            **{
+                key: {item: str(amount) for item, amount in getattr(self, key).items()}
+                for key in _AMOUNTS
+            },
             "ephemeral": sorted(self.ephemeral),
             "is_done": self.is_done,
             "reward": self.reward,
@@ -141,10 +149,9 @@ class Skill:
         Raises:
           SkillError: the data is not a skill.
         """
-        data = {key: value for key, value in fields.items() if key != "trusted"}
-        trusted = fields.get("trusted") is True
-        name = _text_of(fields.get("name"), "name", "skill data")
-        return skill_from_data(name, data, trusted=trusted)
+        data = dict(fields)
+        trusted = data.pop("trusted", False) is True
+        return skill_from_data(data.get("name"), data, trusted=trusted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +194,7 @@ def parse_skill(
     )
 
 
-def skill_from_data(skill_name: str, data: Mapping[str, Any], *, trusted: bool = False) -> Skill:
+def skill_from_data(skill_name: Any, data: Mapping[str, Any], *, trusted: bool = False) -> Skill:
     """The skill that a mapping describes, as `SkillScheduler.add_skill` and `Flow` pass it.
 
     Keys: `description`, `requirements`, `consumption`, `gain` (amounts as numbers or strings such
@@ -199,12 +206,12 @@ def skill_from_data(skill_name: str, data: Mapping[str, Any], *, trusted: bool =
     """
     place = f"skill {skill_name!r}"
     for key in data:
-        if key not in _KEYS:
-            raise SkillError(f"{place}: unknown key {key!r}; known are {', '.join(sorted(_KEYS))}")
-    code = [_text_of(data[key], key, place) for key in ("is_done", "reward", "code") if key in data]
-    constants = {key: data[key] for key in data if key not in {"is_done", "reward", "code"}}
-    constants = {"description": "", **constants, "name": skill_name}
-    lines = [f"{key} = {_plain_literal(value, key, place)!r}" for key, value in constants.items()]
+        if key not in (*CONSTANTS, *_CODE):
+            known = ", ".join((*CONSTANTS, *_CODE))
+            raise SkillError(f"{place}: unknown key {key!r}; known are {known}")
+    code = [_text_of(data[key], key, place) for key in _CODE if key in data]
+    constants = {"description": "", **data, "name": skill_name}
+    lines = [f"{key} = {value!r}" for key, value in constants.items() if key not in _CODE]
     skill = parse_skill("\n".join([*lines, "", *code, ""]), place=place, trusted=trusted)
     return replace(skill, origin=Origin(place))
 
@@ -263,31 +270,38 @@ def _load_folder(folder: Path, env_name: str, *, trust: bool = False) -> dict[st
     return skills
 
 
-def _written(amounts: Mapping[str, Amount]) -> dict[str, str]:
-    return {item: str(amount) for item, amount in amounts.items()}
-
-
 def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> dict[str, Any]:
     """The fields of a skill that its constants say; `at` is the place of each by its name.
 
     Raises:
       SkillError: a constant is missing or malformed.
     """
-    name = _name(constants.get("name"), at("name"))
-    gain = _amounts(constants.get("gain"), "gain", at("gain"))
-    if not any(gain.values()):
+    name = _text_of(constants.get("name"), "name", at("name"))
+    try:
+        name = display_name(name)
+    except NameRefusedError as error:
+        raise SkillError(f"{at('name')}: {error}; choose another") from error
+    amounts = {key: _amounts(constants.get(key, {}), key, at(key)) for key in _AMOUNTS}
+    if not any(amounts["gain"].values()):
         raise SkillError(f"{at('gain')}: gain is empty; say what the skill {name!r} yields")
     described = _text_of(constants.get("description") or name, "description", at("description"))
+    ephemeral = constants.get("ephemeral", ())
+    if not isinstance(ephemeral, list | tuple | set):
+        raise SkillError(f'{at("ephemeral")}: ephemeral is not a list; write ["near_table"]')
+    for item in ephemeral:
+        if item not in list(amounts["gain"]):
+            what = f"ephemeral names {item!r}, which is not in gain; add it"
+            raise SkillError(f"{at('ephemeral')}: {what}")
+    most = constants.get("max_steps")
+    if most is not None and not (type(most) is int and 0 < most <= MOST_STEPS):
+        what = f"max_steps is not a whole number from 1 to {MOST_STEPS}; write one"
+        raise SkillError(f"{at('max_steps')}: {what}")
     return {
         "name": name,
         "description": described.strip(),
-        "requirements": _amounts(
-            constants.get("requirements", {}), "requirements", at("requirements")
-        ),
-        "consumption": _amounts(constants.get("consumption", {}), "consumption", at("consumption")),
-        "gain": gain,
-        "ephemeral": _ephemeral(constants.get("ephemeral", ()), gain, at("ephemeral")),
-        "max_steps": _max_steps(constants.get("max_steps"), at("max_steps")),
+        **amounts,
+        "ephemeral": frozenset(ephemeral),
+        "max_steps": most,
     }
 
 
@@ -302,33 +316,6 @@ def _text_of(value: Any, key: str, place: str) -> str:
     return value
 
 
-def _plain_literal(value: Any, key: str, place: str) -> Any:
-    """The value made of plain literals only, so that its repr is a literal.
-
-    Raises:
-      SkillError: it holds something else.
-    """
-    if isinstance(value, Mapping):
-        return {
-            _plain_literal(item, key, place): _plain_literal(part, key, place)
-            for item, part in value.items()
-        }
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain_literal(part, key, place) for part in value]
-    if isinstance(value, Amount):
-        return str(value)
-    if value is None or type(value) in {str, int, float, bool}:
-        return value
-    raise SkillError(f"{place}: {key} holds a {type(value).__name__}; use text and numbers")
-
-
-def _name(value: Any, place: str) -> str:
-    try:
-        return display_name(_text_of(value, "name", place))
-    except NameRefusedError as error:
-        raise SkillError(f"{place}: {_with_remedy(str(error))}") from error
-
-
 def _amounts(value: Any, key: str, place: str) -> dict[str, Amount]:
     if not isinstance(value, Mapping):
         raise SkillError(f'{place}: {key} is not a dict; write {{"wood": "n"}} or {{}}')
@@ -339,58 +326,25 @@ def _amounts(value: Any, key: str, place: str) -> dict[str, Amount]:
         try:
             amounts[item] = Amount.parse(amount)
         except SkillError as error:
-            raise SkillError(f"{place}: {key} of {item}: {_with_remedy(str(error))}") from error
+            raise SkillError(f"{place}: {key} of {item}: {error}") from error
     return amounts
 
 
-def _ephemeral(value: Any, gain: Mapping[str, Amount], place: str) -> frozenset[str]:
-    if not isinstance(value, list | tuple | set | frozenset):
-        raise SkillError(f'{place}: ephemeral is not a list; write ["near_table"]')
-    for item in value:
-        if not isinstance(item, str) or item not in gain:
-            raise SkillError(f"{place}: ephemeral names {item!r}, which is not in gain; add it")
-    return frozenset(value)
-
-
-def _max_steps(value: Any, place: str) -> int | None:
-    if value is None or (type(value) is int and 0 < value <= MOST_STEPS):
-        return value
-    raise SkillError(f"{place}: max_steps is not a whole number from 1 to {MOST_STEPS}; write one")
-
-
-def _with_remedy(text: str) -> str:
-    return text if ";" in text else f"{text}; choose another"
-
-
-def _expression(written: str) -> ast.expr:
-    try:
-        node = ast.parse(written.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise SkillError(f"{written!r} is not an amount; write '4*n + 1'") from error
+def _linear(node: ast.expr) -> tuple[int, int] | None:
+    """The coefficients (per, base) of an expression in n; None when it is not linear."""
     match node:
-        case ast.Lambda(
-            args=ast.arguments(
-                posonlyargs=[], args=[ast.arg(arg="n")], vararg=None, kwonlyargs=[], kwarg=None
-            ),
-            body=body,
-        ):
-            return body
-    return node
-
-
-def _linear(node: ast.expr, written: str) -> tuple[int, int]:
-    """The coefficients (per, base) of an expression in n."""
-    match node:
-        case ast.Constant(value=int(value)) if type(value) is int and value <= _AMOUNT_LIMIT:
-            return 0, value
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            whole = abs(value) <= _AMOUNT_LIMIT and value == int(value)
+            return (0, int(value)) if whole else None
         case ast.Name(id="n"):
             return 1, 0
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
-            (per, base), (other_per, other_base) = _linear(left, written), _linear(right, written)
-            sign = 1 if isinstance(op, ast.Add) else -1
-            return per + sign * other_per, base + sign * other_base
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            (per, base), (other_per, other_base) = _linear(left, written), _linear(right, written)
-            if not per or not other_per:
-                return per * other_base + other_per * base, base * other_base
-    raise SkillError(f"{written!r} is not linear in n; write '4*n + 1'")
+        case ast.BinOp(left=left, op=op, right=right):
+            one, other = _linear(left), _linear(right)
+            if one is None or other is None:
+                return None
+            if isinstance(op, ast.Add | ast.Sub):
+                sign = 1 if isinstance(op, ast.Add) else -1
+                return one[0] + sign * other[0], one[1] + sign * other[1]
+            if isinstance(op, ast.Mult) and not (one[0] and other[0]):
+                return one[0] * other[1] + other[0] * one[1], one[1] * other[1]
+    return None
