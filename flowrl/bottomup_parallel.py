@@ -154,9 +154,17 @@ class Feeder:
 def open_scheduler(
     layout: GraphPaths, config: BottomUpConfig, launcher: Launcher
 ) -> SkillScheduler:
-    """The scheduler of this graph, with the configured devices."""
+    """The scheduler of this graph; on the CPU without JAX's CUDA plugin.
+
+    Raises:
+      ConfigError: `--gpu_ids` names GPUs that do not exist or that JAX cannot use.
+    """
     launch = config.launch
-    devices = usable_devices(launch)
+    devices: tuple[Device, ...] = ()
+    if any(map(importlib.util.find_spec, CUDA_PLUGINS)):
+        devices = visible_devices(launch.gpu_ids)
+    elif launch.gpu_ids:
+        raise ConfigError("--gpu_ids needs JAX for CUDA: pip install 'flowrl[cuda]'")
     return SkillScheduler(
         layout.root,
         launcher=launcher,
@@ -164,19 +172,6 @@ def open_scheduler(
         pass_env=launch.pass_env,
         **configs.flags(config.schedule),
     )
-
-
-def usable_devices(config: LaunchConfig) -> tuple[Device, ...]:
-    """The GPUs to train on; empty without JAX's CUDA plugin, when JAX trains on the CPU.
-
-    Raises:
-      ConfigError: `--gpu_ids` names GPUs that do not exist or that JAX cannot use.
-    """
-    if any(importlib.util.find_spec(name) for name in CUDA_PLUGINS):
-        return visible_devices(config.gpu_ids)
-    if config.gpu_ids:
-        raise ConfigError("--gpu_ids needs JAX for CUDA: pip install 'flowrl[cuda]'")
-    return ()
 
 
 def open_launcher(config: LaunchConfig) -> Launcher:

@@ -1,4 +1,4 @@
-"""Train one run: `python -m flowrl.ppo_flow --module_path RUN/2.py`.
+"""The program that trains one run: `python -m flowrl.ppo_flow --module_path RUN/2.py`.
 
 Reads the generated module, run.json and the seed experts beside it; leaves the final experts
 and, last of all, result.json. Ends with 0 when the run is whole, with 85 (SIGTERM) or 130

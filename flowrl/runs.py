@@ -183,10 +183,6 @@ class Remapping:
         yield self.global_to_local
         yield self.local_to_global
 
-    def __len__(self) -> int:
-        """The number of networks the run holds."""
-        return len(self.experts)
-
 
 def write_run(layout: RunPaths, run: TrainingRun, *, durable: bool = True) -> None:
     """Write run.json."""

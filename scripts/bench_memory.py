@@ -17,6 +17,7 @@ from flowrl.config import PPOConfig
 from flowrl.games.base import env_sizes
 from flowrl.networks.moe import ActorCritic, init_expert, stack_experts
 from flowrl.ppo import optimizer
+from flowrl.ppo.programs import seed_words
 from flowrl.runs import Remapping
 
 NEEDED, NEW = (0, 5, 10), 50
@@ -32,7 +33,7 @@ def held(config: PPOConfig, num_experts: int) -> tuple[int, int]:
     """Bytes of parameters and of optimizer state of a run with so many experts."""
     observation_size, num_actions = env_sizes(config.env_name)
     network = ActorCritic(num_actions, config.layer_size)
-    expert = init_expert(network, jax.random.key(0), observation_size=observation_size)
+    expert = init_expert(network, seed_words(0), observation_size=observation_size)
     params = stack_experts([expert] * num_experts)
     return bytes_of(params), bytes_of(optimizer.init(config, params))
 

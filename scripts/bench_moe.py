@@ -30,7 +30,7 @@ from benchmarking import Pair, Row, arguments, paired, report
 from flowrl.config import PPOConfig
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack, unpack
-from flowrl.networks.moe import ActorCritic, init_experts, take_expert
+from flowrl.networks.moe import ActorCritic, init_expert, stack_experts, take_expert
 from flowrl.ppo.loss import Rows, ppo_loss
 from flowrl.runs import LAYERS
 
@@ -200,8 +200,8 @@ def _plain_loss(one: Any, rows: Rows, index: jax.Array) -> jax.Array:
 
 def _stacked(case: Case) -> Any:
     network = ActorCritic(ACTIONS, case.width)
-    key = jax.random.key(0)
-    return init_experts(network, key, observation_size=OBSERVATION, num_experts=case.experts)
+    keys = np.random.default_rng(0).integers(2**32, size=(case.experts, 2), dtype=np.uint32)
+    return stack_experts([init_expert(network, k, observation_size=OBSERVATION) for k in keys])
 
 
 def _rows(case: Case) -> Rows:

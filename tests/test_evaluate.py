@@ -20,8 +20,9 @@ from flowrl.envs.tasks import WalkState
 from flowrl.envs.vector import BatchedEnv
 from flowrl.evaluate import ROWS, EvaluationReport, StepRate, Tally
 from flowrl.networks.grouped import pack
-from flowrl.networks.moe import ActorCritic, init_experts
+from flowrl.networks.moe import ActorCritic
 from flowrl.program_cache import ProgramCache
+from tests.networks.making import init_experts
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", ":skull:"])

@@ -59,32 +59,20 @@ class ActorCritic(nn.Module):
         return logits, value[:, 0]
 
 
-def init_expert(
-    network: ActorCritic, key: jax.Array | np.ndarray, *, observation_size: int
-) -> Params:
+def init_expert(network: ActorCritic, words: np.ndarray, *, observation_size: int) -> Params:
     """One expert's fresh parameters, NumPy arrays of the shapes that `expert_shapes` says.
 
-    `key` may be given as its words, uint32 `[2]`.
+    `words` uint32 `[2]` are those of its random key.
 
     The weights are drawn by NumPy, one layer after another: there is nothing to compile, and
     batched QR decompositions under jit can hang on a CPU.
     """
-    rng = np.random.default_rng(_words(key).ravel())
+    rng = np.random.default_rng(words)
     network = network.clone(kernel_init=partial(_orthogonal, rng))
     no_key = jax.eval_shape(jax.random.key, 0)
     obs = jax.ShapeDtypeStruct((1, observation_size), jnp.float32)
     variables = network.lazy_init(no_key, obs)
     return jax.tree.map(np.asarray, variables["params"])
-
-
-def init_experts(
-    network: ActorCritic, key: jax.Array, *, observation_size: int, num_experts: int
-) -> Params:
-    """Fresh parameters of E experts, each from its own key; leaves `[E, …]`."""
-    keys = jax.random.split(key, num_experts)
-    return stack_experts(
-        [init_expert(network, key, observation_size=observation_size) for key in keys]
-    )
 
 
 def stack_experts(experts: Sequence[Any]) -> Any:
@@ -108,11 +96,3 @@ def _orthogonal(rng: np.random.Generator, gain: float) -> Initializer:
         return (gain * (q if rows >= columns else q.T)).astype(np.float32)
 
     return init
-
-
-def _words(key: jax.Array | np.ndarray) -> np.ndarray:
-    """The words of a random key, which may be given as them."""
-    if isinstance(key, np.ndarray):
-        return key
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(key) if typed else key)

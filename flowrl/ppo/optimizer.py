@@ -45,11 +45,6 @@ def step(
     return _where_rows(rows, _followed(params, moved, lr=lr), params), moved
 
 
-def steps_taken(state: Any) -> jax.Array:
-    """int32 `[E]`: how often each expert has moved."""
-    return state[1].count
-
-
 def decay_unused(
     param: jax.Array,
     moments: tuple[jax.Array, jax.Array],

@@ -11,7 +11,7 @@ momentum only, which takes one formula (`optimizer.decay_unused`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -57,19 +57,21 @@ def learn_from_columns(
 
     def of_chosen(before: TrainState) -> tuple[TrainState, Stats]:
         batch = merge_groups([_select_seen(group, columns.chosen) for group in groups])
-        few = select_columns(before, columns.chosen)
+        kernels = first_kernels(before)
+        few = with_first(before, [select_kernel(kernel, columns.chosen) for kernel in kernels])
         few, stats = learn(config, few, batch, minibatches=minibatches, lr=lr)
-        kernel, first, second = first_kernels(select_columns(before, columns.others))
+        kernel, first, second = (select_kernel(kernel, columns.others) for kernel in kernels)
         moved, moments = optimizer.decay_unused(
             kernel,
             (first, second),
-            taken=optimizer.steps_taken(before.opt_state),
+            taken=before.opt_state[1].count,
             steps=stats.moves,
             most=len(minibatches),
             lr=lr,
         )
-        after = merge_columns(few, [moved, *moments], columns)
-        return after, stats._replace(finite=stats.finite & all_finite(moved))
+        parts = zip(first_kernels(few), (moved, *moments), strict=True)
+        whole = [select_kernel(jnp.concatenate(two, axis=1), columns.position) for two in parts]
+        return with_first(few, whole), stats._replace(finite=stats.finite & all_finite(moved))
 
     if not columns.others.size:
         return of_all(state)
@@ -104,51 +106,33 @@ def select_obs(obs: jax.Array, columns: jax.Array) -> jax.Array:
     return found.reshape(*batch, len(columns))
 
 
-def select_columns(tree: Any, columns: jax.Array) -> Any:
-    """The tree with its experts, leaves `[E, …]`, for observations of these columns alone."""
-    return _with_first(tree, lambda kernel: _select(kernel, columns))
-
-
-def merge_columns(tree: Any, others: Iterable[jax.Array], columns: Columns) -> Any:
-    """The inverse of `select_columns`: experts of the chosen columns, and the other kernels.
-
-    Args:
-      tree: experts of the chosen columns, leaves `[E, …]`.
-      others: for every expert tree in it, first kernels f32 `[E, size - width, layer]`.
-      columns: which columns are which.
-    """
-    rests = iter(others)
-
-    def whole(kernel: jax.Array) -> jax.Array:
-        return _select(jnp.concatenate([kernel, next(rests)], axis=1), columns.position)
-
-    return _with_first(tree, whole)
-
-
-def first_kernels(tree: Any) -> list[jax.Array]:
-    """The kernels of the first layers, f32 `[E, observation, width]`, of all experts in a tree."""
-    nodes = jax.tree.leaves(tree, is_leaf=_is_packed)
-    return [node.first.kernel for node in nodes if isinstance(node, Packed)]
-
-
-def _select_seen(batch: RolloutBatch, columns: jax.Array) -> RolloutBatch:
-    return batch._replace(steps=batch.steps._replace(obs=select_obs(batch.steps.obs, columns)))
-
-
-def _select(kernel: jax.Array, columns: jax.Array) -> jax.Array:
-    """Weights f32 `[E, columns, width]` of these observation columns."""
+def select_kernel(kernel: jax.Array, columns: jax.Array) -> jax.Array:
+    """Weights f32 `[E, columns, layer]` of these observation columns, from `[E, size, layer]`."""
     num_experts, size, width = kernel.shape
     rows = (jnp.arange(num_experts, dtype=jnp.int32) * size)[:, None] + columns
     return kernel.reshape(num_experts * size, width).at[rows].get(mode="promise_in_bounds")
 
 
-def _with_first(tree: Any, change: Callable[[jax.Array], jax.Array]) -> Any:
+def first_kernels(tree: Any) -> list[jax.Array]:
+    """The kernels of the first layers, f32 `[E, size, layer]`, of all packed experts in a tree."""
+    nodes = jax.tree.leaves(tree, is_leaf=_is_packed)
+    return [node.first.kernel for node in nodes if _is_packed(node)]
+
+
+def with_first(tree: Any, kernels: Sequence[jax.Array]) -> Any:
+    """The tree with other kernels of the first layers, in the order of `first_kernels`."""
+    rest = iter(kernels)
+
     def changed(node: Any) -> Any:
-        if not isinstance(node, Packed):
+        if not _is_packed(node):
             return node
-        return node._replace(first=node.first._replace(kernel=change(node.first.kernel)))
+        return node._replace(first=node.first._replace(kernel=next(rest)))
 
     return jax.tree.map(changed, tree, is_leaf=_is_packed)
+
+
+def _select_seen(batch: RolloutBatch, columns: jax.Array) -> RolloutBatch:
+    return batch._replace(steps=batch.steps._replace(obs=select_obs(batch.steps.obs, columns)))
 
 
 def _is_packed(node: Any) -> bool:

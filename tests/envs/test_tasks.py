@@ -24,6 +24,7 @@ from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from tests.envs.making import CLASSIC, WOOD, module_text
+from tests.networks.making import words_of
 
 pytestmark = pytest.mark.craftax
 LIBRARY = load_library(CLASSIC)
@@ -157,7 +158,7 @@ def test_all_plans_of_library_skills_act_by_the_same_program():
     for skill in ("Collect Wood", "Place Table"):
         env = BatchedEnv(make_env(CLASSIC, module_of(skill), max_task_steps=300), stock=16)
         network, key = ActorCritic(env.num_actions, 8), jax.random.key(0)
-        expert = init_expert(network, key, observation_size=env.observation_size)
+        expert = init_expert(network, words_of(key), observation_size=env.observation_size)
         params = pack(stack_experts([expert] * 8))
         config = PPOConfig(num_envs=8, num_steps=2)
         world = jax.eval_shape(env.env.new_world, key)

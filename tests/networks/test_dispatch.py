@@ -10,7 +10,8 @@ import pytest
 
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, pack, tile_size, tiles_of, unpack
-from flowrl.networks.moe import ActorCritic, init_experts, take_expert
+from flowrl.networks.moe import ActorCritic, take_expert
+from tests.networks.making import init_experts
 
 METHODS = ["tiles", "dense"]
 # Compiled once per form for all tests: most of them ask for the same shapes.

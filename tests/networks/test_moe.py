@@ -10,17 +10,17 @@ from flowrl.games.base import env_sizes
 from flowrl.networks.moe import (
     ActorCritic,
     init_expert,
-    init_experts,
     stack_experts,
     take_expert,
 )
 from flowrl.runs import expert_shapes
+from tests.networks.making import init_experts, words_of
 
 NETWORK = ActorCritic(5, 16)
 
 
 def fresh(seed: int, observation_size: int = 40):
-    return init_expert(NETWORK, jax.random.key(seed), observation_size=observation_size)
+    return init_expert(NETWORK, words_of(jax.random.key(seed)), observation_size=observation_size)
 
 
 def test_an_expert_has_the_shapes_that_are_known_without_jax():
@@ -54,13 +54,6 @@ def test_the_same_key_gives_the_same_expert_and_another_key_another():
     kernels = [expert["actor"]["dense_0"]["kernel"] for expert in (one, same, other)]
     assert (kernels[0] == kernels[1]).all()
     assert not np.allclose(kernels[0], kernels[2])
-
-
-def test_the_words_of_a_key_give_the_expert_of_the_key():
-    key = jax.random.key(3)
-    words = np.asarray(jax.random.key_data(key))
-    found = init_expert(NETWORK, words, observation_size=40)
-    assert jax.tree.all(jax.tree.map(np.array_equal, found, fresh(3)))
 
 
 def test_flax_s_own_initializers_have_the_same_shapes_and_gains():

@@ -11,11 +11,12 @@ from flowrl.config import PPOConfig
 from flowrl.errors import TrainingError
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack
-from flowrl.networks.moe import ActorCritic, init_experts
+from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import optimizer
 from flowrl.ppo.loop import Counters, num_updates, start, train
 from flowrl.ppo.programs import begin_programs
 from flowrl.ppo.update import TrainState
+from tests.networks.making import init_experts
 from tests.ppo import tiny_envs
 
 GAMMA = 0.5

@@ -9,12 +9,13 @@ import pytest
 
 from flowrl.config import PPOConfig
 from flowrl.networks.grouped import pack
-from flowrl.networks.moe import ActorCritic, init_experts
+from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import optimizer
 from flowrl.ppo.loop import Counters, start, train
 from flowrl.ppo.programs import begin_programs
 from flowrl.ppo.rollout import group_size, num_groups, with_threads
 from flowrl.ppo.update import TrainState
+from tests.networks.making import init_experts
 from tests.ppo.tiny_envs import Relay
 
 CONFIG = PPOConfig(

@@ -11,19 +11,20 @@ from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, pack
-from flowrl.networks.moe import ActorCritic, init_experts
+from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import optimizer, sparse_inputs
 from flowrl.ppo.rollout import RolloutBatch, Timestep
 from flowrl.ppo.sparse_inputs import (
     columns_in_use,
     first_kernels,
     learn_from_columns,
-    merge_columns,
-    select_columns,
+    select_kernel,
     select_obs,
     width_for,
+    with_first,
 )
 from flowrl.ppo.update import TrainState, draw_minibatches, learn
+from tests.networks.making import init_experts
 
 SIZE, STEPS, ENVS = 200, 6, 16
 CONFIG = PPOConfig(num_envs=ENVS, num_steps=STEPS, update_epochs=2, num_minibatches=2, layer_size=8)
@@ -141,19 +142,21 @@ def test_columns_are_select_obs(monkeypatch, most):
 def test_experts_of_few_columns_say_the_same():
     obs, expert = obs_of(50), jnp.zeros(STEPS * ENVS, jnp.int32)
     chosen = columns_in_use([obs]).chosen
-    few = dispatch.apply(
-        select_columns(experts(1), chosen), select_obs(obs, chosen), expert, activation="tanh"
-    )
+    (kernel,) = first_kernels(experts(1))
+    narrow = with_first(experts(1), [select_kernel(kernel, chosen)])
+    few = dispatch.apply(narrow, select_obs(obs, chosen), expert, activation="tanh")
     whole = dispatch.apply(experts(1), obs, expert, activation="tanh")
     np.testing.assert_allclose(few[0], whole[0], atol=1e-6)
     np.testing.assert_allclose(few[1], whole[1], atol=1e-5)
 
 
-def test_what_is_taken_apart_can_be_merge_columns():
+def test_kernels_that_are_taken_apart_can_be_put_together():
     tree = {"params": experts(3), "count": jnp.arange(3)}
     found = columns_in_use([obs_of(50)])
-    others = first_kernels(select_columns(tree, found.others))
-    again = merge_columns(select_columns(tree, found.chosen), others, found)
+    (kernel,) = first_kernels(tree)
+    parts = [select_kernel(kernel, columns) for columns in (found.chosen, found.others)]
+    whole = select_kernel(jnp.concatenate(parts, axis=1), found.position)
+    again = with_first(with_first(tree, parts[:1]), [whole])
     for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True):
         assert np.array_equal(one, other)
 

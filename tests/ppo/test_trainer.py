@@ -31,6 +31,7 @@ from flowrl.ppo.run_io import read_assignment
 from flowrl.ppo_flow import EXIT_INTERRUPTED, StopSignal
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import ExpertVersion, LineageEntry, expert_shapes
+from tests.networks.making import words_of
 from tests.ppo.modules import relay_run, run_folder
 from tests.ppo.tiny_envs import Broken, Relay
 
@@ -91,7 +92,7 @@ def finals(layout) -> list:
 
 
 def fresh(seed: int):
-    return init_expert(ActorCritic(2, 4), jax.random.key(seed), observation_size=2)
+    return init_expert(ActorCritic(2, 4), words_of(jax.random.key(seed)), observation_size=2)
 
 
 def same(one, other) -> bool:
