@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from flowrl.config import FrameAccounting, MergePolicyName
+from flowrl.config import MergePolicyName
 from flowrl.errors import ResultRefusedError
 from flowrl.runs import ExpertVersion, Shapes
 from flowrl.storage.records import Natural
@@ -34,26 +34,18 @@ _MIN_PAIRS = 10
 class Candidate:
     """An expert that a run trained; its arrays were read and are finite.
 
-    `accounting` says what the run adds to the ancestor's frames: "acted" the steps in which this
-    expert acted, "total" all steps of the run. Crediting unused experts with every step lets an
-    unused copy win over one that learned, so "acted" is the default.
+    The run adds to the ancestor's frames the environment steps in which this expert acted; with
+    `--frame_accounting total` all its steps, by which an unused copy can win over one that learned.
     """
 
     expert: int
     skill: str
     ancestor: ExpertVersion | None  # None for a new expert
-    acted: int  # environment steps of the run in which this expert acted
-    total: int  # environment steps of the whole run
+    gained: int  # the frames that the run added
     sha256: str  # of its files
     shapes: Shapes
     content: str  # the digest of its arrays
     folder: Path  # of its files
-    accounting: FrameAccounting = "acted"
-
-    @property
-    def gained(self) -> int:
-        """The frames that the run added."""
-        return self.acted if self.accounting == "acted" else self.total
 
     @property
     def frames(self) -> int:

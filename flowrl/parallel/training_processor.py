@@ -246,13 +246,11 @@ def verified_candidates(
             expert=report.expert,
             skill=ancestors[report.expert].skill if report.expert in ancestors else run.skill,
             ancestor=ancestors.get(report.expert),
-            acted=report.acted,
-            total=result.frames,
+            gained=report.acted if accounting == "acted" else result.frames,
             sha256=report.sha256,
             shapes=report.shapes,
             content=arrays[folder].content,
             folder=folder,
-            accounting=accounting,
         )
         for folder, report in reports.items()
     )

@@ -49,7 +49,6 @@ OLD = version(frames=50)
 def candidate(
     *,
     acted: int,
-    total: int | None = None,
     content: str = "new",
     ancestor: ExpertVersion | None = OLD,
     **changes,
@@ -58,8 +57,7 @@ def candidate(
         expert=0,
         skill="Collect Wood",
         ancestor=ancestor,
-        acted=acted,
-        total=acted if total is None else total,
+        gained=acted,
         sha256=f"files_of_{content}",
         shapes=SHAPES,
         content=content,
@@ -133,7 +131,7 @@ def test_no_rule_can_merge_a_run_twice(rule):
 
 @pytest.mark.parametrize("rule", [always_use, *MERGE_RULES.values()])
 def test_no_rule_can_take_an_expert_that_did_not_act(rule):
-    assert isinstance(decided(OLD, candidate(acted=0, total=10), rule), KeepCurrent)
+    assert isinstance(decided(OLD, candidate(acted=0), rule), KeepCurrent)
 
 
 def never(*_):
@@ -145,7 +143,7 @@ def test_a_offeredis_taken_when_nobody_else_has_merged_since_its_ancestor():
 
 
 def test_a_new_expert_is_taken_with_the_frames_it_acted_in():
-    offered = candidate(acted=7, total=100, ancestor=None)
+    offered = candidate(acted=7, ancestor=None)
     assert decided(None, offered, never) == UseCandidate(why="new expert")
     assert offered.frames == 7
 
@@ -186,22 +184,6 @@ def test_the_shorter_run_that_arrives_last_changes_nothing():
 def test_a_tie_keeps_what_is_there():
     first = version(frames=60, content="first", name="v000002-b")
     assert isinstance(decided(first, candidate(acted=10)), KeepCurrent)
-
-
-@pytest.mark.parametrize(
-    ("accounting", "expected"), [("acted", KeepCurrent), ("total", UseCandidate)]
-)
-def test_an_expert_that_only_watched_gains_frames_only_by_the_documented_formula(
-    accounting, expected
-):
-    offer = candidate(acted=0, total=100, accounting=accounting)
-    current = version(frames=60, content="other", name="v000002-b")
-    for there in (OLD, current):
-        assert isinstance(decided(there, offer), expected)
-
-
-def test_total_accounting_is_initial_plus_total_timesteps():
-    assert candidate(acted=3, total=80, accounting="total").frames == 130
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=5, unique=True), st.randoms())

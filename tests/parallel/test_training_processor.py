@@ -150,7 +150,7 @@ def test_a_merge_rule_sees_ancestor_current_and_candidate(trained):
 
     merge(trained, stale, merge_policy=rule)
     ancestor, current, candidate = seen[0]
-    assert (ancestor.frames, current.frames, candidate.acted, candidate.total) == (50, 59, 3, 4)
+    assert (ancestor.frames, current.frames, candidate.gained) == (50, 59, 3)
     assert set(seen) == {0}, "a new expert needs no opinion"
     assert frames(trained)[0] == 53
 
