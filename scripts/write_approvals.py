@@ -11,8 +11,8 @@ from flowrl import storage
 from flowrl.games.base import Game
 from flowrl.games.craftax import CLASSIC, FULL
 from flowrl.skills.skill import load_library
-from flowrl.skills.validation.cache import KeptApproval, LibraryApprovals, shipped_file
-from flowrl.skills.validation.dry_run import Refusal, SkillCode, try_codes
+from flowrl.skills.validation.cache import LibraryApprovals
+from flowrl.skills.validation.dry_run import SkillCode, try_codes
 from flowrl.storage import records
 
 
@@ -20,13 +20,14 @@ def write_approvals(game: Game) -> str | None:
     """Why a skill of the library is refused; None once the file is written."""
     codes = [SkillCode.of(skill, game.name) for skill in load_library(game.name).values()]
     approvals = []
-    for code, outcome in zip(codes, try_codes(codes), strict=True):
-        if isinstance(outcome, Refusal):
-            return outcome.text
-        approvals.append(KeptApproval(skill=code.skill, approval=outcome))
+    for outcome in try_codes(codes):
+        if isinstance(outcome, str):
+            return outcome
+        approvals.append(outcome)
     record = LibraryApprovals(approvals=tuple(approvals))
-    storage.write_atomic(shipped_file(game), records.encode(record), mode=0o644)
-    print(f"{shipped_file(game)}: {len(approvals)} approvals")
+    path = game.library / "approvals.json"
+    storage.write_atomic(path, records.encode(record), mode=0o644)
+    print(f"{path}: {len(approvals)} approvals")
     return None
 
 

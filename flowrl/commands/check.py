@@ -14,7 +14,7 @@ from flowrl.errors import ConfigError, FlowrlError
 from flowrl.games.base import known_games
 from flowrl.skills.skill import Skill, load_skill
 from flowrl.skills.validation.cache import parsed_function
-from flowrl.skills.validation.dry_run import Limits, Refusal, SkillCode, try_codes
+from flowrl.skills.validation.dry_run import Limits, SkillCode, try_codes
 from flowrl.skills.validation.syntax import fitting_games
 
 
@@ -76,8 +76,8 @@ def check_files(
     good: dict[int, list[str]] = {}
     why = {number: each for number, each in enumerate(read) if isinstance(each, str)}
     for (number, code), outcome in zip(codes, outcomes, strict=True):
-        if isinstance(outcome, Refusal):
-            why.setdefault(number, outcome.text)
+        if isinstance(outcome, str):
+            why.setdefault(number, outcome)
         else:
             good.setdefault(number, []).append(code.env_name)
     return [

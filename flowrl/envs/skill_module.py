@@ -22,7 +22,7 @@ from flowrl.paths import RunPaths
 from flowrl.runs import CodeApproval, read_run
 from flowrl.skills.skill import MOST_STEPS, Origin
 from flowrl.skills.validation.cache import ApprovalStore, code_digest
-from flowrl.skills.validation.dry_run import Refusal, SkillCode, approvals_of
+from flowrl.skills.validation.dry_run import SkillCode, approvals_of
 from flowrl.skills.validation.execution import execute_functions
 from flowrl.skills.validation.syntax import check_function, literal, parse_source
 from flowrl.storage import read_bytes
@@ -95,8 +95,8 @@ def open_module(path: Path) -> TaskModule:
     load_module(path)  # the syntax check comes before the dry run
     approvals = []
     for outcome in approvals_of(_codes(path), ApprovalStore(path.parent / "approvals")):
-        if isinstance(outcome, Refusal):
-            raise SkillError(outcome.text)
+        if isinstance(outcome, str):
+            raise SkillError(outcome)
         approvals.append(outcome)
     return load_module(path, approvals=approvals)
 
@@ -161,15 +161,12 @@ def _codes(path: Path) -> list[SkillCode]:
     frame = _read(path)
     return [
         SkillCode(
-            skill=step["skill"],
             env_name=frame.game.name,
             is_done=ast.unparse(done),
             reward=ast.unparse(reward),
             origin=Origin(frame.place, done.lineno, reward.lineno),
         )
-        for step, done, reward in zip(
-            frame.plan, frame.functions[::3], frame.functions[1::3], strict=True
-        )
+        for done, reward in zip(frame.functions[::3], frame.functions[1::3], strict=True)
     ]
 
 

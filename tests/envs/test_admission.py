@@ -152,7 +152,7 @@ def test_approvals_are_found_again_by_their_digest_alone(tmp_path):
     store = ApprovalStore(tmp_path / "approvals")
     assert store.find("a" * 64) is None
     approval = CodeApproval(digest="a" * 64, trusted=True)
-    store.keep(approval, skill="Any")
+    store.keep(approval)
     assert ApprovalStore(tmp_path / "approvals").find("a" * 64) == approval
     (tmp_path / "approvals" / f"{'b' * 64}.json").write_bytes(
         (tmp_path / "approvals" / f"{'a' * 64}.json").read_bytes()

@@ -54,7 +54,7 @@ def run_folder(folder: Path, plan=RELAY_PLAN, experts=RELAY_EXPERTS, **text) -> 
     layout = RunPaths(folder, experts[-1])
     layout.module.write_text(module_text(plan, experts, **text))
     for approval in approved(layout):
-        ApprovalStore(folder / "approvals").keep(approval, skill="for a test")
+        ApprovalStore(folder / "approvals").keep(approval)
     return layout
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import FileRefusedError, SkillError
-from flowrl.games.base import Game, find_game, game_names
+from flowrl.games.base import find_game, game_names
 from flowrl.runs import CodeApproval
 from flowrl.storage import records
 
@@ -30,18 +30,10 @@ _LIMIT_BYTES = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptApproval:
-    """An approval on disk; `skill` tells people whose code it is about."""
-
-    skill: str
-    approval: CodeApproval
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryApprovals:
     """The file `approvals.json` in the folder of a game's library."""
 
-    approvals: tuple[KeptApproval, ...]
+    approvals: tuple[CodeApproval, ...]
 
 
 class ApprovalStore:
@@ -62,31 +54,24 @@ class ApprovalStore:
         path = self._folder / f"{digest}.json"
         if not path.exists():
             return None
-        kept = records.read(path, KeptApproval, limit_bytes=_LIMIT_BYTES, remedy="remove it")
-        if kept.approval.digest != digest:
-            raise FileRefusedError(f"{path} is about {kept.approval.digest}; remove it")
-        return kept.approval
+        kept = records.read(path, CodeApproval, limit_bytes=_LIMIT_BYTES, remedy="remove it")
+        if kept.digest != digest:
+            raise FileRefusedError(f"{path} is about {kept.digest}; remove it")
+        return kept
 
-    def keep(self, approval: CodeApproval, *, skill: str) -> None:
-        """Write an approval; `skill` tells people whose code it is about."""
-        storage.make_dir(self._folder)
-        kept = KeptApproval(skill=skill, approval=approval)
-        records.write(self._folder / f"{approval.digest}.json", kept)
-
-
-def shipped_file(game: Game) -> Path:
-    """Where a game keeps the approvals of its library."""
-    return game.library / "approvals.json"
+    def keep(self, approval: CodeApproval) -> None:
+        """Write an approval, unless this code has one."""
+        if self.find(approval.digest) is None:
+            storage.make_dir(self._folder)
+            records.write(self._folder / f"{approval.digest}.json", approval)
 
 
 @functools.cache
 def shipped(env_name: str) -> Mapping[str, CodeApproval]:
     """The approvals that come with a game's library, by digest; it may have none."""
-    path = shipped_file(find_game(env_name))
-    if not path.exists():
-        return {}
-    kept = records.read(path, LibraryApprovals).approvals
-    return {each.approval.digest: each.approval for each in kept}
+    path = find_game(env_name).library / "approvals.json"
+    kept = records.read(path, LibraryApprovals).approvals if path.exists() else ()
+    return {each.digest: each for each in kept}
 
 
 def code_digest(is_done: ast.FunctionDef, reward: ast.FunctionDef, env_name: str) -> str:

@@ -47,7 +47,6 @@ class Limits:
 class SkillCode:
     """The two functions of a skill in a game; `origin` is where they are written."""
 
-    skill: str
     env_name: str
     is_done: str
     reward: str
@@ -58,7 +57,6 @@ class SkillCode:
     def of(skill: Skill, env_name: str) -> SkillCode:
         """A skill's functions."""
         return SkillCode(
-            skill=skill.name,
             env_name=env_name,
             is_done=skill.is_done,
             reward=skill.reward,
@@ -74,22 +72,13 @@ class SkillCode:
         return code_digest(done, reward, self.env_name)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why code may not be run: `file:line: what; remedy`."""
-
-    text: str
-
-
-def try_codes(
-    codes: Sequence[SkillCode], limits: Limits | None = None
-) -> list[CodeApproval | Refusal]:
-    """An approval, or why there is none, for each of the codes.
+def try_codes(codes: Sequence[SkillCode], limits: Limits | None = None) -> list[CodeApproval | str]:
+    """An approval, or why there is none (`file:line: what; remedy`), for each of the codes.
 
     Raises:
       LaunchError: the worker does not start.
     """
-    found: dict[int, CodeApproval | Refusal] = {}
+    found: dict[int, CodeApproval | str] = {}
     while len(found) < len(codes):
         rest = [number for number in range(len(codes)) if number not in found]
         outcomes = _run_worker([codes[number] for number in rest], limits or Limits())
@@ -118,7 +107,7 @@ def approve_skills(
             )
     codes = [SkillCode.of(skill, env_name) for skill in skills]
     outcomes = approvals_of(codes, ApprovalStore(layout.approvals), limits)
-    refused = [outcome.text for outcome in outcomes if isinstance(outcome, Refusal)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
     if refused:
         more = f" (and {len(refused) - 1} more: see flowrl check)" if len(refused) > 1 else ""
         raise SkillError(refused[0] + more)
@@ -128,7 +117,7 @@ def approve_skills(
 
 def approvals_of(
     codes: Sequence[SkillCode], store: ApprovalStore, limits: Limits | None = None
-) -> list[CodeApproval | Refusal]:
+) -> list[CodeApproval | str]:
     """The kept approvals, and new ones for the other codes, which are not kept yet."""
     kept = [store.find(code.digest) for code in codes]
     unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
@@ -139,9 +128,8 @@ def approvals_of(
 def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) -> None:
     """Keep approvals with the graph, and publish a notice of skills that are only trusted."""
     store = ApprovalStore(layout.approvals)
-    for name, approval in approvals.items():
-        if store.find(approval.digest) is None:
-            store.keep(approval, skill=name)
+    for approval in approvals.values():
+        store.keep(approval)
     trusted = sorted(name for name, approval in approvals.items() if approval.trusted)
     if not trusted:
         notices.withdraw(layout, NOTICE)
@@ -151,7 +139,7 @@ def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) ->
     logger.warning(text)
 
 
-def _run_worker(codes: Sequence[SkillCode], limits: Limits) -> dict[int, CodeApproval | Refusal]:
+def _run_worker(codes: Sequence[SkillCode], limits: Limits) -> dict[int, CodeApproval | str]:
     """The outcomes of codes up to the one that ended the worker: of one at least.
 
     Raises:
@@ -172,7 +160,7 @@ def _run_worker(codes: Sequence[SkillCode], limits: Limits) -> dict[int, CodeApp
             )
         except subprocess.TimeoutExpired as error:
             raise LaunchError("the dry run of skill code does not end; try again") from error
-    found: dict[int, CodeApproval | Refusal] = {}
+    found: dict[int, CodeApproval | str] = {}
     running: Mapping[str, Any] | None = None  # the report that a function begins
     for report in map(json.loads, ended.stdout.splitlines()):
         code, running = codes[report["code"]], report if report["event"] == "begins" else None
@@ -189,10 +177,10 @@ def _run_worker(codes: Sequence[SkillCode], limits: Limits) -> dict[int, CodeApp
     return found
 
 
-def _refusal(code: SkillCode, line: int, why: str) -> Refusal:
+def _refusal(code: SkillCode, line: int, why: str) -> str:
     text = f"{code.origin.place}:{line}: {why}"
     # Without control characters: trusted code writes its own error messages.
-    return Refusal("".join(char if char.isprintable() else "�" for char in text))
+    return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def _why_ended(exit_code: int, limits: Limits) -> str:
