@@ -52,7 +52,7 @@ def train_graph(config: BottomUpConfig) -> int:
         layout, graph.skills.values(), config.ppo.env_name, trust=config.graph.trust_skills
     )
     scheduler = open_scheduler(layout, config, open_launcher(config.launch))
-    screen = training_screen(layout, console.ERRORS, goal=config.ppo.success_state_rate)
+    screen = training_screen(layout, console.ERRORS)
     with scheduler, screen:  # nothing in the folder has changed before this line
         keep_approvals(layout, approvals)
         rule = MERGE_RULES[config.graph.merge_policy]

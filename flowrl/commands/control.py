@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import tyro
 
-from flowrl.commands.skill_rows import find_row, read_rows
+from flowrl.commands.status import find_row, read_rows
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.parallel.events import MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of

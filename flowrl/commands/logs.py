@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 
 import tyro
 
-from flowrl.commands.skill_rows import SkillRow, find_row, read_rows
+from flowrl.commands.status import SkillRow, find_row, read_rows
 from flowrl.errors import FileRefusedError
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths
 from flowrl.storage import open_plain

@@ -1,14 +1,15 @@
-"""`flowrl status`, the scheduler's own screen, and the summary when a graph has ended."""
+"""`flowrl status` and the scheduler's own screen, from the files of a graph's folder alone."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flowrl import notices
-from flowrl.commands.skill_rows import SkillRow, all_ended, read_rows, read_stop_mode
-from flowrl.errors import FileRefusedError
+from flowrl import notices, runs
+from flowrl.errors import FileRefusedError, GraphError
 from flowrl.experts.store import ExpertStore
+from flowrl.parallel.events import StopMode
 from flowrl.parallel.health import disk_shortage
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.parallel.state_file import StateFile
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
 
 _WATCH_SECONDS = 1.0
 _WIDTH = 140  # columns in a file or a pipe
@@ -37,11 +39,26 @@ _STYLE = {
     "blocked": "red",
     "waiting": "dim",
 }
-_COLUMNS = (
-    "skill", "status", "expert", "attempt", "frames", "steps/s", "success", "time", "ETA",
-    "waits for / why",
+_WHY = "waits for / why"
+_LEFT_ALIGNED = frozenset({"skill", "status", _WHY})
+_STOP_MODES = {
+    StopMode.NONE: "",
+    StopMode.STOP: "stopping on request: nothing new is started, the scheduler ends with its runs",
+    StopMode.STOP_NOW: "stopping on request: runs save what they have, then the scheduler ends",
+}
+_STOP_REASONS = {
+    "pause": "asked to pause",
+    "cancel": "asked to end: cancelled",
+    "hung": "asked to end: no progress for too long",
+    "overdue": "asked to end: longer than --run_timeout",
+}
+ENDED = frozenset({"completed", "failed", "held", "blocked"})
+
+
+_OF_STATE = ("skill", "status", "expert", "attempt", "session", "device", "frames", "success_rate")
+_OF_TRAINER = (
+    "phase", "steps_per_second", "step_success", "frames", "total_frames", "eta_seconds",
 )  # fmt: skip
-_LEFT_ALIGNED = frozenset({"skill", "status", "waits for / why"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,63 +89,39 @@ class StatusCommand:
             else:
                 if self.watch:
                     console.clear()
-                ending = ["", *summary_lines(rows)[1:]] if all_ended(rows) else []
-                console.print(Group(screen(paths, rows), *map(Text, ending)))
+                console.print(screen(paths, rows))
             if not self.watch or all_ended(rows):
                 return 0
             time.sleep(_WATCH_SECONDS)
 
 
-@contextmanager
-def training_screen(paths: GraphPaths, console: Console, *, goal: float) -> Iterator[None]:
-    """Keep a live table below the log on a terminal; print the summary at the end."""
-    if console.is_terminal:
-        with Live(get_renderable=lambda: _now(paths), console=console, refresh_per_second=1):
-            yield
-    else:
-        yield
-    console.print(summary(read_rows(paths), goal=goal))
+def training_screen(paths: GraphPaths, console: Console) -> Live:
+    """A live table below the log on a terminal, elsewhere the table when the block ends."""
+    live = console.is_terminal
+    now = partial(_now, paths)
+    return Live(get_renderable=now, console=console, auto_refresh=live, refresh_per_second=1)
 
 
 def screen(paths: GraphPaths, rows: Sequence[SkillRow]) -> Group:
     """Return heading, notices, the table of skills, and the logs of failed skills."""
     warnings = [*filter(None, [read_stop_mode(paths)]), *_notices(paths).values()]
     yellow = [Text(text, style="yellow") for text in warnings]
-    logs = [Text(line, style="dim") for row in rows for line in _log(row)]
+    logs = [
+        Text(f"\n{row.skill}, the last lines of its log:\n  " + "\n  ".join(row.log), style="dim")
+        for row in rows
+        if row.log
+    ]
     return Group(Text(f"{paths.root}: {tally(rows)}"), *yellow, "", skill_table(rows), *logs)
-
-
-def summary(rows: Sequence[SkillRow], *, goal: float | None = None) -> Group:
-    """Return the table of skills and the lines of `summary_lines`."""
-    return Group("", skill_table(rows), "", *map(Text, summary_lines(rows, goal=goal)))
-
-
-def summary_lines(rows: Sequence[SkillRow], *, goal: float | None = None) -> list[str]:
-    """Return a line on all skills, one on their time, one on those below the success `goal`."""
-    lines = [tally(rows)]
-    spans = [span for row in rows if (span := _span(row)) is not None]
-    if len(spans) > 1:
-        wall = (max(end for _, end in spans) - min(start for start, _ in spans)).total_seconds()
-        own = sum((end - start).total_seconds() for start, end in spans)
-        lines.append(
-            f"{clock(wall)} from the first start to the last end; the runs' own times sum up to "
-            f"{clock(own)}: {own / wall:.2f} times as fast as one after another"
-        )
-    completed = (row for row in rows if row.status == "completed")
-    short = [row.skill for row in completed if goal and (row.success_rate or 0.0) < goal]
-    if goal and short:
-        lines.append(f"below the success rate of {goal:.0%} that was asked for: {', '.join(short)}")
-    return lines
 
 
 def skill_table(rows: Sequence[SkillRow]) -> Table:
     """Return a table with one line per skill, without empty columns."""
     table = Table(pad_edge=False, box=None, header_style="bold")
     lines = [_cells(row) for row in rows]
-    shown = [name for name in _COLUMNS if any(str(line[name]) for line in lines)]
+    shown = [name for name in lines[0] if any(str(line[name]) for line in lines)] if lines else []
     for name in shown:
         justify = "left" if name in _LEFT_ALIGNED else "right"
-        table.add_column(name, justify=justify, no_wrap=name != _COLUMNS[-1])
+        table.add_column(name, justify=justify, no_wrap=name != _WHY)
     for line in lines:
         table.add_row(*(line[name] for name in shown))
     return table
@@ -136,9 +129,7 @@ def skill_table(rows: Sequence[SkillRow]) -> Table:
 
 def tally(rows: Sequence[SkillRow]) -> str:
     """Return how many skills have which status, in one line."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.status] = counts.get(row.status, 0) + 1
+    counts = Counter(row.status for row in rows)
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "no skills yet"
 
 
@@ -182,20 +173,6 @@ def _notices(paths: GraphPaths) -> dict[str, str]:
     return texts
 
 
-def _log(row: SkillRow) -> list[str]:
-    """Return the last lines of a failed skill's log under a heading."""
-    if not row.log:
-        return []
-    return ["", f"{row.skill}, the last lines of its log:", *(f"  {line}" for line in row.log)]
-
-
-def _span(row: SkillRow) -> tuple[datetime, datetime] | None:
-    if row.status != "completed" or row.ended_at is None or not row.seconds:
-        return None
-    end = datetime.fromisoformat(row.ended_at)
-    return end - timedelta(seconds=row.seconds), end
-
-
 def _cells(row: SkillRow) -> dict[str, Text | str]:
     shown = row.phase if row.status == "running" and row.phase else row.status
     reasons = [", ".join(row.waits_for), row.waits, row.why]
@@ -209,5 +186,114 @@ def _cells(row: SkillRow) -> dict[str, Text | str]:
         "success": "" if row.success_rate is None else f"{row.success_rate:.0%}",
         "time": clock(row.seconds),
         "ETA": clock(row.eta_seconds),
-        "waits for / why": Text("; ".join(filter(None, reasons))),
+        _WHY: Text("; ".join(filter(None, reasons))),
     }
+
+
+# The rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkillRow:
+    """One skill as `flowrl status` shows it; None stands for a value that does not apply."""
+
+    skill: str
+    status: str
+    expert: int | None
+    attempt: int | None
+    session: str | None = None
+    device: str | None = None
+    phase: str | None = None  # of a running trainer: compiling, training, saving
+    steps_per_second: float | None = None
+    success_rate: float | None = None  # of the plan's last step
+    step_success: tuple[float, ...] = ()
+    frames: int | None = None
+    total_frames: int | None = None
+    eta_seconds: float | None = None
+    seconds: float | None = None  # since the run began, or that it took
+    ended_at: str | None = None  # when it was completed, failed or held; ISO 8601 in UTC
+    waits_for: tuple[str, ...] = ()
+    waits: str = ""  # a slot or a time that it waits for
+    why: str = ""
+    log: tuple[str, ...] = ()  # the last lines of a failed skill's training log
+
+
+def read_rows(paths: GraphPaths) -> list[SkillRow]:
+    """Return every skill of the graph, in the order in which they were added.
+
+    Raises:
+      FileRefusedError: the folder holds no readable scheduler_state.json.
+    """
+    if not paths.scheduler_state.is_file():
+        raise FileRefusedError(
+            f"{paths.root} is no graph: it has no scheduler_state.json; name the folder that "
+            "--graph_path named, or start python -m flowrl.bottomup_parallel"
+        )
+    lines = StateFile(paths.scheduler_state).load_document()["skills"]
+    return [_row(paths, line) for line in lines]
+
+
+def read_stop_mode(paths: GraphPaths) -> str:
+    """Return how a user stops the scheduler, in words; "" when nobody does."""
+    return _STOP_MODES[StateFile(paths.scheduler_state).load_document()["stop_mode"]]
+
+
+def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
+    """Return the row of a skill, found by its name, its machine name or its expert number.
+
+    Raises:
+      GraphError: there is no such skill; the message lists all skills.
+    """
+    word = wanted.strip().casefold()
+    for row in rows:
+        if word in (row.skill.casefold(), slug(row.skill).casefold()):
+            return row
+    for row in rows:
+        if row.expert is not None and word == str(row.expert):
+            return row
+    known = ", ".join(row.skill for row in rows) or "none yet"
+    raise GraphError(f"{graph} has no skill {wanted!r}; it has: {known}")
+
+
+def all_ended(rows: Sequence[SkillRow]) -> bool:
+    """Return whether no skill changes any more by itself."""
+    return all(row.status in ENDED for row in rows)
+
+
+def _row(paths: GraphPaths, line: Mapping[str, Any]) -> SkillRow:
+    facts = {name: line[name] for name in _OF_STATE if name in line}
+    seconds = line.get("wall_seconds")
+    if line["status"] == "running":
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(line["since"])).total_seconds()
+        progress = _progress(paths, line)
+        if progress is not None:
+            facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
+            facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
+    return SkillRow(
+        **facts,
+        seconds=seconds,
+        ended_at=line.get("at"),
+        waits_for=tuple(line.get("blocked_by") or line["waits_for"]),
+        waits=_waits(line),
+        why=_STOP_REASONS.get(line.get("stop_reason", ""), "") or line.get("why") or "",
+        log=tuple(line.get("log", ())),
+    )
+
+
+def _waits(line: Mapping[str, Any]) -> str:
+    """Return the slot or the time that a skill waits for, "" if it waits for skills or nothing."""
+    if line["status"] not in ("waiting", "merging") or line["waits_for"]:
+        return ""
+    due = line.get("not_before")
+    if due is not None and (when := datetime.fromisoformat(due)) > datetime.now(UTC):
+        return f"its next try at {when:%H:%M:%S} UTC"
+    return "a free slot" if line["status"] == "waiting" else ""
+
+
+def _progress(paths: GraphPaths, line: Mapping[str, Any]) -> runs.Progress | None:
+    """Return the trainer's newest figures; None if they are another run's or cannot be read."""
+    try:
+        progress = runs.read_progress(paths.run(line["expert"], line["skill"]))
+    except FileRefusedError:
+        return None
+    return progress if progress and progress.run_id == line["run_id"] else None

@@ -6,21 +6,16 @@ import io
 import json
 import threading
 import time
-from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 from rich.console import Console
 
 from flowrl import cli
 from flowrl.commands import status
-from flowrl.commands.skill_rows import read_rows
-from flowrl.commands.status import clock, skill_table, summary, tally, training_screen
+from flowrl.commands.status import clock, read_rows, skill_table, tally, training_screen
 from tests.commands.making import (
     DONE,
     FAILED,
-    HELD,
-    NOW,
     WAITING,
     running,
     save,
@@ -71,7 +66,7 @@ def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
     assert head.startswith(f"{root}: ")
     assert first.startswith(f"{name}  ")
     assert second.rstrip().endswith(name)
-    plain = shown(summary(read_rows(layout)))
+    plain = shown(status.screen(layout, read_rows(layout)))
     coloured = shown(status.screen(layout, read_rows(layout)), force_terminal=True)
     assert name in plain
     assert name in coloured
@@ -131,26 +126,6 @@ def test_status_never_fails_while_the_state_is_swapped(tmp_path):
     assert {size for size, _ in seen} == {2, 3}
 
 
-def test_a_summary_compares_with_training_one_by_one(tmp_path):
-    later = replace(DONE, at=NOW + timedelta(seconds=30))
-    rows = read_rows(save(tmp_path, ("A", DONE), ("B", later), ("C", FAILED)))
-    text = shown(summary(rows))
-    assert "2 completed, 1 failed" in text
-    assert "0:02:00 from the first start to the last end" in text
-    assert "sum up to 0:03:00: 1.50 times as fast" in text
-
-
-@pytest.mark.parametrize("skills", [[("A", DONE)], [("A", FAILED), ("B", HELD)], []])
-def test_a_summary_without_a_comparison_makes_none(tmp_path, skills):
-    assert "times as fast" not in shown(summary(read_rows(save(tmp_path, *skills))))
-
-
-def test_a_summary_names_who_fell_short_of_the_goal(tmp_path):
-    rows = read_rows(save(tmp_path, ("A", DONE), ("B", replace(DONE, success_rate=0.25))))
-    assert "below the success rate of 80% that was asked for: B" in shown(summary(rows, goal=0.8))
-    assert "below" not in shown(summary(rows, goal=0.2))
-
-
 def test_an_empty_graph_has_a_table_without_lines(tmp_path):
     rows = read_rows(save(tmp_path))
     assert tally(rows) == "no skills yet"
@@ -169,16 +144,7 @@ def test_a_time_is_shown_in_hours_minutes_and_seconds(seconds, text):
 def test_the_last_word_of_a_training_counts_all_that_is_completed(tmp_path, terminal):
     layout = save(tmp_path, ("A", DONE), ("B", WAITING), ("C", WAITING))
     console = Console(file=io.StringIO(), record=True, width=140, force_terminal=terminal)
-    with training_screen(layout, console, goal=0.5):
+    with training_screen(layout, console):
         save(tmp_path, ("A", DONE), ("B", DONE), ("C", DONE))
     text = console.export_text()
     assert "3 completed" in text
-    assert "sum up to 0:04:30" in text
-
-
-def test_a_training_that_is_interrupted_has_no_last_word(tmp_path):
-    layout = save(tmp_path, ("A", WAITING))
-    console = Console(file=io.StringIO(), record=True, width=140)
-    with pytest.raises(KeyboardInterrupt), training_screen(layout, console, goal=0.5):
-        raise KeyboardInterrupt
-    assert console.export_text() == ""

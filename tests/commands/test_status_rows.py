@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.commands.skill_rows import all_ended, find_row, read_rows
+from flowrl.commands.status import all_ended, find_row, read_rows
 from flowrl.errors import FileRefusedError, GraphError
 from flowrl.parallel.status import Blocked
 from flowrl.paths import GraphPaths
