@@ -17,7 +17,6 @@ from flowrl import console, notices
 from flowrl.commands.status import training_screen
 from flowrl.config import BottomUpConfig, LaunchConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
-from flowrl.experts.merge import MERGE_RULES
 from flowrl.games.base import find_game
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Launcher
@@ -55,8 +54,7 @@ def train_graph(config: BottomUpConfig) -> int:
     screen = training_screen(layout, console.ERRORS)
     with scheduler, screen:  # nothing in the folder has changed before this line
         keep_approvals(layout, approvals)
-        rule = MERGE_RULES[config.graph.merge_policy]
-        recover_graph(layout, rule, min_success_rate=config.schedule.min_success_rate)
+        recover_graph(layout)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
         records.write(layout.config_json, configs.to_json(config))
         backend = TrainingBackend(layout, config, graph, devices=scheduler.devices)

@@ -25,11 +25,10 @@ from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import check_new_skills
 from flowrl.parallel.status import Entry
-from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths, RunPaths, display_name, session_name, slug
 from flowrl.skills.graph import SkillGraph
 from tests.hostile_names import CANARY, HOSTILE, TMUX
-from tests.parallel.making import finish, make_skill, prepare
+from tests.parallel.making import finish, make_skill, merge_finished, prepare
 
 TRAINER = """
 import json, os, sys
@@ -221,8 +220,8 @@ def test_hostile_names_are_prepared_merged_and_archived(world):
         kinds = {type(node).__name__ for node in tree.body}
         assert kinds <= {"Expr", "Assign", "AnnAssign", "FunctionDef", "Import", "ImportFrom"}
         finish(ready.layout, {number: 100})
-    found = recover_graph(layout)
-    assert {merged["skill"] for merged in found.merged} == set(names), found.refused
+    merged, refused = merge_finished(layout)
+    assert {summary["skill"] for summary in merged} == set(names), refused
     for number, name in enumerate(names):
         assert (layout.skill_folder(number, name) / "run.json").is_file()
     check_that_nothing_escaped(world)

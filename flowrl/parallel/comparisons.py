@@ -2,8 +2,8 @@
 
 `evidence` launches `python -m flowrl.comparing` and raises ComparingError until the answers are
 there, so that the merge is deferred and tried again. Answers are kept with their questions: if an
-expert has changed meanwhile, all is asked anew. A job that fails is launched once more; after that
-the questions count as unanswered, and the rule decides without.
+expert has changed meanwhile, all is asked anew. If the job fails, the questions count as
+unanswered, and the rule decides without.
 
 The record of a comparison lies in a folder of the graph and not in the run's, where a trainer could
 put answers.
@@ -21,7 +21,7 @@ from flowrl import storage
 from flowrl.errors import ComparingError, FileRefusedError
 from flowrl.experts.merge import Blended, Evidence, Question, Unanswered
 from flowrl.launchers import run_status
-from flowrl.launchers.base import Exited, Handle, Job, Outcome
+from flowrl.launchers.base import Handle, Job, Outcome
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.sandbox import child_env
 from flowrl.paths import GraphPaths, RunPaths
@@ -31,7 +31,6 @@ from flowrl.storage import records
 logger = logging.getLogger(__name__)
 LOG = "comparison.log"
 LIMIT_SECONDS = 600.0
-MAX_LAUNCHES = 2
 LAUNCHER = LocalLauncher(grace_seconds=1.0)  # nobody attaches to a comparison
 _LOG_BYTES = 10_000_000
 _launched: dict[Path, Handle] = {}  # by folder; those of an earlier scheduler are found there
@@ -39,19 +38,14 @@ _launched: dict[Path, Handle] = {}  # by folder; those of an earlier scheduler a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The questions of one merge, how often their job was launched, and their answers."""
+    """The questions of one merge, and their answers."""
 
     run_id: str
     run_folder: str  # its name among the training runs
     expert: int  # the run's new expert, by global index
     limit_seconds: float  # after which the job ends itself
     questions: tuple[Question, ...]
-    launches: int = 0
     answers: tuple[Evidence, ...] = ()  # one for each question, or none yet
-
-    def asks_the_same(self, other: Comparison) -> bool:
-        """Whether the answers to one are the answers to the other."""
-        return replace(self, launches=0, answers=()) == replace(other, launches=0, answers=())
 
 
 def evidence(
@@ -76,9 +70,10 @@ def evidence(
     if not known.answers:
         job = _job(layout, folder, run.run_id)
         handle = _launched.get(folder) or LAUNCHER.find(job)
-        outcome = None if handle is None else LAUNCHER.poll(handle, folder)
-        if handle is None or outcome is not None:
-            known = _ended(folder, job, asked, outcome)
+        if handle is None:
+            _launched[folder] = LAUNCHER.launch(job)
+        elif outcome := LAUNCHER.poll(handle, folder):
+            known = _ended(folder, asked, outcome)
     if known.answers:
         return {answer.question.expert: answer for answer in known.answers}
     experts = ", ".join(str(question.expert) for question in questions)
@@ -145,7 +140,7 @@ def _known(folder: Path, asked: Comparison) -> Comparison:
     """The record of these very questions; any other is removed with its job."""
     try:
         found = read_record(folder)
-        if found is not None and found.asks_the_same(asked):
+        if found is not None and replace(found, answers=()) == asked:
             return found
     except FileRefusedError as error:
         logger.warning("asked anew: %s", error)
@@ -155,21 +150,15 @@ def _known(folder: Path, asked: Comparison) -> Comparison:
     return asked
 
 
-def _ended(folder: Path, job: Job, asked: Comparison, outcome: Outcome | None) -> Comparison:
-    """The record after the job's end, with answers, or with another launch of the job."""
+def _ended(folder: Path, asked: Comparison, outcome: Outcome) -> Comparison:
+    """The record after the job's end, with answers."""
     found = _known(folder, asked)  # the job may have answered since the first look
-    if found.answers:
-        return found
-    if found.launches >= MAX_LAUNCHES:
+    if not found.answers:
         why = f"the program that does it failed ({_last_line(folder, outcome)})"
         logger.warning("%s: %s", found.run_folder, why)
         unanswered = (Unanswered(question=question, why=why) for question in found.questions)
         found = replace(found, answers=tuple(unanswered))
-    else:
-        found = replace(found, launches=found.launches + 1)
-    write_record(folder, found)
-    if not found.answers:
-        _launched[folder] = LAUNCHER.launch(job)
+        write_record(folder, found)
     return found
 
 
@@ -196,12 +185,10 @@ def _discard(folder: Path) -> None:
     storage.remove_tree(folder)
 
 
-def _last_line(folder: Path, outcome: Outcome | None) -> str:
+def _last_line(folder: Path, outcome: Outcome) -> str:
     try:
-        text = storage.read_bytes(folder / LOG, limit_bytes=_LOG_BYTES)
+        text = storage.read_bytes(folder / LOG, limit_bytes=_LOG_BYTES).decode(errors="replace")
     except FileRefusedError as error:
         return str(error)
-    lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
-    if lines:
-        return lines[-1][:150]
-    return outcome.detail if isinstance(outcome, Exited) else "it left no log"
+    lines = text.split("\n") if (text := text.strip()) else [getattr(outcome, "detail", "")]
+    return lines[-1].strip()[:150]

@@ -55,8 +55,13 @@ class StopMode(StrEnum):
     STOP_NOW = "stop_now"  # runs save what they have and end
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What the scheduler's core hears; `transitions.HANDLERS` has a function for each kind."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControlRequest:
+class ControlRequest(Event):
     """A user's request; without a skill it is for all skills that it applies to.
 
     A malformed one has a `refusal`, which becomes its response.
@@ -97,31 +102,22 @@ class NewSkill:
 
 
 @dataclass(frozen=True, slots=True)
-class SkillsAdded:
+class SkillsAdded(Event):
     """Skills to add, all of them or none; they may need one another in any order."""
 
     skills: tuple[NewSkill, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class RunEvent:
+class RunEvent(Event):
     """What concerns one run of a skill; ignored once the skill has another run."""
 
     skill: str
     run_id: str
 
 
-@dataclass(frozen=True, slots=True)
 class RunPrepared(RunEvent):
     """The run folder exists."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareRefused:
-    """The run cannot be prepared, and trying again would not help."""
-
-    skill: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,36 +128,12 @@ class RunLaunched(RunEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchRefused:
-    """The run could not be prepared or launched just now."""
-
-    skill: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """The disk is full or a lock is held: try again later, as often as it takes."""
-
-    skill: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class LogTail:
-    """The last lines of a run's log, and a digest of the error in them: "" when there is none."""
-
-    lines: tuple[str, ...] = ()
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class RunEnded(RunEvent):
-    """How a run ended, the frames it had reached, and the end of its log."""
+    """How a run ended, the frames it had reached, and the last lines of its log."""
 
     outcome: RunResult | Exited | Lost
     frames: int = 0
-    log: LogTail = LogTail()
+    log: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +143,8 @@ class RunLate(RunEvent):
     reason: StopReason
 
 
-@dataclass(frozen=True, slots=True)
 class MergeDone(RunEvent):
     """The run's experts are in the global checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundMerged(RunEvent):
-    """The run was merged, although the state does not say so: it is older than the checkpoint."""
-
-    frames: int
-    success_rate: float
-    wall_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,48 +155,46 @@ class MergeRefused(RunEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class NotDone(Event):
+    """A command could not be carried out."""
+
+    skill: str
+    why: str
+
+
+class PrepareRefused(NotDone):
+    """The run cannot be prepared, and trying again would not help."""
+
+
+class LaunchRefused(NotDone):
+    """The run could not be prepared or launched just now."""
+
+
+class Deferred(NotDone):
+    """The disk is full or a lock is held: try again later, as often as it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(Event):
     """Train a failed or held skill again, or start a waiting one at once."""
 
     skill: str
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Event):
     """Pause a skill."""
 
     skill: str
     why: str = PAUSED
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(Event):
     """The daemon ends as a user asked; the next one goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(Event):
     """A new daemon has loaded the state: order again what may not have been carried out."""
-
-
-Event = (
-    SkillsAdded
-    | RunPrepared
-    | PrepareRefused
-    | RunLaunched
-    | LaunchRefused
-    | Deferred
-    | RunEnded
-    | RunLate
-    | MergeDone
-    | FoundMerged
-    | MergeRefused
-    | Retry
-    | Hold
-    | ControlRequest
-    | Stopped
-    | Restarted
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,39 +214,33 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
-    """Make the run's folder, or reopen it."""
+class RunCommand:
+    """What the core orders about a run; carried out after the state that ordered it is saved."""
 
     request: RunRequest
+
+
+class Prepare(RunCommand):
+    """Make the run's folder, or reopen it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(RunCommand):
     """Start the run; with `seek` it may have been started before: look for it first."""
 
-    request: RunRequest
     seek: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(RunCommand):
     """Merge the run's experts into the global checkpoint."""
 
-    request: RunRequest
 
-
-@dataclass(frozen=True, slots=True)
-class StopRun:
+class StopRun(RunCommand):
     """Ask the run to end."""
 
-    request: RunRequest
 
-
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(RunCommand):
     """Move the failed attempt's folder away."""
-
-    request: RunRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,4 +251,4 @@ class StatusChange:
     entry: Entry
 
 
-Command = Prepare | Launch | Merge | StopRun | Discard | StatusChange
+Command = RunCommand | StatusChange

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from flowrl import storage
 from flowrl.errors import (
@@ -25,8 +25,7 @@ from flowrl.errors import (
 )
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Launcher, Lost
 from flowrl.parallel import events
-from flowrl.parallel.backend import Backend
-from flowrl.parallel.events import Command, Event, RunRequest
+from flowrl.parallel.events import Event, RunCommand, RunRequest
 from flowrl.parallel.health import DiskHealth, RunLimits, read_log_tail
 from flowrl.parallel.run_folder import result_of
 from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status, StopReason
@@ -34,6 +33,42 @@ from flowrl.paths import RunPaths
 from flowrl.runs import RunResult, read_progress
 
 logger = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    """Prepares runs and merges them; every call may be repeated after a crash.
+
+    A FlowrlError or an OSError raised here concerns this one skill; BusyError and a full disk
+    mean "try again later".
+    """
+
+    def prepare(self, request: RunRequest, /) -> Job:
+        """Prepare a new run of this attempt; what an earlier one left is moved away."""
+        ...
+
+    def resume(self, request: RunRequest, /) -> Job:
+        """Make run `request.run_id` ready to be launched once more, in its own folder.
+
+        Raises:
+          FileRefusedError: there is no such run; a new one is prepared instead.
+        """
+        ...
+
+    def reopen(self, request: RunRequest, /) -> Job | None:
+        """Return the job of run `request.run_id`, unchanged; None without a folder."""
+        ...
+
+    def merge(self, request: RunRequest, /) -> Mapping[str, Any]:
+        """Merge the run, or find that it was merged; return a summary with its `run_id`."""
+        ...
+
+    def archive(self, request: RunRequest, /) -> object:
+        """Archive a merged run, once the runs that waited for it have been started."""
+        ...
+
+    def discard(self, request: RunRequest, /) -> object:
+        """Move the folder of a failed attempt away."""
+        ...
 
 
 class CommandExecutor:
@@ -50,7 +85,7 @@ class CommandExecutor:
         self._stopping: set[str] = set()  # runs that have been asked to end
         self._unarchived: list[RunRequest] = []  # merged runs
 
-    def carry_out(self, command: Command, status: Status) -> Sequence[Event]:
+    def carry_out(self, command: RunCommand, status: Status) -> Sequence[Event]:
         """Carry out a command, unless its skill has another `status` by now."""
         match command:
             case events.Discard(request):
@@ -87,7 +122,7 @@ class CommandExecutor:
         try:
             job = self._job(request)
             if job is None:
-                return self._without_folder(request)
+                return (_lost(request),)
             handle = (self.launcher.find(job) if seek else None) or self.launcher.launch(job)
         except SKILL_ERRORS as error:
             return (self._not_started(request, error, preparing=False),)
@@ -98,13 +133,16 @@ class CommandExecutor:
         """Merge the run."""
         assert request.run_id is not None
         try:
-            self._merge_run(request)
+            found = self._backend.merge(request).get("run_id", request.run_id)
+            if found != request.run_id:
+                raise ResultRefusedError(f"found run {found} instead of {request.run_id}")
         except SKILL_ERRORS as error:
             self._report(request, error)
             if isinstance(error, BusyError) or is_transient(error):
                 return (events.Deferred(request.skill, format_error(error)),)
             return (events.MergeRefused(request.skill, request.run_id, format_error(error)),)
         storage.fault_point("scheduler.merged")
+        self._unarchived.append(request)
         self._jobs.pop(request.skill, None)
         return (events.MergeDone(request.skill, request.run_id),)
 
@@ -118,9 +156,7 @@ class CommandExecutor:
                 self._report(request, error)
                 if not isinstance(error, FlowrlError) or isinstance(error, BusyError):
                     self._unarchived.append(request)
-                logger.warning(
-                    "%s: its run folder stays", request.skill, extra={"why": format_error(error)}
-                )
+                _warn("its run folder stays", request.skill, error)
 
     def stop_once(self, entry: Entry) -> None:
         """Ask a running skill's run to end, once."""
@@ -139,9 +175,7 @@ class CommandExecutor:
                 self.launcher.stop(handle, job.folder)
                 self._stopping.add(handle.run_id)
         except (FlowrlError, OSError) as error:
-            logger.warning(
-                "%s cannot be stopped now", request.skill, extra={"why": format_error(error)}
-            )
+            _warn("it cannot be stopped now", request.skill, error)
 
     def discard(self, request: RunRequest) -> None:
         """Move a failed attempt's folder away; one that stays is moved by the next attempt."""
@@ -149,9 +183,7 @@ class CommandExecutor:
         try:
             self._backend.discard(request)
         except SKILL_ERRORS as error:
-            logger.warning(
-                "%s: its run folder stays", request.skill, extra={"why": format_error(error)}
-            )
+            _warn("its run folder stays", request.skill, error)
 
     def poll_run(self, entry: Entry) -> Sequence[Event]:
         """Return how the entry's run ended, or that it hangs; nothing while all is well."""
@@ -162,44 +194,37 @@ class CommandExecutor:
         try:
             job = self._job(request)
             if job is None:
-                return self._without_folder(request)
+                return (_lost(request),)
             outcome = self._end_of(request, job, status.handle)
         except SKILL_ERRORS as error:
-            logger.warning(
-                "%s cannot be looked at now", entry.skill, extra={"why": format_error(error)}
-            )
+            _warn("it cannot be looked at now", entry.skill, error)
             return ()
         if outcome is None:
             return self._check_limits(entry, job, status)
-        self._forget(status.run_id)
+        self._limits.forget(status.run_id)
+        self._stopping.discard(status.run_id)
         if isinstance(outcome, RunResult):
-            ended = events.RunEnded(entry.skill, status.run_id, outcome, outcome.frames)
-        else:
-            paths = RunPaths(job.folder, request.expert)
-            frames, tail = _frames(job, paths), read_log_tail(paths.training_log)
-            ended = events.RunEnded(entry.skill, status.run_id, outcome, frames, tail)
-        return (ended,)
+            return (events.RunEnded(entry.skill, status.run_id, outcome, outcome.frames),)
+        paths = RunPaths(job.folder, request.expert)
+        frames, tail = _frames(job, paths), read_log_tail(paths.training_log)
+        return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail),)
 
     def _end_of(
         self, request: RunRequest, job: Job, handle: Handle
     ) -> RunResult | Exited | Lost | None:
         """The run's result, or how else it ended; None while it lives.
 
-        A run that exits with 0 although it was asked to stop may have finished before.
+        A valid result counts however the process ended: the trainer writes it last.
         """
         outcome = self.launcher.poll(handle, job.folder)
-        if not isinstance(outcome, Finished) and getattr(outcome, "code", None) != 0:
-            return outcome
+        if outcome is None:
+            return None
         try:
             return result_of(RunPaths(job.folder, request.expert), job.run_id)
         except FileRefusedError as error:
-            if isinstance(outcome, Exited):
+            if not isinstance(outcome, Finished):
                 return outcome
             return Exited(cause=ExitCause.NO_RESULT, code=0, detail=str(error))
-
-    def seconds_left(self, handle: Handle) -> float:
-        """Return how much longer this run may take."""
-        return self._limits.seconds_left(handle)
 
     def _check_limits(self, entry: Entry, job: Job, status: Running) -> Sequence[Event]:
         """Report a run's silence or age; a request to end is repeated until it arrives."""
@@ -212,12 +237,8 @@ class CommandExecutor:
         if self._limits.is_silent(job.run_id, progress):
             if self._disk.ok:
                 return (events.RunLate(entry.skill, job.run_id, StopReason.HUNG),)
-            self._limits.excuse(job.run_id)  # it cannot write its progress either
+            self._limits.forget(job.run_id)  # it cannot write its progress either
         return ()
-
-    def _forget(self, run_id: str) -> None:
-        self._limits.forget(run_id)
-        self._stopping.discard(run_id)
 
     def _report(self, request: RunRequest, error: BaseException) -> None:
         """A full disk pauses all work; an unexpected error is logged with its traceback."""
@@ -240,7 +261,7 @@ class CommandExecutor:
             try:
                 return self._backend.resume(request)
             except FileRefusedError as error:
-                logger.warning("%s starts anew", request.skill, extra={"why": str(error)})
+                _warn("it starts anew", request.skill, error)
         return self._backend.prepare(request)
 
     def _find_alive(self, request: RunRequest) -> Handle | None:
@@ -262,40 +283,20 @@ class CommandExecutor:
         try:
             job = self._backend.reopen(request)
         except FileRefusedError as error:
-            logger.warning("%s: no run folder", request.skill, extra={"why": str(error)})
+            _warn("no run folder", request.skill, error)
             return None
         if job is not None:
             self._jobs[request.skill] = job
         return job
 
-    def _merge_run(self, request: RunRequest) -> Mapping[str, Any]:
-        data = self._backend.merge(request)
-        found = data.get("run_id", request.run_id)
-        if found != request.run_id:
-            raise ResultRefusedError(
-                f"{request.skill}: found run {found} instead of {request.run_id}"
-            )
-        self._unarchived.append(request)
-        return data
 
-    def _without_folder(self, request: RunRequest) -> Sequence[Event]:
-        """The run's folder is gone: it was merged, or it is lost."""
-        assert request.run_id is not None
-        try:
-            data = self._merge_run(request)
-        except BusyError as error:
-            return (events.Deferred(request.skill, str(error)),)
-        except FlowrlError as error:
-            lost = Lost(f"its run folder is gone, and {error}")
-            return (events.RunEnded(request.skill, request.run_id, lost),)
-        found = events.FoundMerged(
-            request.skill,
-            request.run_id,
-            frames=int(data["frames"]),
-            success_rate=float(data["success_rate"]),
-            wall_seconds=float(data["wall_seconds"]),
-        )
-        return (found,)
+def _warn(what: str, skill: str, error: BaseException) -> None:
+    logger.warning("%s: %s", skill, what, extra={"why": format_error(error)})
+
+
+def _lost(request: RunRequest) -> Event:
+    assert request.run_id is not None
+    return events.RunEnded(request.skill, request.run_id, Lost("its run folder is gone"))
 
 
 def _fits(request: RunRequest, status: Status, kind: type) -> bool:

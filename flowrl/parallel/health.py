@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import math
 import os
-import re
 import socket
 import time
 from collections.abc import Callable
@@ -20,7 +18,6 @@ from flowrl import notices, storage
 from flowrl.errors import BusyError, ConfigError, classify_io_error, format_error
 from flowrl.launchers.base import Handle
 from flowrl.launchers.process import boot_id
-from flowrl.parallel.events import LogTail
 from flowrl.paths import GraphPaths
 from flowrl.storage import locks
 
@@ -31,19 +28,13 @@ _PROBE = b"\0" * 2**16
 _NOTICE = "paused"
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3"})
-_RETRY_SECONDS = 0.1
 _MOUNTS = Path("/proc/self/mountinfo")
+_RETRY_SECONDS = 0.1
 
 _TAIL_BYTES = 2**14
 _SHOWN_LINES = 10
-_ERROR_LINES = 5  # that make up the error where there is no traceback
 _LINE_CHARACTERS = 300
-_QUIET_SECONDS = 0.02
-_MOST_LOOKS = 10
-_TRACEBACK = "Traceback (most recent call last)"
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
-# What differs between two runs of one program that raise the same error.
-_VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[0-9]+")
+_SETTLE_SECONDS = 0.1
 
 
 class DaemonLock:
@@ -74,16 +65,17 @@ class DaemonLock:
         descriptor = locks.open_plain_lock(self._path)
         try:
             _lock(descriptor)
-            _write_holder(self._path)
-        except BlockingIOError as error:
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+            self._path.write_text(json.dumps(holder) + "\n", encoding="utf-8")
+        except OSError as error:
             os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise
             raise BusyError(
                 f"{self._path.parent} is in use by {_holder(self._path)}; stop that daemon or "
                 "choose another --graph_path"
             ) from error
-        except OSError:
-            os.close(descriptor)
-            raise
         self._descriptor = descriptor
 
     def check(self) -> None:
@@ -94,12 +86,11 @@ class DaemonLock:
         """
         if self._descriptor is None:
             return
-        mine = os.fstat(self._descriptor)
         try:
-            found = self._path.stat(follow_symlinks=False)
+            same = os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
         except FileNotFoundError:
-            found = None
-        if found is None or (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino):
+            same = False
+        if not same:
             raise BusyError(
                 f"{self._path} was deleted or replaced while this daemon held it, another one may "
                 "have started; runs go on, start again to adopt them"
@@ -131,32 +122,18 @@ def daemon_of(path: Path) -> str | None:
     return None
 
 
-def filesystem_of(path: Path, mounts: str) -> str:
-    """Return the type of the file system that holds `path`, by the text of a mountinfo file.
-
-    >>> mounts = "1 0 0:1 / / rw - ext4 a rw\\n2 1 0:2 / /home rw - nfs4 b rw"
-    >>> filesystem_of(Path("/home/x"), mounts)
-    'nfs4'
-    """
-    found = ("", "unknown")
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        mount = left.split(" ")[4].replace("\\040", " ")
-        inside = path == Path(mount) or Path(mount) in path.parents
-        if inside and len(mount) >= len(found[0]):
-            found = (mount, right.split(" ")[0])
-    return found[1]
-
-
 def _refuse_network(folder: Path) -> None:
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
     try:
-        kind = filesystem_of(folder.resolve(), _MOUNTS.read_text(encoding="utf-8"))
+        lines = _MOUNTS.read_text(encoding="utf-8").splitlines()
     except OSError:
         return  # without /proc the type is unknown
-    if kind in _NETWORK:
+    kinds = {line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number}
+    if found := kinds & _NETWORK:
         raise ConfigError(
-            f"{folder} is on {kind}, where two daemons on two hosts could both hold the lock; "
-            "choose a --graph_path on a local disk"
+            f"{folder} is on {found.pop()}, where two daemons on two hosts could both hold the "
+            "lock; choose a --graph_path on a local disk"
         )
 
 
@@ -181,17 +158,6 @@ def _holder(path: Path) -> str:
         return "another process"
 
 
-def _write_holder(path: Path) -> None:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    data = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(data).encode() + b"\n", 0)
-    finally:
-        os.close(descriptor)
-
-
 class DiskHealth:
     """Whether the graph's folder can be written to; while it cannot, nothing starts or merges.
 
@@ -201,7 +167,6 @@ class DiskHealth:
 
     def __init__(self, paths: GraphPaths) -> None:
         self._paths = paths
-        self._suspect = False  # a write has failed
         self._unsaved = False  # the state itself cannot be saved
         self._problem = ""  # "disk" or "io" while paused
 
@@ -213,8 +178,7 @@ class DiskHealth:
     def report(self, error: BaseException) -> None:
         """Check the folder if this error may be the disk's fault."""
         if classify_io_error(error):
-            self._suspect = True
-            self.check()
+            self.check(probing=True)
 
     def save_failed(self, error: OSError) -> bool:
         """Pause because the state cannot be saved; return False if that will not pass."""
@@ -228,18 +192,17 @@ class DiskHealth:
         """Record that the state is saved."""
         self._unsaved = False
 
-    def check(self) -> None:
-        """Check the folder once, by writing a probe if a write has failed; end a pause if it can.
+    def check(self, *, probing: bool = False) -> None:
+        """Pause, or end a pause, by the file system's room and, if it is in doubt, by a probe.
 
         While the state itself cannot be saved, only a successful save ends the pause.
         """
         if self._unsaved:
             return
         found = disk_shortage(self._paths)
-        if not found and self._suspect:
+        if not found and (probing or self._problem):
             found = self._probe()
         if found:
-            self._suspect = True
             self._pause(*found)
         elif self._problem:
             self._go_on()
@@ -250,10 +213,7 @@ class DiskHealth:
             storage.write_atomic(path, _PROBE)
             storage.remove_file(path)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                storage.remove_part_files(self._paths.root)
             return (classify_io_error(error) or "io"), format_error(error)
-        self._suspect = False
         return None
 
     def _pause(self, problem: str, why: str) -> None:
@@ -309,37 +269,24 @@ class RunLimits:
         self._run_seconds = run_seconds
         self._monotonic = monotonic
         self._progress: dict[str, tuple[tuple[int, int], float]] = {}  # by run id: stamp, time
-        self._began: dict[tuple[str, str], float] = {}  # by run id and start time
 
     def is_silent(self, run_id: str, progress: Path) -> bool:
         """Return whether the run has been silent for too long; only calls notice progress."""
-        now = self._monotonic()
-        stamp = _stamp(progress)
-        known = self._progress.get(run_id)
-        if known is None or known[0] != stamp:
+        now, stamp = self._monotonic(), _stamp(progress)
+        known, since = self._progress.get(run_id, (None, now))
+        if known != stamp:
             self._progress[run_id] = (stamp, now)
             return False
-        return now - known[1] > self._silent_seconds
+        return now - since > self._silent_seconds
 
     def seconds_left(self, handle: Handle) -> float:
         """Return how much longer the run may take; below 0 when it is overdue."""
-        if self._run_seconds is None:
-            return math.inf
-        key = (handle.run_id, handle.start_time)
-        now = self._monotonic()
-        if key not in self._began:
-            self._began[key] = now - age_seconds(handle.start_time)
-        return self._began[key] + self._run_seconds - now
-
-    def excuse(self, run_id: str) -> None:
-        """Measure the run's silence from now on."""
-        self._progress.pop(run_id, None)
+        most = math.inf if self._run_seconds is None else self._run_seconds
+        return most - age_seconds(handle.start_time)
 
     def forget(self, run_id: str) -> None:
-        """Drop a run that has ended."""
-        self.excuse(run_id)
-        for key in [key for key in self._began if key[0] == run_id]:
-            del self._began[key]
+        """Drop a run that has ended, or measure its silence from now on."""
+        self._progress.pop(run_id, None)
 
 
 def age_seconds(start_time: str) -> float:
@@ -359,51 +306,19 @@ def _stamp(path: Path) -> tuple[int, int]:
     return (found.st_mtime_ns, found.st_size)
 
 
-def read_log_tail(log: Path) -> LogTail:
-    """Return the last lines of an ended run's log, and the digest of its error."""
-    lines = _lines(_settled_tail(log))
-    return LogTail(lines=tuple(lines[-_SHOWN_LINES:]), error=error_digest(lines))
+def read_log_tail(log: Path) -> tuple[str, ...]:
+    """Return the last lines of an ended run's log, as a terminal would show them.
 
-
-def error_digest(lines: list[str]) -> str:
-    """Return a short digest of the error that these lines end with; "" when there are no lines.
-
-    >>> error_digest(["ValueError: 3 rows at 0x7f"]) == error_digest(["ValueError: 4 rows at 0x9"])
-    True
+    Control sequences are left in: `redaction.cleaned` removes them from every event.
     """
-    starts = [number for number, line in enumerate(lines) if _TRACEBACK in line]
-    error = lines[starts[-1] :] if starts else lines[-_ERROR_LINES:]
-    if not error:
-        return ""
-    plain = "\n".join(_VARYING.sub("#", line) for line in error)
-    return hashlib.sha256(plain.encode()).hexdigest()[:16]
-
-
-def _lines(tail: bytes) -> list[str]:
-    """Lines as a terminal would show them, without colours; empty ones are left out."""
-    rows = tail.decode(errors="replace").split("\n")
-    shown = (_ESCAPES.sub("", row.rstrip("\r").rpartition("\r")[2]).rstrip() for row in rows)
-    return [line[:_LINE_CHARACTERS] for line in shown if line]
-
-
-def _settled_tail(log: Path) -> bytes:
-    """The log's tail, once the process that copies the trainer's output has caught up."""
-    tail = _tail(log)
-    for _ in range(_MOST_LOOKS if log.exists() else 0):
-        time.sleep(_QUIET_SECONDS)
-        newer = _tail(log)
-        if newer == tail:
-            break
-        tail = newer
-    return tail
-
-
-def _tail(log: Path) -> bytes:
     try:
-        if not log.is_file() or log.is_symlink():
-            return b""
+        if log.is_symlink() or not log.is_file():
+            return ()
+        time.sleep(_SETTLE_SECONDS)  # what copies the trainer's output ends after the trainer
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            return file.read(_TAIL_BYTES)
+            rows = file.read(_TAIL_BYTES).decode(errors="replace").split("\n")
     except OSError:
-        return b""
+        return ()
+    shown = (row.rstrip("\r").rpartition("\r")[2].rstrip()[:_LINE_CHARACTERS] for row in rows)
+    return tuple(line for line in shown if line)[-_SHOWN_LINES:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -10,7 +9,7 @@ from typing import assert_never
 
 from flowrl.config import ScheduleConfig
 from flowrl.launchers.base import ExitCause, Exited, Lost
-from flowrl.parallel.events import PAUSED, FoundMerged, LogTail, RunEnded
+from flowrl.parallel.events import PAUSED, RunEnded
 from flowrl.parallel.status import (
     Completed,
     Entry,
@@ -26,9 +25,6 @@ from flowrl.runs import RunResult
 
 _RESUMED = (ExitCause.STOPPED, ExitCause.SERVER_KILLED)  # by no fault of the skill: the run goes on
 _DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended it in the terminal
-_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-_NO_LOG = LogTail()
-_SHOWN = 300  # characters of the log's last line
 CANCELLED = "cancelled on request"
 BACKOFF_CAP_SECONDS = 600.0
 MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
@@ -37,23 +33,21 @@ _MOST_DEFERRED_DOUBLINGS = 4  # work goes on soon after a full disk has room aga
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """The time of a step and its configuration; `jitter` lengthens every wait by that share."""
+    """The time of a step, and its configuration."""
 
     now: datetime
     schedule: ScheduleConfig
     devices: Mapping[str, int]  # how many runs each device takes
-    jitter: float = 0.0
 
     def later(self, tries: int) -> datetime:
         """Return when to try again after so many tries."""
         doubled = self.schedule.retry_backoff * 2.0 ** min(tries - 1, 60)
-        seconds = min(doubled, BACKOFF_CAP_SECONDS) * (1.0 + self.jitter)
-        return self.now + timedelta(seconds=seconds)
+        return self.now + timedelta(seconds=min(doubled, BACKOFF_CAP_SECONDS))
 
-    def reached(self, not_before: datetime) -> bool:
+    def reached(self, not_before: datetime | None) -> bool:
         """Whether a wait is over; one longer than the longest wait means the clock was set back."""
         longest = timedelta(seconds=2 * BACKOFF_CAP_SECONDS)
-        return not_before <= self.now or not_before - self.now > longest
+        return not_before is None or not_before <= self.now or not_before - self.now > longest
 
 
 def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
@@ -84,34 +78,26 @@ def charged(
     frames: int,
     context: StepContext,
     *,
-    oom: bool = False,
-    log: LogTail = _NO_LOG,
+    log: tuple[str, ...] = (),
 ) -> Entry:
-    """Charge the attempt: another one follows after a while, or none when they are used up.
-
-    The same error as in the attempt before would come a third time, so it ends the retries.
-    """
+    """Charge the attempt: another one follows after a while, or none when they are used up."""
     status = entry.status
     assert isinstance(status, Preparing | Running | Merging)
-    again = bool(log.error) and log.error == entry.error
     entry = replace(
         entry,
         failures=entry.failures + 1,
         frames_used=entry.frames_used + frames,
         refusals=0,
         requeues=0,
-        error=log.error,
     )
-    given_up = "the same error twice" if again else _given_up(entry, context.schedule)
-    if given_up:
+    if given_up := _given_up(entry, context.schedule):
         text = f"{why}; {given_up}"
-        failed = Failed(why=text, attempt=status.attempt, at=context.now, log=log.lines)
+        failed = Failed(why=text, attempt=status.attempt, at=context.now, log=log)
         return replace(entry, status=failed)
     waiting = Waiting(
         attempt=status.attempt + 1,
         not_before=context.later(entry.failures),
         why=why,
-        alone=oom,
     )
     return replace(entry, status=waiting)
 
@@ -134,16 +120,16 @@ def deferred(entry: Entry, why: str, context: StepContext) -> Entry:
     return replace(entry, refusals=tries, status=merging)
 
 
-def completed(entry: Entry, result: Merging | FoundMerged, context: StepContext) -> Entry:
+def completed(entry: Entry, context: StepContext) -> Entry:
     """Return the entry whose expert is in the global checkpoint, with the figures of its run."""
     status = entry.status
-    assert isinstance(status, Running | Merging)
+    assert isinstance(status, Merging)
     done = Completed(
         run_id=status.run_id,
         attempt=status.attempt,
-        frames=result.frames,
-        success_rate=result.success_rate,
-        wall_seconds=result.wall_seconds,
+        frames=status.frames,
+        success_rate=status.success_rate,
+        wall_seconds=status.wall_seconds,
         at=context.now,
     )
     return replace(entry, refusals=0, requeues=0, status=done)
@@ -187,21 +173,12 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
         return _held(entry, status, why, context)
     if cause in _RESUMED:
         return _requeued(entry, status, why, context)
-    log = event.log if _is_own_error(outcome) else replace(event.log, error="")
-    last = log.lines[-1][:_SHOWN] if log.lines else ""
-    why = f"{why}: {last}" if last and cause is not ExitCause.OOM else why
-    return charged(entry, why, event.frames, context, oom=cause is ExitCause.OOM, log=log)
-
-
-def _is_own_error(outcome: Exited | Lost) -> bool:
-    """Whether the trainer ended by itself; what killed it from outside may not happen again."""
-    match outcome:
-        case Exited(cause=ExitCause.EXIT | ExitCause.NO_RESULT):
-            return True
-        case Exited(cause=ExitCause.SIGNAL, signal=number):
-            return number in _OWN_SIGNALS
-        case _:
-            return False
+    oom, last = cause is ExitCause.OOM, event.log[-1] if event.log else ""
+    why = f"{why}: {last}" if last and not oom else why
+    entry = charged(entry, why, event.frames, context, log=event.log)
+    if oom and isinstance(entry.status, Waiting):
+        entry = replace(entry, status=replace(entry.status, alone=True))
+    return entry
 
 
 def _requeued(entry: Entry, status: Running, why: str, context: StepContext) -> Entry:

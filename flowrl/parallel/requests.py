@@ -28,19 +28,13 @@ _LIMIT_BYTES = 4096
 _ID = re.compile(r"[0-9]{1,20}-[0-9a-f]{8}")
 
 
-def _priority(value: int) -> int:
-    if abs(value) > MOST_PRIORITY:
-        raise ValueError(f"it must lie within ±{MOST_PRIORITY}")
-    return value
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
     """The file of one request; programs other than flowrl may write it, too."""
 
     verb: Verb
     skill: Annotated[str, display_name] | None = None
-    number: Annotated[int, _priority] = 0
+    number: Annotated[int, records.within(-MOST_PRIORITY, MOST_PRIORITY)] = 0
 
 
 def send_request(
@@ -60,7 +54,7 @@ class Inbox:
     def __init__(self, paths: GraphPaths) -> None:
         self._folder = paths.requests
         self._taken: list[Path] = []
-        self._ignored: set[str] = set()  # names of files that are no requests or cannot be removed
+        self._ignored: set[str] = set()  # names of files that cannot be removed
 
     @property
     def waiting(self) -> bool:
@@ -92,31 +86,23 @@ class Inbox:
             try:
                 storage.remove_file(path)
             except OSError as error:
-                self._ignore(path, format_error(error))
+                self._ignored.add(path.name)
+                logger.warning("%s is ignored: %s", path, format_error(error))
         self._taken = []
 
     def _files(self) -> list[Path]:
         if self._folder.is_symlink() or not self._folder.is_dir():
             return []
-        found = sorted(p for p in self._folder.glob("*.json") if p.name not in self._ignored)
-        for path in found:
-            if not _ID.fullmatch(path.stem):
-                self._ignore(path, "its name is not that of a request")
-        return [path for path in found if path.name not in self._ignored]
-
-    def _ignore(self, path: Path, why: str) -> None:
-        self._ignored.add(path.name)
-        logger.warning("%s is ignored: %s", path, why)
+        found = (path for path in self._folder.glob("*.json") if _ID.fullmatch(path.stem))
+        return sorted(path for path in found if path.name not in self._ignored)
 
 
 def log_responses(before: Collection[Response], after: Collection[Response]) -> None:
     """Log the responses that are in `after` alone."""
-    known = {response.id for response in before}
     for response in after:
-        if response.id not in known:
-            skill = f" {response.skill}" if response.skill else ""
-            verb = response.verb or "malformed"
-            logger.info("request %s%s: %s", verb, skill, response.outcome)
+        if response not in before:
+            verb, skill = response.verb or "malformed", response.skill or ""
+            logger.info("request %s %s: %s", verb, skill, response.outcome)
 
 
 def _read_request(path: Path) -> ControlRequest:

@@ -17,7 +17,6 @@ from flowrl.runs import RunResult, TrainingRun, read_result, read_run
 logger = logging.getLogger(__name__)
 KEPT_FAILURES = 5
 _RUN_FOLDER = re.compile(r"skill_(0|[1-9][0-9]*)_[A-Za-z0-9_]+")
-_ATTEMPT = re.compile(r"\.attempt([0-9]+)(?:\.([0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +96,22 @@ def open_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRu
       FileRefusedError: there is no such run folder, or its run.json is of another run.
     """
     paths = layout.run(expert, skill)
+    return PreparedRun(layout=paths, run=read_own_run(paths, skill))
+
+
+def read_own_run(paths: RunPaths, skill: str) -> TrainingRun:
+    """Read run.json.
+
+    Raises:
+      FileRefusedError: it is missing, damaged, or of another expert or skill.
+    """
     run = read_run(paths)
-    if (run.expert, run.skill) != (expert, skill):
+    if (run.expert, run.skill) != (paths.expert, skill):
         raise FileRefusedError(
-            f"{paths.run_json} is of expert {run.expert} ({run.skill}), not of expert {expert} "
-            f"({skill}); retry the skill"
+            f"{paths.run_json} is of expert {run.expert} ({run.skill}), not of expert "
+            f"{paths.expert} ({skill}); retry the skill"
         )
-    return PreparedRun(layout=paths, run=run)
+    return run
 
 
 def result_of(paths: RunPaths, run_id: str | None) -> RunResult:
@@ -139,13 +147,10 @@ def refuse_live_process(paths: RunPaths) -> None:
         raise BusyError(f"{paths.lock} is held: a process of this run lives; wait or cancel it")
 
 
-def fail_run(
-    layout: GraphPaths, expert: int, skill: str, attempt: int | None = None
-) -> Path | None:
+def fail_run(layout: GraphPaths, expert: int, skill: str) -> Path | None:
     """Move a run folder to `training_runs/failed/`; returns its new path, None without a folder.
 
-    The attempt is read from run.json if it is not given. The newest failures of each skill are
-    kept for reading.
+    The newest failures of each skill are kept for reading.
 
     Raises:
       BusyError: a process of this run still lives; the folder stays where it is.
@@ -155,33 +160,13 @@ def fail_run(
         return None
     if not becomes_free(paths.folder):  # a runner that has recorded the end is still ending
         refuse_live_process(paths)
-    number = _attempt(paths) if attempt is None else attempt
-    stem = layout.failed_run(expert, skill, 0).name.removesuffix(".attempt0")
-    failures = _failures(layout, stem)
-    newest = max(failures, default=(0, -1))
-    series = newest[0] if (newest[0], number) > newest else newest[0] + 1
-    target = layout.failed_run(expert, skill, number)
-    if series:  # attempts are counted from 1 again after a retry by hand
-        target = target.with_name(f"{target.name}.{series}")
-    storage.move_dir(paths.folder, target)
-    failures[series, number] = target
-    for key in sorted(failures)[:-KEPT_FAILURES]:
-        storage.remove_tree(failures[key])
-    return target
-
-
-def _attempt(paths: RunPaths) -> int:
     try:
-        return read_run(paths).attempt
+        target = layout.failed_run(expert, skill, read_run(paths).attempt)
     except FileRefusedError:
-        return 0
-
-
-def _failures(layout: GraphPaths, stem: str) -> dict[tuple[int, int], Path]:
-    """A skill's failed attempts by (series, attempt), the order in which they failed."""
-    found: dict[tuple[int, int], Path] = {}
-    for path in layout.failed_runs.glob(f"{stem}.attempt*"):
-        parts = _ATTEMPT.fullmatch(path.name.removeprefix(stem))
-        if parts is not None:
-            found[int(parts[2] or 0), int(parts[1])] = path
-    return found
+        target = layout.failed_run(expert, skill, 0)
+    storage.remove_tree(target)  # attempts are counted from 1 again when the state is made anew
+    storage.move_dir(paths.folder, target)
+    failures = layout.failed_runs.glob(f"{target.name.rpartition('.')[0]}.attempt*")
+    for path in sorted(failures, key=lambda path: path.stat().st_mtime)[:-KEPT_FAILURES]:
+        storage.remove_tree(path)
+    return target

@@ -11,15 +11,17 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from flowrl.config import ScheduleConfig, checked
 from flowrl.errors import (
     SKILL_ERRORS,
     ConfigError,
+    FileRefusedError,
     GraphError,
     SkillError,
     format_error,
@@ -29,8 +31,7 @@ from flowrl.experts.store import refuse_misplaced
 from flowrl.launchers.base import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import events
-from flowrl.parallel.backend import Backend
-from flowrl.parallel.event_log import EventLog
+from flowrl.parallel.event_log import log_change
 from flowrl.parallel.events import (
     PAUSED,
     Command,
@@ -39,42 +40,19 @@ from flowrl.parallel.events import (
     StatusChange,
     StopMode,
 )
-from flowrl.parallel.executor import CommandExecutor
+from flowrl.parallel.executor import Backend, CommandExecutor
 from flowrl.parallel.health import PROBE_SECONDS, DaemonLock, DiskHealth, RunLimits
 from flowrl.parallel.requests import Inbox, log_responses
 from flowrl.parallel.state import SchedulerState, next_due
-from flowrl.parallel.state_file import StateFile, StateStore
-from flowrl.parallel.status import Completed, Entry, Failed, Status
-from flowrl.parallel.transitions import NO_DEVICES
+from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.status import Completed, Entry, Failed
+from flowrl.parallel.transitions import NO_DEVICES, step
 from flowrl.paths import GraphPaths, display_name
-from flowrl.redaction import secrets_of
+from flowrl.redaction import cleaned, secrets_of
 from flowrl.skills.skill import Skill, skill_from_data
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0  # between looks at requests/ while nothing happens
-
-
-class SkillOptions(TypedDict, total=False):
-    """Further arguments of `SkillScheduler.add_skill`: see `events.NewSkill`."""
-
-    priority: int
-    expert: int | None
-    status: Status
-
-
-class Callbacks(TypedDict, total=False):
-    """The arguments of `SkillScheduler.set_callbacks`.
-
-    `on_skill_complete` and `on_skill_failed` are called with the skill's name, after the state
-    is saved. They may add skills. They are not called again after a crash: look at `state`.
-    One that raises an error that malformed data can raise (`errors.SKILL_ERRORS`) is logged with
-    its traceback and the others go on; it is called again if a full disk or the like was the
-    reason. Any other exception is a bug and ends the daemon.
-    """
-
-    backend: Backend
-    on_skill_complete: Callable[[str], object]
-    on_skill_failed: Callable[[str], object]
 
 
 class SkillScheduler:
@@ -88,7 +66,6 @@ class SkillScheduler:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         devices: Mapping[str, int] = NO_DEVICES,
         pass_env: Collection[str] = (),
-        retry_jitter: float = 0.25,
         **schedule: Any,
     ) -> None:
         """Schedule the runs of one graph.
@@ -99,7 +76,6 @@ class SkillScheduler:
           clock: the time, for waits.
           devices: how many runs each device takes, by its id; without any, runs use the CPU.
           pass_env: names of variables whose values must not be written into records.
-          retry_jitter: each wait before a retry grows by a random share up to this one.
           schedule: values of `ScheduleConfig`'s flags.
 
         Raises:
@@ -108,29 +84,28 @@ class SkillScheduler:
         self.layout = GraphPaths(Path(base_dir))
         self.schedule = checked(ScheduleConfig(**schedule))
         self.devices = dict(devices)
-        if any(runs < 1 for runs in self.devices.values()):
-            raise ConfigError(f"devices {self.devices} must take at least 1 run each")
-        self._retry_jitter = retry_jitter
-        self._pass_env = pass_env
+        self._secrets = secrets_of(os.environ, pass_env)
         self.skills: dict[str, Skill] = {}  # as given to add_skill; not saved
         self.stopped_on_request = False  # whether `run` has ended because a user asked for it
         self._launcher = launcher or LocalLauncher()
         self._clock = clock
         self._lock = DaemonLock(self.layout.daemon_lock)
-        self._log = EventLog(self.layout.events)
         self._inbox = Inbox(self.layout)
         self._disk = DiskHealth(self.layout)
         self._limits = RunLimits(
             silent_seconds=self.schedule.stall_timeout, run_seconds=self.schedule.run_timeout
         )
-        self._callbacks: Callbacks = {}
-        self._store: StateStore | None = None
+        self._callbacks: dict[type, Callable[[str], object]] = {}
+        self._file = StateFile(self.layout.scheduler_state)
+        self._state: SchedulerState | None = None  # until the folder is locked
+        self._saved: SchedulerState | None = None
+        self._pending: deque[Command] = deque()  # until the state that issued them is saved
         self._executor: CommandExecutor | None = None
         self._last_tick = self._clock()
         self._unreported: list[Entry] = []  # ends whose callback is to be called again
 
     def __enter__(self) -> SkillScheduler:
-        self.load()
+        _ = self.state
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,67 +113,85 @@ class SkillScheduler:
 
     @property
     def state(self) -> SchedulerState:
-        """The scheduler's state; the first access locks the folder and loads it."""
-        return self.load().state
-
-    def load(self) -> StateStore:
-        """Lock the folder and load its state; later calls change nothing.
+        """The scheduler's state; the first access locks the folder and loads it.
 
         Raises:
           BusyError: another daemon has the folder; the message names it.
           FileRefusedError: scheduler_state.json is damaged or of another version.
         """
-        if self._store is None:
+        if self._state is None:
             refuse_misplaced(self.layout)
             self._lock.acquire()
             try:
-                self._store = StateStore(
-                    StateFile(self.layout.scheduler_state),
-                    self.schedule,
-                    self._disk,
-                    devices=self.devices,
-                    most_jitter=self._retry_jitter,
-                    secrets=self.secrets(),
-                )
+                self._state = self._saved = self._file.load() or SchedulerState()
             except BaseException:
                 self._lock.release()
                 raise
             self._apply(events.Restarted())
-        return self._store
+        return self._state
 
-    def secrets(self) -> tuple[str, ...]:
-        """Return the values of this process's environment that must not be written down."""
-        return secrets_of(os.environ, self._pass_env)
+    def save(self) -> bool:
+        """Write scheduler_state.json if the state has changed; False while the disk is full.
 
-    def save(self) -> None:
-        """Write scheduler_state.json if the state has changed; a full disk is logged."""
-        self.load().save()
+        Raises:
+          FileRefusedError: the file cannot be written, and that will not pass by itself.
+        """
+        state = self.state
+        if state is self._saved:
+            return True
+        try:
+            self._file.save(state)
+        except OSError as error:
+            if self._disk.save_failed(error):
+                return False
+            raise FileRefusedError(
+                f"{self._file.path} cannot be written ({format_error(error)}), so nothing more is "
+                "started or merged; runs go on: mend it and start again to adopt them"
+            ) from error
+        self._disk.save_succeeded()
+        self._saved = state
+        return True
 
     def close(self) -> None:
         """Unlock the folder; runs go on and are adopted by the next daemon."""
         self._launcher.close()
         self._lock.release()
-        self._store = None
+        self._state = None
+        self._pending.clear()
 
-    def set_callbacks(self, **callbacks: Unpack[Callbacks]) -> None:
-        """Set the backend and the callbacks; later calls add to earlier ones."""
-        self._callbacks.update(callbacks)
-        if backend := callbacks.get("backend"):
+    def set_callbacks(
+        self,
+        *,
+        backend: Backend | None = None,
+        on_skill_complete: Callable[[str], object] | None = None,
+        on_skill_failed: Callable[[str], object] | None = None,
+    ) -> None:
+        """Set the backend and the callbacks; later calls add to earlier ones.
+
+        Callbacks are called with the skill's name, after the state is saved. They may add skills.
+        They are not called again after a crash: look at `state`. One that raises an error that
+        malformed data can raise (`errors.SKILL_ERRORS`) is logged with its traceback and the others
+        go on; it is called again if a full disk or the like was the reason. Any other exception is
+        a bug and ends the daemon.
+        """
+        if backend is not None:
             self._executor = CommandExecutor(self._launcher, backend, self._limits, self._disk)
+        given = {Completed: on_skill_complete, Failed: on_skill_failed}
+        self._callbacks |= {kind: call for kind, call in given.items() if call}
 
     def add_skill(
         self,
         skill_name: str,
         skill_data: Skill | Mapping[str, Any] | None = None,
         dependency_skill_names: Collection[str] = (),
-        **options: Unpack[SkillOptions],
+        *,
+        priority: int = 0,
     ) -> None:
         """Add a skill; the same skill with the same dependencies may be added again.
 
         `skill_data` is as in `skill_from_data`; it is checked here and kept in `skills`, where a
-        backend may read it. With None or {} the backend knows the skill by its name. The options
-        are `priority` (higher starts sooner), and `expert` and `status` of a skill that was
-        trained without this state.
+        backend may read it. With None or {} the backend knows the skill by its name. A higher
+        `priority` starts sooner.
 
         Raises:
           SkillError: the skill's data is malformed, or the syntax of its code is refused.
@@ -206,11 +199,11 @@ class SkillScheduler:
           NameRefusedError: the name cannot be used, or shares its folder name with another's.
         """
         name = display_name(skill_name)
-        skill = _skill_of(name, skill_data)
+        skill = _skill_of(name, skill_data) if skill_data else None
         needs = tuple(dict.fromkeys(map(display_name, dependency_skill_names)))
         entry = self.state.entries.get(name)
         if entry is None:
-            self.add_skills([NewSkill(skill=name, needs=needs, **options)])
+            self.add_skills([NewSkill(skill=name, needs=needs, priority=priority)])
         elif set(entry.needs) != set(needs):
             raise GraphError(
                 f"{name!r} is there with the needs {list(entry.needs)}, not {list(needs)}; give "
@@ -240,21 +233,23 @@ class SkillScheduler:
     def tick(self, now: datetime | None = None) -> None:
         """Apply requests and ended runs, then carry out commands until none is left."""
         now = self._last_tick = now or self._clock()
-        store, executor = self.load(), self._started_executor()
+        before, executor = self.state.responses, self._started_executor()
         self._lock.check()
-        store.save()  # in case the disk was full before
+        self.save()  # in case the disk was full before
         self._disk.check()
-        requests, responses = self._inbox.take(), store.state.responses
+        requests = self._inbox.take()
         ended = [event for entry, _ in self.state.launched() for event in executor.poll_run(entry)]
-        store.apply([*requests, *ended], now, launching=self._disk.ok)
-        log_responses(responses, store.state.responses)
-        if requests and store.save():
+        self._step([*requests, *ended], now, launching=self._disk.ok)
+        log_responses(before, self.state.responses)
+        if requests and self.save():
             self._inbox.done()
         unreported, self._unreported = self._unreported, []
         self._report_ends(unreported)
-        while self._disk.ok and (commands := store.next_commands()):
-            store.apply(self._carry_out(commands, now), now, launching=self._disk.ok)
-        store.save()
+        while self._disk.ok and self._pending and self.save():
+            received = self._carry_out(self._pending.popleft(), now)
+            if received or not self._pending:  # then, start what the callbacks have added
+                self._step(received, now, launching=self._disk.ok)
+        self.save()
         executor.archive_merged()
         if self.state.stop_mode is StopMode.STOP_NOW:
             for entry, _ in self.state.launched():
@@ -267,8 +262,7 @@ class SkillScheduler:
         if due is not None:
             seconds = min(seconds, (due - self._clock()).total_seconds())
         handles = [handle for _, handle in self.state.launched()]
-        executor = self._started_executor()
-        limits = (executor.seconds_left(handle) for handle in handles)
+        limits = (self._limits.seconds_left(handle) for handle in handles)
         most = math.inf if self._disk.ok and not self._unreported else PROBE_SECONDS
         until = time.monotonic() + max(0.0, min(seconds, most, *limits))
         while (left := until - time.monotonic()) > 0 and not self._inbox.waiting:
@@ -277,11 +271,10 @@ class SkillScheduler:
 
     def run(self) -> SchedulerState:
         """Tick until every skill is settled, or a user has stopped the daemon."""
-        store = self.load()
         while True:
             self.tick()
             done = self.state.settled or self.state.stop_is_due
-            if done and not store.pending and not self._unreported and store.save():
+            if done and not self._pending and not self._unreported and self.save():
                 if self.state.stop_mode:
                     self.stopped_on_request = True
                     self._apply(events.Stopped())
@@ -290,24 +283,46 @@ class SkillScheduler:
 
     def _apply(self, event: Event) -> None:
         """Apply one event between two ticks; nothing is started before the next one."""
-        store = self.load()
-        store.apply([event], self._clock(), launching=False)
-        store.save()
+        self._step([event], self._clock(), launching=False)
+        self.save()
 
-    def _carry_out(self, commands: list[Command], now: datetime) -> Collection[Event]:
-        """Carry out a command, or report the changes of status that come in a row."""
-        changes = [command for command in commands if isinstance(command, StatusChange)]
-        if changes:
-            self._log.append(changes, now)
-            self._report_ends(change.entry for change in changes)
+    def _step(self, received: Iterable[Event], now: datetime, *, launching: bool) -> None:
+        """Step once; the commands that follow wait for the state to be saved."""
+        self._state, commands = step(
+            self.state,
+            [cleaned(event, self._secrets) for event in received],
+            now,
+            self.schedule,
+            devices=self.devices,
+            launching=launching,
+        )
+        self._pending.extend(commands)
+
+    def _carry_out(self, command: Command, now: datetime) -> Collection[Event]:
+        """Carry out a command; returns what came of it."""
+        if isinstance(command, StatusChange):
+            log_change(self.layout.events, command, now)
+            self._report_ends([command.entry])
             return ()
-        (command,) = commands
-        assert not isinstance(command, StatusChange)
         status = self.state.entries[command.request.skill].status
         return self._started_executor().carry_out(command, status)
 
     def _report_ends(self, entries: Iterable[Entry]) -> None:
-        self._unreported += [e for e in entries if not _call_back(self._callbacks, e)]
+        """Call the callbacks of ends; one that met a full disk is called again at the next tick."""
+        for entry in entries:
+            callback = self._callbacks.get(type(entry.status))
+            try:
+                if callback:
+                    callback(entry.skill)
+            except SKILL_ERRORS as error:
+                logger.error(
+                    "%s: its callback has failed: %s",
+                    entry.skill,
+                    format_error(error),
+                    exc_info=error,
+                )
+                if is_transient(error):
+                    self._unreported.append(entry)
 
     def _started_executor(self) -> CommandExecutor:
         if self._executor is None:
@@ -319,42 +334,13 @@ class SkillScheduler:
             raise GraphError(f"there is no skill {skill!r}; add it first")
 
 
-def _call_back(callbacks: Callbacks, entry: Entry) -> bool:
-    """Report an end to its callback; return False when that should be tried again later."""
-    if isinstance(entry.status, Completed):
-        callback = callbacks.get("on_skill_complete")
-    elif isinstance(entry.status, Failed):
-        callback = callbacks.get("on_skill_failed")
-    else:
-        return True
-    if callback is None:
-        return True
-    try:
-        callback(entry.skill)
-    except SKILL_ERRORS as error:
-        logger.error(
-            "%s is %s, but its callback has failed: %s",
-            entry.skill,
-            entry.status.kind,
-            format_error(error),
-            exc_info=error,
-        )
-        return not is_transient(error)
-    return True
-
-
-def _skill_of(name: str, data: Skill | Mapping[str, Any] | None) -> Skill | None:
-    """The skill that `data` describes; None when it describes nothing.
+def _skill_of(name: str, data: Skill | Mapping[str, Any]) -> Skill:
+    """The skill that `data` describes.
 
     Raises:
       SkillError: the data is malformed, or of another skill.
     """
-    if isinstance(data, Mapping):
-        return skill_from_data(name, data) if data else None
-    if data is None:
-        return None
-    if not isinstance(data, Skill):
-        raise SkillError(f"skill {name!r}: {type(data).__name__} is not skill data; give a mapping")
-    if data.name != name:
-        raise SkillError(f"skill {name!r}: the data is that of {data.name!r}; add it by its name")
-    return data
+    skill = data if isinstance(data, Skill) else skill_from_data(name, data)
+    if skill.name != name:
+        raise SkillError(f"skill {name!r}: the data is that of {skill.name!r}; add it by its name")
+    return skill

@@ -6,17 +6,16 @@ active or blocked) is computed when it is needed; 1,000 skills take less than a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache
 from graphlib import CycleError as Circle
 from graphlib import TopologicalSorter
 
 from flowrl import paths
 from flowrl.errors import CycleError, GraphError, NameRefusedError, UnknownNeedError
 from flowrl.launchers.base import Handle
-from flowrl.parallel.events import NewSkill, Response, StatusChange, StopMode
+from flowrl.parallel.events import Command, NewSkill, Response, StatusChange, StopMode
 from flowrl.parallel.status import (
     Active,
     Blocked,
@@ -31,7 +30,6 @@ from flowrl.parallel.status import (
 from flowrl.storage.records import Natural
 
 MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
-_slug = lru_cache(maxsize=4096)(paths.slug)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +40,6 @@ class SchedulerState:
     next_expert: Natural = 0  # never given to a skill before
     stop_mode: StopMode = StopMode.NONE
     responses: tuple[Response, ...] = ()  # to the last requests, oldest first
-
-    @classmethod
-    def of(
-        cls,
-        entries: Iterable[Entry],
-        *,
-        next_expert: int,
-        stop_mode: StopMode = StopMode.NONE,
-        responses: tuple[Response, ...] = (),
-    ) -> SchedulerState:
-        """Return the state with these entries."""
-        return cls({entry.skill: entry for entry in entries}, next_expert, stop_mode, responses)
 
     @property
     def settled(self) -> bool:
@@ -101,16 +87,15 @@ class SchedulerState:
 
 
 class StateBuilder:
-    """The next state in the making; it records every change of a status in `changes`."""
+    """The next state in the making; it reports every change of a status to `commands`."""
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, commands: list[Command]) -> None:
         self._state = state
         self.entries = dict(state.entries)
         self.next_expert = state.next_expert
         self.stop_mode = state.stop_mode
         self.responses = state.responses
-        self.changes: list[StatusChange] = []
-        self._dependants: dict[str, list[str]] = {}  # computed when a status blocks or unblocks
+        self._commands = commands
 
     def build(self) -> SchedulerState:
         """Return the new state; the first one itself when nothing has changed."""
@@ -134,11 +119,9 @@ class StateBuilder:
         """Replace an entry; the skills that need it become blocked or unblocked."""
         before = self.entries[entry.skill]
         self._write(entry)
-        stack = [entry.skill] if _roots(before) != _roots(self.entries[entry.skill]) else []
-        while stack:
-            for name in self._dependants_of(stack.pop()):
-                if self._write(self.entries[name]):
-                    stack.append(name)
+        changed = _roots(before) != _roots(self.entries[entry.skill])
+        while changed:
+            changed = any([self._write(item) for item in tuple(self.entries.values())])
 
     def add(self, skills: Sequence[NewSkill]) -> None:
         """Add skills, all of them or none.
@@ -161,8 +144,7 @@ class StateBuilder:
                 self.next_expert = max(self.next_expert, item.expert + 1)
         for name in order:
             entry = self.entries[name] = _with_blockers(self.entries[name], self.entries)
-            self.changes.append(StatusChange(None, entry))
-        self._dependants = {}
+            self._commands.append(StatusChange(None, entry))
 
     def _write(self, entry: Entry) -> bool:
         """Write an entry, blocked if a need blocks it; return whether its status has changed."""
@@ -171,16 +153,8 @@ class StateBuilder:
         self.entries[entry.skill] = entry
         if before.status == entry.status:
             return False
-        self.changes.append(StatusChange(before.status, entry))
+        self._commands.append(StatusChange(before.status, entry))
         return True
-
-    def _dependants_of(self, skill: str) -> list[str]:
-        if not self._dependants:
-            self._dependants = {name: [] for name in self.entries}
-            for entry in self.entries.values():
-                for need in entry.needs:
-                    self._dependants[need].append(entry.skill)
-        return self._dependants[skill]
 
 
 def active_entries(entries: Mapping[str, Entry]) -> list[Entry]:
@@ -223,13 +197,10 @@ def check_new_skills(skills: Sequence[NewSkill], known: Mapping[str, Entry]) -> 
             raise GraphError(f"the skill {item.skill!r} is there already; add it once")
         new[item.skill] = item
     _check_names(new, known)
-    _check_experts(new, known)
     for name, item in new.items():
         for need in item.needs:
             if need not in known and need not in new:
                 raise UnknownNeedError(f"{name!r} needs {need!r}, which is not there; add it first")
-        if len(set(item.needs)) != len(item.needs):
-            raise GraphError(f"{name!r} names a need twice: {', '.join(item.needs)}")
     graph = {name: [n for n in item.needs if n not in known] for name, item in new.items()}
     try:
         return tuple(TopologicalSorter(graph).static_order())
@@ -239,24 +210,20 @@ def check_new_skills(skills: Sequence[NewSkill], known: Mapping[str, Entry]) -> 
 
 
 def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> None:
-    names = {_slug(name): name for name in known}
-    for name in new:
-        if name != paths.display_name(name):
-            right = paths.display_name(name)
-            raise NameRefusedError(f"the skill name {name!r} should be {right!r}")
-        other = names.setdefault(_slug(name), name)
-        if other != name:
-            raise NameRefusedError(
-                f"the skills {other!r} and {name!r} would share the folder name {_slug(name)}; "
-                "rename one of them"
-            )
-
-
-def _check_experts(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> None:
-    taken = {entry.expert: entry.skill for entry in known.values() if entry.expert is not None}
+    """Names are as they are shown, and no two skills share a folder's name or an expert number."""
+    folders = {paths.slug(name): name for name in known}
+    experts = {entry.expert: name for name, entry in known.items()}
     for name, item in new.items():
-        owner = name if item.expert is None else taken.setdefault(item.expert, name)
-        if owner != name:
+        if name != (right := paths.display_name(name)):
+            raise NameRefusedError(f"the skill name {name!r} should be {right!r}")
+        if (other := folders.setdefault(paths.slug(name), name)) != name:
+            raise NameRefusedError(
+                f"the skills {other!r} and {name!r} would share the folder name "
+                f"{paths.slug(name)}; rename one of them"
+            )
+        if item.expert is None:
+            continue
+        if (owner := experts.setdefault(item.expert, name)) != name:
             raise GraphError(f"{name!r} cannot be expert {item.expert}, which {owner!r} is already")
 
 

@@ -11,32 +11,24 @@ The first line holds the CRC32 of all that follows, so a flipped bit is never re
 from __future__ import annotations
 
 import json
-import random
 import re
 import zlib
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from flowrl import storage
-from flowrl.config import ScheduleConfig
 from flowrl.errors import (
     FileRefusedError,
     FormatVersionError,
     GraphError,
     NameRefusedError,
-    format_error,
 )
-from flowrl.parallel.events import Command, Event, NewSkill, StatusChange
-from flowrl.parallel.health import DiskHealth
+from flowrl.parallel.events import NewSkill
 from flowrl.parallel.state import SchedulerState, check_new_skills
-from flowrl.parallel.status import Entry, Merging, Preparing, Running
-from flowrl.parallel.transitions import step
+from flowrl.parallel.status import Entry, Running
 from flowrl.paths import session_name
-from flowrl.redaction import cleaned
 from flowrl.storage import records
 
 FORMAT = 1
@@ -96,80 +88,6 @@ class StateFile:
         return line
 
 
-class StateStore:
-    """The state of one graph, its file, and the commands that wait for it to be saved."""
-
-    def __init__(
-        self,
-        file: StateFile,
-        schedule: ScheduleConfig,
-        disk: DiskHealth,
-        *,
-        devices: Mapping[str, int],
-        most_jitter: float,
-        secrets: Sequence[str] = (),
-    ) -> None:
-        """Load the state; without a file it starts empty. No `secrets` are written into it.
-
-        Raises:
-          FileRefusedError: the file is damaged or of another version; it is left as it is.
-        """
-        self.state = file.load() or SchedulerState()
-        self.pending: deque[Command] = deque()
-        self._file = file
-        self._schedule = schedule
-        self._devices = devices
-        self._disk = disk
-        self._most_jitter = most_jitter
-        self._secrets = secrets
-        self._saved = self.state
-
-    def apply(self, received: Iterable[Event], now: datetime, *, launching: bool) -> None:
-        """Step once; the commands that follow are appended to `pending`."""
-        self.state, commands = step(
-            self.state,
-            [cleaned(event, self._secrets) for event in received],
-            now,
-            self._schedule,
-            devices=self._devices,
-            launching=launching,
-            jitter=random.uniform(0.0, self._most_jitter),
-        )
-        self.pending.extend(commands)
-
-    def next_commands(self) -> list[Command]:
-        """Take the next command, or the changes that come next; none while nothing can be saved."""
-        if not self.pending or not self.save():
-            return []
-        commands = [self.pending.popleft()]
-        while self.pending and all(
-            isinstance(c, StatusChange) for c in (commands[-1], self.pending[0])
-        ):
-            commands.append(self.pending.popleft())
-        return commands
-
-    def save(self) -> bool:
-        """Bring the file up to date; return False, and log it, while the disk is full or broken.
-
-        Raises:
-          FileRefusedError: the file cannot be written, and that will not pass by itself.
-        """
-        if self.state is self._saved:
-            return True
-        try:
-            self._file.save(self.state)
-        except OSError as error:
-            if self._disk.save_failed(error):
-                return False
-            raise FileRefusedError(
-                f"{self._file.path} cannot be written ({format_error(error)}), so nothing more is "
-                "started or merged; runs go on: mend it and start again to adopt them"
-            ) from error
-        self._disk.save_succeeded()
-        self._saved = self.state
-        return True
-
-
 def decode(content: bytes, path: str) -> SchedulerState:
     """Return the state in the content of scheduler_state.json, which was found at `path`.
 
@@ -186,13 +104,12 @@ def decode(content: bytes, path: str) -> SchedulerState:
             "stop_mode": document["stop_mode"],
             "responses": document["requests"],
         }
-        if len(values["entries"]) < len(lines):
-            raise ValueError("a skill has two lines")
         state = records.from_json(SchedulerState, values)
-        _check(state.entries.values(), state.next_expert)
+        skills = [(entry.skill, entry.needs, entry.expert) for entry in state.entries.values()]
+        check_new_skills([NewSkill(skill=s, needs=n, expert=e) for s, n, e in skills], {})
+        return state
     except (KeyError, TypeError, ValueError, GraphError, NameRefusedError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    return state
 
 
 def _document(content: bytes, path: str) -> dict[str, Any]:
@@ -213,16 +130,6 @@ def _document(content: bytes, path: str) -> dict[str, Any]:
     if head is None:
         raise _damaged(path, "its first line is not as it was written")
     return document
-
-
-def _check(entries: Iterable[Entry], next_expert: int) -> None:
-    """Names, needs and expert numbers fit together."""
-    check_new_skills([NewSkill(skill=e.skill, needs=e.needs, expert=e.expert) for e in entries], {})
-    for entry in entries:
-        if entry.expert is not None and entry.expert >= next_expert:
-            raise ValueError(f"expert {entry.expert} is not below next_expert {next_expert}")
-        if entry.expert is None and isinstance(entry.status, Preparing | Running | Merging):
-            raise ValueError(f"{entry.skill!r} is {entry.status.kind} without an expert number")
 
 
 def _damaged(path: str, why: str) -> FileRefusedError:

@@ -72,7 +72,6 @@ class Running:
     handle: Handle | None
     device: str | None
     since: datetime
-    resumed: bool = False
     alone: bool = False
     stop_reason: StopReason = StopReason.NONE
 
@@ -150,4 +149,3 @@ class Entry:
     frames_used: Natural = 0  # by those attempts
     refusals: Natural = 0  # launches refused, or merges deferred, in a row
     requeues: Natural = 0  # uncharged ends in a row
-    error: str = ""  # digest of the error with which the last attempt ended

@@ -101,7 +101,7 @@ class TrainingBackend:
         """Archive a merged run's records and remove its folder, if it still exists."""
         start_reader()  # for the next merge; the dependants of this one run already
         with suppress(FileRefusedError):  # the folder is gone, or another attempt's
-            archive_run(self._layout, self._open(request).layout, request.skill)
+            archive_run(self._layout, self._open(request).layout)
 
     def discard(self, request: RunRequest) -> Path | None:
         """Move a failed attempt's folder to `training_runs/failed/`."""

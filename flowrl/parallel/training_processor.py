@@ -2,7 +2,7 @@
 
 The order is: verify, commit (one swap of the manifest, which also records the run id), archive,
 remove the folder. The scheduler starts the dependants after the commit. After a kill at any point
-the same call leads to the same end; `recover_graph` makes it for every run at start.
+the same call leads to the same end; `recover_graph` archives what was merged before a start.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ import logging
 import math
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from flowrl import storage
 from flowrl.config import FrameAccounting
 from flowrl.errors import (
-    BusyError,
     ConfigError,
     ExpertCorruptError,
-    ExpertError,
     FileRefusedError,
     ResultRefusedError,
 )
@@ -32,7 +28,6 @@ from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import (
     Candidate,
-    KeepCurrent,
     MergeDecision,
     MergeRule,
     UseCandidate,
@@ -41,11 +36,17 @@ from flowrl.experts.merge import (
 from flowrl.experts.store import Commit, ExpertStore, refuse_misplaced
 from flowrl.launchers.run_status import lock_held
 from flowrl.parallel import comparisons
-from flowrl.parallel.run_folder import live_runs, pinned_versions, remove_part_files
+from flowrl.parallel.run_folder import (
+    live_runs,
+    pinned_versions,
+    read_own_run,
+    remove_part_files,
+)
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import (
     ExpertReport,
+    ExpertVersion,
     Remapping,
     RunResult,
     Shapes,
@@ -58,14 +59,6 @@ from flowrl.storage import plain_files
 logger = logging.getLogger(__name__)
 _BYTES_PER_NUMBER = 4
 _SPARE_BYTES = 2**24  # for the files of a checkpoint that hold no arrays
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
-    """The summaries of the merged runs, and by folder why other finished runs were refused."""
-
-    merged: tuple[dict[str, Any], ...]
-    refused: Mapping[Path, str]
 
 
 def process_completed_training(
@@ -86,7 +79,6 @@ def process_completed_training(
 
     Args:
       run_folder: as `prepare_training_run` made it, with the trainer's result.json.
-      skill_name, global_expert_idx: the skill and the expert that the run trained.
       base_dir: the graph's folder.
       frame_accounting: the frames that the frame rule credits an expert with.
       merge_policy: the rule to merge by (default: the frame rule).
@@ -101,7 +93,7 @@ def process_completed_training(
     paths = RunPaths(Path(run_folder), global_expert_idx)
     rule = merge_policy or frame_count
     summary = merge_run(layout, paths, skill_name, accounting=frame_accounting, rule=rule)
-    archive_run(layout, paths, skill_name)
+    archive_run(layout, paths)
     return summary
 
 
@@ -117,16 +109,19 @@ def merge_run(
     store = ExpertStore(layout)
     if not paths.folder.is_dir():
         return _archived_summary(layout.archive(paths.expert, skill), store.manifest(), paths)
-    run = _read_own_run(paths, skill)
+    run = read_own_run(paths, skill)
     candidates: tuple[Candidate, ...] = ()
     if run.run_id not in store.manifest().merged:
         candidates = verified_candidates(paths, run, accounting)
         storage.fault_point("merge.verified")
-    commit = _commit(store, paths, run, candidates=candidates, rule=rule)
+    questions = store.questions(run.run_id, candidates, rule=rule)
+    evidence = comparisons.evidence(layout, paths, run, questions)
+    storage.fault_point("merge.informed")
+    commit = store.commit(run.run_id, candidates, rule=rule, evidence=evidence)
     return _summary(paths, run, commit)
 
 
-def archive_run(layout: GraphPaths, paths: RunPaths, skill: str) -> None:
+def archive_run(layout: GraphPaths, paths: RunPaths) -> None:
     """Do the second half: archive a merged run's records, remove its folder, collect garbage.
 
     If it is interrupted, `recover_graph` completes it at the next start.
@@ -134,83 +129,38 @@ def archive_run(layout: GraphPaths, paths: RunPaths, skill: str) -> None:
     if not paths.folder.is_dir():
         return
     store = ExpertStore(layout)
-    run = _read_own_run(paths, skill)
+    run = read_run(paths)
     if run.run_id in store.manifest().merged:
         comparisons.clear(layout, run.run_id)
-        _move_to_archive(paths, layout.archive(paths.expert, skill))
+        _move_to_archive(paths, layout.archive(run.expert, run.skill))
         store.collect_garbage(pinned_versions(layout))
 
 
-def recover_graph(
-    layout: GraphPaths, rule: MergeRule | None = None, *, min_success_rate: float = 0.0
-) -> Recovery:
-    """Merge every finished run, and remove what a kill or a power cut left behind.
+def recover_graph(layout: GraphPaths) -> None:
+    """Remove what a kill or a power cut left behind, and archive the runs that are merged.
 
-    Left to the scheduler are runs with a living process, without a result, or whose experts are
-    being compared, and unmerged runs that succeeded less often than `min_success_rate`. No other
-    process may prepare or merge runs of this graph meanwhile.
+    The scheduler merges the finished ones that are not. No other process may prepare or merge runs
+    of this graph meanwhile.
 
     Raises:
       FileRefusedError: the manifest is damaged; says which history file to restore.
     """
     refuse_misplaced(layout)
-    ExpertStore(layout).recover(pinned_versions(layout))
+    store = ExpertStore(layout)
+    store.recover(pinned_versions(layout))
     for folder in (layout.training_runs, layout.failed_runs):
         storage.remove_leftovers(folder)
     remove_part_files(layout)
-    comparisons.remove_stale(layout, _live_run_ids(layout))
-    merged: list[dict[str, Any]] = []
-    refused: dict[Path, str] = {}
+    merged, live = store.manifest().merged, set[str]()
     for paths in live_runs(layout):
-        if lock_held(paths.folder) or not paths.result_json.exists():
-            continue
         try:
-            if summary := _process_if_due(layout, paths, rule, min_success_rate):
-                merged.append(summary)
-        except BusyError as error:  # the scheduler tries again
-            logger.info("%s", error)
-        except (ResultRefusedError, FileRefusedError, ExpertError) as error:
-            logger.warning("a finished run is refused", extra={"why": str(error)})
-            refused[paths.folder] = str(error)
-    return Recovery(merged=tuple(merged), refused=refused)
-
-
-def _live_run_ids(layout: GraphPaths) -> set[str]:
-    """The ids of all live runs whose records can be read."""
-    found: set[str] = set()
-    for paths in live_runs(layout):
-        with suppress(FileRefusedError):
-            found.add(read_run(paths).run_id)
-    return found
-
-
-def _process_if_due(
-    layout: GraphPaths, paths: RunPaths, rule: MergeRule | None, min_success_rate: float
-) -> dict[str, Any] | None:
-    """Process a run that is merged already or succeeded often enough."""
-    run = read_run(paths)
-    merged = run.run_id in ExpertStore(layout).manifest().merged
-    if not merged and read_result(paths).success_rate < min_success_rate:
-        return None
-    return process_completed_training(
-        paths.folder,
-        run.skill,
-        paths.expert,
-        layout.root,
-        frame_accounting=run.config.get("frame_accounting", "acted"),
-        merge_policy=rule,
-    )
-
-
-def _read_own_run(paths: RunPaths, skill: str) -> TrainingRun:
-    """Read run.json; refuse it if it is of another expert or skill than the call."""
-    run = read_run(paths)
-    if (run.expert, run.skill) != (paths.expert, skill):
-        raise ResultRefusedError(
-            f"{paths.run_json} is of another run than the call\n"
-            f"- expert {paths.expert} ({skill})\n+ expert {run.expert} ({run.skill})"
-        )
-    return run
+            run = read_run(paths)
+            live.add(run.run_id)
+            if run.run_id in merged and not lock_held(paths.folder):
+                archive_run(layout, paths)
+        except FileRefusedError as error:
+            logger.warning("a run folder stays: %s", error)
+    comparisons.remove_stale(layout, live)
 
 
 def verified_candidates(
@@ -229,11 +179,10 @@ def verified_candidates(
         expected = expected_shapes(run.config)
     except (FileRefusedError, ConfigError, KeyError, TypeError) as error:
         raise _refused(paths, run, [f"  {error}"]) from error
-    _refuse(paths, run, _result_differences(paths, run, result, expected))
+    _refuse(paths, run, _result_differences(paths, run, result))
     local = Remapping(run.experts).global_to_local
     reports = {paths.final(local[report.expert]): report for report in result.experts}
-    _refuse(paths, run, _folder_differences(paths, reports))
-    _refuse(paths, run, _digest_differences(reports))
+    _refuse(paths, run, _file_differences(paths, reports, expected))
     try:
         found = array_check.read_arrays(list(reports), expected)
     except ExpertCorruptError as error:
@@ -248,29 +197,12 @@ def verified_candidates(
             ancestor=ancestors.get(report.expert),
             gained=report.acted if accounting == "acted" else result.frames,
             sha256=report.sha256,
-            shapes=report.shapes,
+            shapes=expected,
             content=arrays[folder].content,
             folder=folder,
         )
         for folder, report in reports.items()
     )
-
-
-def _commit(
-    store: ExpertStore,
-    paths: RunPaths,
-    run: TrainingRun,
-    *,
-    candidates: Sequence[Candidate],
-    rule: MergeRule,
-) -> Commit:
-    """Merge, after the rule's questions are answered; no lock is held until then."""
-    questions = store.questions(run.run_id, candidates, rule=rule)
-    evidence = comparisons.evidence(store.layout, paths, run, questions) if questions else {}
-    storage.fault_point("merge.informed")
-    commit = store.commit(run.run_id, candidates, rule=rule, evidence=evidence)
-    logger.debug("merged", extra={"run_id": run.run_id, "generation": commit.manifest.generation})
-    return commit
 
 
 def _move_to_archive(paths: RunPaths, archive: RunPaths) -> None:
@@ -322,7 +254,7 @@ def _archived_summary(archive: RunPaths, manifest: Manifest, paths: RunPaths) ->
 
 
 def _summary(paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any]:
-    result = read_result(paths)
+    result, experts = read_result(paths), commit.manifest.experts
     return {
         "run_id": run.run_id,
         "skill": run.skill,
@@ -333,30 +265,25 @@ def _summary(paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any
         "success_rate": result.success_rate,
         "wall_seconds": result.wall_seconds,
         "experts": {
-            expert: _expert_summary(expert, run, commit)
+            expert: _expert_summary(experts[expert], run, commit.decisions.get(expert))
             for expert in run.experts
-            if expert in commit.manifest.experts  # a rollback may have taken it out
+            if expert in experts  # a rollback may have taken it out
         },
     }
 
 
-def _expert_summary(expert: int, run: TrainingRun, commit: Commit) -> dict[str, Any]:
-    version = commit.manifest.experts[expert]
-    decision = commit.decisions.get(expert) or _past_decision(run, commit, expert)
+def _expert_summary(
+    version: ExpertVersion, run: TrainingRun, decision: MergeDecision | None
+) -> dict[str, Any]:
+    """What became of an expert; without a decision, from the lineage of an earlier merge."""
+    counts = any(entry.run_id == run.run_id for entry in version.lineage)
+    taken = isinstance(decision, UseCandidate) if decision else counts
     return {
-        "verdict": "take" if isinstance(decision, UseCandidate) else "keep",
-        "why": decision.why,
+        "verdict": "take" if taken else "keep",
+        "why": decision.why if decision else "merged before",
         "frames": version.frames,
         "version": version.version,
     }
-
-
-def _past_decision(run: TrainingRun, commit: Commit, expert: int) -> MergeDecision:
-    """The decision of an earlier merge, from the lineage of the version that counts now."""
-    version = commit.manifest.experts[expert]
-    if any(entry.run_id == run.run_id for entry in version.lineage):
-        return UseCandidate(why="merged before")
-    return KeepCurrent(why="merged before, not in today's version")
 
 
 def _refuse(paths: RunPaths, run: TrainingRun, differences: Iterable[str]) -> None:
@@ -379,56 +306,34 @@ def _differ(name: str, expected: Any, found: Any) -> Iterator[str]:
         yield f"+ {name} {found}"
 
 
-def _shapes_differ(expert: int, expected: Shapes, found: Shapes) -> Iterator[str]:
-    for leaf in sorted({*expected, *found}):
-        name = f"expert {expert} {leaf}"
-        yield from _differ(name, expected.get(leaf, "absent"), found.get(leaf, "absent"))
-
-
-def _result_differences(
-    paths: RunPaths, run: TrainingRun, result: RunResult, expected: Shapes
-) -> Iterator[str]:
+def _result_differences(paths: RunPaths, run: TrainingRun, result: RunResult) -> Iterator[str]:
     dependencies = [expert for expert in run.experts if expert != run.expert]
     acted = sum(report.acted for report in result.experts)
     yield from _differ("run id", run.run_id, result.run_id)
     yield from _differ("experts", list(run.experts), sorted(r.expert for r in result.experts))
     yield from _differ("ancestors", dependencies, sorted(a.index for a in run.ancestors))
-    for ancestor in run.ancestors:
-        lineage = sum(entry.frames for entry in ancestor.lineage)
-        yield from _differ(f"frames of ancestor {ancestor.index}", ancestor.frames, lineage)
     yield from _differ("acted steps, over all experts,", result.frames, acted)
     yield from _differ("steps of the plan", len(run.plan), len(result.step_success))
     for path in paths.records:
         if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
             yield from _differ(path.name, "a plain file", "a link or a special file")
-    for report in result.experts:
-        yield from _shapes_differ(report.expert, expected, report.shapes)
 
 
-def _folder_differences(paths: RunPaths, reports: Mapping[Path, ExpertReport]) -> Iterator[str]:
-    """Differences that keep the experts' files from being read at all."""
+def _file_differences(
+    paths: RunPaths, reports: Mapping[Path, ExpertReport], expected: Shapes
+) -> Iterator[str]:
+    """Differences in the experts' files, found before any array is read."""
     for folder in (paths.policies, paths.finals):
         if folder.is_symlink() or not folder.is_dir():
             yield f"  {folder} is not a folder"
             return
     names = sorted(folder.name for folder in reports)
     yield from _differ("folders", names, sorted(path.name for path in paths.finals.iterdir()))
+    most = _SPARE_BYTES + _BYTES_PER_NUMBER * sum(map(math.prod, expected.values()))
     for folder, report in reports.items():
-        numbers = sum(math.prod(shape) for shape in report.shapes.values())
-        most = _SPARE_BYTES + _BYTES_PER_NUMBER * numbers
         try:
             size = sum(path.lstat().st_size for path in plain_files(folder))
-        except FileRefusedError as error:
-            yield f"  {error}"
-        else:
-            if size > most:
-                yield f"  {folder} has {size} bytes, over {most}"
-
-
-def _digest_differences(reports: Mapping[Path, ExpertReport]) -> Iterator[str]:
-    for folder, report in reports.items():
-        try:
-            found = storage.tree_digest(folder)
+            found = storage.tree_digest(folder) if size <= most else f"of {size} bytes, over {most}"
         except FileRefusedError as error:
             yield f"  {error}"
         else:

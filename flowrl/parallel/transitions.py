@@ -51,30 +51,28 @@ from flowrl.parallel.status import (
 NO_DEVICES: Mapping[str, int] = MappingProxyType({})
 
 
-def step(  # noqa: PLR0913
+def step(
     state: SchedulerState,
     received: Iterable[Event],
     now: datetime,
     schedule: ScheduleConfig,
     *,
     devices: Mapping[str, int] = NO_DEVICES,
-    jitter: float = 0.0,
     launching: bool = True,
 ) -> tuple[SchedulerState, tuple[Command, ...]]:
     """Return the state after the received events, and the commands that follow from it.
 
     Skills whose needs are completed start in order of priority, then of insertion, as long as
     slots are free: `devices` gives the number of runs that each device takes, and without devices
-    only `max_parallel_skills` limits them. With `launching=False` no skill starts. `jitter`
-    lengthens every wait by that share.
+    only `max_parallel_skills` limits them. With `launching=False` no skill starts.
 
     Raises:
       GraphError, NameRefusedError: a skill cannot be added; `state` still holds.
     """
-    context = StepContext(now=now, schedule=schedule, devices=devices, jitter=jitter)
-    transition = Transition(StateBuilder(state), context)
+    context = StepContext(now=now, schedule=schedule, devices=devices)
+    transition = Transition(state, context)
     for event in received:
-        transition.apply(event)
+        HANDLERS[type(event)](transition, event)
     transition.start_due(launching=launching)
     return transition.builder.build(), tuple(transition.commands)
 
@@ -85,27 +83,22 @@ class Transition:
     An event that no longer fits its skill's status (of another run, or received twice) is ignored.
     """
 
-    def __init__(self, builder: StateBuilder, context: StepContext) -> None:
-        self.builder = builder
+    def __init__(self, state: SchedulerState, context: StepContext) -> None:
         self.commands: list[Command] = []
+        self.builder = StateBuilder(state, self.commands)
         self._context = context
-
-    def apply(self, event: Event) -> None:
-        """Apply one event."""
-        HANDLERS[type(event)](self, event)
-        self._report_changes()
 
     def start_due(self, *, launching: bool) -> None:
         """Order the merges whose time has come, and give free slots to ready skills."""
         for entry in active_entries(self.builder.entries):
             status = entry.status
-            if isinstance(status, Merging) and status.not_before and self._due(status.not_before):
+            due = status.not_before if isinstance(status, Merging) else None
+            if due and self._context.reached(due):
                 self._set_status(entry, replace(status, not_before=None, why=""))
                 self.commands.append(events.Merge(self._request(entry.skill)))
         stopping = self.builder.stop_mode is not StopMode.NONE
         if launching and not stopping and not self._merge_is_near():
             self._fill_slots()
-        self._report_changes()
 
     def _merge_is_near(self) -> bool:
         """Whether a merge is under way; it may make skills ready that rank first."""
@@ -119,7 +112,7 @@ class Transition:
                 return
             status = entry.status
             assert isinstance(status, Waiting)
-            if self._due(status.not_before) and slots.fits(alone=status.alone):
+            if self._context.reached(status.not_before) and slots.fits(alone=status.alone):
                 self._start(entry, status, slots.take(alone=status.alone))
 
     def _start(self, entry: Entry, status: Waiting, device: str | None) -> None:
@@ -158,8 +151,6 @@ class Transition:
                 self.commands.append(events.StopRun(request))
             case Merging(not_before=None):
                 self.commands.append(events.Merge(request))
-            case _:
-                pass
 
     def _end_stop(self, _event: events.Stopped) -> None:
         self.builder.stop_mode = StopMode.NONE
@@ -178,7 +169,6 @@ class Transition:
             handle=None,
             device=status.device,
             since=self._context.now,
-            resumed=status.run_id == event.run_id,
             alone=status.alone,
         )
         self._set_status(entry, running)
@@ -221,12 +211,7 @@ class Transition:
 
     def _merged(self, event: events.MergeDone) -> None:
         if entry := self._entry_of(event, Merging):
-            assert isinstance(entry.status, Merging)
-            self._put(outcomes.completed(entry, entry.status, self._context))
-
-    def _found_merged(self, event: events.FoundMerged) -> None:
-        if entry := self._entry_of(event, Running):
-            self._put(outcomes.completed(entry, event, self._context))
+            self._put(outcomes.completed(entry, self._context))
 
     def _merge_refused(self, event: events.MergeRefused) -> None:
         """A result that cannot be merged is an attempt that failed."""
@@ -270,7 +255,7 @@ class Transition:
         entry = self.builder.entries[skill]
         if refusal := why_not(verb, entry.status.kind):
             return refusal
-        if verb is Verb.RESUME and not _is_paused(entry):
+        if verb is Verb.RESUME and not _is_paused(entry.status):
             return "it is running, and nobody asked it to pause"
         if verb is Verb.PRIORITY:
             self.builder.put(replace(entry, priority=request.number))
@@ -288,7 +273,7 @@ class Transition:
             entry = self.builder.entries[skill]  # an earlier one may have unblocked it
             if why_not(verb, entry.status.kind):
                 continue
-            if verb is Verb.PAUSE or _is_paused(entry, PAUSED):
+            if verb is Verb.PAUSE or _is_paused(entry.status, PAUSED):
                 VERBS[verb](self, entry)
         return ""
 
@@ -303,52 +288,35 @@ class Transition:
                 waiting = replace(status, not_before=None)
             case _:
                 return
-        entry = replace(entry, failures=0, frames_used=0, refusals=0, requeues=0, error="")
+        entry = replace(entry, failures=0, frames_used=0, refusals=0, requeues=0)
         self._set_status(entry, waiting)
 
     def _pause(self, entry: Entry, why: str = PAUSED) -> None:
         """Hold a skill; a running one is asked to end first, a merging one is completed anyway."""
-        match entry.status:
-            case Running():
-                self._ask_to_end(entry, StopReason.PAUSE)
-            case Waiting(attempt=attempt, run_id=run) | Preparing(attempt=attempt, run_id=run):
-                self._set_status(
-                    entry, Held(why=why, attempt=attempt, at=self._context.now, run_id=run)
-                )
-            case Blocked():
-                self._set_status(entry, Held(why=why, attempt=1, at=self._context.now))
-            case _:
-                pass
+        status = entry.status
+        if isinstance(status, Running):
+            self._ask_to_end(entry, StopReason.PAUSE)
+        elif isinstance(status, Waiting | Preparing | Blocked):
+            attempt, run_id = getattr(status, "attempt", 1), getattr(status, "run_id", None)
+            held = Held(why=why, attempt=attempt, at=self._context.now, run_id=run_id)
+            self._set_status(entry, held)
 
     def _resume(self, entry: Entry) -> None:
         """Let a held skill go on with its run; one that is just ending goes on afterwards."""
-        match entry.status:
-            case Held(attempt=attempt, run_id=run_id):
-                self._set_status(entry, Waiting(attempt=attempt, run_id=run_id))
-            case Running(stop_reason=StopReason.PAUSE) as status:
-                self._set_status(entry, replace(status, stop_reason=StopReason.NONE))
-            case _:
-                pass
+        status = entry.status
+        if isinstance(status, Held):
+            self._set_status(entry, Waiting(attempt=status.attempt, run_id=status.run_id))
+        elif isinstance(status, Running) and status.stop_reason is StopReason.PAUSE:
+            self._set_status(entry, replace(status, stop_reason=StopReason.NONE))
 
     def _cancel(self, entry: Entry) -> None:
         """Fail a skill and discard its run, unless that has finished by now."""
-        match entry.status:
-            case Running():
-                self._ask_to_end(entry, StopReason.CANCEL)
-            case Waiting(attempt=attempt) | Preparing(attempt=attempt) | Held(attempt=attempt):
-                self._give_up(entry, attempt)
-            case Blocked():
-                self._give_up(entry, 1)
-            case _:
-                pass
-
-    def _give_up(self, entry: Entry, attempt: int) -> None:
-        run_id = getattr(entry.status, "run_id", None)
-        if run_id is not None and entry.expert is not None:
-            request = RunRequest(
-                skill=entry.skill, expert=entry.expert, attempt=attempt, run_id=run_id
-            )
-            self.commands.append(events.Discard(request))
+        if isinstance(entry.status, Running):
+            self._ask_to_end(entry, StopReason.CANCEL)
+            return
+        if getattr(entry.status, "run_id", None) is not None:
+            self.commands.append(events.Discard(self._request(entry.skill)))
+        attempt = getattr(entry.status, "attempt", 1)
         self._set_status(entry, Failed(why=CANCELLED, attempt=attempt, at=self._context.now))
 
     # The steps that all of these share
@@ -356,10 +324,8 @@ class Transition:
     def _entry_of(self, event: RunEvent, kind: type[Status]) -> Entry | None:
         """The entry that the event is about, if it is in that status with that very run."""
         entry = self.builder.entries[event.skill]
-        fits = (
-            isinstance(entry.status, kind) and getattr(entry.status, "run_id", "") == event.run_id
-        )
-        return entry if fits else None
+        of_run = getattr(entry.status, "run_id", "") == event.run_id
+        return entry if of_run and isinstance(entry.status, kind) else None
 
     def _ask_to_end(self, entry: Entry, reason: StopReason) -> None:
         status = entry.status
@@ -379,28 +345,18 @@ class Transition:
             self.commands.append(events.Discard(self._request(entry.skill)))
         self.builder.put(entry)
 
-    def _report_changes(self) -> None:
-        self.commands.extend(self.builder.changes)
-        self.builder.changes.clear()
-
     def _request(self, skill: str) -> RunRequest:
-        entry = self.builder.entries[skill]
+        entry, budget = self.builder.entries[skill], self._context.schedule.skill_timesteps_budget
         status = entry.status
-        assert isinstance(status, Preparing | Running | Merging)
-        budget = self._context.schedule.skill_timesteps_budget
-        merging = isinstance(status, Merging)
         return RunRequest(
             skill=skill,
             expert=self.builder.expert_of(skill),
-            attempt=status.attempt,
-            run_id=status.run_id,
-            device=None if merging else status.device,
-            alone=False if merging else status.alone,
+            attempt=getattr(status, "attempt", 1),
+            run_id=getattr(status, "run_id", None),
+            device=getattr(status, "device", None),
+            alone=getattr(status, "alone", False),
             frames_left=None if budget is None else max(0, budget - entry.frames_used),
         )
-
-    def _due(self, not_before: datetime | None) -> bool:
-        return not_before is None or self._context.reached(not_before)
 
 
 class Slots:
@@ -455,14 +411,10 @@ def _is_starting(status: Status) -> bool:
     return isinstance(status, Preparing) or (isinstance(status, Running) and status.handle is None)
 
 
-def _is_paused(entry: Entry, why: str | None = None) -> bool:
-    match entry.status:
-        case Held(why=found):
-            return why is None or found == why
-        case Running(stop_reason=reason):
-            return reason is StopReason.PAUSE
-        case _:
-            return False
+def _is_paused(status: Status, why: str | None = None) -> bool:
+    if isinstance(status, Held):
+        return why in (None, status.why)
+    return isinstance(status, Running) and status.stop_reason is StopReason.PAUSE
 
 
 VERBS: dict[Verb, Callable[[Transition, Entry], None]] = {
@@ -481,7 +433,6 @@ HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.RunEnded: Transition._ended,
     events.RunLate: Transition._late,
     events.MergeDone: Transition._merged,
-    events.FoundMerged: Transition._found_merged,
     events.MergeRefused: Transition._merge_refused,
     events.Retry: lambda self, event: self._retry(self.builder.entries[event.skill]),
     events.Hold: lambda self, event: self._pause(self.builder.entries[event.skill], event.why),

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from flowrl import runs, storage
 from flowrl.launchers.base import Handle
-from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Running, Status, Waiting
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import Progress
+from tests.parallel.scheduling import state_of_entries
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DONE = Completed(
@@ -42,7 +42,7 @@ def save(root: Path, *skills: tuple[str, Status] | tuple[str, Status, tuple[str,
     ]
     layout = GraphPaths(root)
     storage.make_dir(root)
-    state = SchedulerState.of(entries, next_expert=len(entries))
+    state = state_of_entries(entries, next_expert=len(entries))
     StateFile(layout.scheduler_state).save(state)
     return layout
 

@@ -35,14 +35,23 @@ from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import Entry, Running, Waiting
 from flowrl.parallel.training_processor import (
     process_completed_training,
-    recover_graph,
     verified_candidates,
 )
 from flowrl.paths import GraphPaths
 from flowrl.runs import LineageEntry, read_run
 from tests.experts.making import content_digest, contents, make_expert
 from tests.faults.frozen import content
-from tests.parallel.making import PICKAXE, SWORD, TABLE, WOOD, finish, prepare, train
+from tests.parallel.making import (
+    PICKAXE,
+    SWORD,
+    TABLE,
+    WOOD,
+    finish,
+    merge_finished,
+    prepare,
+    train,
+)
+from tests.parallel.scheduling import state_of_entries
 
 COMPLETED = {WOOD: 0, TABLE: 1}
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -106,7 +115,7 @@ def everything(layout: GraphPaths) -> Any:
 
 
 def _recovered(layout: GraphPaths, act: Work, policy: MergePolicyName = "frame_count") -> None:
-    recover_graph(layout, MERGE_RULES[policy])
+    merge_finished(layout, MERGE_RULES[policy])
     act(layout)
 
 
@@ -150,7 +159,6 @@ def _find_out(policy: MergePolicyName, layout: GraphPaths, ready: PreparedRun) -
         expert=run.expert,
         limit_seconds=comparisons.LIMIT_SECONDS,
         questions=questions,
-        launches=1,
         answers=tuple(_answer(folder, question) for question in questions),
     )
     comparisons.write_record(folder, answered)
@@ -213,7 +221,7 @@ def _archive(policy: MergePolicyName) -> Scenario:
 
 def _recover(policy: MergePolicyName) -> Scenario:
     def act(layout: GraphPaths) -> Any:
-        return recover_graph(layout, MERGE_RULES[policy])
+        return merge_finished(layout, MERGE_RULES[policy])
 
     return Scenario(
         name=f"recovery ({policy})",
@@ -361,7 +369,7 @@ def _state(attempt: int) -> SchedulerState:
         Entry(skill=f"Skill {order}", needs=(), order=order, status=status, expert=order)
         for order, status in enumerate(statuses)
     ]
-    return SchedulerState.of(entries, next_expert=len(entries))
+    return state_of_entries(entries, next_expert=len(entries))
 
 
 def _save(layout: GraphPaths, attempt: int = 2) -> None:

@@ -23,13 +23,12 @@ from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
 from flowrl.launchers import process, run_status, runner
 from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost
 from flowrl.parallel import events
-from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.redaction import cleaned
 from flowrl.runs import read_progress, read_result
 from tests.commands.making import running, save, tell_progress
 from tests.launchers.conftest import SLEEP, STUBBORN, end_of, start_of, until
-from tests.parallel.making import WOOD, finish, prepare
+from tests.parallel.making import WOOD, finish, merge_finished, prepare
 
 SECRET = "not yours"
 
@@ -137,9 +136,9 @@ def test_records_that_are_none_are_not_archived(tmp_path, what, how):
     ready = prepare(layout, WOOD, 0, {})
     finish(ready.layout, {0: 100})
     plant(how, getattr(ready.layout, what))
-    found = recover_graph(layout)
-    assert list(found.refused) == [ready.run_folder]
-    assert "a plain file" in found.refused[ready.run_folder]
+    _, refused = merge_finished(layout)
+    assert list(refused) == [ready.run_folder]
+    assert "a plain file" in refused[ready.run_folder]
     assert not layout.manifest.exists() or "e0" not in layout.manifest.read_text()
 
 
@@ -154,7 +153,8 @@ def test_experts_that_are_links_are_not_merged(tmp_path, what):
     path = {**at, "file": first, "run_json": place.run_json}[what]
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert list(recover_graph(layout).refused) == [place.folder]
+    _, refused = merge_finished(layout)
+    assert list(refused) == [place.folder]
     assert not (layout.skill_folder(0, WOOD)).exists()
 
 
@@ -164,7 +164,8 @@ def test_an_expert_of_impossible_size_is_refused_before_it_is_read(tmp_path):
     finish(place, {0: 100})
     with (place.final(0) / "more").open("wb") as file:
         file.truncate(2**33)
-    assert "bytes, over" in recover_graph(layout).refused[place.folder]
+    _, refused = merge_finished(layout)
+    assert "bytes, over" in refused[place.folder]
 
 
 @pytest.mark.parametrize("how", [link, dangling, pipe])
@@ -177,7 +178,8 @@ def test_what_other_programs_left_is_archived_without_links(tmp_path, what, how)
     folder.mkdir()
     (folder / "events").write_text("mine")
     plant(how, folder / "planted")
-    assert len(recover_graph(layout).merged) == 1
+    merged, _ = merge_finished(layout)
+    assert len(merged) == 1
     assert [path.name for path in (layout.skill_folder(0, WOOD) / what).iterdir()] == ["events"]
 
 

@@ -66,12 +66,12 @@ def test_the_texts_of_a_record_are_cleaned_and_nothing_else():
         SECRET,
         Exited(cause=ExitCause.EXIT, code=1, detail=f"exit: {SECRET}"),
         3,
-        events.LogTail((f"a {SECRET}", "b"), error="digest"),
+        (f"a {SECRET}", "b"),
     )
     found = cleaned(ended, secrets_of({"MY_KEY": SECRET}))
     assert (found.skill, found.run_id, found.frames) == (SECRET, SECRET, 3)
     assert found.outcome == Exited(cause=ExitCause.EXIT, code=1, detail="exit: [redacted]")
-    assert found.log.lines == ("a [redacted]", "b")
+    assert found.log == ("a [redacted]", "b")
 
 
 def test_a_record_without_secrets_is_the_same_one():

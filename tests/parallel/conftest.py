@@ -26,7 +26,7 @@ def start(tmp_path, world, clock):
     def start_one(**settings):
         while daemons:
             daemons.pop().close()
-        settings = {"retry_jitter": 0.0, "min_success_rate": 0.0, **settings}
+        settings = {"min_success_rate": 0.0, **settings}
         launcher = FakeLauncher(world, on_wait=lambda: clock.pass_seconds(1))
         daemon = SkillScheduler(tmp_path / "graph", launcher=launcher, clock=clock, **settings)
         daemon.set_callbacks(backend=FakeBackend(world))

@@ -7,9 +7,12 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.config import PPOConfig
+from flowrl.errors import BusyError, FileRefusedError, ResultRefusedError
+from flowrl.experts.merge import MergeRule
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.run_folder import PreparedRun
-from flowrl.parallel.training_processor import process_completed_training
+from flowrl.launchers.run_status import lock_held
+from flowrl.parallel.run_folder import PreparedRun, live_runs
+from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import (
@@ -122,6 +125,36 @@ def merge(layout: GraphPaths, ready: PreparedRun, **options) -> dict:
     return process_completed_training(
         ready.run_folder, ready.run.skill, ready.run.expert, layout.root, **options
     )
+
+
+def merge_finished(
+    layout: GraphPaths, rule: MergeRule | None = None
+) -> tuple[list[dict], dict[Path, str]]:
+    """Recover the graph, then merge its finished runs; the summaries, and by folder the refusals.
+
+    A run that lives, or whose experts are being compared, is in neither.
+    """
+    recover_graph(layout)
+    merged, refused = [], {}
+    for place in live_runs(layout):
+        if lock_held(place.folder) or not place.result_json.exists():
+            continue
+        try:
+            run = read_run(place)
+            merged.append(
+                process_completed_training(
+                    place.folder,
+                    run.skill,
+                    place.expert,
+                    layout.root,
+                    merge_policy=rule,
+                )
+            )
+        except BusyError:
+            continue
+        except (ResultRefusedError, FileRefusedError) as error:
+            refused[place.folder] = str(error)
+    return merged, refused
 
 
 def train(

@@ -7,7 +7,7 @@ run is started twice, merged twice, or a slot is used twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 from flowrl.errors import FileRefusedError, ResultRefusedError
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost, Outcome
 from flowrl.parallel.events import RunRequest
+from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.status import Entry
 from flowrl.runs import RunResult
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -41,6 +43,10 @@ def finished(run_id: str, *, success_rate: float = 0.9, frames: int = 1000) -> R
 
 def exited(cause: ExitCause, **facts: Any) -> Exited:
     return Exited(cause=cause, **facts)
+
+
+def state_of_entries(entries: Iterable[Entry], **facts: Any) -> SchedulerState:
+    return SchedulerState(entries={entry.skill: entry for entry in entries}, **facts)
 
 
 class Clock:

@@ -45,8 +45,8 @@ def main(argv: list[str]) -> int:
     _wait_for(here / order.gate)
     time.sleep(order.seconds)
     if run.attempt <= order.fails:
-        sys.stderr.write(f"{'again, ' * run.attempt}another error than before:\n")
-        sys.stderr.write("it was ordered to fail\n")
+        sys.stderr.write("it was ordered to fail:\n")
+        sys.stderr.write(f"{'again, ' * run.attempt}another error than before\n")
         return 1
     _finish(place, run, order)
     return 0

@@ -36,8 +36,12 @@ DAY = 86_400.0
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs"])
 def test_a_folder_that_two_hosts_may_share_is_refused(start, tmp_path, monkeypatch, kind):
+    device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / {tmp_path} rw - {kind} host:/x rw\n")
+    mounts.write_text(
+        "1 0 999:1 / / rw - ext4 a rw\n"
+        f"2 1 {os.major(device)}:{os.minor(device)} / /a\\040b rw x:1 - {kind} host:/x rw\n"
+    )
     monkeypatch.setattr(health, "_MOUNTS", mounts)
     scheduler = start()
     with pytest.raises(ConfigError, match=f"is on {kind}.*choose a --graph_path on a local disk"):

@@ -46,23 +46,17 @@ def test_one_skills_broken_needs_do_not_stop_the_others(start, world):
     assert "expert 3 is gone" in status(scheduler, "A").why
 
 
-def test_a_run_whose_folder_is_gone_is_completed_if_it_was_merged_and_lost_if_not(
-    start, world, clock
-):
+def test_a_run_whose_folder_is_gone_is_lost(start, world, clock):
     scheduler = start()
     scheduler.add_skill("A")
-    scheduler.add_skill("B")
     scheduler.tick()
-    for skill in "AB":
-        world.end(skill)
-    world.ledger.append(world.folders.pop("A"))
-    world.folders.pop("B")
+    world.end("A")
+    world.folders.pop("A")
     clock.pass_seconds(100_000)  # nobody scheduled for a day
     scheduler = start()
     scheduler.tick()
-    assert words(scheduler) == {"A": "completed", "B": "waiting"}
-    assert status(scheduler, "A").wall_seconds == 2.0, "as long as it was trained"
-    assert "folder is gone" in status(scheduler, "B").why
+    assert words(scheduler) == {"A": "waiting"}
+    assert "folder is gone" in status(scheduler, "A").why
 
 
 def test_a_daemon_killed_at_any_operation_goes_on_where_it_was(tmp_path):

@@ -115,7 +115,7 @@ def test_a_state_that_cannot_be_saved_pauses_whatever_the_reason(
     scheduler = start()
     scheduler.add_skill("A")
     scheduler.add_skill("B")
-    file = scheduler.load()._file
+    file = scheduler._file
     save = file.save
 
     def broken(state):

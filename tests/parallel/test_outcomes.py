@@ -10,7 +10,7 @@ import pytest
 from flowrl.config import ScheduleConfig
 from flowrl.launchers.base import ExitCause, Exited
 from flowrl.parallel import outcomes
-from flowrl.parallel.events import LogTail, RunEnded
+from flowrl.parallel.events import RunEnded
 from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, StepContext
 from flowrl.parallel.status import Entry, Failed, Merging, Running, Waiting
 from flowrl.runs import RunResult
@@ -80,13 +80,6 @@ def test_a_run_that_lived_longer_than_the_cap_goes_on_at_once(lived, requeues):
 @pytest.mark.parametrize(("frames", "status"), [(9, Waiting), (10, Failed), (11, Failed)])
 def test_a_budget_is_spent_from_its_last_frame_on(frames, status):
     entry = outcomes.charged(ENTRY, "it failed", frames, context(skill_timesteps_budget=10))
-    assert isinstance(entry.status, status)
-
-
-@pytest.mark.parametrize(("before", "status"), [("aa", Waiting), ("bb", Failed), ("cc", Waiting)])
-def test_only_the_same_error_twice_ends_the_retries(before, status):
-    log = LogTail(lines=("ValueError",), error="bb")
-    entry = outcomes.charged(replace(ENTRY, error=before), "it failed", 0, context(), log=log)
     assert isinstance(entry.status, status)
 
 

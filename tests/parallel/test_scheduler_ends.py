@@ -86,7 +86,6 @@ def test_nobodys_fault_goes_on_at_once_in_the_same_run(start, world, why):
     assert world.folders["A"] == run_id
     assert world.of("A").launches == 1
     assert [(task.attempt, task.run_id) for task in world.prepared] == [(1, None), (1, run_id)]
-    assert status(scheduler, "A").resumed
 
 
 def test_a_run_that_stops_itself_again_and_again_is_slowed_down(start, world, clock):

@@ -17,7 +17,7 @@ from flowrl.errors import FileRefusedError, FormatVersionError
 from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.parallel import events
 from flowrl.parallel.events import NewSkill, Response, StopMode
-from flowrl.parallel.health import RunLimits, filesystem_of
+from flowrl.parallel.health import RunLimits
 from flowrl.parallel.outcomes import described
 from flowrl.parallel.state import SchedulerState, next_due
 from flowrl.parallel.state_file import StateFile, decode
@@ -34,7 +34,7 @@ from flowrl.parallel.status import (
     Waiting,
 )
 from flowrl.parallel.transitions import HANDLERS, step
-from tests.parallel.scheduling import NOW, finished
+from tests.parallel.scheduling import NOW, finished, state_of_entries
 
 DATA = Path(__file__).parents[1] / "data"
 FROZEN = DATA / "scheduler_state_v1.json"
@@ -53,7 +53,6 @@ EVERY_STATUS = (
         handle=None,
         device=None,
         since=NOW + timedelta(microseconds=1),
-        resumed=True,
         stop_reason=StopReason.PAUSE,
     ),
     Merging(
@@ -82,7 +81,7 @@ def state_of_all() -> SchedulerState:
         )
         for number, status in enumerate(EVERY_STATUS)
     ]
-    return SchedulerState.of(entries, next_expert=40)
+    return state_of_entries(entries, next_expert=40)
 
 
 def encode(state: SchedulerState) -> bytes:
@@ -93,7 +92,7 @@ def full_state() -> SchedulerState:
     """Every field with a value of its own."""
     entries = [
         *state_of_all().entries.values(),
-        Entry(skill="skill 10", needs=(), order=10, expert=10, error="0badcafe0badcafe",
+        Entry(skill="skill 10", needs=(), order=10, expert=10,
               status=Failed(why="exit 1", attempt=2, at=NOW, log=("Traceback", "ValueError: ü"))),
         Entry(skill="skill 11", needs=(), order=11, expert=11,
               status=Running(run_id="e11.a1.1", attempt=1, handle=HANDLE, device=None, since=NOW,
@@ -106,7 +105,7 @@ def full_state() -> SchedulerState:
         Response(id="1-0badcafe", verb="pause", skill="skill 4", at=NOW, outcome="done"),
         Response(id="2-0badcafe", verb="", skill=None, at=NOW, outcome="refused: who knows"),
     )
-    return SchedulerState.of(entries, next_expert=40, stop_mode=StopMode.STOP, responses=responses)
+    return state_of_entries(entries, next_expert=40, stop_mode=StopMode.STOP, responses=responses)
 
 
 def test_the_frozen_state_file_loads_and_is_written_again_as_it_is():
@@ -120,7 +119,7 @@ def test_a_state_file_of_another_format_is_refused():
 
 
 def test_a_line_leaves_out_what_says_nothing_beyond_what_every_line_has():
-    state = SchedulerState.of([Entry(skill="A", needs=(), order=0)], next_expert=0)
+    state = state_of_entries([Entry(skill="A", needs=(), order=0)], next_expert=0)
     (line,) = json.loads(encode(state))["skills"]
     assert line.keys() == {"skill", "status", "expert", "attempt", "needs", "waits_for"}
     assert decode(encode(state), "there") == state
@@ -129,7 +128,7 @@ def test_a_line_leaves_out_what_says_nothing_beyond_what_every_line_has():
 def test_every_flipped_bit_of_a_state_file_is_refused_with_a_remedy(tmp_path):
     entries = [state_of_all().entries["skill 3"], state_of_all().entries["skill 7"]]
     response = Response(id="1-0badcafe", verb="stop", skill=None, at=NOW, outcome="done")
-    content = encode(SchedulerState.of(entries, next_expert=40, responses=(response,)))
+    content = encode(state_of_entries(entries, next_expert=40, responses=(response,)))
     assert decode(content, "there").next_expert == 40
     for place in range(len(content)):
         for bit in range(8):
@@ -189,10 +188,7 @@ def sealed(document):
         damaged(status="dancing"),
         damaged(needs=["nobody"]),
         damaged(needs=["skill 3"]),
-        damaged(skill="skill 1"),
         damaged(expert=1),
-        damaged(expert=40),
-        damaged(expert=None),
         damaged(expert=True),
         damaged(attempt=-1),
         damaged(since="yesterday"),
@@ -234,7 +230,12 @@ def through(state, skill, rules=RULES, *, launching=True):
 
 
 def test_every_event_is_heard():
-    assert set(HANDLERS) == set(typing.get_args(events.Event))
+    kinds, heard = [events.Event], set()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        heard |= set() if kind.__subclasses__() else {kind}
+    assert set(HANDLERS) == heard
 
 
 def test_an_event_of_another_run_or_status_changes_nothing():
@@ -247,7 +248,6 @@ def test_an_event_of_another_run_or_status_changes_nothing():
             events.RunEnded(skill, "other", Lost()),
             events.RunLate(skill, "other", StopReason.HUNG),
             events.MergeDone(skill, "other"),
-            events.FoundMerged(skill, "other", 1, 1.0, 1.0),
             events.MergeRefused(skill, "other", "no"),
         ):
             # (the postponed merge would be due)
@@ -270,7 +270,7 @@ def history(seed):
     for number, name in enumerate(names):
         needs = tuple(dice.sample(names[:number], k=min(number, dice.randint(0, 2))))
         added = events.SkillsAdded((NewSkill(skill=name, needs=needs),))
-        state, commands = step(state, [added], NOW, ScheduleConfig(), jitter=dice.random())
+        state, commands = step(state, [added], NOW, ScheduleConfig())
         trace.append((state, commands))
     return trace
 
@@ -294,7 +294,7 @@ def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
 
 def test_nothing_is_due_but_what_lies_ahead():
     entry = replace(state_of_all().entries["skill 1"], skill="x", order=0)
-    state = SchedulerState.of([entry], next_expert=2)
+    state = state_of_entries([entry], next_expert=2)
     assert next_due(state, after=NOW - timedelta(seconds=1)) == NOW
     assert next_due(state, after=NOW) is None
 
@@ -326,12 +326,6 @@ def test_a_heartbeat_is_the_change_of_progress_and_not_the_wall_clock(tmp_path):
     assert limits.is_silent("r", path)
 
 
-def test_the_deepest_mount_tells_the_file_system():
-    mounts = "1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /home/a\\040b rw x:1 - nfs4 s rw\n"
-    assert filesystem_of(Path("/home/a b/c"), mounts) == "nfs4"
-    assert filesystem_of(Path("/home/a bc"), mounts) == "ext4"
-
-
 def test_a_slot_that_a_merge_frees_goes_to_what_the_merge_makes_ready_when_that_ranks_higher():
     run = Running(run_id="r", attempt=1, handle=HANDLE, device=None, since=NOW)
     entries = [
@@ -340,7 +334,7 @@ def test_a_slot_that_a_merge_frees_goes_to_what_the_merge_makes_ready_when_that_
         Entry(skill="Place Table", needs=("Collect Wood",), order=2, priority=3),
     ]
     rules = ScheduleConfig(max_parallel_skills=1)
-    state = SchedulerState.of(entries, next_expert=1)
+    state = state_of_entries(entries, next_expert=1)
     ended = events.RunEnded("Collect Wood", "r", finished("r"))
     state, commands = step(state, [ended], NOW, rules)
     assert not [command for command in commands if isinstance(command, events.Prepare)]

@@ -433,27 +433,21 @@ def test_there_is_nothing_to_resume_without_a_folder(layout):
 
 
 def test_the_newest_failures_are_kept_also_after_attempts_began_anew(layout):
-    for attempt in (1, 2, 3, 1, 2, 3, 1):
+    for attempt in (*range(1, KEPT_FAILURES + 2), 1):
         prepare(layout, WOOD, 0, {}, attempt=attempt)
-        target = fail_run(layout, 0, WOOD, attempt)
+        target = fail_run(layout, 0, WOOD)
         assert target is not None
         assert target.is_dir()
-    assert len(list(layout.failed_runs.iterdir())) == KEPT_FAILURES
-    assert sorted(path.name.partition(".")[2] for path in layout.failed_runs.iterdir()) == [
-        "attempt1.1",
-        "attempt1.2",
-        "attempt2.1",
-        "attempt3",
-        "attempt3.1",
-    ]
+    kept = {path.name.partition(".")[2] for path in layout.failed_runs.iterdir()}
+    assert kept == {"attempt1", "attempt3", "attempt4", "attempt5", "attempt6"}
 
 
 def test_a_failure_of_one_skill_forgets_none_of_another(layout):
     prepare(layout, WOOD, 0, {})
-    fail_run(layout, 0, WOOD, 1)
+    fail_run(layout, 0, WOOD)
     for attempt in range(1, KEPT_FAILURES + 3):
         prepare(layout, "Collect Drink", 1, {}, attempt=attempt)
-        fail_run(layout, 1, "Collect Drink", attempt)
+        fail_run(layout, 1, "Collect Drink")
     assert layout.failed_run(0, WOOD, 1).is_dir()
 
 
@@ -480,7 +474,7 @@ def test_a_run_whose_runner_is_just_ending_is_moved(layout):
 
 
 def test_failing_a_run_without_a_folder_is_no_error(layout):
-    assert fail_run(layout, 0, WOOD, 1) is None
+    assert fail_run(layout, 0, WOOD) is None
 
 
 def test_a_live_run_pins_the_versions_it_started_from(trained):

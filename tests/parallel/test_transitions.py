@@ -74,7 +74,6 @@ def statuses(state):
         events.RunLaunched("A", "e0.a2.y", HANDLE),
         events.RunEnded("A", "e0.a2.y", STOPPED),
         events.RunLate("A", "e0.a2.y", StopReason.HUNG),
-        events.FoundMerged("A", "e0.a2.y", 8, 0.5, 1.0),
         events.MergeDone("A", "e0.a1.x"),
         events.MergeRefused("A", "e0.a1.x", "why"),
         events.RunPrepared("A", "e0.a1.x"),
@@ -117,13 +116,6 @@ def test_a_prepared_run_is_launched_where_it_was_prepared():
     assert state.entries["A"].status == Running(
         run_id="new", attempt=2, handle=None, device="1", since=NOW, alone=True
     )
-
-
-@pytest.mark.parametrize(("run_id", "resumed"), [("old", True), ("new", False)])
-def test_a_run_is_resumed_if_it_is_the_one_that_was_reopened(run_id, resumed):
-    preparing = Preparing(attempt=1, device=None, since=NOW, run_id="old")
-    state, _ = then(state_of(A=preparing), events.RunPrepared("A", run_id))
-    assert state.entries["A"].status.resumed is resumed
 
 
 def test_a_launched_run_forgets_earlier_refusals():
@@ -345,12 +337,10 @@ def test_a_request_that_cannot_be_understood_is_refused():
 )
 def test_a_retry_resets_the_counts(status, waiting):
     state = state_of(A=status)
-    entry = replace(
-        state.entries["A"], failures=1, frames_used=2, refusals=3, requeues=4, error="ab"
-    )
+    entry = replace(state.entries["A"], failures=1, frames_used=2, refusals=3, requeues=4)
     state, _ = asked(replace(state, entries={"A": entry}), Verb.RETRY, "A")
     assert state.entries["A"] == replace(
-        entry, status=waiting, failures=0, frames_used=0, refusals=0, requeues=0, error=""
+        entry, status=waiting, failures=0, frames_used=0, refusals=0, requeues=0
     )
 
 

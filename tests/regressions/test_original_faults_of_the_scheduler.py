@@ -141,7 +141,7 @@ def test_fault_10_a_cut_state_or_manifest_is_refused_by_name_and_left_alone(star
     layout = scheduler.layout
     train(layout, WOOD, 0, {}, acted={0: 10})
     for path, load in (
-        (layout.scheduler_state, lambda: start().load()),
+        (layout.scheduler_state, lambda: start().state),
         (layout.manifest, lambda: frames(layout)),
     ):
         cut = path.read_bytes()[: int(share * path.stat().st_size)]
@@ -152,7 +152,7 @@ def test_fault_10_a_cut_state_or_manifest_is_refused_by_name_and_left_alone(star
 
 
 def test_fault_13_max_retries_2_gives_three_attempts_with_growing_waits(start, world, clock):
-    scheduler = start(max_retries=2, retry_backoff=5.0, retry_jitter=0.0)
+    scheduler = start(max_retries=2, retry_backoff=5.0)
     scheduler.add_skill("A")
     scheduler.add_skill("B")
     waits = []
