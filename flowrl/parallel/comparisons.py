@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import ComparingError, FileRefusedError
-from flowrl.experts.merge import Blended, Evidence, Question, Unanswered
+from flowrl.experts.merge import Evidence, Question, Unanswered
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Handle, Job, Outcome
 from flowrl.launchers.local import LocalLauncher
@@ -125,15 +125,7 @@ def read_record(folder: Path) -> Comparison | None:
     """
     if not record_of(folder).exists():
         return None
-    found = records.read(record_of(folder), Comparison)
-    # The graph's folder may have moved since the record was written.
-    answers = tuple(
-        replace(answer, folder=blend_of(folder, answer.question.expert))
-        if isinstance(answer, Blended)
-        else answer
-        for answer in found.answers
-    )
-    return replace(found, answers=answers)
+    return records.read(record_of(folder), Comparison)
 
 
 def _known(folder: Path, asked: Comparison) -> Comparison:

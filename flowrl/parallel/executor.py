@@ -47,11 +47,7 @@ class Backend(Protocol):
         ...
 
     def resume(self, request: RunRequest, /) -> Job:
-        """Make run `request.run_id` ready to be launched once more, in its own folder.
-
-        Raises:
-          FileRefusedError: there is no such run; a new one is prepared instead.
-        """
+        """Make run `request.run_id` ready to be launched once more, in its own folder."""
         ...
 
     def reopen(self, request: RunRequest, /) -> Job | None:
@@ -105,12 +101,15 @@ class CommandExecutor:
         return ()
 
     def prepare(self, request: RunRequest) -> Sequence[Event]:
-        """Make or reopen the run's folder."""
+        """Make the run's folder, or reopen that of a run that is to go on."""
         try:
-            found = self._find_alive(request) if request.run_id else None
-            if found is not None:
-                return (events.RunPrepared(request.skill, found.run_id), _launched(request, found))
-            job = self._prepare_or_resume(request)
+            job = self._backend.reopen(request) if request.run_id else None
+            handle = self.launcher.find(job) if job else None
+            if job and handle and not isinstance(self._end_of(request, job, handle), Exited | Lost):
+                # It lives, or has finished after all.
+                self._jobs[request.skill] = job
+                return (events.RunPrepared(request.skill, job.run_id), _launched(request, handle))
+            job = self._backend.resume(request) if job else self._backend.prepare(request)
         except SKILL_ERRORS as error:
             return (self._not_started(request, error, preparing=True),)
         storage.fault_point("scheduler.prepared")
@@ -161,10 +160,8 @@ class CommandExecutor:
     def stop_once(self, entry: Entry) -> None:
         """Ask a running skill's run to end, once."""
         status = entry.status
-        if not isinstance(status, Running) or entry.expert is None:
-            return
-        if status.run_id not in self._stopping:
-            self.stop_run(_request(entry, entry.expert, status))
+        if isinstance(status, Running) and status.run_id not in self._stopping:
+            self.stop_run(_request(entry, status))
 
     def stop_run(self, request: RunRequest) -> None:
         """Ask the run to end; one that cannot be reached now is asked again at the next tick."""
@@ -188,9 +185,9 @@ class CommandExecutor:
     def poll_run(self, entry: Entry) -> Sequence[Event]:
         """Return how the entry's run ended, or that it hangs; nothing while all is well."""
         status = entry.status
-        if not isinstance(status, Running) or status.handle is None or entry.expert is None:
+        if not isinstance(status, Running) or status.handle is None:
             return ()
-        request = _request(entry, entry.expert, status)
+        request = _request(entry, status)
         try:
             job = self._job(request)
             if job is None:
@@ -256,38 +253,13 @@ class CommandExecutor:
             return events.PrepareRefused(request.skill, format_error(error))
         return events.LaunchRefused(request.skill, format_error(error))
 
-    def _prepare_or_resume(self, request: RunRequest) -> Job:
-        if request.run_id is not None:
-            try:
-                return self._backend.resume(request)
-            except FileRefusedError as error:
-                _warn("it starts anew", request.skill, error)
-        return self._backend.prepare(request)
-
-    def _find_alive(self, request: RunRequest) -> Handle | None:
-        """The process of a run that is to go on, when it lives or has finished after all."""
-        job = self._backend.reopen(request)
-        handle = None if job is None else self.launcher.find(job)
-        if job is None or handle is None:
-            return None
-        outcome = self._end_of(request, job, handle)
-        if outcome is not None and not isinstance(outcome, RunResult):
-            return None
-        self._jobs[request.skill] = job
-        return handle
-
     def _job(self, request: RunRequest) -> Job | None:
         known = self._jobs.get(request.skill)
-        if known is not None and known.run_id == request.run_id:
-            return known
-        try:
-            job = self._backend.reopen(request)
-        except FileRefusedError as error:
-            _warn("no run folder", request.skill, error)
-            return None
-        if job is not None:
-            self._jobs[request.skill] = job
-        return job
+        if known is None or known.run_id != request.run_id:
+            known = self._backend.reopen(request)
+        if known is not None:
+            self._jobs[request.skill] = known
+        return known
 
 
 def _warn(what: str, skill: str, error: BaseException) -> None:
@@ -303,10 +275,11 @@ def _fits(request: RunRequest, status: Status, kind: type) -> bool:
     return isinstance(status, kind) and request.run_id == getattr(status, "run_id", None)
 
 
-def _request(entry: Entry, expert: int, status: Running) -> RunRequest:
+def _request(entry: Entry, status: Running) -> RunRequest:
+    assert entry.expert is not None
     return RunRequest(
         skill=entry.skill,
-        expert=expert,
+        expert=entry.expert,
         attempt=status.attempt,
         run_id=status.run_id,
         device=status.device,

@@ -180,17 +180,17 @@ class DiskHealth:
         if classify_io_error(error):
             self.check(probing=True)
 
-    def save_failed(self, error: OSError) -> bool:
-        """Pause because the state cannot be saved; return False if that will not pass."""
-        problem = classify_io_error(error)
-        self._unsaved = bool(problem)
-        if problem:
-            self._pause(problem, format_error(error))
-        return bool(problem)
+    def saved(self, error: OSError | None = None) -> bool:
+        """Record a save of the state, or pause because of its error.
 
-    def save_succeeded(self) -> None:
-        """Record that the state is saved."""
-        self._unsaved = False
+        Returns:
+          False if the error will not pass by itself.
+        """
+        problem = classify_io_error(error) if error else ""
+        self._unsaved = bool(problem)
+        if error and problem:
+            self._pause(problem, format_error(error))
+        return not error or self._unsaved
 
     def check(self, *, probing: bool = False) -> None:
         """Pause, or end a pause, by the file system's room and, if it is in doubt, by a probe.

@@ -142,13 +142,13 @@ class SkillScheduler:
         try:
             self._file.save(state)
         except OSError as error:
-            if self._disk.save_failed(error):
+            if self._disk.saved(error):
                 return False
             raise FileRefusedError(
                 f"{self._file.path} cannot be written ({format_error(error)}), so nothing more is "
                 "started or merged; runs go on: mend it and start again to adopt them"
             ) from error
-        self._disk.save_succeeded()
+        self._disk.saved()
         self._saved = state
         return True
 
