@@ -307,7 +307,7 @@ def pass_env(bench):
     assert (job.env["MY_TOKEN"], job.env["MY_NAME"]) == ("canary-canary", "somebody-else")
     assert job.passed == ("MY_TOKEN", "MY_NAME")
     assert "canary" not in " ".join(job.argv + job.sandbox)
-    assert "somebody-else" in bench.scheduler("--pass_env", "MY_NAME").secrets()
+    assert "somebody-else" in bench.scheduler("--pass_env", "MY_NAME")._secrets
     with pytest.raises(ConfigError, match="--pass_env MY_OTHER: it is not set"):
         bench.backend("--pass_env", "MY_OTHER")
 

@@ -24,7 +24,6 @@ from flowrl.storage import locks
 logger = logging.getLogger(__name__)
 PROBE_SECONDS = 5.0  # between probes of a full disk while nothing else happens
 LEAST_BYTES = 2**18
-_PROBE = b"\0" * 2**16
 _NOTICE = "paused"
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3"})
@@ -162,12 +161,12 @@ class DiskHealth:
     """Whether the graph's folder can be written to; while it cannot, nothing starts or merges.
 
     The pause is reported in the log and, where that can be written, in `flowrl status`. It ends
-    by itself.
+    by itself: `probe` writes the state, and raises OSError while that cannot be done.
     """
 
-    def __init__(self, paths: GraphPaths) -> None:
+    def __init__(self, paths: GraphPaths, probe: Callable[[], object]) -> None:
         self._paths = paths
-        self._unsaved = False  # the state itself cannot be saved
+        self._probe = probe
         self._problem = ""  # "disk" or "io" while paused
 
     @property
@@ -175,46 +174,24 @@ class DiskHealth:
         """Whether work may go on."""
         return not self._problem
 
-    def report(self, error: BaseException) -> None:
-        """Check the folder if this error may be the disk's fault."""
-        if classify_io_error(error):
-            self.check(probing=True)
+    def report(self, error: BaseException) -> bool:
+        """Check the folder if this may be the disk's fault; returns whether that may pass."""
+        if passing := bool(classify_io_error(error)):
+            self.check(doubtful=True)
+        return passing
 
-    def saved(self, error: OSError | None = None) -> bool:
-        """Record a save of the state, or pause because of its error.
-
-        Returns:
-          False if the error will not pass by itself.
-        """
-        problem = classify_io_error(error) if error else ""
-        self._unsaved = bool(problem)
-        if error and problem:
-            self._pause(problem, format_error(error))
-        return not error or self._unsaved
-
-    def check(self, *, probing: bool = False) -> None:
-        """Pause, or end a pause, by the file system's room and, if it is in doubt, by a probe.
-
-        While the state itself cannot be saved, only a successful save ends the pause.
-        """
-        if self._unsaved:
-            return
+    def check(self, *, doubtful: bool = False) -> None:
+        """Pause, or end a pause, by the file system's room and, if it is in doubt, by a probe."""
         found = disk_shortage(self._paths)
-        if not found and (probing or self._problem):
-            found = self._probe()
+        if not found and (doubtful or self._problem):
+            try:
+                self._probe()
+            except OSError as error:
+                found = (classify_io_error(error) or "io"), format_error(error)
         if found:
             self._pause(*found)
         elif self._problem:
             self._go_on()
-
-    def _probe(self) -> tuple[str, str] | None:
-        path = self._paths.root / ".probe"
-        try:
-            storage.write_atomic(path, _PROBE)
-            storage.remove_file(path)
-        except OSError as error:
-            return (classify_io_error(error) or "io"), format_error(error)
-        return None
 
     def _pause(self, problem: str, why: str) -> None:
         if problem == self._problem:

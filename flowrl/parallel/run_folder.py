@@ -36,23 +36,9 @@ class PreparedRun:
         """The generated module; the trainer's `--module_path`."""
         return self.layout.module
 
-    @property
-    def policies_folder(self) -> Path:
-        """The folder of the seed experts and the final experts."""
-        return self.layout.policies
-
     def __iter__(self) -> Iterator[Path]:
         """The documented triple."""
-        return iter((self.run_folder, self.module_path, self.policies_folder))
-
-
-def is_run_folder(name: str) -> bool:
-    """Return whether a live run's folder can have this name.
-
-    >>> is_run_folder("skill_7_Place_Table"), is_run_folder("skill_07_Place_Table")
-    (True, False)
-    """
-    return _RUN_FOLDER.fullmatch(name) is not None
+        return iter((self.layout.folder, self.layout.module, self.layout.policies))
 
 
 def live_runs(layout: GraphPaths) -> Iterator[RunPaths]:

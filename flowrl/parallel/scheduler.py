@@ -91,12 +91,12 @@ class SkillScheduler:
         self._clock = clock
         self._lock = DaemonLock(self.layout.daemon_lock)
         self._inbox = Inbox(self.layout)
-        self._disk = DiskHealth(self.layout)
+        self._file = StateFile(self.layout.scheduler_state)
+        self._disk = DiskHealth(self.layout, probe=lambda: self._file.save(self.state))
         self._limits = RunLimits(
             silent_seconds=self.schedule.stall_timeout, run_seconds=self.schedule.run_timeout
         )
         self._callbacks: dict[type, Callable[[str], object]] = {}
-        self._file = StateFile(self.layout.scheduler_state)
         self._state: SchedulerState | None = None  # until the folder is locked
         self._saved: SchedulerState | None = None
         self._pending: deque[Command] = deque()  # until the state that issued them is saved
@@ -142,13 +142,12 @@ class SkillScheduler:
         try:
             self._file.save(state)
         except OSError as error:
-            if self._disk.saved(error):
+            if self._disk.report(error):
                 return False
             raise FileRefusedError(
                 f"{self._file.path} cannot be written ({format_error(error)}), so nothing more is "
                 "started or merged; runs go on: mend it and start again to adopt them"
             ) from error
-        self._disk.saved()
         self._saved = state
         return True
 

@@ -16,7 +16,6 @@ from flowrl.skills.skill import Skill
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
-_FILE_LIMIT_BYTES = 2**20
 
 
 class SkillSources:
@@ -74,7 +73,7 @@ def read_skill_file(path: Path) -> Skill:
     Raises:
       FileRefusedError: it is damaged.
     """
-    data = records.read_document(path, limit_bytes=_FILE_LIMIT_BYTES)
+    data = records.read_document(path)
     try:
         return Skill.from_json(data)
     except SkillError as error:

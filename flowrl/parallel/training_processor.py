@@ -228,17 +228,13 @@ def _archive_folder(source: Path, target: Path) -> None:
         storage.remove_tree(left)
     if not os.path.lexists(source):
         return
-    left_out: list[Path] = []
     try:
-        storage.copy_tree(source, prepared, left_out=left_out)
+        storage.copy_tree(source, prepared, left_out=[])
     except (FileRefusedError, FileNotFoundError, PermissionError) as error:
         logger.warning("%s is not archived: %s", source, error)
         storage.remove_tree(prepared)
         return
     storage.commit_dir(prepared, target)
-    if left_out:
-        names = ", ".join(path.name for path in left_out)
-        logger.warning("left out of %s: %s; only plain files are archived", target, names)
 
 
 def _archived_summary(archive: RunPaths, manifest: Manifest, paths: RunPaths) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from flowrl.errors import (
     ExpertMissingError,
     ExpertShapeError,
     FileRefusedError,
-    SkillError,
 )
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore, check_digest, refuse_misplaced
@@ -85,16 +84,8 @@ def prepare_training_run(  # noqa: PLR0913
 
     A folder that an earlier attempt left behind is moved to `training_runs/failed/` first. If an
     expert is damaged, its newest whole earlier version counts from now on and is used. If anything
-    is refused, nothing on disk has changed except a notice of such damage.
-
-    Args:
-      layout: the graph's folder.
-      graph: the skills; the run's plan is `graph.plan(skill)`.
-      skill: the skill to train.
-      expert: the global index of its expert.
-      attempt: the number of this attempt, from 1.
-      completed: the global expert index of every trained skill.
-      config: what the run is trained with.
+    is refused, nothing on disk has changed except a notice of such damage. `completed` has the
+    global expert index of every trained skill.
 
     Raises:
       ExpertMissingError: a skill of the plan has no expert yet, or its files are gone.
@@ -229,11 +220,8 @@ def generate_module_with_remapping(run: TrainingRun, skills: Mapping[str, Skill]
     """The module of a run, with GLOBAL_TO_LOCAL, LOCAL_TO_GLOBAL and its plan injected.
 
     Raises:
-      SkillError: the plan names an unknown skill, or a skill's function is not one function.
+      SkillError: a skill's function is not one function.
     """
-    for step in run.plan:
-        if step.skill not in skills:
-            raise SkillError(f"the plan names the skill {step.skill!r}, which is not in the graph")
     steps = [_step(number, step, skills[step.skill]) for number, step in enumerate(run.plan)]
     return "\n\n\n".join([_head(run), *steps]) + "\n"
 

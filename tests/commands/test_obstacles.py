@@ -125,7 +125,7 @@ def test_a_moved_folder_that_is_moved_back_is_as_it_was(graph, capsys):
 def test_neither_the_scheduler_nor_a_run_starts_over_a_moved_folder(graph):
     linked("skills")(graph)
     for start in (
-        lambda: SkillScheduler(graph.root).load(),
+        lambda: SkillScheduler(graph.root).state,
         lambda: recover_graph(graph),
         lambda: prepare(graph, PICKAXE, 2, {WOOD: 0, TABLE: 1}),
     ):

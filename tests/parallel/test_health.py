@@ -142,7 +142,11 @@ def test_an_act_that_meets_a_full_disk_pauses_all_until_a_probe_can_be_written(
     refused = LaunchError("spec.json cannot be written")
     refused.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     world.refusals[verb] = [refused if verb == "launch" else refused.__cause__]
-    monkeypatch.setenv("FLOWRL_FAULT", "write..probe:enospc")
+
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(scheduler._disk, "_probe", full)
     scheduler.tick()
     if verb == "merge":
         world.end("A")
@@ -155,12 +159,11 @@ def test_an_act_that_meets_a_full_disk_pauses_all_until_a_probe_can_be_written(
     assert "paused (disk)" in notices.read(scheduler.layout)["paused"]
     scheduler.wait()
     assert scheduler._launcher.waits[-1] <= health.PROBE_SECONDS
-    monkeypatch.delenv("FLOWRL_FAULT")
+    monkeypatch.undo()
     scheduler.tick()
     assert words(scheduler)["B"] == "running"
     assert words(scheduler)["A"] == ("completed" if verb == "merge" else "running")
     assert scheduler.state.entries["A"].failures == 0
-    assert not (scheduler.layout.root / ".probe").exists()
 
 
 def test_one_skills_own_file_that_may_not_be_written_pauses_nobody_else(start, world):
