@@ -25,6 +25,7 @@ from tests.parallel.making import (
     prepare,
     train,
 )
+from tests.parallel.scheduling import state_of_entries
 from tests.sealing import rewrite
 
 Damage = Callable[[GraphPaths], object]
@@ -57,7 +58,7 @@ def _renumbered(state, numbers):
     entries = [
         dataclasses.replace(entry, expert=numbers[entry.skill]) for entry in state.entries.values()
     ]
-    return type(state).of(entries, next_expert=2)
+    return state_of_entries(entries, next_expert=2)
 
 
 DAMAGE: dict[str, tuple[Damage, str]] = {
