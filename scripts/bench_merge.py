@@ -124,7 +124,7 @@ class Bench:
     def archive(self) -> None:
         """Put away the run that was merged last, if there is one."""
         if self._ready is not None:
-            act = partial(archive_run, self._layout, self._ready.layout, self._ready.run.skill)
+            act = partial(archive_run, self._layout, self._ready.layout)
             self.archiving.append(seconds_of(act))
 
     def _save(self, sets: int) -> list[tuple[Path, dict[str, str]]]:
