@@ -108,7 +108,7 @@ def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compare
     archive, store = place, ExpertStore(layout)
     if question.expert != place.expert:
         version = store.manifest().experts[question.expert]
-        archive = RunPaths(layout.skill_folder(question.expert, version.skill), question.expert)
+        archive = layout.archive(question.expert, version.skill)
     run, module = read_run(archive), open_module(archive.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)

@@ -25,7 +25,7 @@ from flowrl.networks.grouped import pack
 from flowrl.networks.moe import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.ppo.programs import Inputs, acting_experts
+from flowrl.ppo.programs import acting_experts, padding, stacked_like
 from flowrl.ppo.trainer import open_cache, use_compile_cache
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
@@ -121,7 +121,7 @@ def trained(store: ExpertStore, skill: str) -> RunPaths:
     merged = store.manifest().experts
     for index, version in merged.items():
         if skill.strip().casefold() in (version.skill.casefold(), str(index)):
-            return RunPaths(store.layout.skill_folder(index, version.skill), index)
+            return store.layout.archive(index, version.skill)
     names = ", ".join(version.skill for version in merged.values()) or "none yet"
     raise ExpertMissingError(
         f"{store.layout.root} has no merged expert of {skill!r}; merged are: {names}"
@@ -157,7 +157,7 @@ def open_player(config: PPOConfig, module: TaskModule) -> Play:
 
 def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
     """As `open_player`, in environments whose stock has ROWS worlds."""
-    inputs = Inputs(env, config)
+    pad = padding(env.num_experts)
     key = {
         "activation": config.activation,
         "layer_size": config.layer_size,
@@ -167,13 +167,14 @@ def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
     def like() -> tuple[Any, ...]:
         obs, state = env.like(ROWS)
         key = jax.eval_shape(jax.random.key, 0)
-        return jax.eval_shape(inputs.pad, inputs.packed), (obs, state, key, _tally(state, 0))
+        packed = jax.eval_shape(lambda params: pad(pack(params)), stacked_like(env, config))
+        return packed, (obs, state, key, _tally(state, 0))
 
     chunk = cache.begin(ProgramSpec("play", partial(_chunk, env, config.activation), like, key))
     env.begin_programs(ROWS)
 
     def play(params: Any, key: jax.Array, count: int) -> Tally:
-        packed = inputs.pad(pack(params))
+        packed = pad(pack(params))
         reset_key, key = jax.random.split(key)
         obs, state = env.reset(reset_key, ROWS)
         tally = _tally(state, count)

@@ -37,7 +37,6 @@ from flowrl.storage import locks
 logger = logging.getLogger(__name__)
 SUFFIX = ".program"
 _LIMIT_BYTES = 64 * 2**20
-_MOST_KEPT = 256
 _WAIT_SECONDS = 300.0
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")
 _threads = ThreadPoolExecutor(16, thread_name_prefix="program")
@@ -196,9 +195,6 @@ def _keep(path: Path, content: bytes) -> None:
     try:
         storage.make_dir(path.parent)
         storage.write_atomic(path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-        kept = sorted(path.parent.glob(f"*{SUFFIX}"), key=lambda one: one.lstat().st_mtime)
-        for oldest in kept[:-_MOST_KEPT]:
-            storage.remove_file(oldest)
     except OSError as error:
         logger.warning("the program %s cannot be kept: %s", path.name, error)
 

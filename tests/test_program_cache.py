@@ -227,13 +227,6 @@ def test_without_a_folder_a_program_is_a_jitted_function_and_keeps_its_trees():
     assert pair.left.tolist() == [0, 2, 4, 6]
 
 
-def test_only_so_many_programs_are_kept(folder, monkeypatch):
-    monkeypatch.setattr(program_cache, "_MOST_KEPT", 2)
-    for name in ("one", "two", "three"):
-        made(folder, spec(name)).wait()
-    assert sorted(path.name.partition("-")[0] for path in programs(folder)) == ["three", "two"]
-
-
 def test_the_digest_covers_the_flags_of_xla(monkeypatch):
     before = program_cache.digest_of_sources()
     program_cache.digest_of_sources.cache_clear()

@@ -133,14 +133,11 @@ def apply(packed: Packed, obs: jax.Array, expert: jax.Array, *, activation: str)
       expert: int32 `[B]`, the acting expert of each row.
       activation: of the hidden layers.
     """
-
-    def alone() -> tuple[jax.Array, jax.Array]:
-        return forward(take_expert(packed, expert[0]), obs, activation=activation)
-
-    def several() -> tuple[jax.Array, jax.Array]:
-        return _apply_each(packed, obs, expert, activation=activation)
-
-    return jax.lax.cond((expert == expert[0]).all(), alone, several)
+    return jax.lax.cond(
+        (expert == expert[0]).all(),
+        lambda: forward(take_expert(packed, expert[0]), obs, activation=activation),
+        lambda: _apply_each(packed, obs, expert, activation=activation),
+    )
 
 
 def _apply_each(packed: Packed, obs: jax.Array, expert: jax.Array, *, activation: str):
@@ -184,8 +181,13 @@ def evaluate(packed: Packed, rows: Any, index: jax.Array, *, row_loss, activatio
     size = tile_size(num_rows, num_experts, _MOST_LEARNT)
     tiles = tiles_of(rows.expert[index], num_experts=num_experts, size=size)
     longest_first = jnp.argsort(tiles.start - tiles.stop)
-    ordered = (leaf[longest_first] for leaf in (tiles.expert, tiles.start, tiles.stop))
-    tiles = Tiles(index[tiles.order], *ordered, tiles.count)
+    tiles = Tiles(
+        order=index[tiles.order],
+        expert=tiles.expert[longest_first],
+        start=tiles.start[longest_first],
+        stop=tiles.stop[longest_first],
+        count=tiles.count,
+    )
 
     def tile_loss(one: Packed, chosen: Any, inside: jax.Array):
         output = forward(one, chosen.obs, activation=activation)

@@ -7,9 +7,10 @@ quickly.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -82,21 +83,36 @@ def begin_programs(
 ) -> Programs:
     """Let threads load or compile a trainer's programs, the slowest first."""
     cache, config = cache or ProgramCache(), compiled_in(config)
-    inputs, experts, groups = Inputs(env, config), env.num_experts, num_groups(config)
+    experts, groups = env.num_experts, num_groups(config)
     of_group = replace(config, num_envs=group_size(config), acting_threads=None)
-    acting = {"acting": acting_experts(experts)}
-    acts = {"config": to_json(of_group), **acting}
-    learns = {"config": to_json(config), **acting, "experts": experts}
+    acts = {"config": to_json(of_group), "acting": acting_experts(experts)}
+    learns = {"config": to_json(config), "acting": acting_experts(experts), "experts": experts}
+    pad, fresh_state = padding(experts), partial(_fresh_state, config)
+    act = jax.jit(partial(_act, env, config))  # traced once for itself and for learning
+
+    def stacked() -> tuple[Any]:
+        return (stacked_like(env, config),)
+
+    def packed() -> tuple[Packed]:
+        return (jax.eval_shape(pack, *stacked()),)
+
+    @functools.cache
+    def acting() -> tuple[Packed, RolloutState]:
+        obs, state = env.like(group_size(config))
+        return jax.eval_shape(pad, *packed()), RolloutState(state, obs, *_key_like())
+
+    def learning() -> tuple[Any, ...]:
+        batch = jax.eval_shape(act, *acting())[1]
+        return jax.eval_shape(fresh_state, *stacked()), (batch,) * groups, np.float32(0)
+
     specs = (  # one for each field of Programs, in that order
-        ProgramSpec("act", inputs.act, lambda: inputs.acting, acts, donate=(1,)),
-        ProgramSpec("learn", partial(_learn, config), inputs.learning, learns, donate=(0,)),
+        ProgramSpec("act", act, acting, acts, donate=(1,)),
+        ProgramSpec("learn", partial(_learn, config), learning, learns, donate=(0,)),
         ProgramSpec("keys", partial(_expert_keys, experts), lambda: (seed_words(0),), learns),
-        ProgramSpec(
-            "groups", partial(_group_keys, groups), lambda: (_key_like(),), {"groups": groups}
-        ),
-        ProgramSpec("ready", partial(_fresh_state, config), lambda: (inputs.stacked,), learns),
-        ProgramSpec("pad", inputs.pad, lambda: (inputs.packed,), learns),
-        ProgramSpec("unpack", unpack, lambda: (inputs.packed,), learns),
+        ProgramSpec("groups", partial(_group_keys, groups), _key_like, {"groups": groups}),
+        ProgramSpec("ready", fresh_state, stacked, learns),
+        ProgramSpec("pad", pad, packed, learns),
+        ProgramSpec("unpack", unpack, packed, learns),
     )
     return Programs(*map(cache.begin, specs))
 
@@ -123,52 +139,19 @@ def seed_words(seed: int) -> np.ndarray:
     return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
 
 
-class Inputs:
-    """Shapes of what programs take; asked for only to trace one."""
-
-    def __init__(self, env: WalkingEnv, config: PPOConfig) -> None:
-        self._env = env
-        self._config = config
-
-    @cached_property
-    def stacked(self) -> Any:
-        """The experts as they are stored, leaves `[E, …]`."""
-        env = self._env
-        leaves = expert_shapes(env.observation_size, env.num_actions, self._config.layer_size)
-        return checkpoint.like_of(
-            {path: (env.num_experts, *shape) for path, shape in leaves.items()}
-        )
-
-    @cached_property
-    def packed(self) -> Packed:
-        """The experts as they are computed with, leaves `[E, …]`."""
-        return jax.eval_shape(pack, self.stacked)
-
-    @property
-    def pad(self) -> Callable[[Packed], Packed]:
-        """From the run's experts, leaves `[E, …]`, to as many as acting is compiled for."""
-        return partial(pad_experts, num_experts=acting_experts(self._env.num_experts))
-
-    @cached_property
-    def act(self) -> Callable[..., tuple[RolloutState, RolloutBatch, jax.Array]]:
-        """Acting; jitted, so that it is traced once for itself and for learning."""
-        return jax.jit(partial(_act, self._env, self._config))
-
-    @cached_property
-    def acting(self) -> tuple[Packed, RolloutState]:
-        """What acting takes, for one group of environments."""
-        obs, state = self._env.like(group_size(self._config))
-        return jax.eval_shape(self.pad, self.packed), RolloutState(state, obs, _key_like())
-
-    def learning(self) -> tuple[Any, ...]:
-        """What learning takes."""
-        state = jax.eval_shape(partial(_fresh_state, self._config), self.stacked)
-        batch = jax.eval_shape(self.act, *self.acting)[1]
-        return state, (batch,) * num_groups(self._config), np.float32(0)
+def padding(num_experts: int) -> Callable[[Packed], Packed]:
+    """From a run's experts, leaves `[E, …]`, to as many as acting is compiled for."""
+    return partial(pad_experts, num_experts=acting_experts(num_experts))
 
 
-def _key_like() -> jax.Array:
-    return jax.eval_shape(jax.random.key, 0)
+def stacked_like(env: WalkingEnv, config: PPOConfig) -> Any:
+    """Shapes of the experts as they are stored, leaves `[E, …]`."""
+    leaves = expert_shapes(env.observation_size, env.num_actions, config.layer_size)
+    return checkpoint.like_of({path: (env.num_experts, *shape) for path, shape in leaves.items()})
+
+
+def _key_like() -> tuple[Any]:
+    return (jax.eval_shape(jax.random.key, 0),)
 
 
 def _act(

@@ -85,7 +85,13 @@ class Reporter:
             self._phase, self._printed_at = phase, now
             shares = zip(self._assignment.plan, step_success, strict=True)
             steps = ", ".join(f"{step.skill} {share:.0%}" for step, share in shares)
-            logger.info("%s | %s", headline(progress), steps)
+            line = (
+                f"{phase} · update {counters.updates:,} · {counters.frames:,} of {total:,} frames"
+            )
+            if progress.eta_seconds is not None:
+                left = timedelta(seconds=round(progress.eta_seconds))
+                line += f" · {speed:,.0f} steps/s · at most {left} left"
+            logger.info("%s | %s", line, steps)
         try:
             runs.write_progress(self._assignment.paths, progress)
         except OSError as error:
@@ -115,17 +121,3 @@ class Reporter:
             **update.figures,
             **{f"acted/expert_{expert}": frames for expert, frames in acted},
         }
-
-
-def headline(progress: Progress) -> str:
-    """Phase, frames, speed and time left, in one line."""
-    words = [
-        progress.phase,
-        f"update {progress.updates:,}",
-        f"{progress.frames:,} of {progress.total_frames:,} frames",
-    ]
-    if progress.steps_per_second > 0:
-        words.append(f"{progress.steps_per_second:,.0f} steps/s")
-    if progress.eta_seconds is not None:
-        words.append(f"at most {timedelta(seconds=round(progress.eta_seconds))} left")
-    return " · ".join(words)

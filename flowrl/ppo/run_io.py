@@ -55,29 +55,17 @@ class Resumed(NamedTuple):
     counters: Counters
 
 
-def paths_of(config: TrainConfig) -> RunPaths:
-    """The run folder that holds `--module_path`.
-
-    Raises:
-      ConfigError: there is no such file, or it is not named after an expert.
-    """
-    path = config.module_path.absolute()
-    if not path.is_file():
-        raise ConfigError(f"--module_path {config.module_path} is not a file")
-    if not (path.stem.isascii() and path.stem.isdigit()) or path.suffix != ".py":
-        raise ConfigError(
-            f"--module_path {config.module_path} must be named after its expert's index, as in 2.py"
-        )
-    return RunPaths(path.parent, int(path.stem))
-
-
 def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
     """The run in the module's folder; without a run.json, a run of its own.
 
     Raises:
+      ConfigError: the module is not named after an expert.
       FileRefusedError: run.json cannot be read, or says other experts than the module.
     """
-    paths = paths_of(config)
+    path = config.module_path.absolute()
+    if not (path.stem.isascii() and path.stem.isdigit() and path.suffix == ".py"):
+        raise ConfigError(f"--module_path {path} must be named after its expert's index, as 2.py")
+    paths = RunPaths(path.parent, int(path.stem))
     experts = module.experts
     plan = tuple(
         PlannedStep(
