@@ -100,5 +100,5 @@ def _read(path: Path) -> Skill | str:
 
 def _games(skill: Skill) -> list[str]:
     """The games that have all that the skill names: one at least, or it would be refused."""
-    functions = [parsed_function(code, skill.name) for code in (skill.is_done, skill.reward)]
+    functions = [parsed_function(code) for code in (skill.is_done, skill.reward)]
     return [game.name for game in fitting_games(functions, known_games())]

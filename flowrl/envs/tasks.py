@@ -277,9 +277,9 @@ def library_functions(env_name: str) -> dict[str, SuccessFunctions]:
     """The functions of all library skills of a game by the digest of their code, in its order."""
     found: dict[str, SuccessFunctions] = {}
     for skill in load_library(env_name).values():
-        place = f"the library's {skill.name}"
-        done, reward = (parsed_function(text, place) for text in (skill.is_done, skill.reward))
-        load = cache(partial(execute_functions, (done, reward), find_game(env_name), place=place))
+        done, reward = parsed_function(skill.is_done), parsed_function(skill.reward)
+        game, place = find_game(env_name), f"the library's {skill.name}"
+        load = cache(partial(execute_functions, (done, reward), game, place=place))
         functions = SuccessFunctions(skill.name, load, takes_count=True)
         found.setdefault(code_digest(done, reward, env_name), functions)
     return found

@@ -231,15 +231,11 @@ def _approvals(
 ) -> tuple[CodeApproval, ...]:
     """The approvals that the skills of the plan have; the trainer refuses code without one."""
     store = ApprovalStore(layout.approvals)
-    codes = (_functions(skills[step.skill]) for step in run.plan)
-    digests = dict.fromkeys(code_digest(*code, run.config["env_name"]) for code in codes)
+    digests = {}
+    for skill in (skills[step.skill] for step in run.plan):
+        functions = parsed_function(skill.is_done), parsed_function(skill.reward)
+        digests[code_digest(*functions, run.config["env_name"])] = None
     return tuple(found for digest in digests if (found := store.find(digest)))
-
-
-def _functions(skill: Skill) -> tuple[ast.FunctionDef, ast.FunctionDef]:
-    """The predicate and the reward of a skill."""
-    place = f"skill {skill.name!r}"
-    return parsed_function(skill.is_done, place), parsed_function(skill.reward, place)
 
 
 def _head(run: TrainingRun) -> str:
@@ -271,15 +267,15 @@ def _entry(step: PlannedStep) -> str:
 
 def _step(number: int, step: PlannedStep, skill: Skill) -> str:
     title = f"# Step {number}: {_one_line(step.skill)} × {step.count}, expert {step.expert}"
-    is_done, reward = _functions(skill)
-    done = _renamed(is_done, f"task_{number}_is_done", count=step.count)
-    reward = _renamed(reward, f"task_{number}_reward", count=step.count)
+    done = _renamed(skill.is_done, f"task_{number}_is_done", count=step.count)
+    reward = _renamed(skill.reward, f"task_{number}_reward", count=step.count)
     network = f"def task_{number}_network_number():\n    return GLOBAL_TO_LOCAL[{step.expert}]"
     return f"{title}\n{done}\n\n\n{reward}\n\n\n{network}"
 
 
-def _renamed(function: ast.FunctionDef, name: str, *, count: int) -> str:
+def _renamed(source: str, name: str, *, count: int) -> str:
     """The author's function, renamed; a parameter `n` comes last, with the count as default."""
+    function = parsed_function(source)
     function.name = name
     others = [argument for argument in function.args.args if argument.arg != "n"]
     if len(others) < len(function.args.args):

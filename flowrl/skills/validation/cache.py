@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import FileRefusedError, SkillError
+from flowrl.errors import FileRefusedError
 from flowrl.games.base import find_game, game_names
 from flowrl.runs import CodeApproval
 from flowrl.storage import records
@@ -81,19 +81,11 @@ def code_digest(is_done: ast.FunctionDef, reward: ast.FunctionDef, env_name: str
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def parsed_function(source: str, place: str) -> ast.FunctionDef:
-    """The one function that a source defines.
-
-    Raises:
-      SkillError: it is not Python, or not one function.
-    """
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise SkillError(f"{place}: its code is not Python: {error}; correct the skill") from error
-    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
-        raise SkillError(f"{place}: a function must be one `def` and nothing beside it")
-    return body[0]
+def parsed_function(source: str) -> ast.FunctionDef:
+    """The one function that a skill's source of a function defines."""
+    [function] = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    return function
 
 
 @functools.cache

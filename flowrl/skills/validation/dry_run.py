@@ -67,9 +67,8 @@ class SkillCode:
     @property
     def digest(self) -> str:
         """Of the code, in this game."""
-        place = self.origin.place
-        done, reward = (parsed_function(part, place) for part in (self.is_done, self.reward))
-        return code_digest(done, reward, self.env_name)
+        functions = parsed_function(self.is_done), parsed_function(self.reward)
+        return code_digest(*functions, self.env_name)
 
 
 def try_codes(codes: Sequence[SkillCode], limits: Limits | None = None) -> list[CodeApproval | str]:

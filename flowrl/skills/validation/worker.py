@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import json
+import math
 import os
 import resource
 import signal
@@ -27,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from flowrl.errors import SkillError
 from flowrl.games.base import COUNT, Game, find_game
 from flowrl.skills.skill import Origin
 from flowrl.skills.validation.cache import parsed_function
@@ -115,9 +115,9 @@ def _read(code: SkillCode, game: Game) -> list[_Function]:
     done = ("task_is_done", code.is_done, code.origin.is_done)
     for name, source, line in (done, ("task_reward", code.reward, code.origin.reward)):
         try:
-            definition = ast.increment_lineno(parsed_function(source, name), line - 1)
+            definition = ast.increment_lineno(parsed_function(source), line - 1)
             [call] = execute_functions([definition], game, place=name, trusted=code.trusted)
-        except (SkillError, SyntaxError, ValueError, RecursionError) as error:
+        except (SyntaxError, ValueError, RecursionError) as error:
             raise _RefusedError(line, f"{name} is not Python: {error}", "correct it") from error
         asks = tuple(argument.arg for argument in definition.args.args)
         functions.append(_Function(call=call, asks=asks, name=name, line=line))
@@ -193,10 +193,7 @@ def _check_budget(function: _Function, jaxpr: core.Jaxpr, consts: Any) -> None:
 
 
 def _check_size(function: _Function, shape: tuple[int, ...]) -> None:
-    elements = 1
-    for size in shape:
-        elements *= size
-    if elements > ELEMENT_LIMIT:
+    if math.prod(shape) > ELEMENT_LIMIT:
         what = f"makes an array of shape {shape}"
         raise _refused(function, what, f"stay within {ELEMENT_LIMIT:,} elements")
 
@@ -226,13 +223,12 @@ def _check_values(
 
 
 def _raised(function: _Function, error: Exception) -> _RefusedError:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)]
-    names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    own = [line for line, name in zip(lines, names, strict=True) if name == function.name]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == function.name]
     text = " ".join(str(error).partition("\n")[0].partition(" The error occurred")[0].split())[:120]
     what = f"{function.name} raises {type(error).__name__}: {text}"
     remedy = "choose by features with jnp.where" if "Tracer" in what else "correct the function"
-    return _RefusedError((own or [function.line])[-1] or function.line, what, remedy)
+    return _RefusedError((lines and lines[-1]) or function.line, what, remedy)
 
 
 def _refused(function: _Function, what: str, remedy: str) -> _RefusedError:
