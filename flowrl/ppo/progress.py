@@ -29,7 +29,7 @@ class Reporter:
     """Reports on one run; a full disk silences it, and training goes on."""
 
     def __init__(self, assignment: Assignment, config: PPOConfig) -> None:
-        self._assignment = assignment
+        self._paths, self._run = assignment
         self._config = config
         self._trackers = Guarded([])
         self._shown_at = self._logged_at = self._printed_at = float("-inf")
@@ -42,8 +42,9 @@ class Reporter:
         Raises:
           ConfigError: a tracker needs a package that is not installed.
         """
-        paths, run_id = self._assignment.paths, self._assignment.run_id
-        self._trackers = open_trackers(paths, self._config, run_id=run_id, frames=counters.frames)
+        self._trackers = open_trackers(
+            self._paths, self._config, run_id=self._run.run_id, frames=counters.frames
+        )
         self._begin("training", counters)
 
     def report(self, update: UpdateReport) -> None:
@@ -63,14 +64,14 @@ class Reporter:
 
     def _begin(self, phase: str, counters: Counters) -> None:
         self._began = (time.monotonic(), counters.frames)
-        self._show(phase, counters, (0.0,) * len(self._assignment.plan))
+        self._show(phase, counters, (0.0,) * len(self._run.plan))
 
     def _show(self, phase: str, counters: Counters, step_success: tuple[float, ...]) -> None:
         """Write progress.json, and a line at every change of phase and every LINE_SECONDS."""
         speed = self._speed(counters)
         total = num_updates(self._config) * frames_per_update(self._config)
         progress = Progress(
-            run_id=self._assignment.run_id,
+            run_id=self._run.run_id,
             updates=counters.updates,
             frames=counters.frames,
             total_frames=total,
@@ -83,7 +84,7 @@ class Reporter:
         now = time.monotonic()
         if phase != self._phase or now - self._printed_at >= LINE_SECONDS:
             self._phase, self._printed_at = phase, now
-            shares = zip(self._assignment.plan, step_success, strict=True)
+            shares = zip(self._run.plan, step_success, strict=True)
             steps = ", ".join(f"{step.skill} {share:.0%}" for step, share in shares)
             line = (
                 f"{phase} · update {counters.updates:,} · {counters.frames:,} of {total:,} frames"
@@ -93,7 +94,7 @@ class Reporter:
                 line += f" · {speed:,.0f} steps/s · at most {left} left"
             logger.info("%s | %s", line, steps)
         try:
-            runs.write_progress(self._assignment.paths, progress)
+            runs.write_progress(self._paths, progress)
         except OSError as error:
             logger.warning("progress.json cannot be written: %s", error)
 
@@ -103,12 +104,12 @@ class Reporter:
         return (counters.frames - frames) / seconds if seconds > 0 else 0.0
 
     def _figures(self, update: UpdateReport) -> dict[str, float]:
-        counters, rates, plan = update.counters, update.rates, self._assignment.plan
+        counters, rates, plan = update.counters, update.rates, self._run.plan
         success = {
             f"success/{number}_{slug(step.skill)}": share
             for number, (step, share) in enumerate(zip(plan, rates.step_success, strict=True))
         }
-        acted = zip(self._assignment.experts, counters.acted, strict=True)
+        acted = zip(self._run.experts, counters.acted, strict=True)
         return {
             "updates": counters.updates,
             "seconds": counters.seconds,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -23,28 +22,22 @@ from flowrl.errors import (
     ExpertCorruptError,
     ExpertMissingError,
     FileRefusedError,
-    TrainingError,
 )
 from flowrl.experts import checkpoint
 from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.paths import RunPaths
 from flowrl.ppo.loop import Counters, Learner, UpdateReport
 from flowrl.ppo.update import TrainState
-from flowrl.runs import STANDALONE, ExpertReport, ExpertVersion, PlannedStep, expert_shapes
+from flowrl.runs import STANDALONE, ExpertReport, PlannedStep, TrainingRun, expert_shapes
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """One run, as its folder and its module say it; `experts[local]` is a global index."""
+class Assignment(NamedTuple):
+    """One run, as its folder and its module say it."""
 
     paths: RunPaths
-    run_id: str
-    experts: tuple[int, ...]
-    plan: tuple[PlannedStep, ...]
-    ancestors: tuple[ExpertVersion, ...]
-    seed: int
+    run: TrainingRun
 
 
 class Resumed(NamedTuple):
@@ -66,29 +59,35 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
     if not (path.stem.isascii() and path.stem.isdigit() and path.suffix == ".py"):
         raise ConfigError(f"--module_path {path} must be named after its expert's index, as 2.py")
     paths = RunPaths(path.parent, int(path.stem))
-    experts = module.experts
     plan = tuple(
         PlannedStep(
             skill=task.skill,
             count=task.count,
-            expert=experts[task.expert_local],
+            expert=module.experts[task.expert_local],
             max_steps=task.max_steps,
         )
         for task in module.tasks
     )
-    run_id, ancestors, seed = STANDALONE, (), config.ppo.seed
-    if paths.run_json.exists():
-        run = runs.read_run(paths)
-        runs.check_module(paths, run)
-        if (run.experts, run.plan) != (experts, plan):
-            raise FileRefusedError(
-                f"{paths.run_json} and {paths.module} say different experts or plans "
-                f"({run.experts} and {experts}); prepare the run again"
-            )
-        run_id, ancestors, seed = run.run_id, run.ancestors, config.ppo.seed + run.attempt - 1
-    return Assignment(
-        paths=paths, run_id=run_id, experts=experts, plan=plan, ancestors=ancestors, seed=seed
-    )
+    if not paths.run_json.exists():
+        run = TrainingRun(
+            run_id=STANDALONE,
+            skill=plan[-1].skill,
+            expert=paths.expert,
+            attempt=1,
+            plan=plan,
+            experts=module.experts,
+            ancestors=(),
+            config={},
+        )
+        return Assignment(paths, run)
+    run = runs.read_run(paths)
+    runs.check_module(paths, run)
+    if (run.experts, run.plan) != (module.experts, plan):
+        raise FileRefusedError(
+            f"{paths.run_json} and {paths.module} say different experts or plans "
+            f"({run.experts} and {module.experts}); prepare the run again"
+        )
+    return Assignment(paths, run)
 
 
 def initial_experts(
@@ -106,9 +105,9 @@ def initial_experts(
     like = checkpoint.like_of(
         expert_shapes(observation_size, network.num_actions, network.layer_size)
     )
-    digests = {ancestor.index: ancestor.sha256 for ancestor in assignment.ancestors}
+    digests = {ancestor.index: ancestor.sha256 for ancestor in assignment.run.ancestors}
     params = []
-    for local, expert in enumerate(assignment.experts):
+    for local, expert in enumerate(assignment.run.experts):
         folder = assignment.paths.seed(local)
         if folder.is_dir():
             if expert in digests and storage.tree_digest(folder) != digests[expert]:
@@ -130,18 +129,13 @@ def save_finals(
       assignment: the run.
       params: stacked parameters, leaves `[E, …]`.
       acted: frames of each local expert.
-
-    Raises:
-      TrainingError: a parameter is not finite; nothing is written.
     """
     paths, params = assignment.paths, jax.device_get(params)
-    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
-        raise TrainingError(f"{paths.folder}: trained parameters are not finite; lower --lr")
     prepared = paths.finals.with_name(f"{paths.finals.name}.tmp")
     for old in (prepared, paths.finals):
         storage.remove_tree(old)
     reports = []
-    for local, expert in enumerate(assignment.experts):
+    for local, expert in enumerate(assignment.run.experts):
         one = jax.tree.map(lambda leaf, local=local: leaf[local], params)
         folder = prepared / paths.final(local).name
         checkpoint.save_expert(folder, one)

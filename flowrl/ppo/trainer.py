@@ -104,7 +104,7 @@ def prepare(
 ) -> tuple[Learner, Counters]:
     """The learner and its counters, of the last checkpoint if there is one; programs are ready."""
     network = ActorCritic(env.num_actions, config.ppo.layer_size, config.ppo.activation)
-    words, key = programs.expert_keys(seed_words(assignment.seed))
+    words, key = programs.expert_keys(seed_words(config.ppo.seed + assignment.run.attempt - 1))
     experts = run_io.initial_experts(
         assignment, network, np.asarray(words), observation_size=env.observation_size
     )
@@ -133,7 +133,7 @@ def _finish(assignment: Assignment, update: UpdateReport, programs: Programs) ->
     params = programs.unpack(update.learner.train.params)
     experts = run_io.save_finals(assignment, params, acted=update.counters.acted)
     result = RunResult(
-        run_id=assignment.run_id,
+        run_id=assignment.run.run_id,
         frames=update.counters.frames,
         experts=experts,
         success_rate=update.rates.success,

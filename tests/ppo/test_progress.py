@@ -10,7 +10,7 @@ from flowrl.ppo import progress
 from flowrl.ppo.loop import Counters, UpdateReport
 from flowrl.ppo.metrics import Rates
 from flowrl.ppo.run_io import Assignment
-from flowrl.runs import STANDALONE, PlannedStep
+from flowrl.runs import STANDALONE, PlannedStep, TrainingRun
 
 PLAN = (
     PlannedStep(skill="Collect [bold]Wood[/]", count=3, expert=0),
@@ -46,14 +46,17 @@ def now(monkeypatch):
 
 
 def reporter(folder: Path) -> progress.Reporter:
-    assignment = Assignment(
-        paths=RunPaths(folder, 12),
+    run = TrainingRun(
         run_id=STANDALONE,
-        experts=(0, 12),
+        skill="Make Pickaxe",
+        expert=12,
+        attempt=1,
         plan=PLAN,
+        experts=(0, 12),
         ancestors=(),
-        seed=0,
+        config={},
     )
+    assignment = Assignment(RunPaths(folder, 12), run)
     return progress.Reporter(assignment, PPOConfig(num_envs=8, num_steps=8))
 
 
