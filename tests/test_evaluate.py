@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
 
 from flowrl import evaluate, program_cache
-from flowrl.commands import evaluate as evaluate_command
+from flowrl.commands.evaluate import EvaluateCommand
 from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import WalkState
@@ -26,7 +25,7 @@ from tests.networks.making import init_experts
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", ":skull:"])
-def test_a_hostile_name_is_shown_and_not_interpreted(name):
+def test_a_name_is_shown_as_it_is(name, monkeypatch, capsys):
     step = StepRate(
         skill=name, count=1, expert=7, successes=3, success_rate=0.75, low=0.3, high=0.95
     )
@@ -39,11 +38,12 @@ def test_a_hostile_name_is_shown_and_not_interpreted(name):
         mean_episode_return=1.0,
         steps=(step,),
     )
-    console = Console(file=io.StringIO(), record=True, width=140)
-    console.print(evaluate_command._table(found))
-    title, _, line = console.export_text().splitlines()
+    monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: found)
+    command = EvaluateCommand(graph_path=Path("g"), skill=name, at_least=0.8)
+    assert command() == 1
+    title, line = capsys.readouterr().out.splitlines()
     assert title.startswith(f"{name}: 4 episodes of the experts of generation 2")
-    assert line.split() == [name, "1", "7", "75.0%", "30.0%", "to", "95.0%"]
+    assert line.startswith(f"1 x {name}, expert 7: 75.0% succeed (95 % interval 30.0% to 95.0%)")
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (0, 256), (256, 256), (7, 9)])

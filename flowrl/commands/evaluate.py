@@ -1,4 +1,4 @@
-"""`flowrl evaluate`, its flags and table: a leaf, because the work loads jax."""
+"""`flowrl evaluate`, its flags and output: a leaf, because the work loads jax."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tyro
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from flowrl.config import Count
 from flowrl.paths import GraphPaths
-
-if TYPE_CHECKING:
-    from flowrl.evaluate import EvaluationReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +33,7 @@ class EvaluateCommand:
     at_least: float = 0.0
     """Exit with 1 when less than this share of the episodes completes the plan."""
     json: bool = False
-    """Print JSON instead of a table."""
+    """Print JSON instead of lines."""
 
     def __call__(self) -> int:
         """Evaluate and print."""
@@ -51,25 +44,12 @@ class EvaluateCommand:
         if self.json:
             sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
         else:
-            Console().print(_table(found))
+            sys.stdout.write(
+                f"{found.skill}: {found.episodes} episodes of the experts of generation "
+                f"{found.generation}, {found.mean_episode_length:.0f} steps each\n"
+            )
+            for one in found.steps:
+                interval = f"95 % interval {one.low:.1%} to {one.high:.1%}"
+                rate = f"{one.success_rate:.1%} succeed ({interval})"
+                sys.stdout.write(f"{one.count} x {one.skill}, expert {one.expert}: {rate}\n")
         return 0 if found.success_rate >= self.at_least else 1
-
-
-def _table(found: EvaluationReport) -> Group:
-    heading = Text(
-        f"{found.skill}: {found.episodes} episodes of the experts of generation "
-        f"{found.generation}, {found.mean_episode_length:.0f} steps each"
-    )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("step")
-    for name in ("count", "expert", "success", "95 % interval"):
-        table.add_column(name, justify="right")
-    for rate in found.steps:
-        table.add_row(
-            Text(rate.skill),
-            str(rate.count),
-            str(rate.expert),
-            f"{rate.success_rate:.1%}",
-            f"{rate.low:.1%} to {rate.high:.1%}",
-        )
-    return Group(heading, table)

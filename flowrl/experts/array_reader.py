@@ -64,13 +64,11 @@ def _form_differences(
     forms: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, str, str]]:
     """Each difference as the leaf, what is expected of it, and what was found."""
+    shapes = {leaf: tuple(form["shape"]) for leaf, form in forms.items()}
     for leaf in sorted({*expected, *forms}):
-        if leaf not in forms:
-            yield leaf, str(expected[leaf]), "absent"
-        elif leaf not in expected:
-            yield leaf, "absent", str(tuple(forms[leaf]["shape"]))
-        elif tuple(forms[leaf]["shape"]) != expected[leaf]:
-            yield leaf, str(expected[leaf]), str(tuple(forms[leaf]["shape"]))
+        wanted, found = expected.get(leaf, "absent"), shapes.get(leaf, "absent")
+        if wanted != found:
+            yield leaf, str(wanted), str(found)
         elif forms[leaf]["dtype"] != _FLOAT:
             yield f"{leaf} of dtype", _FLOAT, str(forms[leaf]["dtype"])
 
