@@ -78,7 +78,7 @@ class BatchedEnv:
 
     @cached_property
     def _new_batch(self) -> Callable[..., Any]:
-        return self._cache.begin(ProgramSpec("worlds", self._numbered_batch, _key_and_number))
+        return self._cache.begin(ProgramSpec("worlds", self._generate_batch, _key_and_number))
 
     @cached_property
     def _zeros(self) -> Callable[[], Any]:
@@ -195,11 +195,9 @@ class BatchedEnv:
         worlds = jax.eval_shape(partial(self._empty, self.size))
         return worlds, np.zeros(num_envs, np.int32), self.env.plan
 
-    def _numbered_batch(self, key: jax.Array, number: jax.Array) -> Any:
-        return self._generate_batch(jax.random.fold_in(key, number))
-
-    def _generate_batch(self, key: jax.Array) -> Any:
-        return jax.vmap(self.env.new_world)(jax.random.split(key, BATCH))
+    def _generate_batch(self, key: jax.Array, number: jax.Array) -> Any:
+        keys = jax.random.split(jax.random.fold_in(key, number), BATCH)
+        return jax.vmap(self.env.new_world)(keys)
 
     def _empty(self, count: int) -> Any:
         """`count` worlds of zeros."""

@@ -8,12 +8,9 @@ how to add a game.
 
 from __future__ import annotations
 
-import builtins
 import functools
 import hashlib
 import importlib.util
-import keyword
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -30,7 +27,6 @@ _SHIPPED = {
     "Craftax-Classic-Symbolic-v1": "flowrl.games.craftax:CLASSIC",
     "Craftax-Symbolic-v1": "flowrl.games.craftax:FULL",
 }
-_WORD = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")  # no leading, trailing or double underscore
 
 
 class WorldStep(NamedTuple):
@@ -80,8 +76,7 @@ class Engine(Protocol):
 class Game:
     """A game, as far as it can be known without running it, and the functions that run it.
 
-    Raises:
-      ConfigError: a feature, item or enum has a name that skill code could not use.
+    Its features, items and enums have plain names, each another, which skill code uses.
     """
 
     name: str
@@ -104,15 +99,6 @@ class Game:
     make: Callable[[], Engine]
     renderer: Callable[[], Callable[[Any], Any]] | None = None
     """Makes a function from a world to its picture, uint8 `[H, W, 3]`."""
-
-    def __post_init__(self) -> None:
-        for word in (*self.features, *self.items, *self.enums):
-            taken = keyword.iskeyword(word) or hasattr(builtins, word) or word in ("jax", "jnp")
-            if taken or not _WORD.fullmatch(word):
-                raise ConfigError(f"the game {self.name} names {word!r}; use a plain Python name")
-        clash = {*self.features, COUNT} & self.enums.keys()
-        if clash or COUNT in self.features:
-            raise ConfigError(f"the game {self.name} uses a name twice: {clash or COUNT}")
 
     @property
     def largest_count(self) -> int:
@@ -155,12 +141,13 @@ def find_game(name: object) -> Game:
     Raises:
       ConfigError: it is unknown, or cannot be loaded.
     """
-    if isinstance(name, str) and (name in _SHIPPED or name in _entry_points()):
-        return _loaded(name)
-    raise ConfigError(
-        f"--env_name {name} is unknown; choose one of {', '.join(game_names())}, or add a game by "
-        f"an entry point in the group {GROUP} (docs/how-to.md, Add a game)"
-    )
+    point = _entry_points().get(name) if isinstance(name, str) else None
+    if point is None:
+        raise ConfigError(
+            f"--env_name {name} is unknown; choose one of {', '.join(game_names())}, or add a game "
+            f"by an entry point in the group {GROUP} (docs/how-to.md, Add a game)"
+        )
+    return _loaded(point)
 
 
 def env_sizes(env_name: str) -> tuple[int, int]:
@@ -174,16 +161,14 @@ def env_sizes(env_name: str) -> tuple[int, int]:
 
 
 @functools.cache
-def _loaded(name: str) -> Game:
-    value = _SHIPPED.get(name)
-    point = _entry_points()[name] if value is None else EntryPoint(name, value, GROUP)
+def _loaded(point: EntryPoint) -> Game:
     try:
         game = point.load()
     except (ImportError, AttributeError, SyntaxError) as error:
-        what = f"the game {name!r} ({point.value}) cannot be loaded: {error}"
+        what = f"the game {point.name!r} ({point.value}) cannot be loaded: {error}"
         raise ConfigError(f"{what}; repair or uninstall its package") from error
-    if not isinstance(game, Game) or game.name != name:
-        raise ConfigError(f"the entry point {point.value} is not a Game of the name {name!r}")
+    if not isinstance(game, Game) or game.name != point.name:
+        raise ConfigError(f"the entry point {point.value} is not a Game named {point.name!r}")
     return game
 
 
@@ -191,8 +176,7 @@ def _loaded(name: str) -> Game:
 def _entry_points() -> Mapping[str, EntryPoint]:
     """Every entry point by its name; nothing replaces a game that comes with flowrl."""
     found = {name: EntryPoint(name, value, GROUP) for name, value in _SHIPPED.items()}
-    others = {point.name: point for point in entry_points(group=GROUP)}
-    return {**found, **{name: others[name] for name in others if name not in found}}
+    return found | {point.name: point for point in entry_points(group=GROUP)} | found
 
 
 def _places(package: str) -> list[str]:
