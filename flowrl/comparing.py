@@ -33,6 +33,7 @@ from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import Remapping, read_run
+from flowrl.storage import records
 
 EPISODES = 256
 
@@ -76,7 +77,7 @@ def _work(layout: GraphPaths, run_id: str) -> int:
     run = RunPaths(layout.training_runs / asked.run_folder, asked.expert)
     answers = tuple(_answer(layout, folder, run, question) for question in asked.questions)
     storage.fault_point("comparing.found")
-    comparisons.write_record(folder, replace(asked, answers=answers))
+    records.write(comparisons.record_of(folder), replace(asked, answers=answers))
     return 0
 
 

@@ -83,11 +83,6 @@ def evidence(
     )
 
 
-def clear(layout: GraphPaths, run_id: str) -> None:
-    """Remove what was found out for a run, and end the job that is still at it."""
-    _discard(layout.comparisons / run_id)
-
-
 def remove_stale(layout: GraphPaths, live: Collection[str]) -> None:
     """Remove the comparisons of runs that are not live; `live` are the run ids that stay."""
     if not layout.comparisons.is_dir():
@@ -99,7 +94,7 @@ def remove_stale(layout: GraphPaths, live: Collection[str]) -> None:
         if folder.name in live:
             storage.remove_part_files(folder)
         else:
-            _discard(folder)
+            clear(folder)
 
 
 def record_of(folder: Path) -> Path:
@@ -110,11 +105,6 @@ def record_of(folder: Path) -> Path:
 def blend_of(folder: Path, expert: int) -> Path:
     """Where the job saves a blended expert."""
     return folder / "blends" / f"expert_{expert}"
-
-
-def write_record(folder: Path, comparison: Comparison) -> None:
-    """Write the record."""
-    records.write(record_of(folder), comparison)
 
 
 def read_record(folder: Path) -> Comparison | None:
@@ -136,9 +126,9 @@ def _known(folder: Path, asked: Comparison) -> Comparison:
             return found
     except FileRefusedError as error:
         logger.warning("asked anew: %s", error)
-    _discard(folder)
+    clear(folder)
     storage.make_dir(folder)
-    write_record(folder, asked)
+    records.write(record_of(folder), asked)
     return asked
 
 
@@ -150,7 +140,7 @@ def _ended(folder: Path, asked: Comparison, outcome: Outcome) -> Comparison:
         logger.warning("%s: %s", found.run_folder, why)
         unanswered = (Unanswered(question=question, why=why) for question in found.questions)
         found = replace(found, answers=tuple(unanswered))
-        write_record(folder, found)
+        records.write(record_of(folder), found)
     return found
 
 
@@ -167,7 +157,8 @@ def _job(layout: GraphPaths, folder: Path, run_id: str) -> Job:
     )
 
 
-def _discard(folder: Path) -> None:
+def clear(folder: Path) -> None:
+    """Remove what was found out for a run, and end the job that is still at it."""
     _launched.pop(folder, None)
     if not folder.is_dir():
         return

@@ -27,10 +27,9 @@ from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Laun
 from flowrl.parallel import events
 from flowrl.parallel.events import Event, RunCommand, RunRequest
 from flowrl.parallel.health import DiskHealth, RunLimits, read_log_tail
-from flowrl.parallel.run_folder import result_of
 from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status, StopReason
 from flowrl.paths import RunPaths
-from flowrl.runs import RunResult, read_progress
+from flowrl.runs import RunResult, read_progress, read_result
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +107,8 @@ class CommandExecutor:
             if job and handle and not isinstance(self._end_of(request, job, handle), Exited | Lost):
                 # It lives, or has finished after all.
                 self._jobs[request.skill] = job
-                return (events.RunPrepared(request.skill, job.run_id), _launched(request, handle))
+                prepared = events.RunPrepared(request.skill, job.run_id)
+                return prepared, events.RunLaunched(request.skill, job.run_id, handle)
             job = self._backend.resume(request) if job else self._backend.prepare(request)
         except SKILL_ERRORS as error:
             return (self._not_started(request, error, preparing=True),)
@@ -126,7 +126,7 @@ class CommandExecutor:
         except SKILL_ERRORS as error:
             return (self._not_started(request, error, preparing=False),)
         storage.fault_point("scheduler.launched")
-        return (_launched(request, handle),)
+        return (events.RunLaunched(request.skill, job.run_id, handle),)
 
     def merge(self, request: RunRequest) -> Sequence[Event]:
         """Merge the run."""
@@ -217,11 +217,16 @@ class CommandExecutor:
         if outcome is None:
             return None
         try:
-            return result_of(RunPaths(job.folder, request.expert), job.run_id)
+            result = read_result(RunPaths(job.folder, request.expert))
         except FileRefusedError as error:
-            if not isinstance(outcome, Finished):
-                return outcome
-            return Exited(cause=ExitCause.NO_RESULT, code=0, detail=str(error))
+            why = str(error)
+        else:
+            if result.run_id == job.run_id:
+                return result
+            why = f"result.json is of run {result.run_id}"
+        if not isinstance(outcome, Finished):
+            return outcome
+        return Exited(cause=ExitCause.NO_RESULT, code=0, detail=why)
 
     def _check_limits(self, entry: Entry, job: Job, status: Running) -> Sequence[Event]:
         """Report a run's silence or age; a request to end is repeated until it arrives."""
@@ -284,10 +289,6 @@ def _request(entry: Entry, status: Running) -> RunRequest:
         run_id=status.run_id,
         device=status.device,
     )
-
-
-def _launched(request: RunRequest, handle: Handle) -> events.RunLaunched:
-    return events.RunLaunched(request.skill, handle.run_id, handle)
 
 
 def _frames(job: Job, paths: RunPaths) -> int:

@@ -245,12 +245,15 @@ class RunLimits:
         self._silent_seconds = silent_seconds
         self._run_seconds = run_seconds
         self._monotonic = monotonic
-        self._progress: dict[str, tuple[tuple[int, int], float]] = {}  # by run id: stamp, time
+        self._progress: dict[str, tuple[object, float]] = {}  # by run id: stamp, time
 
     def is_silent(self, run_id: str, progress: Path) -> bool:
         """Return whether the run has been silent for too long; only calls notice progress."""
-        now, stamp = self._monotonic(), _stamp(progress)
-        known, since = self._progress.get(run_id, (None, now))
+        now, stamp = self._monotonic(), None
+        with contextlib.suppress(OSError):
+            found = progress.stat()
+            stamp = (found.st_mtime_ns, found.st_size)
+        known, since = self._progress.get(run_id, ((), now))
         if known != stamp:
             self._progress[run_id] = (stamp, now)
             return False
@@ -272,15 +275,6 @@ def age_seconds(start_time: str) -> float:
     if not ticks.isdigit() or boot != boot_id():
         return 0.0
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"))
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """The file's modification time and size."""
-    try:
-        found = path.stat()
-    except OSError:
-        return (0, 0)
-    return (found.st_mtime_ns, found.st_size)
 
 
 def read_log_tail(log: Path) -> tuple[str, ...]:

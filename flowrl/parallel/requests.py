@@ -59,24 +59,17 @@ class Inbox:
     @property
     def waiting(self) -> bool:
         """Whether there is a request that was not taken yet."""
-        try:
-            return any(path not in self._taken for path in self._files())
-        except OSError as error:
-            if not is_transient(error):
-                raise
-            return False
+        return any(path not in self._taken for path in self._files())
 
     def take(self) -> Sequence[ControlRequest]:
         """Return the oldest requests; their files stay until `done`.
 
         None are taken while the machine cannot read them, for instance for lack of descriptors.
         """
+        self._taken = self._files()[:MOST_AT_ONCE]
         try:
-            self._taken = self._files()[:MOST_AT_ONCE]
             return [_read_request(path) for path in self._taken]
-        except (FlowrlError, OSError) as error:
-            if not is_transient(error):
-                raise
+        except FlowrlError:
             self._taken = []
             return []
 
@@ -93,7 +86,12 @@ class Inbox:
     def _files(self) -> list[Path]:
         if self._folder.is_symlink() or not self._folder.is_dir():
             return []
-        found = (path for path in self._folder.glob("*.json") if _ID.fullmatch(path.stem))
+        try:
+            found = [path for path in self._folder.glob("*.json") if _ID.fullmatch(path.stem)]
+        except OSError as error:
+            if not is_transient(error):
+                raise
+            return []
         return sorted(path for path in found if path.name not in self._ignored)
 
 

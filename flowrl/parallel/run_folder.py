@@ -12,7 +12,7 @@ from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers.run_status import becomes_free, lock_held
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import RunResult, TrainingRun, read_result, read_run
+from flowrl.runs import TrainingRun, read_run
 
 logger = logging.getLogger(__name__)
 KEPT_FAILURES = 5
@@ -98,18 +98,6 @@ def read_own_run(paths: RunPaths, skill: str) -> TrainingRun:
             f"{paths.expert} ({skill}); retry the skill"
         )
     return run
-
-
-def result_of(paths: RunPaths, run_id: str | None) -> RunResult:
-    """What this very run did.
-
-    Raises:
-      FileRefusedError: it left no valid result.
-    """
-    result = read_result(paths)
-    if result.run_id != run_id:
-        raise FileRefusedError(f"result.json is of run {result.run_id}")
-    return result
 
 
 def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> PreparedRun:

@@ -68,10 +68,9 @@ class SkillScheduler:
         pass_env: Collection[str] = (),
         **schedule: Any,
     ) -> None:
-        """Schedule the runs of one graph.
+        """Schedule the runs of the graph in `base_dir`.
 
         Args:
-          base_dir: the graph's folder.
           launcher: where runs execute (default: plain processes).
           clock: the time, for waits.
           devices: how many runs each device takes, by its id; without any, runs use the CPU.

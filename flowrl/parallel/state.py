@@ -29,8 +29,6 @@ from flowrl.parallel.status import (
 )
 from flowrl.storage.records import Natural
 
-MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
-
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
@@ -101,10 +99,6 @@ class StateBuilder:
         """Return the new state; the first one itself when nothing has changed."""
         new = SchedulerState(self.entries, self.next_expert, self.stop_mode, self.responses)
         return self._state if new == self._state else new
-
-    def respond(self, response: Response) -> None:
-        """Record the response to a request; the oldest ones are dropped."""
-        self.responses = (*self.responses, response)[-MOST_RESPONSES:]
 
     def expert_of(self, skill: str) -> int:
         """Return the skill's expert number; the first call gives it one."""

@@ -106,7 +106,7 @@ class TrainingBackend:
     def discard(self, request: RunRequest) -> Path | None:
         """Move a failed attempt's folder to `training_runs/failed/`."""
         if request.run_id:
-            comparisons.clear(self._layout, request.run_id)
+            comparisons.clear(self._layout.comparisons / request.run_id)
         return fail_run(self._layout, request.expert, request.skill)
 
     def _open(self, request: RunRequest) -> PreparedRun:
@@ -175,10 +175,9 @@ class TrainingBackend:
         if not width:
             return ()
         live = {paths.folder: paths for paths in live_runs(self._layout)}
-        for path in self._pinned.keys() - live.keys():
-            del self._pinned[path]
-        for path in live.keys() - self._pinned.keys() - {folder}:
-            self._pinned[path] = _cpus_in_use(live[path])
+        others = {path: _cpus_in_use(live[path]) for path in live.keys() - {folder}}
+        self._pinned = {path: cpus for path, cpus in self._pinned.items() if path in live}
+        self._pinned = others | self._pinned
         if folder not in self._pinned:
             taken = {cpu for cpus in self._pinned.values() for cpu in cpus}
             free = [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in taken]

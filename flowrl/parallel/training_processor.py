@@ -131,7 +131,7 @@ def archive_run(layout: GraphPaths, paths: RunPaths) -> None:
     store = ExpertStore(layout)
     run = read_run(paths)
     if run.run_id in store.manifest().merged:
-        comparisons.clear(layout, run.run_id)
+        comparisons.clear(layout.comparisons / run.run_id)
         _move_to_archive(paths, layout.archive(run.expert, run.skill))
         store.collect_garbage(pinned_versions(layout))
 

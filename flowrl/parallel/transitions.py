@@ -48,6 +48,7 @@ from flowrl.parallel.status import (
     Waiting,
 )
 
+MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
 NO_DEVICES: Mapping[str, int] = MappingProxyType({})
 
 
@@ -96,14 +97,11 @@ class Transition:
             if due and self._context.reached(due):
                 self._set_status(entry, replace(status, not_before=None, why=""))
                 self.commands.append(events.Merge(self._request(entry.skill)))
-        stopping = self.builder.stop_mode is not StopMode.NONE
-        if launching and not stopping and not self._merge_is_near():
-            self._fill_slots()
-
-    def _merge_is_near(self) -> bool:
-        """Whether a merge is under way; it may make skills ready that rank first."""
         statuses = (entry.status for entry in self.builder.entries.values())
-        return any(isinstance(s, Merging) and s.not_before is None for s in statuses)
+        # A merge that is under way may make skills ready that rank first.
+        near = any(isinstance(s, Merging) and s.not_before is None for s in statuses)
+        if launching and not near and self.builder.stop_mode is StopMode.NONE:
+            self._fill_slots()
 
     def _fill_slots(self) -> None:
         slots = Slots(self._context, active_entries(self.builder.entries))
@@ -233,7 +231,7 @@ class Transition:
             at=self._context.now,
             outcome=f"{REFUSED}{refusal}" if refusal else DONE,
         )
-        self.builder.respond(response)
+        self.builder.responses = (*self.builder.responses, response)[-MOST_RESPONSES:]
 
     def _handle_verb(self, request: ControlRequest) -> str:
         """Change the state as a request says; return why it is refused, or an empty string."""

@@ -39,6 +39,7 @@ from flowrl.parallel.training_processor import (
 )
 from flowrl.paths import GraphPaths
 from flowrl.runs import LineageEntry, read_run
+from flowrl.storage import records
 from tests.experts.making import content_digest, contents, make_expert
 from tests.faults.frozen import content
 from tests.parallel.making import (
@@ -161,7 +162,7 @@ def _find_out(policy: MergePolicyName, layout: GraphPaths, ready: PreparedRun) -
         questions=questions,
         answers=tuple(_answer(folder, question) for question in questions),
     )
-    comparisons.write_record(folder, answered)
+    records.write(comparisons.record_of(folder), answered)
 
 
 def _answer(comparison_folder: Path, question: Question) -> Evidence:

@@ -29,6 +29,7 @@ from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
+from flowrl.storage import records
 from tests.experts.making import SHAPES
 from tests.parallel.faults import killed_at
 from tests.parallel.making import (
@@ -171,7 +172,7 @@ def answer(folder: Path, *, wins: int, losses: int) -> None:
     asked = comparisons.read_record(folder)
     assert asked is not None
     found = (Compared(question=q, wins=wins, losses=losses, ties=0) for q in asked.questions)
-    comparisons.write_record(folder, replace(asked, answers=tuple(found)))
+    records.write(comparisons.record_of(folder), replace(asked, answers=tuple(found)))
 
 
 @pytest.mark.parametrize(("wins", "losses", "expected"), [(30, 10, "take"), (10, 30, "keep")])
