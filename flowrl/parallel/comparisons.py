@@ -21,9 +21,10 @@ from flowrl import storage
 from flowrl.errors import ComparingError, FileRefusedError
 from flowrl.experts.merge import Evidence, Question, Unanswered
 from flowrl.launchers import run_status
-from flowrl.launchers.base import Handle, Job, Outcome
+from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.sandbox import child_env
+from flowrl.parallel.health import read_log_tail
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun
 from flowrl.storage import records
@@ -32,7 +33,6 @@ logger = logging.getLogger(__name__)
 LOG = "comparison.log"
 LIMIT_SECONDS = 600.0
 LAUNCHER = LocalLauncher(grace_seconds=1.0)  # nobody attaches to a comparison
-_LOG_BYTES = 10_000_000
 _launched: dict[Path, Handle] = {}  # by folder; those of an earlier scheduler are found there
 
 
@@ -72,8 +72,8 @@ def evidence(
         handle = _launched.get(folder) or LAUNCHER.find(job)
         if handle is None:
             _launched[folder] = LAUNCHER.launch(job)
-        elif outcome := LAUNCHER.poll(handle, folder):
-            known = _ended(folder, asked, outcome)
+        elif LAUNCHER.poll(handle, folder):
+            known = _ended(folder, asked)
     if known.answers:
         return {answer.question.expert: answer for answer in known.answers}
     experts = ", ".join(str(question.expert) for question in questions)
@@ -132,11 +132,12 @@ def _known(folder: Path, asked: Comparison) -> Comparison:
     return asked
 
 
-def _ended(folder: Path, asked: Comparison, outcome: Outcome) -> Comparison:
+def _ended(folder: Path, asked: Comparison) -> Comparison:
     """The record after the job's end, with answers."""
     found = _known(folder, asked)  # the job may have answered since the first look
     if not found.answers:
-        why = f"the program that does it failed ({_last_line(folder, outcome)})"
+        said = read_log_tail(folder / LOG) or ("it left no log",)
+        why = f"the program that does it failed ({said[-1][:150]})"
         logger.warning("%s: %s", found.run_folder, why)
         unanswered = (Unanswered(question=question, why=why) for question in found.questions)
         found = replace(found, answers=tuple(unanswered))
@@ -166,12 +167,3 @@ def clear(folder: Path) -> None:
         run_status.request_stop(folder)
         run_status.becomes_free(folder)
     storage.remove_tree(folder)
-
-
-def _last_line(folder: Path, outcome: Outcome) -> str:
-    try:
-        text = storage.read_bytes(folder / LOG, limit_bytes=_LOG_BYTES).decode(errors="replace")
-    except FileRefusedError as error:
-        return str(error)
-    lines = text.split("\n") if (text := text.strip()) else [getattr(outcome, "detail", "")]
-    return lines[-1].strip()[:150]
