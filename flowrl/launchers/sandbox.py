@@ -78,8 +78,6 @@ _INHERITED = re.compile(
         ]
     )
 )
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OWN_SECRETS = re.compile(r"WANDB_\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +102,7 @@ class Confinement:
           place: the run; its folder exists and is a real path.
           cwd: the trainer's working folder, which it sees empty.
           env: the trainer's environment; the folders that it names become visible.
-          cache: the compile cache as the trainer knows it.
+          cache: the compile cache as the trainer knows it, an absolute path.
         """
         if self.program is None:
             return ()
@@ -116,7 +114,10 @@ class Confinement:
         words += _devices(env)
         if self.hidden is not None:
             words += ["--tmpfs", str(self.hidden)]
-        words += _shared(cache)
+        if cache is not None:  # the confined trainers' own takes the place of the user's
+            with contextlib.suppress(OSError):
+                own = make_dir(cache.with_name(cache.name + CONFINED_SUFFIX))
+                words += ["--bind", str(own), str(cache)]
         words += ["--dir", str(cwd), "--chdir", str(cwd)]
         words += ["--bind", str(place.folder), str(place.folder)]
         for record in (place.run_json, place.module):
@@ -131,7 +132,7 @@ def child_env(
     device: str | None = None,
     *,
     skills_per_gpu: int = 1,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
     passed: Collection[str] = (),
 ) -> dict[str, str]:
     """The environment of one run.
@@ -146,11 +147,11 @@ def child_env(
       ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is not in (0, 1], or a variable to pass on is
         not set.
     """
-    inherited = os.environ if environ is None else environ
-    env = {name: value for name, value in inherited.items() if _may_pass(name)}
-    env |= {name: _set_value(name, inherited) for name in passed}
-    env["PYTHONUNBUFFERED"] = "1"
-    env = {**_MALLOC, **env}
+    for name in passed:
+        if name not in environ:
+            raise ConfigError(f"--pass_env {name}: it is not set here; export it or leave it out")
+    env = {name: value for name, value in environ.items() if name in passed or _may_pass(name)}
+    env = {**_MALLOC, **env, "PYTHONUNBUFFERED": "1"}
     if device is None:
         env.setdefault("JAX_PLATFORMS", "cpu")  # set by a user, it may also say tpu
         return env
@@ -249,28 +250,10 @@ def confined_env(env: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str
     return kept
 
 
-def cache_of(folder: Path | None, env: Mapping[str, str]) -> Path | None:
-    """The compile cache as an absolute path; None without a home folder."""
-    with contextlib.suppress(RuntimeError, OSError):  # no home
-        return compile_cache(folder, env).absolute()
-    return None
-
-
-def _shared(cache: Path | None) -> list[str]:
-    """Put the confined trainers' compile cache in the place of the user's."""
-    if cache is None:
-        return []
-    with contextlib.suppress(OSError, ValueError):
-        own = make_dir(cache.with_name(cache.name + CONFINED_SUFFIX))
-        return ["--bind", str(own), str(cache)]
-    return []
-
-
 def _home(env: Mapping[str, str]) -> list[str]:
     home = Path(env.get("HOME") or "/")
-    if not home.is_absolute() or len(home.parts) < 2:
-        return []
-    return ["--size", str(_HOME_BYTES), "--tmpfs", str(home)]
+    hidden = home.is_absolute() and home != Path("/")
+    return ["--size", str(_HOME_BYTES), "--tmpfs", str(home)] if hidden else []
 
 
 def _read_only(env: Mapping[str, str]) -> list[str]:
@@ -323,22 +306,12 @@ def _devices(env: Mapping[str, str]) -> list[str]:
     """The GPU that the environment names, and what its libraries read of the machine."""
     if not env.get("CUDA_VISIBLE_DEVICES"):
         return []
-    found = [path for name in _DEVICES for path in sorted(_DEVICE_FOLDER.glob(name))]
     words = ["--ro-bind-try", "/sys", "/sys"]
-    for path in found:
+    for path in (path for name in _DEVICES for path in sorted(_DEVICE_FOLDER.glob(name))):
         words += ["--dev-bind-try", str(path), str(path)]
     return words
 
 
-def _set_value(name: str, environ: Mapping[str, str]) -> str:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"--pass_env {name!r} is no name of an environment variable")
-    if name not in environ:
-        raise ConfigError(f"--pass_env {name}: it is not set here; export it or leave it out")
-    return environ[name]
-
-
 def _may_pass(name: str) -> bool:
-    if is_secret(name) and not _OWN_SECRETS.fullmatch(name):
-        return False
-    return _INHERITED.fullmatch(name) is not None
+    hidden = is_secret(name) and not name.startswith("WANDB_")
+    return not hidden and _INHERITED.fullmatch(name) is not None

@@ -133,7 +133,7 @@ class TrainingBackend:
                 RunPaths(prepared.run_folder.resolve(), request.expert),
                 cwd=Path.cwd(),
                 env=env,
-                cache=sandbox.cache_of(config.compile_cache, env),
+                cache=sandbox.compile_cache(config.compile_cache, env).absolute(),
             ),
             passed=self._config.launch.pass_env,
         )

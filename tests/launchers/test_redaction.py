@@ -196,10 +196,9 @@ def test_passed_variables_reach_the_trainer_and_only_they():
     ("name", "said"),
     [
         ("NOT_SET", "--pass_env NOT_SET: it is not set here; export it"),
-        ("MY_TOKEN=x", "'MY_TOKEN=x' is no name"),
-        ("", "'' is no name"),
-        ("a b", "'a b' is no name"),
-        ("--flag", "'--flag' is no name"),
+        ("MY_TOKEN=x", "--pass_env MY_TOKEN=x: it is not set here"),
+        ("", "it is not set here"),
+        ("--flag", "it is not set here"),
     ],
 )
 def test_a_variable_that_cannot_be_passed_on_is_refused_by_name(name, said):
