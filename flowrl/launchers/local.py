@@ -1,4 +1,4 @@
-"""Jobs as plain detached processes: for machines without tmux, for comparisons and for tests.
+"""The launcher of plain detached processes, for machines without tmux, comparisons and tests.
 
 They outlive the daemon as tmux sessions do, in a session of their own, but nobody can attach.
 """
@@ -7,30 +7,36 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
 from flowrl.errors import LaunchError
-from flowrl.launchers import process, run_status
+from flowrl.launchers import process
 from flowrl.launchers.base import Handle, Job, Outcome
-from flowrl.launchers.process import EndWatcher
+from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, FolderLauncher
 from flowrl.paths import JobPaths
 
 
-class LocalLauncher:
+class LocalLauncher(FolderLauncher):
     """The Launcher without tmux."""
 
-    def __init__(self, *, grace_seconds: float = run_status.GRACE_SECONDS) -> None:
-        self._grace_seconds = grace_seconds
-        self._watcher = EndWatcher()
+    def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        super().__init__(grace_seconds=grace_seconds)
         self._children: list[subprocess.Popen] = []
 
-    def launch(self, job: Job) -> Handle:
-        """Start a job in a process of its own; its output goes to its log."""
-        known = run_status.find_living(job)
-        if known is not None:
-            return known
-        run_status.prepare(job, grace_seconds=self._grace_seconds)
+    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
+        """How the job ended, or None while it lives."""
+        self._reap()
+        return super().poll(handle, folder)
+
+    def close(self) -> None:
+        """Release what has ended; jobs go on."""
+        super().close()
+        self._reap()
+        for child in self._children:
+            child.returncode = 0  # it goes on without us: Popen must not warn about it
+        self._children.clear()
+
+    def _start(self, job: Job) -> Handle:
         try:
             pid = self._spawn(job)
         except OSError as error:
@@ -38,40 +44,13 @@ class LocalLauncher:
         start_time = process.start_time_of(pid)
         return Handle(run_id=job.run_id, session=job.name, pid=pid, start_time=start_time)
 
-    def find(self, job: Job) -> Handle | None:
-        """A job that was launched before, whether it lives or has ended."""
-        return run_status.find(job)
-
-    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the job ended, or None while it lives."""
-        self._reap()
-        if self._watcher.sees_alive(handle):
-            return None
-        return run_status.outcome(handle, folder)
-
-    def stop(self, handle: Handle, folder: Path) -> None:
-        """Ask the job to end; returns at once."""
-        run_status.request_stop(folder)
-
-    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
-        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
-        return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
-
-    def close(self) -> None:
-        """Release what has ended; jobs go on."""
-        self._watcher.close()
-        self._reap()
-        for child in self._children:
-            child.returncode = 0  # it goes on without us: Popen must not warn about it
-        self._children.clear()
-
     def _spawn(self, job: Job) -> int:
         """Start the runner with its output piped to the log's writer; returns the runner's pid."""
         log_path = (job.folder / job.log).absolute()
-        log = self._python(job, run_status.LOG_WRITER, log_path, stdin=subprocess.PIPE)
+        log = self._python(job, LOG_WRITER, log_path, stdin=subprocess.PIPE)
         try:
             spec_json = JobPaths(job.folder.absolute()).spec_json
-            return self._python(job, run_status.RUNNER, spec_json, stdout=log.stdin).pid
+            return self._python(job, RUNNER, spec_json, stdout=log.stdin).pid
         finally:
             if log.stdin is not None:
                 log.stdin.close()

@@ -10,6 +10,8 @@ import fcntl
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from flowrl import storage
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, LaunchError
 from flowrl.launchers import process
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost, Outcome
+from flowrl.launchers.process import EndWatcher
 from flowrl.paths import JobPaths
 from flowrl.redaction import secrets_of
 from flowrl.storage import records
@@ -61,6 +64,60 @@ class ExitRecord:
     received: tuple[str, ...]
     detail: str
     ended_at: float
+
+
+class FolderLauncher(ABC):
+    """What the launchers share: all but how a runner is started."""
+
+    def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._grace_seconds = grace_seconds
+        self._watcher = EndWatcher()
+
+    @abstractmethod
+    def _start(self, job: Job) -> Handle:
+        """Start the runner of a job whose folder is prepared, or raise LaunchError."""
+
+    def launch(self, job: Job) -> Handle:
+        """Start a job, or adopt one that lives; raises LaunchError."""
+        known = self.find(job)
+        if known is not None and outcome(known, job.folder) is None:
+            return known
+        prepare(job, grace_seconds=self._grace_seconds)
+        try:
+            return self._start(job)
+        except LaunchError:
+            withdraw(job)
+            raise
+
+    def find(self, job: Job) -> Handle | None:
+        """A job that was launched before, whether it lives or has ended."""
+        start = read_start(job.folder, job.run_id)
+        if start is None:
+            return None
+        return Handle(
+            run_id=job.run_id,
+            session=job.name,
+            pid=start.runner_pid,
+            start_time=start.runner_start_time,
+            pane=start.pane,
+            server_pid=start.server_pid,
+        )
+
+    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
+        """How the job ended, or None while it lives."""
+        return None if self._watcher.sees_alive(handle) else outcome(handle, folder)
+
+    def stop(self, handle: Handle, folder: Path) -> None:
+        """Ask the job to end; returns at once."""
+        request_stop(folder)
+
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
+        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
+        return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
+
+    def close(self) -> None:
+        """Release what the launcher holds in this process; jobs go on."""
+        self._watcher.close()
 
 
 def prepare(job: Job, *, grace_seconds: float) -> None:
@@ -129,27 +186,6 @@ def becomes_free(folder: Path) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-def find(job: Job) -> Handle | None:
-    """The handle of a run that was started in this folder before, whether it lives or not."""
-    start = read_start(job.folder, job.run_id)
-    if start is None:
-        return None
-    return Handle(
-        run_id=job.run_id,
-        session=job.name,
-        pid=start.runner_pid,
-        start_time=start.runner_start_time,
-        pane=start.pane,
-        server_pid=start.server_pid,
-    )
-
-
-def find_living(job: Job) -> Handle | None:
-    """As `find`, but only a run that lives."""
-    handle = find(job)
-    return handle if handle is not None and outcome(handle, job.folder) is None else None
 
 
 def outcome(handle: Handle, folder: Path) -> Outcome | None:

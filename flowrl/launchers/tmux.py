@@ -10,7 +10,6 @@ that another program uses gets a number.
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import shlex
 import shutil
@@ -20,13 +19,12 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from urllib.parse import quote
 
 from flowrl.errors import ConfigError, LaunchError
-from flowrl.launchers import process, run_status
-from flowrl.launchers.base import Handle, Job, Outcome
-from flowrl.launchers.process import EndWatcher
+from flowrl.launchers import process
+from flowrl.launchers.base import Handle, Job
+from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, FolderLauncher
 from flowrl.paths import JobPaths
 
 RUN_OPTION = "@flowrl_run"
@@ -41,8 +39,6 @@ _NO_SERVER = ("no server running", "No such file or directory", "no current targ
 _COLUMNS, _LINES = "160", "48"
 _PAUSE_SECONDS = 0.05
 _FORMER_RUN_SECONDS = 1.0
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +93,7 @@ class TmuxServer:
         reply = self._run(words)
         if any(_ENDING in line for line in reply.stderr):
             time.sleep(_PAUSE_SECONDS)
-            reply = self._run(words)
-        if reply.returncode != 0:
-            logger.debug("tmux refused", extra={"tmux": words, "stderr": reply.stderr})
+            return self._run(words)
         return reply
 
     def panes(self) -> list[Pane]:
@@ -140,18 +134,12 @@ class TmuxServer:
         )
 
 
-class TmuxLauncher:
+class TmuxLauncher(FolderLauncher):
     """The Launcher on a tmux server; `socket` as for `TmuxServer`."""
 
-    def __init__(
-        self,
-        socket: str | None = None,
-        *,
-        grace_seconds: float = run_status.GRACE_SECONDS,
-    ) -> None:
+    def __init__(self, socket: str | None = None, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        super().__init__(grace_seconds=grace_seconds)
         self._server = TmuxServer(socket)
-        self._watcher = EndWatcher()
-        self._grace_seconds = grace_seconds
 
     def check(self) -> None:
         """Check that jobs can be launched at all.
@@ -162,44 +150,17 @@ class TmuxLauncher:
         if shutil.which("tmux") is None:
             raise ConfigError(_MISSING)
 
-    def launch(self, job: Job) -> Handle:
-        """Start a job in a session of its own, or in the session its former attempt left.
-
-        Raises:
-          LaunchError: tmux is missing, failed or frozen, or a former attempt still lives.
-        """
-        known = run_status.find_living(job)
-        if known is not None:
-            return self._named(known)
-        run_status.prepare(job, grace_seconds=self._grace_seconds)
-        try:
-            return self._start(job)
-        except LaunchError:
-            run_status.withdraw(job)
-            raise
-
     def find(self, job: Job) -> Handle | None:
-        """A job that was launched before, whether it lives or has ended."""
-        known = run_status.find(job)
-        return None if known is None else self._named(known)
-
-    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the job ended, or None while it lives."""
-        if self._watcher.sees_alive(handle):
+        """A job that was launched before, under its session's name of today."""
+        handle = super().find(job)
+        if handle is None:
             return None
-        return run_status.outcome(handle, folder)
-
-    def stop(self, handle: Handle, folder: Path) -> None:
-        """Ask the job to end; returns at once."""
-        run_status.request_stop(folder)
-
-    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
-        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
-        return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
-
-    def close(self) -> None:
-        """Release what the launcher holds in this process; jobs go on."""
-        self._watcher.close()
+        with contextlib.suppress(LaunchError):
+            for pane in self._server.panes():
+                here = (pane.pane, pane.server_pid, pane.run_id)
+                if here == (handle.pane, handle.server_pid, handle.run_id):
+                    return replace(handle, session=pane.session)
+        return handle
 
     def _start(self, job: Job) -> Handle:
         """Adopt this run, replace an ended one of this graph, or begin a session."""
@@ -245,25 +206,16 @@ class TmuxLauncher:
             raise LaunchError(f"tmux cannot restart {pane.session}: {reply.why}")
         return _handle(job, Pane.parse(reply.stdout[0]))
 
-    def _named(self, handle: Handle) -> Handle:
-        """The handle with its session's name of today, which the job's folder does not know."""
-        with contextlib.suppress(LaunchError):
-            for pane in self._server.panes():
-                here = (pane.pane, pane.server_pid, pane.run_id)
-                if here == (handle.pane, handle.server_pid, handle.run_id):
-                    return replace(handle, session=pane.session)
-        return handle
-
 
 def _runner(job: Job) -> tuple[str, ...]:
     """Several words, so no shell; neither environment nor argv of the job is among them."""
     spec_json = JobPaths(job.folder).spec_json.absolute()
-    return (sys.executable, "-I", "-S", str(run_status.RUNNER), str(spec_json))
+    return (sys.executable, "-I", "-S", str(RUNNER), str(spec_json))
 
 
 def _options(job: Job, target: str) -> list[str]:
     """Commands chained to the one that starts the runner: a later call would miss a fast exit."""
-    words = [sys.executable, "-I", "-S", str(run_status.LOG_WRITER)]
+    words = [sys.executable, "-I", "-S", str(LOG_WRITER)]
     # It runs in the server's folder, and tmux expands times and formats before the shell.
     log = "exec " + shlex.join([*words, str((job.folder / job.log).absolute())])
     return [
