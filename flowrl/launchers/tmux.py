@@ -10,20 +10,23 @@ that another program uses gets a number.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from urllib.parse import quote
 
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process
-from flowrl.launchers.base import Handle, Job
+from flowrl.launchers.base import Finished, Handle, Job, Outcome
 from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, FolderLauncher
 from flowrl.paths import JobPaths
 
@@ -140,6 +143,7 @@ class TmuxLauncher(FolderLauncher):
     def __init__(self, socket: str | None = None, *, grace_seconds: float = GRACE_SECONDS) -> None:
         super().__init__(grace_seconds=grace_seconds)
         self._server = TmuxServer(socket)
+        self._servers: set[int] = set()  # the pids of those in which a job has succeeded
 
     def check(self) -> None:
         """Check that jobs can be launched at all.
@@ -161,6 +165,29 @@ class TmuxLauncher(FolderLauncher):
                 if here == (handle.pane, handle.server_pid, handle.run_id):
                     return replace(handle, session=pane.session)
         return handle
+
+    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
+        """How the job ended, or None while it lives."""
+        outcome = super().poll(handle, folder)
+        if isinstance(outcome, Finished) and handle.server_pid is not None:
+            self._servers.add(handle.server_pid)
+        return outcome
+
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
+        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
+        self._remind_servers()
+        return super().wait(handles, timeout_seconds=timeout_seconds)
+
+    def close(self) -> None:
+        """Release what the launcher holds in this process; jobs go on."""
+        self._remind_servers()
+        super().close()
+
+    def _remind_servers(self) -> None:
+        """Tell servers again that a pane's process has ended: tmux 3.3 overlooks some ends."""
+        for pid in self._servers:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCHLD)
 
     def _start(self, job: Job) -> Handle:
         """Adopt this run, replace an ended one of this graph, or begin a session."""

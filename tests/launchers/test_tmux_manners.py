@@ -26,7 +26,7 @@ def test_the_session_of_a_job_that_succeeds_ends_with_it(tmux, make_job):
     job = make_job("print('done')")
     with_a_log = tmux.launch(job)
     assert isinstance(end_of(tmux, with_a_log, job), Finished)
-    until(lambda: sessions(tmux) == [keeper.name])
+    until(lambda: tmux.wait([], timeout_seconds=0) or sessions(tmux) == [keeper.name])
     until(lambda: (job.folder / "training.log").read_text() == "done\n")
 
 
@@ -45,8 +45,7 @@ def test_an_empty_server_ends(tmux, make_job):
     job = make_job(SUCCEED % "e0.a1.x")
     handle = tmux.launch(job)
     end_of(tmux, handle, job)
-    tmux.close()
-    until(lambda: not process.start_time_of(handle.server_pid or 0))
+    until(lambda: tmux.close() or not process.start_time_of(handle.server_pid or 0))
 
 
 def test_closing_leaves_runs_and_their_server_alone(tmux, make_job):
@@ -169,8 +168,7 @@ def test_a_socket_may_be_a_path(server_folder: Path, make_job):
     job = make_job(SUCCEED % "e0.a1.x")
     handle = tmux.launch(job)
     assert isinstance(end_of(tmux, handle, job), Finished)
-    tmux.close()
-    until(lambda: not process.start_time_of(handle.server_pid or 0))
+    until(lambda: tmux.close() or not process.start_time_of(handle.server_pid or 0))
 
 
 def test_a_run_does_not_mind_its_users(tmux, make_job):

@@ -20,7 +20,7 @@ from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import GraphPaths, session_name
 from flowrl.skills.graph import SkillGraph
-from tests.launchers.conftest import SLEEP, start_of, until
+from tests.launchers.conftest import SLEEP, end_of, start_of, until
 from tests.launchers.tmux_sessions import sessions
 from tests.parallel.making import GRAPH, WOOD, a_run, finish, make_skill, merge, prepare
 
@@ -150,8 +150,8 @@ def test_fault_20_ending_one_session_never_ends_one_whose_name_begins_alike(tmux
     until(lambda: tmux.poll(ended, short.folder))
     tmux.stop(ended, short.folder)
     succeeding = make_job("pass", name="flowrl_e1_Collect", run_id="e1.a2.short")
-    until(lambda: tmux.poll(tmux.launch(succeeding), succeeding.folder))
-    until(lambda: sessions(tmux) == ["flowrl_e1_Collect_Wood"])
+    end_of(tmux, tmux.launch(succeeding), succeeding)
+    until(lambda: tmux.wait([], timeout_seconds=0) or sessions(tmux) == ["flowrl_e1_Collect_Wood"])
     assert tmux.poll(alive, long.folder) is None
 
 
