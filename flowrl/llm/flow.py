@@ -44,11 +44,6 @@ class Flow:
         """All skills to train, requirements first."""
         return self._order
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether every skill to train was returned."""
-        return all(name in self._known for name in self._order)
-
     def next_skill(self) -> tuple[str, Skill] | None:
         """Return the next skill and its definition; it counts as in training from now on."""
         remaining = [name for name in self._order if name not in self._known]

@@ -38,14 +38,12 @@ def test_skills_that_can_start_at_once_come_first():
     flow = Flow(graph_of(a="", b="a", c=""), known=())
     assert [flow.next_skill()[0] for _ in range(3)] == ["a", "c", "b"]
     assert flow.next_skill() is None
-    assert flow.exhausted
 
 
 def test_one_skill_is_handed_out_ahead_and_then_the_frontier_is_blocked():
     flow = Flow(DIAMOND, known=())
     assert offered(flow) == ["a", "b"]
     assert flow.training_skills == {"a", "b"}
-    assert not flow.exhausted
 
 
 def test_a_completed_skill_unblocks_the_frontier():
@@ -54,7 +52,7 @@ def test_a_completed_skill_unblocks_the_frontier():
     flow.on_skill_complete("a")
     assert not flow.check_frontier_blocked()
     assert offered(flow) == ["c", "d"]
-    assert flow.exhausted
+    assert flow.next_skill() is None
 
 
 def test_a_given_up_skill_unblocks_the_frontier_too():
@@ -84,7 +82,7 @@ def test_what_the_scheduler_knows_is_not_handed_out_and_counts_as_in_training():
 
 
 def test_a_flow_of_known_skills_is_exhausted_at_once():
-    assert Flow(DIAMOND, known="abcd").exhausted
+    assert Flow(DIAMOND, known="abcd").next_skill() is None
 
 
 def test_a_handed_out_skill_comes_with_its_definition_and_its_needs():
@@ -120,7 +118,7 @@ def test_a_long_chain_of_skills_is_walked_in_no_time():
     )
     started = time.process_time()
     flow, handed = Flow(graph, known=()), []
-    while not flow.exhausted:
+    while len(handed) < length:
         for name in offered(flow):
             handed.append(name)
             assert flow.weight(name) == length - len(handed)
@@ -162,7 +160,6 @@ def test_every_skill_is_handed_out_once_after_its_needs_however_trainings_end(gr
         ahead = bool(started) and waits(graph, started[-1], training)
         blocked = ahead and all(waits(graph, name, training) for name in left)
         assert flow.check_frontier_blocked() == blocked
-        assert flow.exhausted == (not left)
         assert blocked or not left, "it pauses only where all that is left waits"
         if not training:
             break
