@@ -80,7 +80,7 @@ def test_sparse_experts_are_numbered_without_gaps():
 
 
 def test_a_run_for_expert_51_on_experts_0_5_10_and_50_holds_five_networks():
-    assert len(build_remapping([0, 5, 10, 50], 51)) == 5
+    assert len(build_remapping([0, 5, 10, 50], 51).experts) == 5
 
 
 @pytest.mark.parametrize(
