@@ -113,9 +113,12 @@ class StateBuilder:
         """Replace an entry; the skills that need it become blocked or unblocked."""
         before = self.entries[entry.skill]
         self._write(entry)
-        changed = _roots(before) != _roots(self.entries[entry.skill])
-        while changed:
-            changed = any([self._write(item) for item in tuple(self.entries.values())])
+        stack = [entry.skill] if _roots(before) != _roots(self.entries[entry.skill]) else []
+        while stack:
+            need = stack.pop()
+            for item in tuple(self.entries.values()):
+                if need in item.needs and self._write(item):
+                    stack.append(item.skill)
 
     def add(self, skills: Sequence[NewSkill]) -> None:
         """Add skills, all of them or none.
