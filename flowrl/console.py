@@ -75,16 +75,9 @@ def guarded(program: Callable[[], int]) -> int:
 
 def start_logging() -> None:
     """Log one line per event: coloured above the live table on a terminal, plain elsewhere."""
-    handler = (
-        RichHandler(console=ERRORS, show_path=False, log_time_format="%H:%M:%S")
-        if ERRORS.is_terminal
-        else _plain_handler()
-    )
+    handler: logging.Handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    if ERRORS.is_terminal:
+        handler = RichHandler(console=ERRORS, show_path=False, log_time_format="%H:%M:%S")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("flowrl").setLevel(logging.INFO)
-
-
-def _plain_handler() -> logging.Handler:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    return handler

@@ -89,27 +89,21 @@ class Launcher(Protocol):
         Raises:
           LaunchError: it could not be started; no process of it lives.
         """
-        ...
 
     def find(self, job: Job) -> Handle | None:
         """A job that was launched before, for instance by an earlier daemon.
 
         None means that it never started, or left no record: launch it.
         """
-        ...
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         """How the job ended, or None while it lives."""
-        ...
 
     def stop(self, handle: Handle, folder: Path) -> None:
         """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
-        ...
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
         """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
-        ...
 
     def close(self) -> None:
         """Release what the launcher holds in this process; jobs go on."""
-        ...

@@ -11,7 +11,7 @@ import os
 import resource
 import select
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -62,12 +62,9 @@ def send(pid: int, start_time: str, number: signal.Signals) -> bool:
 def with_open_file(path: Path) -> list[int]:
     """The other processes of this user that hold `path` open."""
     expected = str(path.resolve())
-    found = []
-    for folder in _others():
-        with contextlib.suppress(OSError):
-            if any(os.readlink(entry) == expected for entry in (folder / "fd").iterdir()):  # noqa: PTH115
-                found.append(int(folder.name))
-    return found
+    return _others(
+        lambda folder: any(os.readlink(entry) == expected for entry in (folder / "fd").iterdir())  # noqa: PTH115
+    )
 
 
 def with_last_argument(word: str) -> list[int]:
@@ -77,18 +74,17 @@ def with_last_argument(word: str) -> list[int]:
     that holds the first runner's arguments with more behind them.
     """
     ending = b"\0" + os.fsencode(word) + b"\0"
+    return _others(lambda folder: (folder / "cmdline").read_bytes().endswith(ending))
+
+
+def _others(holds: Callable[[Path], bool]) -> list[int]:
+    """The other processes for whose folder in /proc this holds, as far as it can be read."""
     found = []
-    for folder in _others():
+    for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if (folder / "cmdline").read_bytes().endswith(ending):
+            if folder.name.isdigit() and int(folder.name) != os.getpid() and holds(folder):
                 found.append(int(folder.name))
     return found
-
-
-def _others() -> Iterator[Path]:
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            yield folder
 
 
 class EndWatcher:
@@ -152,5 +148,5 @@ class EndWatcher:
 
 
 def _max_watched() -> int:
-    """Watch at most half of RLIMIT_NOFILE; merges need descriptors too."""
+    """Half of RLIMIT_NOFILE; merges need descriptors too."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2

@@ -45,8 +45,8 @@ class JsonLines:
         self._path = layout.metrics
         with suppress(FileNotFoundError):
             with self._path.open("rb") as file:
-                kept = sum(map(len, takewhile(lambda line: _is_within(line, frames), file)))
-            storage.truncate(self._path, kept)
+                kept = b"".join(takewhile(lambda line: _is_within(line, frames), file))
+            storage.write_atomic(self._path, kept)
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Append one line."""

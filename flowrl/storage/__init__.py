@@ -179,17 +179,6 @@ def append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
-def truncate(path: Path, size: int) -> None:
-    """Shorten a file to its first `size` bytes, durably; a shorter file stays as it is."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_size > size:
-            os.ftruncate(descriptor, size)
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def make_dir(path: Path, *, durable: bool = True) -> Path:
     """Make `path` and its missing parents, readable by their owner alone.
 

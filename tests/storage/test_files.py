@@ -399,18 +399,6 @@ def test_a_folder_is_not_moved_over_another(tmp_path):
     assert (tmp_path / "a").is_dir()
 
 
-def test_a_file_is_cut_where_it_should_be_and_never_grows(tmp_path):
-    path = tmp_path / "lines"
-    path.write_text("one\ntwo\n")
-    storage.truncate(path, 100)
-    assert path.read_text() == "one\ntwo\n"
-    storage.truncate(path, 4)
-    assert path.read_text() == "one\n"
-    (tmp_path / "link").symlink_to(path)
-    with pytest.raises(OSError, match="link"):
-        storage.truncate(tmp_path / "link", 0)
-
-
 def test_a_copy_without_links_says_what_it_left_out(tmp_path):
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)

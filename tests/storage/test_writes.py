@@ -39,7 +39,7 @@ EXCUSED = {
         "tries the sandbox out in a folder of its own, outside of any graph",
     ),
     "skills/validation/dry_run.py": (
-        {"tempfile.TemporaryDirectory", "errors.open", "cwd.mkdir"},
+        {"tempfile.TemporaryDirectory"},
         "tries code out in a folder of its own, outside of any graph",
     ),
     "ppo/trackers.py": (
