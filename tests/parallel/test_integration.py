@@ -110,8 +110,7 @@ def test_experts_0_5_10_and_50_become_five_networks_with_the_new_one(place, laun
     archive = RunPaths(place.layout.skill_folder(51, "Last"), 51)
     assert read_run(archive).experts == (0, 5, 10, 50, 51)
     module = load_module(archive.module)
-    assert module.global_to_local == {0: 0, 5: 1, 10: 2, 50: 3, 51: 4}
-    assert module.local_to_global == {0: 0, 1: 5, 2: 10, 3: 50, 4: 51}
+    assert module.experts == (0, 5, 10, 50, 51)
     frames = {number: frames for number, (_, frames) in place.experts().items()}
     assert frames == {0: 101, 5: 102, 10: 103, 50: 104, 51: 10}
 

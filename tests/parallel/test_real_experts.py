@@ -135,7 +135,7 @@ def test_the_trainer_reads_every_generated_module(skill):
     assert [(task.skill, task.count) for task in module.tasks] == [
         (step.skill, step.count) for step in steps
     ]
-    assert [module.local_to_global[task.expert_local] for task in module.tasks] == [
+    assert [module.experts[task.expert_local] for task in module.tasks] == [
         numbers[step.skill] for step in steps
     ]
 

@@ -48,7 +48,7 @@ def test_a_daemon_is_paused_resumed_and_stopped_from_another_terminal(place, cap
 
     code, said = say(place, capsys, "resume", WOOD)
     assert code == 0
-    assert "none runs now" in said
+    assert "done when you start" in said
     code, said = say(place, capsys, "priority", WOOD, "5", "--wait", "0.2")
     assert (code, "by the scheduler of" in said) == (75, True)
 
