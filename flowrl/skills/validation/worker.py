@@ -224,11 +224,11 @@ def _check_values(
 
 def _raised(function: _Function, error: Exception) -> _RefusedError:
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == function.name]
+    lines = [frame.lineno or 1 for frame in frames if frame.filename == function.name]
     text = " ".join(str(error).partition("\n")[0].partition(" The error occurred")[0].split())[:120]
     what = f"{function.name} raises {type(error).__name__}: {text}"
     remedy = "choose by features with jnp.where" if "Tracer" in what else "correct the function"
-    return _RefusedError((lines and lines[-1]) or function.line, what, remedy)
+    return _RefusedError([function.line, *lines][-1], what, remedy)
 
 
 def _refused(function: _Function, what: str, remedy: str) -> _RefusedError:
