@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import jax
@@ -201,13 +202,10 @@ def load_checkpoint(paths: RunPaths, train: TrainState) -> Resumed:
 
 
 def _checkpoint(kept: Resumed) -> dict[str, Any]:
-    counters = kept.counters
+    counters = {name: np.asarray(value) for name, value in asdict(kept.counters).items()}
     return {
         "params": kept.train.params,
         "opt_state": tuple(jax.tree.leaves(kept.train.opt_state)),
         "key": np.asarray(jax.random.key_data(kept.key)),
-        "updates": np.asarray(counters.updates, np.int64),
-        "frames": np.asarray(counters.frames, np.int64),
-        "acted": np.asarray(counters.acted, np.int64),
-        "seconds": np.asarray(counters.seconds, np.float64),
+        **counters,  # int64 and float64
     }
