@@ -44,9 +44,9 @@ class JsonLines:
     def __init__(self, layout: RunPaths, frames: int) -> None:
         self._path = layout.metrics
         with suppress(FileNotFoundError):
-            with self._path.open("rb") as file:
-                kept = b"".join(takewhile(lambda line: _is_within(line, frames), file))
-            storage.write_atomic(self._path, kept)
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            kept = takewhile(lambda line: _is_within(line, frames), lines)
+            storage.write_atomic(self._path, b"".join(kept))
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Append one line."""
