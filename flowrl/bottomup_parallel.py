@@ -19,9 +19,9 @@ from flowrl.config import BottomUpConfig, LaunchConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.games.base import find_game
 from flowrl.launchers import sandbox
-from flowrl.launchers.base import Launcher
 from flowrl.launchers.gpus import Device, slots, visible_devices
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel.recovery import known_skills

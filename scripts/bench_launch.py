@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 from flowrl.launchers import run_status
-from flowrl.launchers.base import Handle, Job, Launcher
+from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 
 SLEEP = "open('ready', 'w').close(); import time; time.sleep(600)"

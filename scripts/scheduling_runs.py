@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config import BottomUpConfig, with_flags
-from flowrl.launchers.base import Job, Launcher
+from flowrl.launchers.base import Job
+from flowrl.launchers.run_status import Launcher
 from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler

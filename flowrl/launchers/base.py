@@ -1,12 +1,11 @@
-"""What a launcher runs (`Job`), what it returns (`Handle`, `Outcome`), and its protocol."""
+"""What a launcher runs (`Job`), and what it returns (`Handle`, `Outcome`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
 from flowrl.storage.records import Natural
 
@@ -78,32 +77,3 @@ class Lost:
 
 
 Outcome = Finished | Exited | Lost
-
-
-class Launcher(Protocol):
-    """Starts jobs and finds out how they ended; every call is idempotent by run id."""
-
-    def launch(self, job: Job) -> Handle:
-        """Start a job; one that lives already is adopted, one that ended is started anew.
-
-        Raises:
-          LaunchError: it could not be started; no process of it lives.
-        """
-
-    def find(self, job: Job) -> Handle | None:
-        """A job that was launched before, for instance by an earlier daemon.
-
-        None means that it never started, or left no record: launch it.
-        """
-
-    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the job ended, or None while it lives."""
-
-    def stop(self, handle: Handle, folder: Path) -> None:
-        """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
-
-    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
-        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
-
-    def close(self) -> None:
-        """Release what the launcher holds in this process; jobs go on."""

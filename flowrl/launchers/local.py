@@ -12,11 +12,11 @@ from pathlib import Path
 from flowrl.errors import LaunchError
 from flowrl.launchers import process
 from flowrl.launchers.base import Handle, Job, Outcome
-from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, FolderLauncher
+from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, Launcher
 from flowrl.paths import JobPaths
 
 
-class LocalLauncher(FolderLauncher):
+class LocalLauncher(Launcher):
     """The Launcher without tmux."""
 
     def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:

@@ -1,4 +1,4 @@
-"""What a job's folder says about its life: the spec, start and exit records and the lock.
+"""`Launcher`, and what a job's folder says about its life: spec, start and exit records, lock.
 
 The files are the truth; tmux is never asked. Every function may be called at any time and by any
 process.
@@ -66,8 +66,11 @@ class ExitRecord:
     ended_at: float
 
 
-class FolderLauncher(ABC):
-    """What the launchers share: all but how a runner is started."""
+class Launcher(ABC):
+    """Starts jobs and finds out how they ended; every call is idempotent by run id.
+
+    A job's folder says all but how its runner is started: that is a launcher's own.
+    """
 
     def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self._grace_seconds = grace_seconds
@@ -78,9 +81,13 @@ class FolderLauncher(ABC):
         """Start the runner of a job whose folder is prepared, or raise LaunchError."""
 
     def launch(self, job: Job) -> Handle:
-        """Start a job, or adopt one that lives; raises LaunchError."""
+        """Start a job; one that lives already is adopted, one that ended is started anew.
+
+        Raises:
+          LaunchError: it could not be started; no process of it lives.
+        """
         known = self.find(job)
-        if known is not None and outcome(known, job.folder) is None:
+        if known is not None and self.poll(known, job.folder) is None:
             return known
         prepare(job, grace_seconds=self._grace_seconds)
         try:
@@ -90,7 +97,10 @@ class FolderLauncher(ABC):
             raise
 
     def find(self, job: Job) -> Handle | None:
-        """A job that was launched before, whether it lives or has ended."""
+        """A job that was launched before, for instance by an earlier daemon.
+
+        None means that it never started, or left no record: launch it.
+        """
         start = read_start(job.folder, job.run_id)
         if start is None:
             return None
@@ -104,11 +114,15 @@ class FolderLauncher(ABC):
         )
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the job ended, or None while it lives."""
+        """How the job ended, or None while a process of it lives; orphans are ended here.
+
+        Raises:
+          OSError: it cannot be looked at now, for instance for lack of file descriptors.
+        """
         return None if self._watcher.sees_alive(handle) else outcome(handle, folder)
 
     def stop(self, handle: Handle, folder: Path) -> None:
-        """Ask the job to end; returns at once."""
+        """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
         request_stop(folder)
 
     def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
@@ -189,11 +203,7 @@ def becomes_free(folder: Path) -> bool:
 
 
 def outcome(handle: Handle, folder: Path) -> Outcome | None:
-    """How the run ended, or None while a process of it lives; orphans are ended here.
-
-    Raises:
-      OSError: it cannot be looked at now, for instance for lack of file descriptors.
-    """
+    """As `Launcher.poll`, by the folder alone."""
     found = _outcome(handle, folder)
     if found is not None:
         _forget_secrets(JobPaths(folder))

@@ -27,7 +27,7 @@ from urllib.parse import quote
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process
 from flowrl.launchers.base import Finished, Handle, Job, Outcome
-from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, FolderLauncher
+from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, Launcher
 from flowrl.paths import JobPaths
 
 RUN_OPTION = "@flowrl_run"
@@ -137,7 +137,7 @@ class TmuxServer:
         )
 
 
-class TmuxLauncher(FolderLauncher):
+class TmuxLauncher(Launcher):
     """The Launcher on a tmux server; `socket` as for `TmuxServer`."""
 
     def __init__(self, socket: str | None = None, *, grace_seconds: float = GRACE_SECONDS) -> None:

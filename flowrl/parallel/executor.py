@@ -23,7 +23,8 @@ from flowrl.errors import (
     is_os_error,
     is_transient,
 )
-from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Launcher, Lost
+from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost
+from flowrl.launchers.run_status import Launcher
 from flowrl.parallel import events
 from flowrl.parallel.events import Event, RunCommand, RunRequest
 from flowrl.parallel.health import DiskHealth, RunLimits, read_log_tail

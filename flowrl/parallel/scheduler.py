@@ -28,8 +28,8 @@ from flowrl.errors import (
     is_transient,
 )
 from flowrl.experts.store import refuse_misplaced
-from flowrl.launchers.base import Launcher
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.run_status import Launcher
 from flowrl.parallel import events
 from flowrl.parallel.event_log import log_change
 from flowrl.parallel.events import (

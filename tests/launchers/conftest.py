@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from flowrl.launchers import process, run_status
-from flowrl.launchers.base import Handle, Job, Launcher, Outcome
+from flowrl.launchers.base import Handle, Job, Outcome
 from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from tests.waiting import limit, until
 
