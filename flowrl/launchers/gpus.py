@@ -84,26 +84,21 @@ def slots(
 def _probe() -> tuple[Device, ...]:
     """What nvidia-smi lists; () when it fails or prints something else."""
     try:
-        return tuple(_parse(line) for line in _ask().splitlines() if line.strip())
+        process = subprocess.Popen(
+            _QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+        )
+        try:
+            text, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        finally:
+            process.kill()  # and no wait: a driver that hangs may keep it from ending
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(process.returncode, _QUERY)
+        return tuple(_parse(line) for line in text.splitlines() if line.strip())
     except FileNotFoundError:
         return ()
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         logger.warning("nvidia-smi fails, so no GPU is used: %s", error)
         return ()
-
-
-def _ask() -> str:
-    process = subprocess.Popen(
-        _QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
-    )
-    try:
-        text, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()  # and no wait: a driver that hangs may keep it from ending
-        raise
-    if process.returncode != 0:
-        raise subprocess.CalledProcessError(process.returncode, _QUERY)
-    return text
 
 
 def _parse(line: str) -> Device:

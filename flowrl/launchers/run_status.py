@@ -236,10 +236,10 @@ def _recorded_end(handle: Handle, folder: Path) -> Finished | Exited | None:
     record = read_exit(folder, handle.run_id)
     if record is None:
         return None
-    cause = _cause(record, handle)
+    cause, detail = _cause(record, handle)
     if cause is None:
         return Finished(folder)
-    detail = record.detail or _detail(cause, record)
+    detail = record.detail or detail
     return Exited(cause=cause, code=record.code, signal=record.signal, detail=detail)
 
 
@@ -270,38 +270,27 @@ def read_exit(folder: Path, run_id: str) -> ExitRecord | None:
     return None
 
 
-def _cause(record: ExitRecord, handle: Handle) -> ExitCause | None:
-    """Why the job did not finish, by the first row that holds; None when it did."""
+def _cause(record: ExitRecord, handle: Handle) -> tuple[ExitCause | None, str]:
+    """Why the job did not finish, by the first row that holds, and in words; None when it did."""
     received, typed = set(record.received), {"SIGINT", "SIGQUIT"}
     killer = Signals(record.signal).name if record.signal is not None else ""
+    how = f"killed by {killer}" if killer else f"exit code {record.code}"
+    stopped, typing = f"stopped on request, {how}", "interrupted from its terminal"
     hangup = "SIGHUP" in received
     rows = [
-        (record.code == 0 and not received, None),
-        ("SIGTERM" in received, ExitCause.STOPPED),
-        (hangup and handle.server_pid is None, ExitCause.STOPPED),
-        (hangup and "server ended" in received, ExitCause.SERVER_KILLED),
-        (hangup, ExitCause.SESSION_KILLED),
-        (record.code == EXIT_RESUMABLE, ExitCause.STOPPED),
-        (record.oom, ExitCause.OOM),
-        (killer in typed or record.code == _EXIT_INTERRUPTED, ExitCause.INTERRUPTED),
-        (killer, ExitCause.SIGNAL),
-        (received & typed, ExitCause.INTERRUPTED),
+        (record.code == 0 and not received, None, ""),
+        ("SIGTERM" in received, ExitCause.STOPPED, stopped),
+        (hangup and handle.server_pid is None, ExitCause.STOPPED, stopped),
+        (hangup and "server ended" in received, ExitCause.SERVER_KILLED, "its tmux server ended"),
+        (hangup, ExitCause.SESSION_KILLED, "its tmux session was killed"),
+        (record.code == EXIT_RESUMABLE, ExitCause.STOPPED, stopped),
+        (record.oom, ExitCause.OOM, "killed by the kernel for lack of memory"),
+        (killer in typed or record.code == _EXIT_INTERRUPTED, ExitCause.INTERRUPTED, typing),
+        (killer, ExitCause.SIGNAL, how),
+        (received & typed, ExitCause.INTERRUPTED, typing),
+        (True, ExitCause.EXIT, how),
     ]
-    return next((cause for holds, cause in rows if holds), ExitCause.EXIT)
-
-
-def _detail(cause: ExitCause, record: ExitRecord) -> str:
-    how = f"exit code {record.code}"
-    if record.signal is not None:
-        how = f"killed by {Signals(record.signal).name}"
-    details = {
-        ExitCause.OOM: "killed by the kernel for lack of memory",
-        ExitCause.STOPPED: f"stopped on request, {how}",
-        ExitCause.INTERRUPTED: "interrupted from its terminal",
-        ExitCause.SESSION_KILLED: "its tmux session was killed",
-        ExitCause.SERVER_KILLED: "its tmux server ended",
-    }
-    return details.get(cause, how)
+    return next((cause, words) for holds, cause, words in rows if holds)
 
 
 def _end_orphans(folder: Path) -> None:

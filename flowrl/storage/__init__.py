@@ -58,7 +58,7 @@ def fault_point(name: str) -> None:
     """
     mode = _mode_at(name)
     if mode == "kill":
-        _die()
+        os.kill(os.getpid(), signal.SIGKILL)
     if mode == "torn":
         raise ConfigError(f"{_VARIABLE}={name}:torn: nothing is written there; use kill")
     if mode:
@@ -367,7 +367,7 @@ def _write_all(descriptor: int, payload: bytes | memoryview, point: str) -> None
     while rest:
         rest = rest[os.write(descriptor, rest) :]
     if torn:
-        _die()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _copy_content(source: Path, descriptor: int, point: str) -> str:
@@ -406,8 +406,3 @@ def _mode_at(name: str) -> str:
     if not point or mode not in _MODES:
         raise ConfigError(f"{_VARIABLE}={value!r} is not <name>:<mode>; use {', '.join(_MODES)}")
     return mode if point == name else ""
-
-
-def _die() -> None:
-    """End this process as kill -9 does."""
-    os.kill(os.getpid(), signal.SIGKILL)
