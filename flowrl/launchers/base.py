@@ -1,4 +1,4 @@
-"""What a launcher runs (`Job`), and what it returns (`Handle`, `Outcome`)."""
+"""What a launcher runs and returns; values alone, since state files and every test hold them."""
 
 from __future__ import annotations
 

@@ -37,23 +37,18 @@ class LocalLauncher(Launcher):
         self._children.clear()
 
     def _start(self, job: Job) -> Handle:
+        """Start the runner with its output piped to the log's writer."""
+        log_path = (job.folder / job.log).absolute()
+        spec_json = JobPaths(job.folder.absolute()).spec_json
         try:
-            pid = self._spawn(job)
+            log = self._python(job, LOG_WRITER, log_path, stdin=subprocess.PIPE)
+            assert log.stdin is not None
+            with log.stdin:
+                pid = self._python(job, RUNNER, spec_json, stdout=log.stdin).pid
         except OSError as error:
             raise LaunchError(f"{job.name} cannot be started: {error}") from error
         start_time = process.start_time_of(pid)
         return Handle(run_id=job.run_id, session=job.name, pid=pid, start_time=start_time)
-
-    def _spawn(self, job: Job) -> int:
-        """Start the runner with its output piped to the log's writer; returns the runner's pid."""
-        log_path = (job.folder / job.log).absolute()
-        log = self._python(job, LOG_WRITER, log_path, stdin=subprocess.PIPE)
-        try:
-            spec_json = JobPaths(job.folder.absolute()).spec_json
-            return self._python(job, RUNNER, spec_json, stdout=log.stdin).pid
-        finally:
-            if log.stdin is not None:
-                log.stdin.close()
 
     def _python(self, job: Job, script: Path, path: Path, **streams) -> subprocess.Popen:
         child = subprocess.Popen(

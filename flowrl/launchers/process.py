@@ -43,11 +43,6 @@ def alive(pid: int, start_time: str) -> bool:
     return bool(start_time) and start_time_of(pid) == start_time
 
 
-def is_of_other_boot(start_time: str) -> bool:
-    """Whether the process was started before the machine was last restarted."""
-    return bool(start_time) and start_time.rpartition(":")[0] != boot_id()
-
-
 def send(pid: int, start_time: str, number: signal.Signals) -> bool:
     """Send a signal to this very process; False when it does not live."""
     if pid <= 1 or not alive(pid, start_time):

@@ -219,13 +219,16 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
     if lock_held(folder):
         # Without start.json the lock's holder may be a runner that is just starting.
         if start is not None and not process.alive(start.runner_pid, start.runner_start_time):
-            _end_orphans(folder)
+            # Nothing would record how they ended. The kernel names the lock's holders; the job
+            # may write any pid into start.json.
+            for pid in process.with_open_file(JobPaths(folder).lock):
+                process.send(pid, process.start_time_of(pid), signal.SIGKILL)
         return None
     # The runner may have written it between the first look and its end.
     ended = _recorded_end(handle, folder)
     if ended is not None:
         return ended
-    if process.is_of_other_boot(handle.start_time):
+    if handle.start_time and handle.start_time.rpartition(":")[0] != process.boot_id():
         return Exited(cause=ExitCause.SERVER_KILLED, detail="the machine was restarted")
     if start is None:
         return Lost("its runner ended before it started anything")
@@ -291,15 +294,6 @@ def _cause(record: ExitRecord, handle: Handle) -> tuple[ExitCause | None, str]:
         (True, ExitCause.EXIT, how),
     ]
     return next((cause, words) for holds, cause, words in rows if holds)
-
-
-def _end_orphans(folder: Path) -> None:
-    """Kill the processes that live without their runner: nothing would record how they ended.
-
-    The kernel names the holders of the lock; the job may write any pid into start.json.
-    """
-    for pid in process.with_open_file(JobPaths(folder).lock):
-        process.send(pid, process.start_time_of(pid), signal.SIGKILL)
 
 
 def _forget_secrets(paths: JobPaths) -> None:

@@ -181,9 +181,7 @@ def memory_share(environ: Mapping[str, str]) -> float:
     Raises:
       ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is not in (0, 1].
     """
-    text = environ.get(_FRACTION)
-    if text is None:
-        return MEMORY_SHARE
+    text = environ.get(_FRACTION, MEMORY_SHARE)
     try:
         share = float(text)
     except ValueError:
