@@ -13,9 +13,8 @@ from rich.logging import RichHandler
 
 from flowrl import __version__
 from flowrl.config import Config, parse
-from flowrl.errors import EXIT_IO, FlowrlError, classify_io_error, format_error
+from flowrl.errors import EXIT_INTERRUPTED, EXIT_IO, FlowrlError, classify_io_error, format_error
 
-EXIT_INTERRUPTED = 130
 RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
 _WIDTH = 120  # columns of a file or a pipe
 ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)

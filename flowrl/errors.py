@@ -11,6 +11,7 @@ from typing import ClassVar, TypeGuard
 EXIT_USAGE = 2
 EXIT_IO = 74  # EX_IOERR: the disk is full, broken or read-only
 EXIT_BUSY = 75  # EX_TEMPFAIL: another daemon holds the folder
+EXIT_INTERRUPTED = 130  # Ctrl-C or SIGTERM
 EXIT_RESUMABLE = 85  # the trainer was asked to stop and saved a resumable checkpoint
 
 

@@ -73,8 +73,5 @@ def _spellings(value: str) -> set[str]:
     plain = {value, value.strip(), *lines}
     quoted = {json.dumps(word)[1:-1] for word in plain} | {repr(word)[1:-1] for word in plain}
     # A value that is not UTF-8 cannot occur in a text.
-    return {
-        word
-        for word in plain | quoted
-        if len(word) >= LEAST_LENGTH and not re.search("[\ud800-\udfff]", word)
-    }
+    words = (word for word in plain | quoted if len(word) >= LEAST_LENGTH)
+    return {word for word in words if not re.search("[\ud800-\udfff]", word)}

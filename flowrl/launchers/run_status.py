@@ -19,7 +19,7 @@ from signal import Signals
 from typing import Annotated
 
 from flowrl import storage
-from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, LaunchError
+from flowrl.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, FileRefusedError, LaunchError
 from flowrl.launchers import process
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost, Outcome
 from flowrl.launchers.process import EndWatcher
@@ -32,7 +32,6 @@ FORMAT = 1
 RUNNER = Path(__file__).with_name("runner.py")
 LOG_WRITER = Path(__file__).with_name("log_writer.py")
 GRACE_SECONDS = 30.0
-_EXIT_INTERRUPTED = 130
 _RUNNER_EXIT_SECONDS = 1.0
 
 
@@ -160,7 +159,10 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
     try:
         for stale in (paths.exit_json, paths.start_json, paths.secrets_json, *results):
             storage.remove_file(stale)
-        _begin_log(job.folder / job.log)
+        log = job.folder / job.log
+        if log.is_symlink() or not log.is_file():
+            storage.remove_file(log)
+        storage.make_file(log)  # for readers that follow it
         if secrets:
             storage.write_json(paths.secrets_json, {"format": FORMAT, "secrets": secrets})
         # A power cut that takes one of these takes the runner, too: the next launch writes them.
@@ -288,7 +290,7 @@ def _cause(record: ExitRecord, handle: Handle) -> tuple[ExitCause | None, str]:
         (hangup, ExitCause.SESSION_KILLED, "its tmux session was killed"),
         (record.code == EXIT_RESUMABLE, ExitCause.STOPPED, stopped),
         (record.oom, ExitCause.OOM, "killed by the kernel for lack of memory"),
-        (killer in typed or record.code == _EXIT_INTERRUPTED, ExitCause.INTERRUPTED, typing),
+        (killer in typed or record.code == EXIT_INTERRUPTED, ExitCause.INTERRUPTED, typing),
         (killer, ExitCause.SIGNAL, how),
         (received & typed, ExitCause.INTERRUPTED, typing),
         (True, ExitCause.EXIT, how),
@@ -301,10 +303,3 @@ def _forget_secrets(paths: JobPaths) -> None:
     for path in (paths.secrets_json, paths.environment_json):
         with suppress(IsADirectoryError):  # the job's own
             storage.remove_file(path)
-
-
-def _begin_log(path: Path) -> None:
-    """Make the log, for readers that follow it; one that is no plain file is removed."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        storage.remove_file(path)
-    storage.make_file(path)

@@ -10,9 +10,6 @@ the environment, which therefore is not on the command line.
 
 A trainer runs code that a language model may have written. So it inherits by an allowlist: the
 keys with which the daemon calls that model stay here.
-
-CPUs are not divided among runs: on two cores, two runs pinned to one core each needed 3 to 10 %
-less CPU time than two that share both, but a single run then takes twice as long.
 """
 
 from __future__ import annotations

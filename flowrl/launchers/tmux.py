@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from urllib.parse import quote
 
@@ -132,9 +132,8 @@ class TmuxServer:
             raise LaunchError(_MISSING) from error
         except OSError as error:
             raise LaunchError(f"tmux cannot be executed: {error}") from error
-        return Reply(
-            returncode=done.returncode, stdout=_lines(done.stdout), stderr=_lines(done.stderr)
-        )
+        stdout, stderr = done.stdout.splitlines(), done.stderr.splitlines()
+        return Reply(returncode=done.returncode, stdout=stdout, stderr=stderr)
 
 
 class TmuxLauncher(Launcher):
@@ -268,10 +267,9 @@ def _is_own(pane: Pane, job: Job) -> bool:
 
 def _free_name(job: Job, panes: Collection[Pane]) -> str:
     """The job's name, with the first free number if it is taken."""
-    name, taken = job.name, {pane.session for pane in panes}
-    if name not in taken:
-        return name
-    return next(other for n in count(2) if (other := f"{name}_{n}") not in taken)
+    taken = {pane.session for pane in panes}
+    names = chain([job.name], (f"{job.name}_{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _handle(job: Job, pane: Pane) -> Handle:
@@ -283,7 +281,3 @@ def _handle(job: Job, pane: Pane) -> Handle:
         pane=pane.pane,
         server_pid=pane.server_pid,
     )
-
-
-def _lines(text: str) -> list[str]:
-    return text.rstrip("\n").split("\n") if text.strip("\n") else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import filelock
@@ -38,13 +38,15 @@ def held(path: Path, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
         raise BusyError(
             f"{path} was held by another process for {timeout_seconds:g} s; try again later"
         ) from error
-    mine = _identity(path)
 
     def check() -> None:
-        if mine is None or _identity(path) != mine:
-            raise BusyError(f"{path} was removed while it was held; do it again")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(mine, path.lstat()):
+                return
+        raise BusyError(f"{path} was removed while it was held; do it again")
 
     try:
+        mine = path.lstat()
         yield check
     finally:
         lock.release()
@@ -72,12 +74,3 @@ def check_plain(path: Path) -> None:
             f"{path} is not a plain file and cannot be a lock; make sure that no process uses "
             "the folder, then move it away: it is made again"
         )
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of the file of this name, None when it is missing."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
