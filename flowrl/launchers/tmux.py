@@ -24,6 +24,10 @@ from itertools import chain, count
 from pathlib import Path
 from urllib.parse import quote
 
+import libtmux
+from libtmux.common import has_minimum_version
+from libtmux.exc import LibTmuxException
+
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process
 from flowrl.launchers.base import Finished, Handle, Job, Outcome
@@ -83,9 +87,11 @@ class TmuxServer:
     """
 
     def __init__(self, socket: str | None = None) -> None:
-        self._address: tuple[str, ...] = ()
-        if socket is not None:
-            self._address = ("-S" if "/" in socket else "-L", socket)
+        by_path = socket is not None and "/" in socket
+        server = libtmux.Server(
+            socket_name=None if by_path else socket, socket_path=socket if by_path else None
+        )
+        self.socket_name, self.socket_path = server.socket_name, server.socket_path
 
     def run(self, *words: str) -> Reply:
         """Run one tmux command line; the reply says what tmux refused.
@@ -113,9 +119,10 @@ class TmuxServer:
         raise LaunchError(f"tmux cannot list its panes: {reply.why}")
 
     def _run(self, words: tuple[str, ...]) -> Reply:
+        """Run one tmux client; libtmux's `Server.cmd` would wait for a frozen server for ever."""
         try:
             done = subprocess.run(
-                [shutil.which("tmux") or "tmux", *self._address, *words],
+                [shutil.which("tmux") or "tmux", *self._address(), *words],
                 check=False,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -135,6 +142,11 @@ class TmuxServer:
         stdout, stderr = done.stdout.splitlines(), done.stderr.splitlines()
         return Reply(returncode=done.returncode, stdout=stdout, stderr=stderr)
 
+    def _address(self) -> tuple[str, ...]:
+        if self.socket_path is not None:
+            return ("-S", str(self.socket_path))
+        return () if self.socket_name is None else ("-L", self.socket_name)
+
 
 class TmuxLauncher(Launcher):
     """The Launcher on a tmux server; `socket` as for `TmuxServer`."""
@@ -148,10 +160,14 @@ class TmuxLauncher(Launcher):
         """Check that jobs can be launched at all.
 
         Raises:
-          ConfigError: tmux is missing.
+          ConfigError: tmux is missing or too old.
         """
         if shutil.which("tmux") is None:
             raise ConfigError(_MISSING)
+        try:
+            has_minimum_version()
+        except LibTmuxException as error:
+            raise ConfigError(f"tmux cannot be used, use --launcher local: {error}") from error
 
     def find(self, job: Job) -> Handle | None:
         """A job that was launched before, under its session's name of today."""
