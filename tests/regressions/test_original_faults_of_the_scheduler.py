@@ -172,7 +172,7 @@ def test_fault_13_max_retries_2_gives_three_attempts_with_growing_waits(start, w
 def test_fault_14_a_spent_budget_is_never_taken_for_no_budget(tmp_path):
     config = with_flags(BottomUpConfig(), total_timesteps=5000, skill_timesteps_budget=2000)
     backend = TrainingBackend(GraphPaths(tmp_path), config, GRAPH)
-    with pytest.raises(ConfigError, match="skill_timesteps_budget 0"):
+    with pytest.raises(ConfigError, match="skill_timesteps_budget is 0"):
         parse(BottomUpConfig, ["--skill_timesteps_budget=0"])
     left = RunRequest(skill=WOOD, expert=0, attempt=1, frames_left=700)
     assert parse(TrainConfig, backend.prepare(left).argv[3:]).ppo.total_timesteps == 700
