@@ -1,4 +1,4 @@
-"""Removing secrets from texts: logs, the scheduler's state, events, notices.
+"""Removing secrets, a leaf for all that write texts: logs, the state, events, notices.
 
 A secret is the value of an environment variable whose name matches `_SECRET_NAME`, or that is
 passed by `--pass_env`. Values below `LEAST_LENGTH` characters are not secrets: replacing them would

@@ -1,4 +1,4 @@
-"""The launcher of plain detached processes, for machines without tmux, comparisons and tests.
+"""A launcher, a leaf: plain detached processes, for machines without tmux, comparisons and tests.
 
 They outlive the daemon as tmux sessions do, in a session of their own, but nobody can attach.
 """

@@ -1,4 +1,4 @@
-"""File locks that the kernel frees when their holder dies; apart, as filelock is slow to import."""
+"""File locks that the kernel frees with their holder; a leaf, as filelock is slow to import."""
 
 from __future__ import annotations
 
