@@ -68,6 +68,9 @@ class NamedRuns:
         storage.remove_tree(place.folder)
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
+    def archived_result(self, task: RunRequest) -> None:
+        pass
+
     def archive(self, task: RunRequest) -> None:
         pass
 

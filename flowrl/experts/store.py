@@ -238,11 +238,11 @@ class ExpertStore:
         oldest = present.generation - manifests.KEPT_GENERATIONS + 1
         history = dict(manifests.read_history(self.layout))
         for generation, known in history.items():
-            if known is None:
-                logger.warning("nothing collected: generation %d is damaged", generation)
-                return ()
             if generation < oldest:
                 storage.remove_file(manifests.history_file(self.layout, generation))
+            elif known is None:
+                logger.warning("nothing collected: generation %d is damaged", generation)
+                return ()
             else:
                 named |= known.versions
         # A recent generation that the history has lost may have named what came in with it.

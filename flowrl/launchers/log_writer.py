@@ -20,7 +20,6 @@ from contextlib import suppress
 
 CAP_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**16
-LINE_BYTES = 2**20
 REDACTED = b"[redacted]"
 SECRETS_LIMIT_BYTES = 2**20
 
@@ -41,17 +40,27 @@ def main(argv: list[str]) -> int:
 def redacted(chunks: Iterable[bytes], secrets: list[bytes]) -> Iterator[bytes]:
     """Yield a stream without its secrets, wherever it happens to be cut.
 
-    A line is held back until it ends, since no secret has a line's end inside. One over
-    `LINE_BYTES` is yielded in pieces.
+    What may become a secret is held back until enough has come to tell.
     """
     if not secrets:
         yield from chunks
         return
-    pattern, held = re.compile(b"|".join(map(re.escape, secrets))), b""
+    pattern = re.compile(b"|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))
+    beginnings = {secret[:length] for secret in secrets for length in range(1, len(secret))}
+    longest = max(map(len, beginnings), default=0)
+
+    def undecided(text: bytes, start: int) -> int:
+        first = max(start, len(text) - longest)
+        return next((p for p in range(first, len(text)) if text[p:] in beginnings), len(text))
+
+    held = b""
     for chunk in chunks:
         text = held + chunk
-        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-        end = len(text) if len(text) - end > LINE_BYTES else end
+        end = undecided(text, 0)
+        for match in pattern.finditer(text):
+            if end <= match.start():
+                break
+            end = undecided(text, match.end())
         held = text[end:]
         yield pattern.sub(REDACTED, text[:end])
     yield pattern.sub(REDACTED, held)

@@ -26,13 +26,13 @@ from flowrl.launchers.process import EndWatcher
 from flowrl.paths import JobPaths
 from flowrl.redaction import secrets_of
 from flowrl.storage import records
-from flowrl.storage.records import Natural
 
 FORMAT = 1
 RUNNER = Path(__file__).with_name("runner.py")
 LOG_WRITER = Path(__file__).with_name("log_writer.py")
 GRACE_SECONDS = 30.0
 _RUNNER_EXIT_SECONDS = 1.0
+Pid = Annotated[int, records.within(1, 2**22)]  # a job may write anything into start.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,12 @@ class StartRecord:
     """start.json: which processes run. The job has no pid while it is being started."""
 
     run_id: str
-    runner_pid: Natural
+    runner_pid: Pid
     runner_start_time: str
-    job_pid: Natural | None
+    job_pid: Pid | None
     job_start_time: str
     pane: str | None
-    server_pid: Natural | None
+    server_pid: Pid | None
     started_at: float
 
 

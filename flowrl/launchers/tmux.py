@@ -200,9 +200,11 @@ class TmuxLauncher(Launcher):
 
     def _remind_servers(self) -> None:
         """Tell servers again that a pane's process has ended: tmux 3.3 overlooks some ends."""
-        for pid in self._servers:
-            with contextlib.suppress(OSError):
+        for pid in list(self._servers):
+            try:
                 os.kill(pid, signal.SIGCHLD)
+            except OSError:
+                self._servers.discard(pid)  # it has ended
 
     def _start(self, job: Job) -> Handle:
         """Adopt this run, replace an ended one of this graph, or begin a session."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.errors import ComparingError, FileRefusedError
-from flowrl.experts.merge import Evidence, Question, Unanswered
+from flowrl.experts.merge import Blended, Evidence, Question, Unanswered
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.local import LocalLauncher
@@ -108,14 +108,21 @@ def blend_of(folder: Path, expert: int) -> Path:
 
 
 def read_record(folder: Path) -> Comparison | None:
-    """The record of a comparison; None without one.
+    """The record of a comparison; None without one. The graph's folder may have moved.
 
     Raises:
       FileRefusedError: the file is damaged.
     """
     if not record_of(folder).exists():
         return None
-    return records.read(record_of(folder), Comparison)
+    found = records.read(record_of(folder), Comparison)
+    answers = (
+        replace(answer, folder=blend_of(folder, answer.question.expert))
+        if isinstance(answer, Blended)
+        else answer
+        for answer in found.answers
+    )
+    return replace(found, answers=tuple(answers))
 
 
 def _known(folder: Path, asked: Comparison) -> Comparison:

@@ -62,6 +62,10 @@ class Backend(Protocol):
         """Archive a merged run, once the runs that waited for it have been started."""
         ...
 
+    def archived_result(self, request: RunRequest, /) -> RunResult | None:
+        """Return the result of run `request.run_id` if it was merged and archived."""
+        ...
+
     def discard(self, request: RunRequest, /) -> object:
         """Move the folder of a failed attempt away."""
         ...
@@ -122,7 +126,7 @@ class CommandExecutor:
         try:
             job = self._job(request)
             if job is None:
-                return (_lost(request),)
+                return (self._without_folder(request),)
             handle = (self.launcher.find(job) if seek else None) or self.launcher.launch(job)
         except SKILL_ERRORS as error:
             return (self._not_started(request, error, preparing=False),)
@@ -192,7 +196,7 @@ class CommandExecutor:
         try:
             job = self._job(request)
             if job is None:
-                return (_lost(request),)
+                return (self._without_folder(request),)
             outcome = self._end_of(request, job, status.handle)
         except SKILL_ERRORS as error:
             _warn("it cannot be looked at now", entry.skill, error)
@@ -206,6 +210,13 @@ class CommandExecutor:
         paths = RunPaths(job.folder, request.expert)
         frames, tail = _frames(job, paths), read_log_tail(paths.training_log)
         return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail),)
+
+    def _without_folder(self, request: RunRequest) -> Event:
+        """The run's folder is gone: it was merged and archived, or it is lost."""
+        assert request.run_id is not None
+        result = self._backend.archived_result(request)
+        outcome = result or Lost("its run folder is gone")
+        return events.RunEnded(request.skill, request.run_id, outcome)
 
     def _end_of(
         self, request: RunRequest, job: Job, handle: Handle
@@ -270,11 +281,6 @@ class CommandExecutor:
 
 def _warn(what: str, skill: str, error: BaseException) -> None:
     logger.warning("%s: %s", skill, what, extra={"why": format_error(error)})
-
-
-def _lost(request: RunRequest) -> Event:
-    assert request.run_id is not None
-    return events.RunEnded(request.skill, request.run_id, Lost("its run folder is gone"))
 
 
 def _fits(request: RunRequest, status: Status, kind: type) -> bool:

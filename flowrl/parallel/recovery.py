@@ -82,6 +82,8 @@ def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -
     for paths in (archive, layout.run(version.index, version.skill)):
         try:
             run, result = read_run(paths), read_result(paths)
+        except FormatVersionError:
+            raise
         except FileRefusedError as error:
             logger.info("%s", error)
             continue

@@ -69,7 +69,7 @@ class Inbox:
         self._taken = self._files()[:MOST_AT_ONCE]
         try:
             return [_read_request(path) for path in self._taken]
-        except FlowrlError:
+        except (FlowrlError, OSError):
             self._taken = []
             return []
 

@@ -141,12 +141,13 @@ class SkillScheduler:
         try:
             self._file.save(state)
         except OSError as error:
-            if self._disk.report(error):
-                return False
-            raise FileRefusedError(
-                f"{self._file.path} cannot be written ({format_error(error)}), so nothing more is "
-                "started or merged; runs go on: mend it and start again to adopt them"
-            ) from error
+            if not self._disk.report(error):
+                raise FileRefusedError(
+                    f"{self._file.path} cannot be written ({format_error(error)}), so nothing more "
+                    "is started or merged; runs go on: mend it and start again to adopt them"
+                ) from error
+            if not self._disk.ok:
+                return False  # else the probe has written the state
         self._saved = state
         return True
 

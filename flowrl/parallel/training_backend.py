@@ -32,6 +32,7 @@ from flowrl.parallel.run_folder import (
 from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
+from flowrl.runs import RunResult, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 
 
@@ -96,6 +97,16 @@ class TrainingBackend:
             accounting=self._config.ppo.frame_accounting,
             rule=MERGE_RULES[self._config.graph.merge_policy],
         )
+
+    def archived_result(self, request: RunRequest) -> RunResult | None:
+        """The result of a run that was merged by hand, or after the state was last saved."""
+        archive = self._layout.archive(request.expert, request.skill)
+        try:
+            run, result = read_run(archive), read_result(archive)
+        except FileRefusedError:
+            return None
+        merged = request.run_id in self._store.manifest().merged
+        return result if merged and run.run_id == request.run_id else None
 
     def archive(self, request: RunRequest) -> None:
         """Archive a merged run's records and remove its folder, if it still exists."""

@@ -18,6 +18,7 @@ from typing import Any
 from flowrl import storage
 from flowrl.config import FrameAccounting
 from flowrl.errors import (
+    BusyError,
     ConfigError,
     ExpertCorruptError,
     FileRefusedError,
@@ -125,12 +126,18 @@ def archive_run(layout: GraphPaths, paths: RunPaths) -> None:
     """Do the second half: archive a merged run's records, remove its folder, collect garbage.
 
     If it is interrupted, `recover_graph` completes it at the next start.
+
+    Raises:
+      FileRefusedError: the folder is not the run's own, or holds no result.
     """
     if not paths.folder.is_dir():
         return
     store = ExpertStore(layout)
     run = read_run(paths)
     if run.run_id in store.manifest().merged:
+        own = layout.run(run.expert, run.skill).folder
+        if paths.folder.name != own.name or read_result(paths).run_id != run.run_id:
+            raise FileRefusedError(f"{paths.folder} is not the folder of run {run.run_id}")
         comparisons.clear(layout.comparisons / run.run_id)
         _move_to_archive(paths, layout.archive(run.expert, run.skill))
         store.collect_garbage(pinned_versions(layout))
@@ -158,7 +165,7 @@ def recover_graph(layout: GraphPaths) -> None:
             live.add(run.run_id)
             if run.run_id in merged and not lock_held(paths.folder):
                 archive_run(layout, paths)
-        except FileRefusedError as error:
+        except (FileRefusedError, BusyError) as error:
             logger.warning("a run folder stays: %s", error)
     comparisons.remove_stale(layout, live)
 

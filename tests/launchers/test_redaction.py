@@ -112,10 +112,19 @@ def test_a_stream_is_redacted_like_a_whole_text_wherever_it_is_cut(secrets, word
     assert not any(secret.encode() in out for secret in known)
 
 
-def test_only_a_line_that_has_not_ended_is_held_back():
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_a_long_line_or_a_secret_of_short_lines_is_redacted_wherever_it_is_cut(size):
+    secrets = [b"one\ntwo\nthree", SECRET.encode()]
+    text = b"x" * 50 + secrets[1] + b"y" * 50 + secrets[0] + b"end"
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    found = b"".join(log_writer.redacted(pieces, secrets))
+    assert found == b"x" * 50 + b"[redacted]" + b"y" * 50 + b"[redacted]end"
+
+
+def test_only_what_may_become_a_secret_is_held_back():
     pieces = [b"50 %\rhunt", b"ing\n", b"60 %\r", b"70"]
     shown = list(log_writer.redacted(pieces, [SECRET.encode()]))
-    assert shown == [b"50 %\r", b"hunting\n", b"60 %\r", b"", b"70"]
+    assert shown == [b"50 %\r", b"hunting\n", b"60 %\r", b"70", b""]
 
 
 def test_without_secrets_nothing_is_held_back():

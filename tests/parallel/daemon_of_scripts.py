@@ -59,6 +59,9 @@ class ScriptBackend:
             storage.append_line(ledger, str(task.run_id))
         return {"run_id": task.run_id, "frames": 5, "success_rate": 1.0, "wall_seconds": 0.1}
 
+    def archived_result(self, task: RunRequest) -> None:
+        pass
+
     def archive(self, task: RunRequest) -> None:
         pass
 

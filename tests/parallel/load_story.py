@@ -85,6 +85,9 @@ class LoadBackend:
         self.figures.merged += 1
         return {"run_id": task.run_id, "frames": 3, "success_rate": 1.0, "wall_seconds": 0.1}
 
+    def archived_result(self, task: RunRequest) -> None:
+        pass
+
     def archive(self, task: RunRequest) -> None:
         self.discard(task)
 

@@ -164,6 +164,9 @@ class FakeBackend:
             "again": again,
         }
 
+    def archived_result(self, task: RunRequest) -> RunResult | None:
+        return finished(task.run_id) if task.run_id in self.world.ledger else None
+
     def archive(self, task: RunRequest) -> None:
         self.world.op("put away")
         assert task.run_id in self.world.ledger
@@ -199,6 +202,9 @@ class JobsBackend:
 
     def merge(self, task: RunRequest) -> Mapping[str, Any]:
         return {}
+
+    def archived_result(self, task: RunRequest) -> None:
+        pass
 
     def archive(self, task: RunRequest) -> None:
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from flowrl.errors import BusyError
@@ -70,6 +72,20 @@ def test_what_a_killed_daemon_has_merged_and_not_archived_is_archived_at_the_nex
     assert frames(layout) == {0: 50}
     assert place.folder.is_dir()
     recover_graph(layout)
+    assert not place.folder.exists()
+    assert (layout.skill_folder(0, WOOD) / "result.json").exists()
+
+
+def test_a_copy_of_a_merged_runs_folder_stays_what_it_is(tmp_path):
+    layout = GraphPaths(tmp_path)
+    place = prepare(layout, WOOD, 0, {}).layout
+    finish(place, {0: 50})
+    merge_run(layout, place, WOOD, accounting="acted", rule=frame_count)
+    copy = place.folder.with_name(f"{place.folder.name}_backup")
+    shutil.copytree(place.folder, copy)
+    (copy / "result.json").unlink()
+    recover_graph(layout)
+    assert copy.is_dir()
     assert not place.folder.exists()
     assert (layout.skill_folder(0, WOOD) / "result.json").exists()
 

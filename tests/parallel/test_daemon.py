@@ -59,6 +59,20 @@ def test_a_run_whose_folder_is_gone_is_lost(start, world, clock):
     assert "folder is gone" in status(scheduler, "A").why
 
 
+def test_a_run_that_was_merged_by_hand_counts(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    run_id = world.folders["A"]
+    world.end("A")
+    world.ledger.append(run_id)  # process_completed_training, while no scheduler ran
+    del world.folders["A"]
+    scheduler = start()
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed"}
+    assert world.ledger == [run_id]
+
+
 def test_a_daemon_killed_at_any_operation_goes_on_where_it_was(tmp_path):
     """The fault loop: every N-th operation on the world and its files, until none is met."""
     for fatal in range(1, 1000):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
 from flowrl import storage
 from flowrl.launchers.base import ExitCause
+from flowrl.parallel import requests
 from flowrl.parallel.events import StopMode, Verb
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.requests import MOST_AT_ONCE, send_request
@@ -302,6 +304,20 @@ def asked_beside(scheduler, verb, skill):
     name = send_request(scheduler.layout, verb, skill)
     scheduler.tick()
     return outcomes(scheduler)[name]
+
+
+def test_a_request_that_the_disk_cannot_read_is_read_later(start, monkeypatch):
+    scheduler = two_skills(start)
+    name = send_request(scheduler.layout, Verb.PRIORITY, "A", number=3)
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(requests.records, "read", fail)
+        scheduler.tick()
+    scheduler.tick()
+    assert outcomes(scheduler)[name] == "done"
 
 
 def test_a_requests_folder_that_is_a_link_is_not_followed(start, tmp_path):
