@@ -11,6 +11,7 @@ from typing import ClassVar, TypeGuard
 EXIT_USAGE = 2
 EXIT_IO = 74  # EX_IOERR: the disk is full, broken or read-only
 EXIT_BUSY = 75  # EX_TEMPFAIL: another daemon holds the folder
+EXIT_DIVERGED = 65  # EX_DATAERR: a loss or parameter is not finite
 EXIT_INTERRUPTED = 130  # Ctrl-C or SIGTERM
 EXIT_RESUMABLE = 85  # the trainer was asked to stop and saved a resumable checkpoint
 
@@ -98,7 +99,9 @@ class ComparingError(BusyError):
 
 
 class TrainingError(FlowrlError):
-    """Training cannot go on, for instance because the loss is not finite."""
+    """Training cannot go on, because a loss or a parameter is not finite."""
+
+    exit_code = EXIT_DIVERGED
 
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from flowrl.config import ScheduleConfig
+from flowrl.errors import EXIT_DIVERGED, EXIT_IO, EXIT_USAGE
 from flowrl.launchers.base import ExitCause, Exited, Lost
 from flowrl.parallel.events import PAUSED, RunEnded
 from flowrl.parallel.status import (
@@ -58,9 +59,11 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
         return _finished(entry, status, event.outcome, context)
     match status.stop_reason:
         case StopReason.HUNG:
-            return charged(entry, "it showed no progress for too long", event.frames, context)
+            why = "it showed no progress for too long"
+            return charged(entry, why, event.frames, context, goes_on=True)
         case StopReason.OVERDUE:
-            return charged(entry, "it took longer than --run_timeout", event.frames, context)
+            why = "it took longer than --run_timeout"
+            return charged(entry, why, event.frames, context, goes_on=True)
         case StopReason.PAUSE:
             return _held(entry, status, PAUSED, context)
         case StopReason.CANCEL:
@@ -78,34 +81,36 @@ def charged(
     frames: int,
     context: StepContext,
     *,
+    goes_on: bool = False,
     log: tuple[str, ...] = (),
 ) -> Entry:
-    """Charge the attempt: another one follows after a while, or none when they are used up."""
+    """Charge the attempt: another one follows after a while, or none when they are used up.
+
+    If it `goes_on`, the next attempt continues the same run from its newest checkpoint, and the
+    run's frames are counted at its own end. Else a new run begins, with another seed.
+    """
     status = entry.status
     assert isinstance(status, Preparing | Running | Merging)
-    entry = replace(
-        entry,
-        failures=entry.failures + 1,
-        frames_used=entry.frames_used + frames,
-        refusals=0,
-        requeues=0,
-    )
-    if given_up := _given_up(entry, context.schedule):
+    entry = replace(entry, failures=entry.failures + 1, refusals=0, requeues=0)
+    used = replace(entry, frames_used=entry.frames_used + frames)
+    if given_up := _given_up(entry if goes_on else used, context.schedule):
         text = f"{why}; {given_up}"
         failed = Failed(why=text, attempt=status.attempt, at=context.now, log=log)
-        return replace(entry, status=failed)
+        return replace(used, status=failed)
     waiting = Waiting(
         attempt=status.attempt + 1,
         not_before=context.later(entry.failures),
         why=why,
+        run_id=status.run_id if goes_on else None,
     )
-    return replace(entry, status=waiting)
+    return replace(entry if goes_on else used, status=waiting)
 
 
 def refused(entry: Entry, why: str, context: StepContext) -> Entry:
     """Return the entry whose run could not start: it is tried again uncharged, but not for ever."""
     if entry.refusals >= MAX_REFUSALS:
-        return charged(entry, why, 0, context)
+        goes_on = getattr(entry.status, "run_id", None) is not None
+        return charged(entry, why, 0, context, goes_on=goes_on)
     tries = entry.refusals + 1
     return _waiting_again(replace(entry, refusals=tries), why, context.later(tries))
 
@@ -171,12 +176,20 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
     cause = outcome.cause if isinstance(outcome, Exited) else None
     if cause in _DELIBERATE:
         return _held(entry, status, why, context)
-    if cause in _RESUMED:
+    code = outcome.code if isinstance(outcome, Exited) and cause is ExitCause.EXIT else None
+    if cause in _RESUMED or code == EXIT_IO:
         return _requeued(entry, status, why, context)
-    oom, last = cause is ExitCause.OOM, event.log[-1] if event.log else ""
-    why = f"{why}: {last}" if last and not oom else why
-    entry = charged(entry, why, event.frames, context, log=event.log)
-    if oom and isinstance(entry.status, Waiting):
+    last = event.log[-1] if event.log else ""
+    why = f"{why}: {last}" if last and cause is not ExitCause.OOM else why
+    if code == EXIT_USAGE:
+        failed = Failed(why=why, attempt=status.attempt, at=context.now, log=event.log)
+        return replace(entry, failures=entry.failures + 1, status=failed)
+    error_at = event.frames if code is not None else None
+    again = error_at is not None and error_at == entry.error_at
+    goes_on = not again and code != EXIT_DIVERGED and cause is not ExitCause.NO_RESULT
+    entry = replace(entry, error_at=error_at)
+    entry = charged(entry, why, event.frames, context, goes_on=goes_on, log=event.log)
+    if cause is ExitCause.OOM and isinstance(entry.status, Waiting):
         entry = replace(entry, status=replace(entry.status, alone=True))
     return entry
 

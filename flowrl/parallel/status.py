@@ -149,3 +149,4 @@ class Entry:
     frames_used: Natural = 0  # by those attempts
     refusals: Natural = 0  # launches refused, or merges deferred, in a row
     requeues: Natural = 0  # uncharged ends in a row
+    error_at: Natural | None = None  # the frame at which the last attempt met an error

@@ -336,10 +336,11 @@ class Transition:
         self._put(replace(entry, status=status))
 
     def _put(self, entry: Entry) -> None:
-        """Write the entry; the folder of an attempt that failed is discarded."""
-        before = self.builder.entries[entry.skill]
-        ended = isinstance(before.status, Running | Merging)
-        if ended and (entry.failures > before.failures or isinstance(entry.status, Failed)):
+        """Write the entry; the folder of a run that ended and does not go on is discarded."""
+        ended = isinstance(self.builder.entries[entry.skill].status, Running | Merging)
+        status = entry.status
+        anew = isinstance(status, Waiting) and status.run_id is None
+        if ended and (anew or isinstance(status, Failed)):
             self.commands.append(events.Discard(self._request(entry.skill)))
         self.builder.put(entry)
 

@@ -372,8 +372,10 @@ def test_the_histories_meet_every_kind_of_end():
         seen.update(e.status.kind for e in game.state.entries.values())
         seen.update(type(r).__name__ for r in game.disk.runs.values())
         seen["retried"] += any(e.failures for e in game.state.entries.values())
+        seen["anew"] += any(".a1." not in run_id for run_id in game.disk.runs)
+        seen["goes on"] += any(e.failures for e in game.state.entries.values() if not e.frames_used)
         seen.update(game.disk.met)
     ends = ("completed", "failed", "held", "blocked", "Lost", "Exited", "RunResult", "retried")
-    met = ("crash", "full", "stopped", "second", *(verb.value for verb in Verb))
+    met = ("crash", "full", "stopped", "second", "anew", "goes on", *(verb.value for verb in Verb))
     for word in (*ends, *met):
         assert seen[word] > 5, (word, seen)

@@ -83,6 +83,27 @@ def test_a_budget_is_spent_from_its_last_frame_on(frames, status):
     assert isinstance(entry.status, status)
 
 
+def failed_at(entry: Entry, frames: int) -> Entry:
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.EXIT, code=1), frames)
+    return outcomes.after_end(entry, event, context())
+
+
+@pytest.mark.parametrize(("frames", "anew"), [(8, True), (9, False)])
+def test_only_an_error_at_the_same_frame_again_begins_anew(frames, anew):
+    first = failed_at(ENTRY, 8)
+    assert (first.status.run_id, first.frames_used) == ("e0.a1.x", 0)
+    second = failed_at(replace(first, status=RUNNING), frames)
+    assert second.status.run_id == (None if anew else "e0.a1.x")
+    assert second.frames_used == (frames if anew else 0), "frames are counted once"
+
+
+def test_a_run_that_is_given_up_has_used_its_frames():
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.OOM), 8)
+    entry = outcomes.after_end(ENTRY, event, context(max_retries=0))
+    assert isinstance(entry.status, Failed)
+    assert entry.frames_used == 8
+
+
 def test_a_result_ends_the_counts_of_refusals_and_requeues():
     result = RunResult(
         run_id="e0.a1.x", frames=8, experts=(), success_rate=0.5, step_success=(0.5,),

@@ -8,6 +8,9 @@ import time
 import pytest
 
 from flowrl.errors import (
+    EXIT_DIVERGED,
+    EXIT_IO,
+    EXIT_USAGE,
     BusyError,
     ExpertMissingError,
     LaunchError,
@@ -57,7 +60,7 @@ def test_max_retries_counts_the_retries_after_the_first_attempt(start, world, cl
     assert [task.attempt for task in world.prepared] == list(range(1, max_retries + 2))
     assert words(scheduler) == {"A": "failed"}
     assert "exit 1 (ImportError)" in lines(scheduler)["A"]["why"]
-    assert len(world.discarded) == max_retries + 1
+    assert len(world.runs) == len(world.discarded) == 1, "every attempt went on with the run"
     assert not scheduler.state.complete
     assert scheduler.run() is scheduler.state
 
@@ -100,6 +103,68 @@ def test_a_run_that_stops_itself_again_and_again_is_slowed_down(start, world, cl
     world.end("A", exited(ExitCause.STOPPED))
     scheduler.tick()
     assert status(scheduler, "A").not_before > clock.now
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        exited(ExitCause.SIGNAL, signal=9),
+        exited(ExitCause.OOM),
+        exited(ExitCause.EXIT, code=1),
+        Lost(),
+    ],
+    ids=["killed", "memory", "error", "lost"],
+)
+def test_a_retry_goes_on_from_what_the_run_has_saved(start, world, clock, outcome):
+    scheduler = start(skill_timesteps_budget=5000)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    run_id = world.folders["A"]
+    world.end("A", outcome)
+    scheduler.tick()
+    clock.pass_seconds(60)
+    scheduler.tick()
+    assert world.folders["A"] == run_id
+    assert world.prepared[-1].run_id == run_id
+    assert (status(scheduler, "A").attempt, scheduler.state.entries["A"].frames_used) == (2, 0)
+    assert world.discarded == []
+
+
+def test_a_run_whose_loss_is_not_finite_begins_anew(start, world, clock):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    run_id = world.folders["A"]
+    world.end("A", exited(ExitCause.EXIT, code=EXIT_DIVERGED))
+    scheduler.tick()
+    clock.pass_seconds(60)
+    scheduler.tick()
+    assert world.folders["A"] != run_id
+    assert world.discarded == [run_id]
+    assert world.of("A").task.attempt == 2
+
+
+def test_a_trainer_that_refuses_its_configuration_is_not_retried(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.end("A", exited(ExitCause.EXIT, code=EXIT_USAGE))
+    scheduler.tick()
+    assert words(scheduler) == {"A": "failed"}
+
+
+def test_a_full_disk_charges_no_attempt(start, world, clock):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    run_id = world.folders["A"]
+    for _ in range(9):
+        world.end("A", exited(ExitCause.EXIT, code=EXIT_IO))
+        scheduler.tick()
+        clock.pass_seconds(3600)
+        scheduler.tick()
+    assert words(scheduler) == {"A": "running"}
+    assert (world.folders["A"], status(scheduler, "A").attempt) == (run_id, 1)
 
 
 @pytest.mark.parametrize("why", [ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED])

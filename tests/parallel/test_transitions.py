@@ -147,12 +147,14 @@ def test_a_run_is_given_what_is_left_of_the_budget(used, left):
     assert ordered[0].request.frames_left == left
 
 
-def test_a_failed_attempt_is_discarded_and_an_uncharged_end_is_not():
+def test_a_run_that_begins_anew_is_discarded_and_one_that_goes_on_is_not():
     state = state_of(A=RUNNING)
-    _, ordered = then(state, events.RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.OOM)))
+    anew = Exited(cause=ExitCause.NO_RESULT)
+    _, ordered = then(state, events.RunEnded("A", "e0.a1.x", anew))
     assert [type(item) for item in ordered] == [events.Discard]
     assert ordered[0].request.run_id == "e0.a1.x"
-    assert then(state, events.RunEnded("A", "e0.a1.x", STOPPED))[1] == []
+    for cause in (ExitCause.OOM, ExitCause.STOPPED):
+        assert then(state, events.RunEnded("A", "e0.a1.x", Exited(cause=cause)))[1] == []
 
 
 def test_a_refused_merge_is_an_attempt_that_used_its_frames():
