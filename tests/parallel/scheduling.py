@@ -65,6 +65,7 @@ class Process:
     task: RunRequest
     job: Job
     outcome: RunResult | Exited | Lost | None = None
+    result: RunResult | None = None  # its result.json
     launches: int = 0
     asked_to_end: bool = False
 
@@ -95,11 +96,17 @@ class World:
         """The newest run of a skill."""
         return self.runs[self.folders[skill]]
 
-    def end(self, skill: str, outcome: RunResult | Exited | Lost | None = None) -> None:
+    def end(
+        self,
+        skill: str,
+        outcome: RunResult | Exited | Lost | None = None,
+        result: RunResult | None = None,
+    ) -> None:
         process = self.of(skill)
         assert process.launches, f"{skill} is not launched"
         assert process.outcome is None, f"{skill} has ended before"
         process.outcome = outcome or finished(process.job.run_id)
+        process.result = process.outcome if isinstance(process.outcome, RunResult) else result
 
 
 class FakeBackend:
@@ -152,7 +159,7 @@ class FakeBackend:
         if not again:
             if self.world.folders.get(task.skill) != task.run_id:
                 raise ResultRefusedError(f"{task.skill}: no run {task.run_id}")
-            if not isinstance(self.world.runs[task.run_id].outcome, RunResult):
+            if self.world.runs[task.run_id].result is None:
                 raise ResultRefusedError(f"{task.skill}: no result")
             self.world.ledger.append(task.run_id)
         self.world.op("merged")
@@ -236,12 +243,11 @@ class FakeLauncher:
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         assert folder.name == handle.run_id
         self.world.op("poll")
-        outcome = self.world.runs[handle.run_id].outcome
-        if not isinstance(outcome, RunResult):
-            return outcome
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "result.json").write_text(json.dumps({"format": 1, **asdict(outcome)}))
-        return Finished(folder)
+        process = self.world.runs[handle.run_id]
+        if process.result is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "result.json").write_text(json.dumps({"format": 1, **asdict(process.result)}))
+        return Finished(folder) if isinstance(process.outcome, RunResult) else process.outcome
 
     def stop(self, handle: Handle, folder: Path) -> None:
         self.world.op("stop")

@@ -90,7 +90,7 @@ def _survives(root, fatal):
         clock.pass_seconds(5)
         for process in world.living():
             outcome = next(trouble, None)
-            process.outcome = outcome or finished(process.job.run_id)
+            world.end(process.task.skill, outcome)
 
     unharmed = True
     for _ in range(2):

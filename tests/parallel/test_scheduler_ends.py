@@ -130,6 +130,22 @@ def test_a_retry_goes_on_from_what_the_run_has_saved(start, world, clock, outcom
     assert world.discarded == []
 
 
+@pytest.mark.parametrize(
+    "outcome",
+    [exited(ExitCause.SIGNAL, signal=9), exited(ExitCause.SESSION_KILLED), Lost("no exit.json")],
+    ids=["killed", "session", "lost"],
+)
+def test_a_whole_result_counts_however_its_process_ended(start, world, outcome):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    run_id = world.folders["A"]
+    world.end("A", outcome, result=finished(run_id))
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed"}
+    assert world.ledger == [run_id]
+
+
 def test_a_run_whose_loss_is_not_finite_begins_anew(start, world, clock):
     scheduler = start()
     scheduler.add_skill("A")
