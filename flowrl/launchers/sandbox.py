@@ -24,7 +24,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.config import Sandbox
@@ -83,6 +83,7 @@ class Confinement:
 
     program: str | None = None
     hidden: Path | None = None  # the graph's folder, of which only the run's own is visible
+    disable_userns: bool = False  # bubblewrap 0.8 can keep a trainer from further user namespaces
     said: str = "trainers are not confined (--sandbox none)"
 
     def around(
@@ -104,6 +105,8 @@ class Confinement:
         if self.program is None:
             return ()
         words = [self.program, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
+        if self.disable_userns:
+            words += ["--unshare-user", "--disable-userns"]
         words += ["--proc", "/proc", "--dev", "/dev"]
         words += ["--size", str(_TMP_BYTES), "--tmpfs", "/tmp"]  # noqa: S108
         words += _home(env)
@@ -122,7 +125,8 @@ class Confinement:
         words += ["--bind-try", str(place.lock), str(place.lock)]  # so that it stays where it is
         if self.hidden is not None:
             words += ["--remount-ro", str(self.hidden)]
-        return (*words, "--remount-ro", "/", "--")
+        # Without capabilities a user id 0 may still write the kernel's settings that root owns.
+        return (*words, "--remount-ro", "/proc", "--remount-ro", "/", "--")
 
 
 def child_env(
@@ -200,8 +204,11 @@ def confinement(wanted: Sandbox, graph: Path, *, network_wanted: bool = False) -
         return Confinement()
     program = shutil.which("bwrap")
     said = _CONFINED + (_OFFLINE if network_wanted else "")
-    found = Confinement(program=program, hidden=graph.resolve(), said=said)
+    found = Confinement(program=program, hidden=graph.resolve(), disable_userns=True, said=said)
     problem = _MISSING if program is None else _problem(found)
+    if problem and program is not None:  # an older bubblewrap
+        found = replace(found, disable_userns=False)
+        problem = _problem(found)
     if problem is None:
         return found
     if wanted == "bwrap":

@@ -73,6 +73,21 @@ def trace_the_scheduler():
     libc.ptrace(17, goals["victim"], 0, 0)
 def type_into_the_terminal(): fcntl.ioctl(0, 0x5412, b"#")
 def kill_the_scheduler(): os.kill(goals["victim"], signal.SIGKILL)
+def open_a_setting_of_the_kernel():
+    # Opened for writing and closed: nothing is ever written.
+    for top in ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/sys"):
+        for folder, _, files in os.walk(top):
+            for name in files:
+                try:
+                    os.close(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_NONBLOCK))
+                    return
+                except OSError:
+                    pass
+    os.close(os.open("/proc/sysrq-trigger", os.O_WRONLY))
+def make_a_user_namespace():
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x10000000) < 0:
+        raise OSError(ctypes.get_errno())
 def leave_somebody_behind():
     if os.fork() == 0:
         os.setsid()

@@ -28,6 +28,8 @@ from tests.launchers.test_runner import small_cgroup
 
 HERE = sandbox.confinement("auto", Path("/nowhere"))
 needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.said)
+# What an unconfined trainer of another user than root may not do either, by the kernel's rules.
+UNPRIVILEGED = {"open_a_setting_of_the_kernel", "make_a_user_namespace"}
 MINE = '{"skill": "mine"}\n'
 SAVING = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
 
@@ -87,7 +89,8 @@ def test_every_escape_succeeds_where_nobody_is_confined(launcher, make_job, tmp_
         before = target.contents()
         job = hostile(make_job, target)
         achieved = run_hostile(launcher, job, target, attempts_of(launcher))
-        assert [name for name, done in achieved.items() if not done] == []
+        missed = {name for name, done in achieved.items() if not done}
+        assert missed <= (set() if os.getuid() == 0 else UNPRIVILEGED)
         assert target.left_behind()
         assert target.victim.wait(timeout=20) == -signal.SIGKILL
         changed = {path for path, text in target.contents().items() if text != before.get(path)}

@@ -28,7 +28,6 @@ from tests.parallel.scheduling import (
     Killed,
     World,
     exited,
-    finished,
     interrupt,
     lines,
     status,
