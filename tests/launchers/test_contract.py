@@ -116,6 +116,23 @@ def test_an_orphan_that_holds_the_lock_under_another_name_is_ended(launcher, mak
     assert not run_status.lock_held(job.folder)
 
 
+def test_an_end_that_the_trainer_makes_up_does_not_count(launcher, make_job):
+    made_up = {
+        "format": 1, "run_id": "e0.a1.x", "code": 0, "signal": None, "oom": False,
+        "received": [], "detail": "", "ended_at": 0.0,
+    }  # fmt: skip
+    forge = f"import json; open('exit.json', 'w').write(json.dumps({made_up!r}))\n"
+    job = make_job(forge + "open('forged', 'w').close()\n" + SLEEP)
+    handle = launcher.launch(job)
+    start_of(job)
+    assert (job.folder / "forged").exists()
+    assert launcher.poll(handle, job.folder) is None
+    launcher.stop(handle, job.folder)
+    outcome = end_of(launcher, handle, job)
+    assert isinstance(outcome, Exited)
+    assert outcome.cause is ExitCause.STOPPED
+
+
 def test_runner_and_trainer_killed_leave_no_trace(launcher, make_job):
     job = make_job(STUBBORN)
     handle = launcher.launch(job)
