@@ -26,7 +26,7 @@ from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import SkillSources
+from flowrl.parallel.skill_sources import SkillSources, check_graph_record, record_graph
 from flowrl.parallel.status import Blocked, Completed, Failed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
@@ -44,6 +44,7 @@ CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 def train_graph(config: BottomUpConfig) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     layout = GraphPaths(config.graph.graph_path)
+    check_graph_record(layout, config.ppo)
     sources = SkillSources(layout)
     graph = open_graph(config, sources)
     skills_towards(graph, target=config.graph.target_skill, max_nodes=config.graph.max_nodes)
@@ -56,6 +57,7 @@ def train_graph(config: BottomUpConfig) -> int:
         keep_approvals(layout, approvals)
         recover_graph(layout)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
+        record_graph(layout, config.ppo)
         records.write(layout.config_json, configs.to_json(config))
         backend = TrainingBackend(layout, config, graph, devices=scheduler.devices)
         notices.publish(layout, sandbox.NOTICE, backend.confinement.said)

@@ -185,6 +185,8 @@ class GraphPaths:
         """One notice; its key is the file's stem."""
         return self.notices / f"{key}.json"
 
+    graph_json = _Below("root", "graph.json")
+    """What the graph is: game and network sizes; written at its birth, checked at every start."""
     config_json = _Below("root", "config.json")
     """The resolved configuration of the last start."""
     skill_files = _Below("root", "skill_files")

@@ -74,6 +74,25 @@ def test_both_skills_are_trained_and_merged(graph, socket, capsys):
 
 @pytest.mark.craftax
 @pytest.mark.tmux
+@pytest.mark.parametrize(
+    ("flag", "was", "now"),
+    [
+        ("layer_size", "64", "32"),
+        ("activation", "tanh", "relu"),
+        ("env_name", "Craftax-Classic-Symbolic-v1", "Craftax-Symbolic-v1"),
+    ],
+)
+def test_a_graph_is_not_trained_on_with_other_networks_or_games(graph, capsys, flag, was, now):
+    before = {path: path.stat().st_mtime_ns for path in graph.root.rglob("*")}
+    assert bottomup.main(["--graph-path", str(graph.root), f"--{flag}={now}"]) == 2
+    said = capsys.readouterr().err
+    assert f"--{flag} is {now}" in said
+    assert f"begun with {was}" in said
+    assert {path: path.stat().st_mtime_ns for path in graph.root.rglob("*")} == before
+
+
+@pytest.mark.craftax
+@pytest.mark.tmux
 def test_every_archive_holds_what_the_expert_was_trained_on(graph, capsys):
     for skill, archive in archives(graph):
         module = load_module(archive.module)

@@ -1,21 +1,63 @@
-"""The kept sources of a graph's skills; one is fixed once an expert is trained on it."""
+"""What a graph is: its game and network sizes, and the sources of its skills.
+
+A skill's source is fixed once an expert is trained on it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import FileRefusedError, SkillError
+from flowrl.config import PPOConfig
+from flowrl.errors import ConfigError, FileRefusedError, SkillError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import live_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.skill import Skill
 from flowrl.storage import records
+from flowrl.storage.records import Positive
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRecord:
+    """graph.json: what all experts of a graph have in common; written once, at its birth."""
+
+    env_name: str
+    layer_size: Positive
+    activation: str
+
+
+def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
+    """Make sure that the graph's experts can be trained with this configuration.
+
+    Raises:
+      ConfigError: the graph is for another game or has networks of other sizes.
+      FileRefusedError: graph.json is damaged.
+    """
+    if not layout.graph_json.exists():
+        return
+    found = records.read(layout.graph_json, GraphRecord)
+    for field in dataclasses.fields(GraphRecord):
+        was, now = getattr(found, field.name), getattr(config, field.name)
+        if was != now:
+            raise ConfigError(
+                f"--{field.name} is {now}, and the graph in {layout.root} was begun with {was}; "
+                f"use --{field.name} {was}, or another --graph_path"
+            )
+
+
+def record_graph(layout: GraphPaths, config: PPOConfig) -> None:
+    """Write graph.json if there is none."""
+    if not layout.graph_json.exists():
+        facts = {item.name: getattr(config, item.name) for item in dataclasses.fields(GraphRecord)}
+        records.write(layout.graph_json, GraphRecord(**facts))
 
 
 class SkillSources:
