@@ -9,14 +9,15 @@ flow for the skills that this has made possible.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
 from flowrl import config as configs
-from flowrl import console, notices
+from flowrl import console, notices, storage
 from flowrl.commands.status import training_screen
 from flowrl.config import BottomUpConfig, LaunchConfig
-from flowrl.errors import EXIT_RESUMABLE, ConfigError
+from flowrl.errors import EXIT_RESUMABLE, ConfigError, classify_io_error, format_error
 from flowrl.games.base import find_game
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, slots, visible_devices
@@ -51,6 +52,7 @@ def train_graph(config: BottomUpConfig) -> int:
     approvals = approve_skills(
         layout, graph.skills.values(), config.ppo.env_name, trust=config.graph.trust_skills
     )
+    check_machine(config)
     scheduler = open_scheduler(layout, config, open_launcher(config.launch))
     screen = training_screen(layout, console.ERRORS)
     with scheduler, screen:  # nothing in the folder has changed before this line
@@ -78,6 +80,26 @@ def train_graph(config: BottomUpConfig) -> int:
         scheduler.run()
         feeder.add_blocked_skills()
         return feeder.exit_code()
+
+
+def check_machine(config: BottomUpConfig) -> None:
+    """Make sure that no run will lack a folder or a package.
+
+    Raises:
+      ConfigError: names the flag and the remedy.
+    """
+    if config.ppo.use_wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("--use_wandb needs wandb: pip install 'flowrl[wandb]'")
+    cache = sandbox.compile_cache(config.ppo.compile_cache, os.environ)
+    for flag, folder in (("compile_cache", cache), ("graph_path", config.graph.graph_path)):
+        try:
+            storage.make_dir(folder)
+        except OSError as error:
+            if classify_io_error(error) == "disk":
+                continue  # the scheduler waits for room
+            raise ConfigError(
+                f"--{flag} {folder} cannot be made ({format_error(error)}); choose another folder"
+            ) from error
 
 
 def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:

