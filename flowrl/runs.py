@@ -106,7 +106,11 @@ class ExpertReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run did; written last, only by a whole run. The sum of `acted` is `frames`."""
+    """What a run did; written last, only by a whole run. The sum of `acted` is `frames`.
+
+    The experts and rates are those of the update with the most success; where that was not the last
+    one, `kept_update` is its number, and `last_success_rate` that of the last.
+    """
 
     run_id: Word
     frames: Natural
@@ -117,6 +121,8 @@ class RunResult:
     updates: Natural
     wall_seconds: float
     stopped_early: bool
+    kept_update: Natural | None = None
+    last_success_rate: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

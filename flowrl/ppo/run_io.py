@@ -1,7 +1,7 @@
 """What a trainer reads from its run folder and writes there: the run, seeds, finals, checkpoints.
 
-A checkpoint to resume from holds parameters, optimizer, random key and counters; environments start
-afresh from the key.
+A checkpoint to resume from holds parameters, optimizer, random key, counters and the best parameters;
+environments start afresh from the key.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from flowrl.errors import (
     FileRefusedError,
 )
 from flowrl.experts import checkpoint
+from flowrl.networks.grouped import Packed
 from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.paths import RunPaths
-from flowrl.ppo.loop import Counters, Learner, UpdateReport
+from flowrl.ppo.loop import Counters, UpdateReport
 from flowrl.ppo.update import TrainState
 from flowrl.runs import STANDALONE, ExpertReport, PlannedStep, TrainingRun, expert_shapes
 
@@ -41,12 +42,51 @@ class Assignment(NamedTuple):
     run: TrainingRun
 
 
+class Best(NamedTuple):
+    """The parameters after the update with the most success, NumPy arrays with leaves `[E, …]`.
+
+    Only a full window of episodes counts; `update` is 0 before the first one.
+    """
+
+    params: Packed
+    update: np.ndarray  # int64
+    step_success: np.ndarray  # float64[tasks]
+    mean_episode_length: np.ndarray  # float64
+
+    @classmethod
+    def none(cls, params: Packed, num_tasks: int) -> Best:
+        """None yet; `params` gives the shapes."""
+        zero = np.zeros((), np.int64)
+        return cls(jax.tree.map(np.array, params), zero, np.zeros(num_tasks), np.zeros(()))
+
+    @classmethod
+    def of(cls, update: UpdateReport) -> Best:
+        """The parameters of this update, copied: the next one donates them."""
+        return cls(
+            jax.tree.map(np.array, update.learner.train.params),
+            np.asarray(update.counters.updates, np.int64),
+            np.asarray(update.rates.step_success, np.float64),
+            np.asarray(update.rates.mean_episode_length, np.float64),
+        )
+
+    def or_better(self, update: UpdateReport) -> Best:
+        """This, or the parameters of an update with more success."""
+        full, success = update.rates.full, update.rates.success
+        return Best.of(update) if full and success > self.success else self
+
+    @property
+    def success(self) -> float:
+        """The success rate of the last step; below 0 before the first full window."""
+        return float(self.step_success[-1]) if self.update else -1.0
+
+
 class Resumed(NamedTuple):
     """What outlives a stop; leaves `[E, …]`."""
 
     train: TrainState
     key: jax.Array
     counters: Counters
+    best: Best
 
 
 def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
@@ -161,36 +201,35 @@ class Checkpointer:
         self._seconds = seconds
         self._saved_at = time.monotonic()
 
-    def after(self, update: UpdateReport) -> None:
+    def after(self, update: UpdateReport, best: Best) -> None:
         """Save if it is time to; if that fails, warn, and let training go on."""
         if not self._seconds or time.monotonic() - self._saved_at < self._seconds:
             return
         try:
-            save_checkpoint(self._paths, update.learner, update.counters)
+            save_checkpoint(self._paths, update, best)
         except (OSError, ValueError) as error:  # Orbax reports a full disk by the latter
             reason = str(error).partition("\n")[0]
             logger.warning("there is no new checkpoint to resume from: %s", reason)
         self._saved_at = time.monotonic()
 
 
-def save_checkpoint(paths: RunPaths, learner: Learner, counters: Counters) -> None:
-    """Write parameters, optimizer state, random key and counters; not the environments."""
-    tree = _checkpoint(Resumed(learner.train, learner.groups[0].key, counters))
-    checkpoint.save_resume(paths.resume, tree)
+def save_checkpoint(paths: RunPaths, update: UpdateReport, best: Best) -> None:
+    """Write parameters, optimizer, random key, counters and the best; not the environments."""
+    learner = update.learner
+    resumed = Resumed(learner.train, learner.groups[0].key, update.counters, best)
+    checkpoint.save_resume(paths.resume, _checkpoint(resumed))
 
 
-def load_checkpoint(paths: RunPaths, train: TrainState) -> Resumed:
-    """What the last trainer saved; `train`, leaves `[E, …]`, gives the shapes.
+def load_checkpoint(paths: RunPaths, fresh: Resumed) -> Resumed:
+    """What the last trainer saved; `fresh`, leaves `[E, …]`, gives the shapes.
 
     Raises:
       ExpertError: it is damaged, or of a run with other sizes.
     """
-    blank = Counters(acted=(0,) * train.params.first.bias.shape[0])
-    like = _checkpoint(Resumed(train, jax.random.key(0), blank))
-    found = checkpoint.load_resume(paths.resume, like)
+    found = checkpoint.load_resume(paths.resume, _checkpoint(fresh))
     params = jax.tree.map(jnp.asarray, found["params"])
     moments = map(jnp.asarray, found["opt_state"])
-    opt_state = jax.tree.unflatten(jax.tree.structure(train.opt_state), moments)
+    opt_state = jax.tree.unflatten(jax.tree.structure(fresh.train.opt_state), moments)
     counters = Counters(
         updates=int(found["updates"]),
         frames=int(found["frames"]),
@@ -198,7 +237,7 @@ def load_checkpoint(paths: RunPaths, train: TrainState) -> Resumed:
         seconds=float(found["seconds"]),
     )
     key = jax.random.wrap_key_data(found["key"])
-    return Resumed(TrainState(params, opt_state), key, counters)
+    return Resumed(TrainState(params, opt_state), key, counters, found["best"])
 
 
 def _checkpoint(kept: Resumed) -> dict[str, Any]:
@@ -207,5 +246,6 @@ def _checkpoint(kept: Resumed) -> dict[str, Any]:
         "params": kept.train.params,
         "opt_state": tuple(jax.tree.leaves(kept.train.opt_state)),
         "key": np.asarray(jax.random.key_data(kept.key)),
+        "best": kept.best,
         **counters,  # int64 and float64
     }

@@ -25,7 +25,7 @@ from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train
 from flowrl.ppo.programs import Programs, begin_programs, seed_words
 from flowrl.ppo.progress import Reporter
 from flowrl.ppo.rollout import group_size, num_groups, with_threads
-from flowrl.ppo.run_io import Assignment
+from flowrl.ppo.run_io import Assignment, Best, Resumed
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import RunResult
 
@@ -53,20 +53,21 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     assignment = run_io.read_assignment(config, module)
     reporter = Reporter(assignment, config.ppo)
     try:
-        learner, counters = prepare(assignment, config, env, programs)
+        learner, counters, best = prepare(assignment, config, env, programs)
         seconds = counters.seconds + time.monotonic() - began  # as if all starts had been one
         counters = replace(counters, seconds=seconds)
         reporter.begin_training(counters)
         checkpoints = run_io.Checkpointer(assignment.paths, config.ppo.checkpoint_seconds)
         for update in train(env, config.ppo, programs, learner=learner, counters=counters):
             reporter.report(update)
+            best = best.or_better(update)
             if update.ended:
-                _finish(assignment, update, programs)
+                _finish(assignment, update, best, programs)
             elif (exit_code := stop()) is not None:
-                run_io.save_checkpoint(assignment.paths, update.learner, update.counters)
+                run_io.save_checkpoint(assignment.paths, update, best)
                 return exit_code
             else:
-                checkpoints.after(update)
+                checkpoints.after(update, best)
         return 0
     finally:
         reporter.close()
@@ -101,19 +102,20 @@ def open_cache(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int
 
 def prepare(
     assignment: Assignment, config: TrainConfig, env: WalkingEnv, programs: Programs
-) -> tuple[Learner, Counters]:
-    """The learner and its counters, of the last checkpoint if there is one; programs are ready."""
+) -> tuple[Learner, Counters, Best]:
+    """The learner, its counters and the best, of the last checkpoint if any; programs are ready."""
     network = ActorCritic(env.num_actions, config.ppo.layer_size, config.ppo.activation)
     words, key = programs.expert_keys(seed_words(config.ppo.seed + assignment.run.attempt - 1))
     experts = run_io.initial_experts(
         assignment, network, np.asarray(words), observation_size=env.observation_size
     )
     state, counters = programs.fresh_state(experts), Counters(acted=(0,) * env.num_experts)
+    begun = Resumed(state, key, counters, Best.none(state.params, env.num_tasks))
     if config.resume and checkpoint.has_resume(assignment.paths.resume):
-        state, key, counters = run_io.load_checkpoint(assignment.paths, state)
-    learner = start(env, config.ppo, programs, train=state, key=key)
+        begun = run_io.load_checkpoint(assignment.paths, begun)
+    learner = start(env, config.ppo, programs, train=begun.train, key=begun.key)
     programs.wait()
-    return learner, counters
+    return learner, begun.counters, begun.best
 
 
 def use_compile_cache(folder: Path | None) -> None:
@@ -126,22 +128,29 @@ def use_compile_cache(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _finish(assignment: Assignment, update: UpdateReport, programs: Programs) -> None:
-    """Write the final experts, then result.json with their digests; remove the checkpoint."""
-    paths = assignment.paths
+def _finish(assignment: Assignment, update: UpdateReport, best: Best, programs: Programs) -> None:
+    """Write the final experts, then result.json with their digests; remove the checkpoint.
+
+    The experts are those of the best update; of updates that are equally good, of the last one.
+    """
+    paths, last = assignment.paths, update.rates.success
     storage.remove_file(paths.result_json)  # of an earlier run in the same folder
-    params = programs.unpack(update.learner.train.params)
+    is_last = best.success <= last
+    kept = Best.of(update) if is_last else best
+    params = programs.unpack(kept.params)
     experts = run_io.save_finals(assignment, params, acted=update.counters.acted)
     result = RunResult(
         run_id=assignment.run.run_id,
         frames=update.counters.frames,
         experts=experts,
-        success_rate=update.rates.success,
-        step_success=update.rates.step_success,
-        mean_episode_length=update.rates.mean_episode_length,
+        success_rate=float(kept.step_success[-1]),
+        step_success=tuple(map(float, kept.step_success)),
+        mean_episode_length=float(kept.mean_episode_length),
         updates=update.counters.updates,
         wall_seconds=update.counters.seconds,
         stopped_early=update.reached,
+        kept_update=None if is_last else int(kept.update),
+        last_success_rate=None if is_last else last,
     )
     runs.write_result(paths, result)
     storage.remove_tree(paths.resume)

@@ -172,14 +172,14 @@ def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
     env, programs = open_relay(config.ppo)
     assignment = read_assignment(config, trainer.open_module(config.module_path))
     resumed = [trainer.prepare(assignment, config, env, programs) for _ in range(2)]
-    (learner, counters), (other, _) = resumed
+    (learner, counters, best), (other, _, _) = resumed
     assert same(learner.train, other.train)
     assert (counters.updates, counters.frames) == (3, 3 * FRAMES)
     assert counters.acted == (48, 0, 48)
     counts = [leaf for leaf in jax.tree.leaves(learner.train.opt_state) if leaf.shape == (3,)]
     assert [list(count) for count in counts] == [[6, 0, 6]]
-    run_io.save_checkpoint(layout, learner, counters)
-    again, same_counters = trainer.prepare(assignment, config, env, programs)
+    run_io.save_checkpoint(layout, SimpleNamespace(learner=learner, counters=counters), best)
+    again, same_counters, _ = trainer.prepare(assignment, config, env, programs)
     assert same(again.train, learner.train)
     assert same_counters == counters
 
@@ -265,13 +265,13 @@ def test_a_checkpoint_that_cannot_be_saved_does_not_stop_training(
 def test_checkpoints_come_as_often_as_was_said(layout, monkeypatch):
     saved = []
     monkeypatch.setattr(
-        run_io, "save_checkpoint", lambda paths, learner, counters: saved.append(counters)
+        run_io, "save_checkpoint", lambda paths, update, best: saved.append(update.counters)
     )
     now = 0.0
     monkeypatch.setattr(run_io.time, "monotonic", lambda: now)
     checkpointer = run_io.Checkpointer(layout, 300.0)
     for now in (1.0, 299.0, 300.0, 400.0, 599.0, 600.0):
-        checkpointer.after(SimpleNamespace(learner=None, counters=now))
+        checkpointer.after(SimpleNamespace(learner=None, counters=now), None)
     assert saved == [300.0, 600.0]
 
 
