@@ -17,7 +17,7 @@ import tyro
 from flowrl.commands.status import find_row, read_rows
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.parallel.events import MOST_PRIORITY, Response, Verb, why_not
-from flowrl.parallel.health import daemon_of
+from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths
@@ -57,7 +57,9 @@ class ControlCommand:
             sys.stdout.write(json.dumps(data) + "\n")
         else:
             start = f"python -m flowrl.bottomup_parallel --graph_path {self.graph_path}"
-            left = f"left for {daemon}" if daemon else f"done when you start {start}"
+            left = f"done when you start {start}"
+            if daemon is not None:
+                left = f"left for {in_words(daemon)}"
             result = response.outcome if response else left
             sys.stdout.write(f"{verb.value} {skill or 'all'}: {result}\n")
         if response is None:

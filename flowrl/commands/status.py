@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from flowrl import notices, runs
 from flowrl.errors import FileRefusedError, GraphError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import StopMode
-from flowrl.parallel.health import disk_shortage
+from flowrl.parallel.health import daemon_of, disk_shortage
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
 
@@ -40,6 +41,8 @@ _STYLE = {
     "waiting": "dim",
 }
 _WHY = "waits for / why"
+_LEAST_WHY = 30  # columns
+_DROPPED_FIRST = ("attempt", "expert", "time", "steps/s", "frames", "at most")
 _LEFT_ALIGNED = frozenset({"skill", "status", _WHY})
 _STOP_MODES = {
     StopMode.NONE: "",
@@ -89,7 +92,7 @@ class StatusCommand:
             else:
                 if self.watch:
                     console.clear()
-                console.print(screen(paths, rows))
+                console.print(screen(paths, rows, width=console.width))
             if not self.watch or all_ended(rows):
                 return 0
             time.sleep(_WATCH_SECONDS)
@@ -98,27 +101,36 @@ class StatusCommand:
 def training_screen(paths: GraphPaths, console: Console) -> Live:
     """A live table below the log on a terminal, elsewhere the table when the block ends."""
     live = console.is_terminal
-    now = partial(_now, paths)
+    now = partial(_now, paths, console)
     return Live(get_renderable=now, console=console, auto_refresh=live, refresh_per_second=1)
 
 
-def screen(paths: GraphPaths, rows: Sequence[SkillRow]) -> Group:
+def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) -> Group:
     """Return heading, notices, the table of skills, and the logs of failed skills."""
     warnings = [*filter(None, [read_stop_mode(paths)]), *_notices(paths).values()]
+    if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
+        again = f"python -m flowrl.bottomup_parallel --graph-path {shlex.quote(str(paths.root))}"
+        warnings.append(f"no scheduler: runs go on, and nothing is started or merged until {again}")
     yellow = [Text(text, style="yellow") for text in warnings]
     logs = [
         Text(f"\n{row.skill}, the last lines of its log:\n  " + "\n  ".join(row.log), style="dim")
         for row in rows
         if row.log
     ]
-    return Group(Text(f"{paths.root}: {tally(rows)}"), *yellow, "", skill_table(rows), *logs)
+    return Group(Text(f"{paths.root}: {tally(rows)}"), *yellow, "", skill_table(rows, width), *logs)
 
 
-def skill_table(rows: Sequence[SkillRow]) -> Table:
-    """Return a table with one line per skill, without empty columns."""
+def skill_table(rows: Sequence[SkillRow], width: int = _WIDTH) -> Table:
+    """Return a table with one line per skill, without empty columns and those that do not fit."""
     table = Table(pad_edge=False, box=None, header_style="bold")
     lines = [_cells(row) for row in rows]
     shown = [name for name in lines[0] if any(str(line[name]) for line in lines)] if lines else []
+    needed = {name: max(len(name), *(len(str(line[name])) for line in lines)) + 2 for name in shown}
+    needed[_WHY] = min(needed.get(_WHY, 0), _LEAST_WHY)
+    for name in _DROPPED_FIRST:
+        if sum(needed.values()) > width and name in shown:
+            shown.remove(name)
+            del needed[name]
     for name in shown:
         justify = "left" if name in _LEFT_ALIGNED else "right"
         table.add_column(name, justify=justify, no_wrap=name != _WHY)
@@ -148,15 +160,16 @@ def status_document(paths: GraphPaths) -> dict[str, Any]:
     return {
         "graph": str(paths.root),
         "ended": all_ended(rows),
+        "scheduler": daemon_of(paths.daemon_lock),
         "stopping": read_stop_mode(paths),
         "notices": _notices(paths),
         "skills": [asdict(row) for row in rows],
     }
 
 
-def _now(paths: GraphPaths) -> Group:
+def _now(paths: GraphPaths, console: Console) -> Group:
     try:
-        return screen(paths, read_rows(paths))
+        return screen(paths, read_rows(paths), width=console.width)
     except FileRefusedError:
         return Group("starting …")
 
@@ -185,7 +198,7 @@ def _cells(row: SkillRow) -> dict[str, Text | str]:
         "steps/s": "" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}",
         "success": "" if row.success_rate is None else f"{row.success_rate:.0%}",
         "time": clock(row.seconds),
-        "ETA": clock(row.eta_seconds),
+        "at most": clock(row.eta_seconds),
         _WHY: Text("; ".join(filter(None, reasons))),
     }
 

@@ -10,9 +10,10 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from flowrl import notices, storage
 from flowrl.errors import BusyError, ConfigError, classify_io_error, format_error
@@ -72,7 +73,7 @@ class DaemonLock:
             if not isinstance(error, BlockingIOError):
                 raise
             raise BusyError(
-                f"{self._path.parent} is in use by {_holder(self._path)}; stop that daemon or "
+                f"{self._path.parent} is in use by {in_words(_holder(self._path))}; stop it, or "
                 "choose another --graph_path"
             ) from error
         self._descriptor = descriptor
@@ -102,8 +103,10 @@ class DaemonLock:
             self._descriptor = None
 
 
-def daemon_of(path: Path) -> str | None:
-    """Return the daemon that holds the lock now, in words; None while none does.
+def daemon_of(path: Path) -> dict[str, Any] | None:
+    """Return `pid`, `host` and `since` of the daemon that holds the lock; None while none does.
+
+    The dictionary is empty if they cannot be read.
 
     Raises:
       FileRefusedError: the lock is not a plain file.
@@ -149,12 +152,19 @@ def _lock(descriptor: int) -> None:
         time.sleep(_RETRY_SECONDS / 10)
 
 
-def _holder(path: Path) -> str:
+def in_words(daemon: Mapping[str, Any]) -> str:
+    """Return who a daemon is, for people."""
+    if not daemon:
+        return "another process"
+    return f"process {daemon['pid']} on {daemon['host']} since {daemon['since']}"
+
+
+def _holder(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_bytes()[:4096])
-        return f"process {data['pid']} on {data['host']} since {data['since']}"
+        return {"pid": int(data["pid"]), "host": str(data["host"]), "since": str(data["since"])}
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+        return {}
 
 
 class DiskHealth:

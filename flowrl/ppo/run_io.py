@@ -1,7 +1,7 @@
 """What a trainer reads from its run folder and writes there: the run, seeds, finals, checkpoints.
 
-A checkpoint to resume from holds parameters, optimizer, random key, counters and the best parameters;
-environments start afresh from the key.
+A checkpoint to resume from holds parameters, optimizer, random key, counters and the best
+parameters; environments start afresh from the key.
 """
 
 from __future__ import annotations

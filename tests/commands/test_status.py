@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 import time
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from flowrl import cli
 from flowrl.commands import status
 from flowrl.commands.status import clock, read_rows, skill_table, tally, training_screen
+from flowrl.parallel.health import DaemonLock
 from tests.commands.making import (
     DONE,
     FAILED,
@@ -62,7 +64,7 @@ def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
     root = tmp_path / name.replace("/", "")
     layout = save(root, (name, FAILED), ("B", WAITING, (name,)))
     assert cli.main(["status", str(root)]) == 0
-    head, _, _, first, second = capsys.readouterr().out.splitlines()
+    head, _, _, _, first, second = capsys.readouterr().out.splitlines()
     assert head.startswith(f"{root}: ")
     assert first.startswith(f"{name}  ")
     assert second.rstrip().endswith(name)
@@ -70,6 +72,35 @@ def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
     coloured = shown(status.screen(layout, read_rows(layout)), force_terminal=True)
     assert name in plain
     assert name in coloured
+
+
+def test_a_graph_says_whether_somebody_schedules_it(tmp_path, capsys):
+    layout = save(tmp_path, ("A", running()))
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert "no scheduler: runs go on" in " ".join(capsys.readouterr().out.split())
+    daemon = DaemonLock(layout.daemon_lock)
+    daemon.acquire()
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert "no scheduler" not in capsys.readouterr().out
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scheduler"]["pid"] == os.getpid()
+    daemon.release()
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scheduler"] is None
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_narrow_table_keeps_skill_status_success_and_reason(tmp_path, width):
+    layout = save(tmp_path, ("Collect Wood", running()), ("Make Tea", FAILED), ("B", DONE))
+    tell_progress(layout.run(0, "Collect Wood"))
+    console = Console(file=io.StringIO(), record=True, width=width)
+    console.print(skill_table(read_rows(layout), width))
+    head, *lines = console.export_text().splitlines()
+    assert len(head.rstrip()) <= width
+    for name in ("skill", "status", "success", "waits for / why"):
+        assert name in head
+    assert "Collect Wood  compiling" in lines[0]
+    assert ("attempt" in head) == (width == 140)
 
 
 def test_a_failure_text_is_shown_as_it_is(tmp_path, capsys):

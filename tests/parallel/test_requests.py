@@ -213,7 +213,8 @@ def test_every_request_is_heard_by_a_daemon_that_starts_later(start, world):
     ]
     scheduler = start()
     _ = scheduler.state
-    assert f"process {os.getpid()} on {os.uname().nodename}" in str(daemon_of(layout.daemon_lock))
+    daemon = daemon_of(layout.daemon_lock)
+    assert (daemon["pid"], daemon["host"]) == (os.getpid(), os.uname().nodename)
     scheduler.run()
     assert [outcomes(scheduler)[name] for name in names] == ["done"] * 6
     assert words(scheduler) == dict.fromkeys("ABCD", "waiting")
