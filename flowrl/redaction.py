@@ -1,9 +1,9 @@
 """Removing secrets, a leaf for all that write texts: logs, the state, events, notices.
 
 A secret is the value of an environment variable whose name matches `_SECRET_NAME`, or that is
-passed by `--pass_env`. Values below `LEAST_LENGTH` characters are not secrets: replacing them would
-tear ordinary words apart. A value is found as it is, as Python and JSON quote it, and line by line;
-a secret in another encoding is not found.
+passed by `--pass_env`, and the password in any value that is a URL. Values below `LEAST_LENGTH`
+characters are not secrets: replacing them would tear ordinary words apart. A value is found as it
+is, as Python and JSON quote it, and line by line; a secret in another encoding is not found.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 REDACTED = "[redacted]"
+_URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")  # as of a proxy
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential")
 LEAST_LENGTH = 8
 # Escape sequences whole, else their remainder would be read as text.
@@ -33,8 +34,9 @@ def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tupl
     """Return all spellings of the secrets in an environment, the longest first."""
     found: set[str] = set()
     for name, value in environ.items():
-        if is_secret(name, passed):
-            found |= _spellings(value)
+        passwords = _URL_PASSWORD.findall(value)
+        for secret in [value] if is_secret(name, passed) else passwords:
+            found |= _spellings(secret)
     return tuple(sorted(found, key=lambda word: (-len(word), word)))
 
 

@@ -151,7 +151,7 @@ def child_env(
     for name in passed:
         if name not in environ:
             raise ConfigError(f"--pass_env {name}: it is not set here; export it or leave it out")
-    env = {name: value for name, value in environ.items() if name in passed or _may_pass(name)}
+    env = {name: value for name, value in environ.items() if name in passed or may_pass(name)}
     env = {**_MALLOC, **env, "PYTHONUNBUFFERED": "1"}
     if device is None:
         env.setdefault("JAX_PLATFORMS", "cpu")  # set by a user, it may also say tpu
@@ -314,6 +314,7 @@ def _devices(env: Mapping[str, str]) -> list[str]:
     return words
 
 
-def _may_pass(name: str) -> bool:
+def may_pass(name: str) -> bool:
+    """Whether a variable of the daemon's environment is for its children."""
     hidden = is_secret(name) and not name.startswith("WANDB_")
     return not hidden and _INHERITED.fullmatch(name) is not None

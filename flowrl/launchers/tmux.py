@@ -32,7 +32,9 @@ from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process
 from flowrl.launchers.base import Finished, Handle, Job, Outcome
 from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, Launcher
+from flowrl.launchers.sandbox import may_pass
 from flowrl.paths import JobPaths
+from flowrl.redaction import is_secret
 
 RUN_OPTION = "@flowrl_run"
 FOLDER_OPTION = "@flowrl_folder"
@@ -123,6 +125,7 @@ class TmuxServer:
         try:
             done = subprocess.run(
                 [shutil.which("tmux") or "tmux", *self._address(), *words],
+                env=_environment(),
                 check=False,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -249,6 +252,15 @@ class TmuxLauncher(Launcher):
         if reply.returncode != 0:
             raise LaunchError(f"tmux cannot restart {pane.session}: {reply.why}")
         return _handle(job, Pane.parse(reply.stdout[0]))
+
+
+def _environment() -> dict[str, str]:
+    """What a server that we start, and so all its sessions, inherit: nothing secret."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("TMUX") or (may_pass(name) and not is_secret(name))
+    }
 
 
 def _runner(job: Job) -> tuple[str, ...]:

@@ -35,6 +35,11 @@ def test_what_a_user_passes_on_is_a_secret_whatever_its_name():
     assert secrets_of(environ, ["PLAIN"]) == (SECRET,)
 
 
+def test_the_password_of_a_url_is_a_secret():
+    environ = {"https_proxy": "http://ann:hunter2hunter2@proxy:3128", "HOME": "/home/ann"}
+    assert secrets_of(environ) == ("hunter2hunter2",)
+
+
 def test_short_values_are_no_secrets():
     assert secrets_of({"MY_KEY": "seven77", "B_KEY": ""}) == ()
 

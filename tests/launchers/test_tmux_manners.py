@@ -41,6 +41,15 @@ def test_a_failed_session_stays_to_be_read(server_folder, make_job):
     assert "what went wrong" in text
 
 
+def test_a_server_that_flowrl_starts_knows_no_secret(tmux, make_job, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-hunter2hunter2")
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2hunter2")
+    tmux.launch(make_job(SLEEP))
+    known = "\n".join(tmux._server.run("show-environment", "-g").stdout)
+    assert "hunter2" not in known
+    assert "PATH=" in known
+
+
 def test_an_empty_server_ends(tmux, make_job):
     job = make_job(SUCCEED % "e0.a1.x")
     handle = tmux.launch(job)
