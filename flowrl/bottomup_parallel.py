@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import stat
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from flowrl import config as configs
 from flowrl import console, notices, storage
@@ -53,6 +55,7 @@ def train_graph(config: BottomUpConfig) -> int:
         layout, graph.skills.values(), config.ppo.env_name, trust=config.graph.trust_skills
     )
     check_machine(config)
+    refuse_shared_folder(layout.root, trust=config.graph.trust_folder)
     scheduler = open_scheduler(layout, config, open_launcher(config.launch))
     screen = training_screen(layout, console.ERRORS)
     with scheduler, screen:  # nothing in the folder has changed before this line
@@ -100,6 +103,21 @@ def check_machine(config: BottomUpConfig) -> None:
             raise ConfigError(
                 f"--{flag} {folder} cannot be made ({format_error(error)}); choose another folder"
             ) from error
+
+
+def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
+    """Make sure that nobody else may change the graph.
+
+    Raises:
+      ConfigError: the folder is another user's, or everybody may write to it.
+    """
+    found = folder.stat()
+    others = found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH
+    if others and not trust:
+        raise ConfigError(
+            f"--graph_path {folder} is user {found.st_uid}'s with mode {found.st_mode & 0o777:o}: "
+            "others could change what is trained; chown it or chmod o-w it, or use --trust_folder"
+        )
 
 
 def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:

@@ -163,6 +163,8 @@ class GraphConfig(Configuration):
     """Folder of skill files that add to or override the library."""
     trust_skills: bool = False
     """Admit skill files of --skills_dir that the syntax check refuses; only for files you wrote."""
+    trust_folder: bool = False
+    """Train in a folder that is another user's, or that everybody may write to."""
     merge_policy: MergePolicyName = "frame_count"
     """What becomes of an expert that two runs trained: the copy with most frames stays, the two
     are averaged by frames, or the one that does better in the same fresh worlds stays."""

@@ -313,6 +313,16 @@ def pass_env(bench):
 
 
 @arrives
+def trust_folder(bench):
+    bench.layout.root.mkdir(parents=True)
+    bench.layout.root.chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod o-w it, or use --trust_folder"):
+        bottomup_parallel.train_graph(bench.parsed("--launcher=local"))
+    assert list(bench.layout.root.iterdir()) == []
+    assert WOOD in bench.handed_out("--trust_folder")
+
+
+@arrives
 def trust_skills(bench):
     folder = bench.folder / "mine"
     folder.mkdir()
