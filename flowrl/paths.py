@@ -159,6 +159,14 @@ class RunPaths(JobPaths):
         )
 
     @property
+    def of_the_process(self) -> tuple[Path, ...]:
+        """The files that mean nothing once no process of the run lives."""
+        return (
+            *(self.spec_json, self.environment_json, self.secrets_json),
+            *(self.start_json, self.exit_json, self.lock, self.progress),
+        )
+
+    @property
     def tracker_folders(self) -> tuple[Path, ...]:
         """The folders of other programs that are archived as far as they can be read."""
         return (self.tensorboard, self.wandb)

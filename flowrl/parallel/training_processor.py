@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -59,6 +60,8 @@ from flowrl.storage import plain_files
 
 logger = logging.getLogger(__name__)
 _BYTES_PER_NUMBER = 4
+_SMALL_BYTES = 64 * 2**20  # what else a run left is archived up to this size
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _SPARE_BYTES = 2**24  # for the files of a checkpoint that hold no arrays
 
 
@@ -218,6 +221,8 @@ def _move_to_archive(paths: RunPaths, archive: RunPaths) -> None:
     storage.make_dir(archive.folder)
     for source, target in zip(paths.tracker_folders, archive.tracker_folders, strict=True):
         _archive_folder(source, target)
+    for source in _small_files(paths, archive):
+        storage.copy_file(source, archive.folder / source.name)
     for source, target in zip(paths.records, archive.records, strict=True):
         if source.exists():
             storage.copy_file(source, target)
@@ -226,6 +231,17 @@ def _move_to_archive(paths: RunPaths, archive: RunPaths) -> None:
     storage.fault_point("merge.archived")
     storage.remove_tree(paths.folder)
     storage.fault_point("merge.removed")
+
+
+def _small_files(paths: RunPaths, archive: RunPaths) -> Iterator[Path]:
+    """What the run left besides its records, such as video.mp4; a trainer may name it anything."""
+    known = {path.name for path in (*paths.records, *paths.of_the_process)}
+    sizes = {path: path.lstat() for path in sorted(paths.folder.iterdir())}
+    for path, found in sizes.items():
+        plain = stat.S_ISREG(found.st_mode) and found.st_size <= _SMALL_BYTES
+        free = not (archive.folder / path.name).is_dir()
+        if plain and free and path.name not in known and _FILE_NAME.fullmatch(path.name):
+            yield path
 
 
 def _archive_folder(source: Path, target: Path) -> None:

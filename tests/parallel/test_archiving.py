@@ -96,3 +96,22 @@ def test_a_run_that_is_not_merged_is_not_put_away(tmp_path):
     finish(place, {0: 50})
     archive_run(layout, place)
     assert place.result_json.exists()
+
+
+def test_everything_small_that_a_run_left_is_archived(tmp_path):
+    layout = GraphPaths(tmp_path)
+    place = prepare(layout, WOOD, 0, {}).layout
+    finish(place, {0: 50})
+    (place.folder / "video.mp4").write_bytes(b"film")
+    (place.folder / "spec.json").write_text("{}")
+    (place.folder / "-rf *").write_text("a name for nobody")
+    (place.folder / "link").symlink_to("/etc/passwd")
+    (place.folder / "expert_0_policy").write_text("the name of a folder")
+    merge_run(layout, place, WOOD, accounting="acted", rule=frame_count)
+    archive_run(layout, place)
+    archive = layout.skill_folder(0, WOOD)
+    assert (archive / "video.mp4").read_bytes() == b"film"
+    assert (archive / "expert_0_policy").is_dir()
+    names = {path.name for path in archive.iterdir()}
+    assert not names & {"spec.json", "-rf *", "link", "run.lock"}
+    assert not place.folder.exists()
