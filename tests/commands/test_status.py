@@ -64,7 +64,7 @@ def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
     root = tmp_path / name.replace("/", "")
     layout = save(root, (name, FAILED), ("B", WAITING, (name,)))
     assert cli.main(["status", str(root)]) == 0
-    head, _, _, _, first, second = capsys.readouterr().out.splitlines()
+    head, *_, first, second = capsys.readouterr().out.splitlines()
     assert head.startswith(f"{root}: ")
     assert first.startswith(f"{name}  ")
     assert second.rstrip().endswith(name)
