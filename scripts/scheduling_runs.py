@@ -131,6 +131,9 @@ class SleepingBackend:
         """A run that was ended has nothing to merge."""
         raise AssertionError(f"{task.skill} sleeps")
 
+    def archived_result(self, task: RunRequest) -> None:
+        """Nothing was merged."""
+
     archive = discard = merge
 
 

@@ -63,12 +63,12 @@ def test_the_trainers_have_talked(trained):
     """Or else the tests below would show nothing."""
     place, _ = trained
     logs = [path.read_text() for path in place.layout.root.rglob("training.log")]
-    assert len(logs) == 3, "one archived, two failed"
+    assert len(logs) == 2, "one archived, one failed in two attempts"
     for log in logs:
         assert "plain [redacted]" in log
         assert "logged [redacted]" in log
         assert log.count("[redacted]") >= 3 * 5
-    assert sum("401 for [redacted] and [redacted]" in log for log in logs) == 2
+    assert "\n".join(logs).count("401 for [redacted] and [redacted]") == 2
 
 
 @pytest.mark.parametrize("name", CANARIES)
