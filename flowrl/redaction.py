@@ -34,8 +34,8 @@ def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tupl
     """Return all spellings of the secrets in an environment, the longest first."""
     found: set[str] = set()
     for name, value in environ.items():
-        passwords = _URL_PASSWORD.findall(value)
-        for secret in [value] if is_secret(name, passed) else passwords:
+        whole = [value] if is_secret(name, passed) else []
+        for secret in [*whole, *_URL_PASSWORD.findall(value)]:
             found |= _spellings(secret)
     return tuple(sorted(found, key=lambda word: (-len(word), word)))
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from flowrl import ppo_flow, runs, storage
-from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
+from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts import checkpoint
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import RunPaths
@@ -144,7 +144,7 @@ def test_a_seed_that_is_no_number_ends_in_one_clear_line(layout):
         leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in SHAPES.items()}
         checkpoint.save_expert(layout.seed(local), checkpoint._nested(leaves))
     done = ended(layout)
-    assert done.returncode == 1
+    assert done.returncode == EXIT_DIVERGED
     assert "update 1 of 12 left the loss at nan" in done.stderr
     assert "Traceback" not in done.stderr
     assert not layout.finals.exists()

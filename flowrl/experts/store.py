@@ -174,7 +174,8 @@ class ExpertStore:
 
     def expert_folders(self) -> list[Path]:
         """The folder of each expert, in which its versions are."""
-        return sorted(self.layout.skills.glob("*/expert_*_policy"))
+        found = self.layout.skills.glob("*/expert_*_policy")
+        return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
     def versions(self) -> Iterator[tuple[tuple[int, str], Path]]:
         """Every version on disk, by (index, version)."""

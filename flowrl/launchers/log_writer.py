@@ -45,25 +45,33 @@ def redacted(chunks: Iterable[bytes], secrets: list[bytes]) -> Iterator[bytes]:
     if not secrets:
         yield from chunks
         return
-    pattern = re.compile(b"|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))
-    beginnings = {secret[:length] for secret in secrets for length in range(1, len(secret))}
-    longest = max(map(len, beginnings), default=0)
-
-    def undecided(text: bytes, start: int) -> int:
-        first = max(start, len(text) - longest)
-        return next((p for p in range(first, len(text)) if text[p:] in beginnings), len(text))
-
+    secrets = sorted(secrets, key=len, reverse=True)
+    pattern = re.compile(b"|".join(map(re.escape, secrets)))
     held = b""
     for chunk in chunks:
         text = held + chunk
-        end = undecided(text, 0)
+        end = undecided(text, 0, secrets)
         for match in pattern.finditer(text):
             if end <= match.start():
                 break
-            end = undecided(text, match.end())
+            end = undecided(text, match.end(), secrets)
         held = text[end:]
         yield pattern.sub(REDACTED, text[:end])
     yield pattern.sub(REDACTED, held)
+
+
+def undecided(text: bytes, start: int, secrets: list[bytes]) -> int:
+    """Where the rest of a text first is the beginning of a secret; its end if it nowhere is.
+
+    `secrets` are sorted, the longest first.
+    """
+    first_bytes = {secret[0] for secret in secrets}
+    for place in range(max(start, len(text) - len(secrets[0]) + 1), len(text)):
+        if text[place] in first_bytes:
+            tail = text[place:]
+            if any(len(tail) < len(secret) and secret.startswith(tail) for secret in secrets):
+                return place
+    return len(text)
 
 
 def take_secrets(path: str) -> list[bytes]:

@@ -217,16 +217,17 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
     alive = process.alive(handle.pid, handle.start_time)
     start = read_start(folder, handle.run_id)
     if lock_held(folder):  # whatever the job has written into exit.json
-        # Without start.json the lock's holder may be a runner that is just starting.
         runner = start is not None and process.alive(start.runner_pid, start.runner_start_time)
-        if start is not None and not alive and not runner:
+        if not alive and not runner:
             # Nothing would record how they ended. The kernel names the lock's holders; the job
             # may write any pid into start.json.
             for pid in process.with_open_file(JobPaths(folder).lock):
                 process.send(pid, process.start_time_of(pid), signal.SIGKILL)
         return None
+    if alive:  # just about to end, or its job has freed the lock
+        return None
     ended = _recorded_end(handle, folder)
-    if ended is not None or alive:
+    if ended is not None:
         return ended
     if handle.start_time and handle.start_time.rpartition(":")[0] != process.boot_id():
         return Exited(cause=ExitCause.SERVER_KILLED, detail="the machine was restarted")

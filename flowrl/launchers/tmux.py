@@ -34,7 +34,7 @@ from flowrl.launchers.base import Finished, Handle, Job, Outcome
 from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, Launcher
 from flowrl.launchers.sandbox import may_pass
 from flowrl.paths import JobPaths
-from flowrl.redaction import is_secret
+from flowrl.redaction import secrets_of
 
 RUN_OPTION = "@flowrl_run"
 FOLDER_OPTION = "@flowrl_folder"
@@ -259,7 +259,7 @@ def _environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith("TMUX") or (may_pass(name) and not is_secret(name))
+        if name.startswith("TMUX") or (may_pass(name) and not secrets_of({name: value}))
     }
 
 

@@ -129,11 +129,15 @@ class RunLaunched(RunEvent):
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(RunEvent):
-    """How a run ended, the frames it had reached, and the last lines of its log."""
+    """How a run ended, the frames it had reached, and the last lines of its log.
+
+    It has `saved` a checkpoint if its next attempt can go on from one.
+    """
 
     outcome: RunResult | Exited | Lost
     frames: int = 0
     log: tuple[str, ...] = ()
+    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

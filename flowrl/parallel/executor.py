@@ -209,7 +209,8 @@ class CommandExecutor:
             return (events.RunEnded(entry.skill, status.run_id, outcome, outcome.frames),)
         paths = RunPaths(job.folder, request.expert)
         frames, tail = _frames(job, paths), read_log_tail(paths.training_log)
-        return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail),)
+        saved = paths.resume.is_dir() and any(p.name.isdigit() for p in paths.resume.iterdir())
+        return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail, saved),)
 
     def _without_folder(self, request: RunRequest) -> Event:
         """The run's folder is gone: it was merged and archived, or it is lost."""

@@ -28,6 +28,7 @@ _RESUMED = (ExitCause.STOPPED, ExitCause.SERVER_KILLED)  # by no fault of the sk
 _DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended it in the terminal
 CANCELLED = "cancelled on request"
 BACKOFF_CAP_SECONDS = 600.0
+MAX_REQUEUES = 20  # ends in a row for lack of disk space, some hours, until one is charged
 MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
 _MOST_DEFERRED_DOUBLINGS = 4  # work goes on soon after a full disk has room again
 
@@ -60,10 +61,10 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
     match status.stop_reason:
         case StopReason.HUNG:
             why = "it showed no progress for too long"
-            return charged(entry, why, event.frames, context, goes_on=True)
+            return charged(entry, why, event.frames, context, goes_on=event.saved)
         case StopReason.OVERDUE:
             why = "it took longer than --run_timeout"
-            return charged(entry, why, event.frames, context, goes_on=True)
+            return charged(entry, why, event.frames, context, goes_on=event.saved)
         case StopReason.PAUSE:
             return _held(entry, status, PAUSED, context)
         case StopReason.CANCEL:
@@ -177,16 +178,19 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
     if cause in _DELIBERATE:
         return _held(entry, status, why, context)
     code = outcome.code if isinstance(outcome, Exited) and cause is ExitCause.EXIT else None
-    if cause in _RESUMED or code == EXIT_IO:
+    if cause in _RESUMED:
         return _requeued(entry, status, why, context)
     last = event.log[-1] if event.log else ""
     why = f"{why}: {last}" if last and cause is not ExitCause.OOM else why
-    if code == EXIT_USAGE:
+    if code == EXIT_IO and entry.requeues < MAX_REQUEUES:
+        return _requeued(entry, status, why, context)
+    if code == EXIT_USAGE and not event.saved:
         failed = Failed(why=why, attempt=status.attempt, at=context.now, log=event.log)
         return replace(entry, failures=entry.failures + 1, status=failed)
-    error_at = event.frames if code is not None else None
+    error_at = (event.frames or None) if code is not None else None
     again = error_at is not None and error_at == entry.error_at
-    goes_on = not again and code != EXIT_DIVERGED and cause is not ExitCause.NO_RESULT
+    anew = again or code == EXIT_DIVERGED or cause is ExitCause.NO_RESULT
+    goes_on = event.saved and not anew
     entry = replace(entry, error_at=error_at)
     entry = charged(entry, why, event.frames, context, goes_on=goes_on, log=event.log)
     if cause is ExitCause.OOM and isinstance(entry.status, Waiting):
@@ -198,7 +202,7 @@ def _requeued(entry: Entry, status: Running, why: str, context: StepContext) -> 
     """The same attempt goes on, at once unless that has just been tried."""
     lived_seconds = (context.now - status.since).total_seconds()
     tries = 0 if lived_seconds > BACKOFF_CAP_SECONDS else entry.requeues
-    entry = replace(entry, requeues=tries + 1)
+    entry = replace(entry, requeues=tries + 1, error_at=None)
     return _waiting_again(entry, why, context.later(tries) if tries else None)
 
 

@@ -110,7 +110,7 @@ def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> Prepared
     prepared = open_training_run(layout, expert, skill)
     paths = prepared.layout
     refuse_live_process(paths)
-    for record in (paths.start_json, paths.exit_json, paths.result_json):
+    for record in (paths.start_json, paths.exit_json, paths.result_json, paths.progress):
         storage.remove_file(record)
     return prepared
 

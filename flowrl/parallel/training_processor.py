@@ -7,6 +7,7 @@ the same call leads to the same end; `recover_graph` archives what was merged be
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -60,7 +61,7 @@ from flowrl.storage import plain_files
 
 logger = logging.getLogger(__name__)
 _BYTES_PER_NUMBER = 4
-_SMALL_BYTES = 64 * 2**20  # what else a run left is archived up to this size
+_SMALL_BYTES, _MOST_SMALL_FILES = 64 * 2**20, 20  # what else of a run's files is archived
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _SPARE_BYTES = 2**24  # for the files of a checkpoint that hold no arrays
 
@@ -221,8 +222,11 @@ def _move_to_archive(paths: RunPaths, archive: RunPaths) -> None:
     storage.make_dir(archive.folder)
     for source, target in zip(paths.tracker_folders, archive.tracker_folders, strict=True):
         _archive_folder(source, target)
-    for source in _small_files(paths, archive):
-        storage.copy_file(source, archive.folder / source.name)
+    for source in itertools.islice(_small_files(paths, archive), _MOST_SMALL_FILES):
+        try:
+            storage.copy_file(source, archive.folder / source.name)
+        except FileRefusedError as error:
+            logger.warning("%s is not archived: %s", source, error)
     for source, target in zip(paths.records, archive.records, strict=True):
         if source.exists():
             storage.copy_file(source, target)
@@ -239,7 +243,7 @@ def _small_files(paths: RunPaths, archive: RunPaths) -> Iterator[Path]:
     sizes = {path: path.lstat() for path in sorted(paths.folder.iterdir())}
     for path, found in sizes.items():
         plain = stat.S_ISREG(found.st_mode) and found.st_size <= _SMALL_BYTES
-        free = not (archive.folder / path.name).is_dir()
+        free = not path.name.startswith("expert_") and not (archive.folder / path.name).is_dir()
         if plain and free and path.name not in known and _FILE_NAME.fullmatch(path.name):
             yield path
 

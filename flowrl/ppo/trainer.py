@@ -135,7 +135,7 @@ def _finish(assignment: Assignment, update: UpdateReport, best: Best, programs: 
     """
     paths, last = assignment.paths, update.rates.success
     storage.remove_file(paths.result_json)  # of an earlier run in the same folder
-    is_last = best.success <= last
+    is_last = not best.update or (update.rates.full and best.success <= last)
     kept = Best.of(update) if is_last else best
     params = programs.unpack(kept.params)
     experts = run_io.save_finals(assignment, params, acted=update.counters.acted)

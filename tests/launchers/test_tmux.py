@@ -60,7 +60,7 @@ def test_what_was_killed_is_known_however_late_it_is_asked(tmux, make_job):
     tmux._server.run("kill-session", "-t", f"={job.name}")
     until((job.folder / "exit.json").exists)
     until(lambda: not process.start_time_of(handle.server_pid or 0))
-    assert cause_of(tmux.poll(handle, job.folder)) is ExitCause.SESSION_KILLED
+    assert cause_of(end_of(tmux, handle, job)) is ExitCause.SESSION_KILLED
 
 
 def test_runs_start_again_on_a_new_server(tmux, make_job):

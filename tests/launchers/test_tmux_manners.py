@@ -44,6 +44,7 @@ def test_a_failed_session_stays_to_be_read(server_folder, make_job):
 def test_a_server_that_flowrl_starts_knows_no_secret(tmux, make_job, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-hunter2hunter2")
     monkeypatch.setenv("WANDB_API_KEY", "hunter2hunter2")
+    monkeypatch.setenv("https_proxy", "http://ann:hunter2hunter2@proxy:3128")
     tmux.launch(make_job(SLEEP))
     known = "\n".join(tmux._server.run("show-environment", "-g").stdout)
     assert "hunter2" not in known

@@ -66,6 +66,7 @@ class Process:
     job: Job
     outcome: RunResult | Exited | Lost | None = None
     result: RunResult | None = None  # its result.json
+    saved: bool = True  # a checkpoint to go on from
     launches: int = 0
     asked_to_end: bool = False
 
@@ -247,6 +248,9 @@ class FakeLauncher:
         if process.result is not None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "result.json").write_text(json.dumps({"format": 1, **asdict(process.result)}))
+        elif process.outcome is not None and process.saved:
+            checkpoint = folder / f"{process.task.expert}_policies" / "resume" / "0"
+            checkpoint.mkdir(parents=True, exist_ok=True)
         return Finished(folder) if isinstance(process.outcome, RunResult) else process.outcome
 
     def stop(self, handle: Handle, folder: Path) -> None:

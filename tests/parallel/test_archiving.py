@@ -106,12 +106,13 @@ def test_everything_small_that_a_run_left_is_archived(tmp_path):
     (place.folder / "spec.json").write_text("{}")
     (place.folder / "-rf *").write_text("a name for nobody")
     (place.folder / "link").symlink_to("/etc/passwd")
-    (place.folder / "expert_0_policy").write_text("the name of a folder")
+    for name in ("expert_0_policy", "expert_999_policy"):
+        (place.folder / name).write_text("the name of a folder")
     merge_run(layout, place, WOOD, accounting="acted", rule=frame_count)
     archive_run(layout, place)
     archive = layout.skill_folder(0, WOOD)
     assert (archive / "video.mp4").read_bytes() == b"film"
     assert (archive / "expert_0_policy").is_dir()
     names = {path.name for path in archive.iterdir()}
-    assert not names & {"spec.json", "-rf *", "link", "run.lock"}
+    assert not names & {"spec.json", "-rf *", "link", "run.lock", "expert_999_policy"}
     assert not place.folder.exists()

@@ -259,9 +259,27 @@ class Play:
             outcome = self.disk.runs[status.run_id]
             if outcome not in (None, "prepared"):
                 said = self.dice.choice([(), ("one",), ("one",)])
-                self.tell(events.RunEnded(entry.skill, status.run_id, outcome, 10, said))
+                self.tell(
+                    events.RunEnded(
+                        entry.skill,
+                        status.run_id,
+                        outcome,
+                        10,
+                        said,
+                        saved=self.dice.random() < 0.7,
+                    )
+                )
                 if self.unlucky():
-                    self.tell(events.RunEnded(entry.skill, status.run_id, outcome, 10, said))
+                    self.tell(
+                        events.RunEnded(
+                            entry.skill,
+                            status.run_id,
+                            outcome,
+                            10,
+                            said,
+                            saved=self.dice.random() < 0.7,
+                        )
+                    )
             elif self.unlucky() and self.unlucky():
                 reason = self.dice.choice([StopReason.HUNG, StopReason.OVERDUE])
                 self.tell(events.RunLate(entry.skill, status.run_id, reason))

@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flowrl.config import ScheduleConfig
+from flowrl.errors import EXIT_IO
 from flowrl.launchers.base import ExitCause, Exited
 from flowrl.parallel import outcomes
 from flowrl.parallel.events import RunEnded
-from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, StepContext
+from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, MAX_REQUEUES, StepContext
 from flowrl.parallel.status import Entry, Failed, Merging, Running, Waiting
 from flowrl.runs import RunResult
 
@@ -84,7 +85,7 @@ def test_a_budget_is_spent_from_its_last_frame_on(frames, status):
 
 
 def failed_at(entry: Entry, frames: int) -> Entry:
-    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.EXIT, code=1), frames)
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.EXIT, code=1), frames, saved=True)
     return outcomes.after_end(entry, event, context())
 
 
@@ -97,8 +98,31 @@ def test_only_an_error_at_the_same_frame_again_begins_anew(frames, anew):
     assert second.frames_used == (frames if anew else 0), "frames are counted once"
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_goes_on_only_from_what_it_has_saved(saved):
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.OOM), 8, saved=saved)
+    entry = outcomes.after_end(ENTRY, event, context())
+    assert (entry.status.run_id is not None) is saved
+    assert entry.frames_used == (0 if saved else 8)
+
+
+def test_an_error_before_the_first_frame_says_nothing_of_where_it_came():
+    first = failed_at(ENTRY, 0)
+    second = failed_at(replace(first, status=RUNNING), 0)
+    assert second.status.run_id == "e0.a1.x"
+
+
+def test_lack_of_disk_space_is_charged_in_the_end():
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.EXIT, code=EXIT_IO), saved=True)
+    entry = ENTRY
+    for _ in range(MAX_REQUEUES):
+        entry = replace(outcomes.after_end(entry, event, context()), status=RUNNING)
+    assert entry.failures == 0
+    assert outcomes.after_end(entry, event, context()).failures == 1
+
+
 def test_a_run_that_is_given_up_has_used_its_frames():
-    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.OOM), 8)
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.OOM), 8, saved=True)
     entry = outcomes.after_end(ENTRY, event, context(max_retries=0))
     assert isinstance(entry.status, Failed)
     assert entry.frames_used == 8

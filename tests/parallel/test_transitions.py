@@ -154,7 +154,8 @@ def test_a_run_that_begins_anew_is_discarded_and_one_that_goes_on_is_not():
     assert [type(item) for item in ordered] == [events.Discard]
     assert ordered[0].request.run_id == "e0.a1.x"
     for cause in (ExitCause.OOM, ExitCause.STOPPED):
-        assert then(state, events.RunEnded("A", "e0.a1.x", Exited(cause=cause)))[1] == []
+        ended = events.RunEnded("A", "e0.a1.x", Exited(cause=cause), saved=True)
+        assert then(state, ended)[1] == []
 
 
 def test_a_refused_merge_is_an_attempt_that_used_its_frames():
