@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flowrl.config import ScheduleConfig
-from flowrl.errors import EXIT_IO
-from flowrl.launchers.base import ExitCause, Exited
+from flowrl.errors import EXIT_DIVERGED, EXIT_IO, EXIT_USAGE
+from flowrl.launchers.base import ExitCause, Exited, Lost
 from flowrl.parallel import outcomes
 from flowrl.parallel.events import RunEnded
 from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, MAX_REQUEUES, StepContext
@@ -119,6 +119,31 @@ def test_lack_of_disk_space_is_charged_in_the_end():
         entry = replace(outcomes.after_end(entry, event, context()), status=RUNNING)
     assert entry.failures == 0
     assert outcomes.after_end(entry, event, context()).failures == 1
+
+
+def test_only_the_exit_code_of_a_trainer_that_exits_means_something():
+    ended = Exited(cause=ExitCause.OOM, code=EXIT_DIVERGED)
+    entry = outcomes.after_end(ENTRY, RunEnded("A", "e0.a1.x", ended, 8, saved=True), context())
+    assert entry.status.run_id == "e0.a1.x"
+    assert entry.status.alone
+
+
+def test_a_refused_configuration_is_one_failed_attempt():
+    ended = Exited(cause=ExitCause.EXIT, code=EXIT_USAGE)
+    entry = outcomes.after_end(ENTRY, RunEnded("A", "e0.a1.x", ended), context())
+    assert isinstance(entry.status, Failed)
+    assert entry.failures == 1
+
+
+def test_a_lost_run_says_what_is_known():
+    assert outcomes.described(Lost()) == "it left no trace"
+    assert outcomes.described(Lost("gone")) == "it left no trace of how it ended (gone)"
+
+
+def test_a_run_that_is_given_up_says_after_how_many_attempts():
+    event = RunEnded("A", "e0.a1.x", Lost(), 8)
+    entry = outcomes.after_end(ENTRY, event, context(max_retries=0))
+    assert entry.status.why.endswith("; attempt 1 of 1")
 
 
 def test_a_run_that_is_given_up_has_used_its_frames():

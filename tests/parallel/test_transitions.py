@@ -260,6 +260,12 @@ def test_running_and_preparing_runs_occupy_their_devices():
     assert found.full
 
 
+def test_more_runs_than_are_allowed_now_leave_no_room():
+    context = StepContext(now=NOW, schedule=ScheduleConfig(max_parallel_skills=1), devices={})
+    active = state_of(A=RUNNING, B=replace(RUNNING, run_id="e1.a1.x"))
+    assert Slots(context, list(active.entries.values())).full
+
+
 def test_without_devices_only_the_number_of_runs_counts():
     context = StepContext(now=NOW, schedule=ScheduleConfig(max_parallel_skills=2), devices={})
     found = Slots(context, [])
