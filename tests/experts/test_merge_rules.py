@@ -134,8 +134,19 @@ def test_a_run_whose_ancestor_is_three_generations_old_is_averaged_by_all_their_
     asked = decide(AVERAGE, run_id="late", current=current, candidate=candidate(acted=40))
     assert isinstance(asked, Question)
     assert asked.gains == (60, 40)
+    blend = Blended(question=asked, folder=Path("mean"), sha256="mean", content="mean")
+    facts = {"run_id": "late", "current": current, "candidate": candidate(acted=40)}
+    decision = decide(AVERAGE, **facts, evidence=blend)
+    assert decision == UseCandidate(why="averaged, 40% of it the run's", blend=blend)
     assert descends(current, OLD)
     assert descends(current, branch(("b", 10), ("c", 20)))
+
+
+def test_a_rule_is_asked_where_an_older_version_counts_again():
+    newer = dataclasses.replace(OLD, version="v000009-z")
+    facts = {"run_id": "r", "current": version(frames=50, content="rolled back")}
+    decision = decide(GATE, **facts, candidate=candidate(acted=5, ancestor=newer))
+    assert isinstance(decision, Question)
 
 
 STRANGERS = {
@@ -171,6 +182,7 @@ def gated(wins: int, losses: int, ties: int = 0):
     facts = {"run_id": "r", "current": current, "candidate": candidate(acted=5)}
     asked = decide(GATE, **facts)
     assert isinstance(asked, Question)
+    assert asked.gains == (0, 0), "how much was trained says nothing here"
     found = Compared(question=asked, wins=wins, losses=losses, ties=ties)
     return decide(GATE, **facts, evidence=found)
 
