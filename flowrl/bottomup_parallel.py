@@ -90,6 +90,7 @@ def check_machine(config: BottomUpConfig) -> None:
 
     Raises:
       ConfigError: names the flag and the remedy.
+      OSError: the disk is full.
     """
     if config.ppo.use_wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError("--use_wandb needs wandb: pip install 'flowrl[wandb]'")
@@ -99,7 +100,7 @@ def check_machine(config: BottomUpConfig) -> None:
             storage.make_dir(folder)
         except OSError as error:
             if classify_io_error(error) == "disk":
-                continue  # the scheduler waits for room
+                raise
             raise ConfigError(
                 f"--{flag} {folder} cannot be made ({format_error(error)}); choose another folder"
             ) from error

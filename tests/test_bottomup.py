@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 
 import pytest
 
 from flowrl import bottomup, bottomup_parallel, console
+from flowrl.errors import EXIT_IO
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, StandInBackend
 
@@ -61,3 +63,13 @@ def test_what_every_run_would_lack_is_refused_first(tmp_path, monkeypatch, capsy
     assert bottomup.main(words) == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "FILE"]
+
+
+@pytest.mark.usefixtures("unchanged_sigterm")
+def test_a_disk_without_room_for_the_folders_is_no_wrong_flag(tmp_path, monkeypatch, capsys):
+    def fail(path, **_):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(bottomup_parallel.storage, "make_dir", fail)
+    assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == EXIT_IO
+    assert "No space left on device" in capsys.readouterr().err
