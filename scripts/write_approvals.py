@@ -25,7 +25,7 @@ def write_approvals(game: Game) -> str | None:
             return outcome
         approvals.append(outcome)
     record = LibraryApprovals(approvals=tuple(approvals))
-    path = game.library / "approvals.json"
+    path = game.library_folder / "approvals.json"
     storage.write_atomic(path, records.encode(record), mode=0o644)
     print(f"{path}: {len(approvals)} approvals")
     return None

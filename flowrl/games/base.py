@@ -92,7 +92,7 @@ class Game:
     """The module that defines the enums; it may import JAX."""
     enums: Mapping[str, frozenset[str]]
     """Enum → its members, which skill code writes as `BlockType.TREE.value`."""
-    library: Path
+    library_folder: Path
     """The folder of the skills that come with the game; may hold their `approvals.json`."""
     sources: tuple[str, ...]
     """Top-level packages and modules whose code decides what a compiled program computes."""

@@ -94,7 +94,7 @@ def _game(name: str, folder: str, **fields: Any) -> Game:
         name=name,
         features=_FEATURES,
         constants=f"{package}.constants",
-        library=_LIBRARY / folder,
+        library_folder=_LIBRARY / folder,
         sources=("craftax",),
         make=partial(_engine, name, package),
         renderer=partial(_renderer, package),

@@ -251,7 +251,7 @@ def load_library(
       ConfigError: the game is unknown.
       SkillError: no such folder, or a skill that is not for this game.
     """
-    skills = _load_folder(find_game(env_name).library, env_name)
+    skills = _load_folder(find_game(env_name).library_folder, env_name)
     if skills_dir is not None:
         if not Path(skills_dir).is_dir():
             raise SkillError(f"{skills_dir} is not a folder; name a folder of skill files")

@@ -69,7 +69,7 @@ class ApprovalStore:
 @functools.cache
 def shipped(env_name: str) -> Mapping[str, CodeApproval]:
     """The approvals that come with a game's library, by digest; it may have none."""
-    path = find_game(env_name).library / "approvals.json"
+    path = find_game(env_name).library_folder / "approvals.json"
     kept = records.read(path, LibraryApprovals).approvals if path.exists() else ()
     return {each.digest: each for each in kept}
 
