@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import shutil
 import sys
 import time
 from collections import Counter
@@ -21,10 +23,12 @@ from rich.table import Table
 from rich.text import Text
 
 from flowrl import notices, runs
-from flowrl.errors import FileRefusedError, GraphError
+from flowrl.errors import FileRefusedError, FlowrlError, GraphError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
+from flowrl.parallel.outcomes import CANCELLED
+from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
 
@@ -36,12 +40,15 @@ _STYLE = {
     "merging": "cyan",
     "preparing": "cyan",
     "failed": "bold red",
+    "cancelled": "red",
     "held": "yellow",
     "blocked": "red",
     "waiting": "dim",
 }
 _WHY = "waits for / why"
 _LEAST_WHY = 30  # columns
+# The least columns of each while its figures change: nothing on the screen moves with them.
+_LEAST = {"status": 9, "frames": 10, "steps/s": 7, "time": 7, _WHY: _LEAST_WHY}
 _DROPPED_FIRST = ("attempt", "expert", "time", "steps/s", "frames", "at most")
 _LEFT_ALIGNED = frozenset({"skill", "status", _WHY})
 _STOP_MODES = {
@@ -106,7 +113,7 @@ def training_screen(paths: GraphPaths, console: Console) -> Live:
 
 
 def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) -> Group:
-    """Return heading, notices, the table of skills, and the logs of failed skills."""
+    """Return headings, notices, the table of skills, and the logs of failed skills."""
     warnings = [*filter(None, [read_stop_mode(paths)]), *_notices(paths).values()]
     if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
         again = f"python -m flowrl.bottomup_parallel --graph-path {shlex.quote(str(paths.root))}"
@@ -117,15 +124,22 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
         for row in rows
         if row.log
     ]
-    return Group(Text(f"{paths.root}: {tally(rows)}"), *yellow, "", skill_table(rows, width), *logs)
+    heading = Text(f"{paths.root}: {tally(rows)}\n{totals(paths, rows)}")
+    return Group(heading, *yellow, "", skill_table(rows, width), *logs)
 
 
 def skill_table(rows: Sequence[SkillRow], width: int = _WIDTH) -> Table:
-    """Return a table with one line per skill, without empty columns and those that do not fit."""
+    """Return a table with one line per skill, without columns that do not fit.
+
+    Once all skills have ended, empty columns are left out, too.
+    """
     table = Table(pad_edge=False, box=None, header_style="bold")
     lines = [_cells(row) for row in rows]
-    shown = [name for name in lines[0] if any(str(line[name]) for line in lines)] if lines else []
-    needed = {name: max(len(name), *(len(str(line[name])) for line in lines)) + 2 for name in shown}
+    ended, columns = all_ended(rows), lines[0] if lines else ()
+    shown = [name for name in columns if not ended or any(str(line[name]) for line in lines)]
+    least = {} if ended else _LEAST
+    sizes = {n: max(len(n), least.get(n, 0), *(len(str(row[n])) for row in lines)) for n in shown}
+    needed = {name: size + 2 for name, size in sizes.items()}
     needed[_WHY] = min(needed.get(_WHY, 0), _LEAST_WHY)
     for name in _DROPPED_FIRST:
         if sum(needed.values()) > width and name in shown:
@@ -133,7 +147,8 @@ def skill_table(rows: Sequence[SkillRow], width: int = _WIDTH) -> Table:
             del needed[name]
     for name in shown:
         justify = "left" if name in _LEFT_ALIGNED else "right"
-        table.add_column(name, justify=justify, no_wrap=name != _WHY)
+        least_width = None if name == _WHY else sizes[name]
+        table.add_column(name, justify=justify, no_wrap=name != _WHY, min_width=least_width)
     for line in lines:
         table.add_row(*(line[name] for name in shown))
     return table
@@ -141,8 +156,22 @@ def skill_table(rows: Sequence[SkillRow], width: int = _WIDTH) -> Table:
 
 def tally(rows: Sequence[SkillRow]) -> str:
     """Return how many skills have which status, in one line."""
-    counts = Counter(row.status for row in rows)
+    counts = Counter(map(_status_word, rows))
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "no skills yet"
+
+
+def totals(paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
+    """Return goal, slots in use, frames of all skills and free disk space, in one line."""
+    parts = [
+        f"{sum(row.frames or 0 for row in rows):,} frames",
+        f"{shutil.disk_usage(paths.root).free / 1e9:,.1f} GB free",
+    ]
+    with contextlib.suppress(FlowrlError):  # no start has recorded its flags; fsck names damage
+        config = recorded_config(paths)
+        used = sum(row.status in ("preparing", "running") for row in rows)
+        goal = f"goal {config.ppo.success_state_rate:.0%} success in training"
+        parts = [goal, f"{used} of {config.schedule.max_parallel_skills} slots", *parts]
+    return " · ".join(parts)
 
 
 def clock(seconds: float | None) -> str:
@@ -187,7 +216,7 @@ def _notices(paths: GraphPaths) -> dict[str, str]:
 
 
 def _cells(row: SkillRow) -> dict[str, Text | str]:
-    shown = row.phase if row.status == "running" and row.phase else row.status
+    shown = row.phase if row.status == "running" and row.phase else _status_word(row)
     reasons = [", ".join(row.waits_for), row.waits, row.why]
     return {
         "skill": Text(row.skill),
@@ -271,6 +300,10 @@ def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
 def all_ended(rows: Sequence[SkillRow]) -> bool:
     """Return whether no skill changes any more by itself."""
     return all(row.status in ENDED for row in rows)
+
+
+def _status_word(row: SkillRow) -> str:
+    return "cancelled" if row.status == "failed" and row.why == CANCELLED else row.status
 
 
 def _row(paths: GraphPaths, line: Mapping[str, Any]) -> SkillRow:

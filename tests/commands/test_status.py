@@ -12,12 +12,18 @@ import pytest
 from rich.console import Console
 
 from flowrl import cli
+from flowrl import config as configs
 from flowrl.commands import status
 from flowrl.commands.status import clock, read_rows, skill_table, tally, training_screen
+from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.parallel.health import DaemonLock
+from flowrl.parallel.outcomes import CANCELLED
+from flowrl.parallel.status import Failed
+from flowrl.storage import records
 from tests.commands.making import (
     DONE,
     FAILED,
+    NOW,
     WAITING,
     running,
     save,
@@ -50,8 +56,10 @@ def test_json_says_all_that_is_known_of_every_skill(tmp_path, capsys):
 def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, capsys):
     save(tmp_path, ("Boil Water", DONE), ("Make Tea", FAILED))
     assert cli.main(["status", str(tmp_path)]) == 0
-    head, _, columns, first, second, *_ = capsys.readouterr().out.splitlines()
+    head, sums, _, columns, first, second, *_ = capsys.readouterr().out.splitlines()
     assert head == f"{tmp_path}: 1 completed, 1 failed"
+    assert sums.startswith("2,000 frames · ")
+    assert sums.endswith(" GB free")
     assert " ".join(columns.split()) == (
         "skill status expert attempt frames success time waits for / why"
     )
@@ -101,6 +109,40 @@ def test_a_narrow_table_keeps_skill_status_success_and_reason(tmp_path, width):
         assert name in head
     assert "Collect Wood  compiling" in lines[0]
     assert ("attempt" in head) == (width == 140)
+
+
+def test_the_heading_says_goal_slots_frames_and_room(tmp_path, capsys):
+    layout = save(tmp_path, ("A", running()), ("B", DONE))
+    tell_progress(layout.run(0, "A"))
+    facts = configs.to_json(BottomUpConfig(ppo=PPOConfig(success_state_rate=0.9)))
+    records.write(layout.config_json, facts)
+    assert cli.main(["status", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "\ngoal 90% success in training · 1 of 3 slots · 2,512 frames · " in said
+
+
+def test_columns_stay_where_they_are_while_figures_come_and_go(tmp_path):
+    layout = save(tmp_path, ("Collect Wood", running()), ("B", WAITING))
+    heads = [head_of(layout)]
+    tell_progress(layout.run(0, "Collect Wood"), frames=9)
+    heads.append(head_of(layout))
+    tell_progress(layout.run(0, "Collect Wood"), frames=1_000_000, step_success=(1.0,))
+    heads.append(head_of(layout))
+    save(tmp_path, ("Collect Wood", DONE), ("B", running()))
+    assert {*heads, head_of(layout)} == {heads[0]}
+    assert "steps/s" in heads[0]
+
+
+def head_of(layout) -> str:
+    return shown(skill_table(read_rows(layout))).splitlines()[0].rstrip()
+
+
+def test_a_cancelled_skill_is_not_shown_as_failed(tmp_path, capsys):
+    save(tmp_path, ("A", Failed(why=CANCELLED, attempt=1, at=NOW)))
+    assert cli.main(["status", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "1 cancelled" in said
+    assert "failed" not in said
 
 
 def test_a_failure_text_is_shown_as_it_is(tmp_path, capsys):
