@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tyro
 
@@ -33,7 +34,7 @@ class ControlCommand:
     graph_path: Path = DEFAULT_GRAPH
     """Folder of the graph."""
     wait: float = 0.0
-    """Seconds to wait for the scheduler's response; exit code 75 when none has come by then."""
+    """Seconds to wait until it is done, runs that end have saved, too; else exit code 75."""
     json: bool = False
     """Print the request and its response as JSON."""
 
@@ -50,7 +51,7 @@ class ControlCommand:
             skill = _checked_skill(paths, verb, skill)
         name = send_request(paths, verb, skill, number=number)
         daemon = daemon_of(paths.daemon_lock)
-        response = _await_response(paths, name, self.wait)
+        response, under_way = _await_response(paths, name, self.wait)
         if self.json:
             data = {"id": name, "verb": verb, "skill": skill, "number": number, "daemon": daemon}
             data["outcome"] = response.outcome if response else None
@@ -59,7 +60,7 @@ class ControlCommand:
             start = f"python -m flowrl.bottomup_parallel --graph_path {self.graph_path}"
             left = f"done when you start {start}"
             if daemon is not None:
-                left = f"left for {in_words(daemon)}"
+                left = under_way or f"left for {in_words(daemon)}"
             result = response.outcome if response else left
             sys.stdout.write(f"{verb.value} {skill or 'all'}: {result}\n")
         if response is None:
@@ -186,13 +187,33 @@ def _checked_skill(paths: GraphPaths, verb: Verb, wanted: str) -> str:
     return row.skill
 
 
-def _await_response(paths: GraphPaths, name: str, wait_seconds: float) -> Response | None:
+def _await_response(
+    paths: GraphPaths, name: str, wait_seconds: float
+) -> tuple[Response | None, str]:
+    """Return the response once its runs have ended; None, and why, while they have not."""
     until = time.monotonic() + wait_seconds
+    under_way = ""
     while wait_seconds:
-        for data in StateFile(paths.scheduler_state).load_document()["requests"]:
-            if data["id"] == name:
-                return records.from_json(Response, data)
+        document = StateFile(paths.scheduler_state).load_document()
+        for data in (each for each in document["requests"] if each["id"] == name):
+            under_way = _under_way(paths, document, data)
+            if not under_way:
+                return records.from_json(Response, data), ""
         if time.monotonic() > until:
-            return None
+            break
         time.sleep(_LOOK_SECONDS)
-    return None
+    return None, under_way
+
+
+def _under_way(paths: GraphPaths, document: Mapping[str, Any], response: Mapping[str, Any]) -> str:
+    """Return what of a request that the scheduler has taken is not done yet, "" for nothing."""
+    saving = [
+        line["skill"]
+        for line in document["skills"]
+        if line.get("stop_reason") == response["verb"]
+        and response["skill"] in (None, line["skill"])
+    ]
+    if saving:
+        return f"asked; still saving: {', '.join(saving)}"
+    stopping = response["verb"] in (Verb.STOP, Verb.STOP_NOW) and daemon_of(paths.daemon_lock)
+    return f"asked; not ended yet: {in_words(stopping)}" if stopping else ""

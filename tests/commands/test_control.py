@@ -146,6 +146,19 @@ def test_the_answer_is_waited_for_and_a_refusal_is_an_error(tmp_path, capsys, mo
     assert "pause A: refused: no" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("verb", ["pause", "cancel"])
+def test_a_request_is_not_done_while_the_run_that_it_ends_still_saves(tmp_path, capsys, verb):
+    asked = dataclasses.replace(running(), stop_reason=StopReason(verb))
+    layout = save(tmp_path, ("A", asked))
+    response = Response(id="1-0badcafe", verb=verb, skill="A", at=NOW, outcome="done")
+    file = StateFile(layout.scheduler_state)
+    file.save(dataclasses.replace(file.load(), responses=(response,)))
+    code, said = control._await_response(layout, response.id, 0.1)
+    assert (code, said) == (None, "asked; still saving: A")
+    file.save(dataclasses.replace(file.load(), entries={}))
+    assert control._await_response(layout, response.id, 0.1) == (response, "")
+
+
 def test_status_says_how_it_is_stopped_and_what_each_skill_waits_for(tmp_path, capsys):
     soon = datetime.now(UTC) + timedelta(hours=1)
     asked = dataclasses.replace(running("e2.a1.x"), stop_reason=StopReason.PAUSE)
