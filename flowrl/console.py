@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -74,6 +75,8 @@ def guarded(program: Callable[[], int]) -> int:
 
 def start_logging() -> None:
     """Log one line per event: coloured above the live table on a terminal, plain elsewhere."""
+    # XLA reports a slow compilation as an error; its real errors are exceptions in Python, too.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     handler: logging.Handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     if ERRORS.is_terminal:

@@ -17,6 +17,7 @@ from flowrl.paths import RunPaths, display_name
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Phase, Positive, Share, Word
 
+REPORT = " · update "  # in a line of a trainer's log that says how far it is, not why it ended
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 SkillName = Annotated[str, display_name]
 Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" → shape

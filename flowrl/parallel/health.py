@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from flowrl.errors import BusyError, ConfigError, classify_io_error, format_erro
 from flowrl.launchers.base import Handle
 from flowrl.launchers.process import boot_id
 from flowrl.paths import GraphPaths
+from flowrl.runs import REPORT
 from flowrl.storage import locks
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ _TAIL_BYTES = 2**14
 _SHOWN_LINES = 10
 _LINE_CHARACTERS = 300
 _SETTLE_SECONDS = 0.1
+_REASON = re.compile(r"flowrl: |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b")  # of an end
 
 
 class DaemonLock:
@@ -290,6 +293,7 @@ def age_seconds(start_time: str) -> float:
 def read_log_tail(log: Path) -> tuple[str, ...]:
     """Return the last lines of an ended run's log, as a terminal would show them.
 
+    They end with the reason, where there is one: libraries print notes and banners after it.
     Control sequences are left in: `redaction.cleaned` removes them from every event.
     """
     try:
@@ -302,4 +306,7 @@ def read_log_tail(log: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     shown = (row.rstrip("\r").rpartition("\r")[2].rstrip()[:_LINE_CHARACTERS] for row in rows)
-    return tuple(line for line in shown if line)[-_SHOWN_LINES:]
+    lines = [line for line in shown if line]
+    last_report = max((n for n, line in enumerate(lines) if REPORT in line), default=-1)
+    reasons = [n for n, line in enumerate(lines) if _REASON.match(line) and n > last_report]
+    return tuple(lines[: reasons[-1] + 1 if reasons else None][-_SHOWN_LINES:])

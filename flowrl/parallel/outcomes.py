@@ -22,7 +22,7 @@ from flowrl.parallel.status import (
     StopReason,
     Waiting,
 )
-from flowrl.runs import RunResult
+from flowrl.runs import REPORT, RunResult
 
 _RESUMED = (ExitCause.STOPPED, ExitCause.SERVER_KILLED)  # by no fault of the skill: the run goes on
 _DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended it in the terminal
@@ -180,11 +180,11 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
     code = outcome.code if isinstance(outcome, Exited) and cause is ExitCause.EXIT else None
     if cause in _RESUMED:
         return _requeued(entry, status, why, context)
-    last = event.log[-1] if event.log else ""
+    last = event.log[-1] if event.log and REPORT not in event.log[-1] else ""
     why = f"{why}: {last}" if last and cause is not ExitCause.OOM else why
     if code == EXIT_IO and entry.requeues < MAX_REQUEUES:
         return _requeued(entry, status, why, context)
-    if code == EXIT_USAGE and not event.saved:
+    if code == EXIT_USAGE:
         failed = Failed(why=why, attempt=status.attempt, at=context.now, log=event.log)
         return replace(entry, failures=entry.failures + 1, status=failed)
     error_at = (event.frames or None) if code is not None else None

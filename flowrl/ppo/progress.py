@@ -86,9 +86,8 @@ class Reporter:
             self._phase, self._printed_at = phase, now
             shares = zip(self._run.plan, step_success, strict=True)
             steps = ", ".join(f"{step.skill} {share:.0%}" for step, share in shares)
-            line = (
-                f"{phase} · update {counters.updates:,} · {counters.frames:,} of {total:,} frames"
-            )
+            done = f"{counters.updates:,} · {counters.frames:,} of {total:,} frames"
+            line = f"{phase}{runs.REPORT}{done}"
             if progress.eta_seconds is not None:
                 left = timedelta(seconds=round(progress.eta_seconds))
                 line += f" · {speed:,.0f} steps/s · at most {left} left"

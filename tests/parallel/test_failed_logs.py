@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flowrl import storage
 from flowrl.launchers.base import ExitCause
 from flowrl.parallel.health import read_log_tail
 from flowrl.paths import RunPaths
 from flowrl.redaction import cleaned
+from flowrl.runs import REPORT
 from tests.parallel.scheduling import exited, lines, status
 
 ERROR = """\x1b[32mupdate {n}\x1b[0m 10 %\rupdate {n} 99 %\r
@@ -44,6 +47,26 @@ def test_the_last_lines_of_its_log_say_why_a_run_failed(start, world, clock):
     assert failed.log[-1] == "ValueError: 2 rows at 0x7f2, not 8"
     assert failed.log[0] == "update 2 99 %", "as a terminal shows it"
     assert lines(scheduler)["A"]["log"] == list(failed.log)
+
+
+BANNER = """--------------------
+For simplicity, JAX has removed its internal frames from the traceback.
+wandb: You can sync this run to the cloud by running:
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("flowrl: --lr 0 must be above 0\n" + BANNER, "flowrl: --lr 0 must be above 0"),
+        ("jax.errors.XlaError: no memory\n" + BANNER * 20, "jax.errors.XlaError: no memory"),
+        (f"OSError: a tracker\n12:00:00 training{REPORT}7\nF0 Check failed\n", "F0 Check failed"),
+        ("sh: bwrap: not found\n", "sh: bwrap: not found"),
+    ],
+)  # fmt: skip
+def test_a_log_ends_with_the_reason_and_not_with_a_banner(tmp_path, text, last):
+    (tmp_path / "training.log").write_text(text)
+    assert read_log_tail(tmp_path / "training.log")[-1] == last
 
 
 def test_a_hostile_log_is_read_in_bounds(tmp_path):

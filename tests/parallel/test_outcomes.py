@@ -14,7 +14,7 @@ from flowrl.parallel import outcomes
 from flowrl.parallel.events import RunEnded
 from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, MAX_REQUEUES, StepContext
 from flowrl.parallel.status import Entry, Failed, Merging, Running, Waiting
-from flowrl.runs import RunResult
+from flowrl.runs import REPORT, RunResult
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 RUNNING = Running(run_id="e0.a1.x", attempt=1, handle=None, device=None, since=NOW)
@@ -128,11 +128,21 @@ def test_only_the_exit_code_of_a_trainer_that_exits_means_something():
     assert entry.status.alone
 
 
-def test_a_refused_configuration_is_one_failed_attempt():
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_refused_configuration_is_one_failed_attempt(saved):
     ended = Exited(cause=ExitCause.EXIT, code=EXIT_USAGE)
-    entry = outcomes.after_end(ENTRY, RunEnded("A", "e0.a1.x", ended), context())
+    event = RunEnded("A", "e0.a1.x", ended, 8, saved=saved)
+    entry = outcomes.after_end(ENTRY, event, context())
     assert isinstance(entry.status, Failed)
     assert entry.failures == 1
+
+
+def test_a_report_of_progress_is_no_reason():
+    ended = Exited(cause=ExitCause.SIGNAL, signal=9)
+    log = (f"12:00:00 training{REPORT}7 · 57,344 of 1,000,000 frames",)
+    entry = outcomes.after_end(ENTRY, RunEnded("A", "e0.a1.x", ended, 98_304, log), context())
+    assert isinstance(entry.status, Waiting)
+    assert entry.status.why == "signal 9"
 
 
 def test_a_lost_run_says_what_is_known():
