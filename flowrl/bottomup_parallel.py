@@ -12,6 +12,7 @@ import importlib.util
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
+from flowrl.parallel.events import NOT_ASKED_FOR
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, record_graph
@@ -40,7 +42,6 @@ from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
-NOT_ASKED_FOR = "not asked for at the last start"
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -98,11 +99,12 @@ def check_machine(config: BottomUpConfig) -> None:
     for flag, folder in (("compile_cache", cache), ("graph_path", config.graph.graph_path)):
         try:
             storage.make_dir(folder)
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             if classify_io_error(error) == "disk":
                 raise
             raise ConfigError(
-                f"--{flag} {folder} cannot be made ({format_error(error)}); choose another folder"
+                f"--{flag} {folder} cannot be written ({format_error(error)}); choose another"
             ) from error
 
 

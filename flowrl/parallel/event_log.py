@@ -9,7 +9,8 @@ from pathlib import Path
 
 from flowrl import storage
 from flowrl.launchers.base import Handle
-from flowrl.parallel.events import PAUSED, StatusChange
+from flowrl.parallel.events import NOT_ASKED_FOR, PAUSED, StatusChange
+from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.status import (
     Blocked,
     Completed,
@@ -27,6 +28,7 @@ _FIELDS = (
     *("attempt", "run_id", "device", "why", "blocked_by"),
     *("frames", "success_rate", "wall_seconds"),
 )
+_GOES_ON = {PAUSED: "`flowrl resume`", NOT_ASKED_FOR: "a start asks for it"}  # by why it is held
 
 
 def log_change(events: Path, change: StatusChange, now: datetime) -> None:
@@ -37,7 +39,7 @@ def log_change(events: Path, change: StatusChange, now: datetime) -> None:
     data = {
         "at": now.isoformat().replace("+00:00", "Z"),
         "skill": entry.skill,
-        "before": change.before.kind if change.before else None,
+        "before": _kind(change.before),
         "status": entry.status.kind,
         "expert": entry.expert,
         **{name: getattr(entry.status, name) for name in _FIELDS if hasattr(entry.status, name)},
@@ -64,15 +66,22 @@ def sentence(before: Status | None, entry: Entry, now: datetime) -> str:
             return f"is merged {_in(due, now)}: {why}"
         case Completed(success_rate=rate, frames=frames, wall_seconds=seconds):
             return (
-                f"is done: expert {entry.expert}, {rate:.0%} success after {frames:,} frames in "
-                f"{seconds:.0f} s"
+                f"is done: expert {entry.expert}, {rate:.0%} success in training after "
+                f"{frames:,} frames in {seconds:.0f} s"
             )
         case Failed(why=why, attempt=attempt):
-            return f"has failed, attempt {attempt}: {why}"
+            cancelled = f"is {why}; `flowrl retry` trains it anew"
+            return cancelled if why == CANCELLED else f"has failed, attempt {attempt}: {why}"
         case Held(why=why):
-            return f"is held until `flowrl {'resume' if why == PAUSED else 'retry'}`: {why}"
+            return f"is held until {_GOES_ON.get(why, '`flowrl retry`')}: {why}"
         case _:
             return ""
+
+
+def _kind(status: Status | None) -> str | None:
+    """Return the word of the status before; a run that is only about to be launched is no news."""
+    launching = isinstance(status, Running) and status.handle is None
+    return "preparing" if launching else status and status.kind
 
 
 def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime) -> str:

@@ -13,6 +13,7 @@ from flowrl.runs import RunResult
 DONE = "done"
 REFUSED = "refused: "
 PAUSED = "paused on request"  # why a skill is held
+NOT_ASKED_FOR = "not asked for at the last start"  # the same
 MOST_PRIORITY = 1_000_000
 
 

@@ -28,8 +28,8 @@ from flowrl.errors import (
     is_transient,
 )
 from flowrl.experts.store import refuse_misplaced
-from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import Launcher
+from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import events
 from flowrl.parallel.event_log import log_change
 from flowrl.parallel.events import (
@@ -71,7 +71,7 @@ class SkillScheduler:
         """Schedule the runs of the graph in `base_dir`.
 
         Args:
-          launcher: where runs execute (default: plain processes).
+          launcher: where runs execute (default: tmux sessions).
           clock: the time, for waits.
           devices: how many runs each device takes, by its id; without any, runs use the CPU.
           pass_env: names of variables whose values must not be written into records.
@@ -86,7 +86,7 @@ class SkillScheduler:
         self._secrets = secrets_of(os.environ, pass_env)
         self.skills: dict[str, Skill] = {}  # as given to add_skill; not saved
         self.stopped_on_request = False  # whether `run` has ended because a user asked for it
-        self._launcher = launcher or LocalLauncher()
+        self._launcher = launcher or TmuxLauncher()
         self._clock = clock
         self._lock = DaemonLock(self.layout.daemon_lock)
         self._inbox = Inbox(self.layout)

@@ -13,6 +13,7 @@ import pytest
 from flowrl import storage
 from flowrl.errors import EXIT_BUSY, ConfigError
 from flowrl.launchers.base import ExitCause, Finished, Job
+from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import health
 from flowrl.parallel.events import Verb
 from flowrl.parallel.health import RunLimits
@@ -128,7 +129,8 @@ def test_a_trainer_that_cannot_import_has_failed_with_the_last_line_of_its_log(t
             folder=folder,
         )
 
-    scheduler = SkillScheduler(tmp_path / "graph", max_retries=0, scheduler_poll_interval=0.2)
+    flags = {"max_retries": 0, "scheduler_poll_interval": 0.2}
+    scheduler = SkillScheduler(tmp_path / "graph", launcher=LocalLauncher(), **flags)
     scheduler.set_callbacks(backend=JobsBackend(prepare))
     with scheduler:
         scheduler.add_skill("A")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 
 import pytest
 
@@ -15,8 +16,12 @@ from flowrl.errors import (
     UnknownNeedError,
 )
 from flowrl.launchers.base import Lost
-from flowrl.parallel.events import NewSkill
-from flowrl.parallel.status import Completed
+from flowrl.launchers.tmux import TmuxLauncher
+from flowrl.parallel import SkillScheduler
+from flowrl.parallel.event_log import sentence
+from flowrl.parallel.events import NOT_ASKED_FOR, PAUSED, NewSkill
+from flowrl.parallel.outcomes import CANCELLED
+from flowrl.parallel.status import Completed, Entry, Failed, Held
 from tests.parallel.making import make_skill
 from tests.parallel.scheduling import (
     lines,
@@ -25,6 +30,7 @@ from tests.parallel.scheduling import (
     words,
 )
 
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DATA = {
     "requirements": {},
     "gain": {"wood": "lambda n: n + 0"},
@@ -229,4 +235,36 @@ def test_every_move_is_one_line_of_the_story(start, world):
     scheduler.tick()
     story = [json.loads(line) for line in scheduler.layout.events.read_text().splitlines()]
     assert [line["status"] for line in story] == ["waiting", "running", "completed"]
-    assert "is done: expert 0, 90% success after 1,000 frames" in story[-1]["text"]
+    assert [line["before"] for line in story] == [None, "preparing", "merging"]
+    assert "is done: expert 0, 90% success in training after 1,000 frames" in story[-1]["text"]
+
+
+def held(why):
+    return Held(why=why, attempt=1, at=NOW)
+
+
+def failed(why):
+    return Failed(why=why, attempt=3, at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (held(NOT_ASKED_FOR), f"is held until a start asks for it: {NOT_ASKED_FOR}"),
+        (held(PAUSED), f"is held until `flowrl resume`: {PAUSED}"),
+        (held("Ctrl-C"), "is held until `flowrl retry`: Ctrl-C"),
+        (failed(CANCELLED), "is cancelled on request; `flowrl retry` trains it anew"),
+        (failed("exit 1"), "has failed, attempt 3: exit 1"),
+    ],
+)
+def test_a_line_of_the_story_says_how_the_skill_goes_on(status, said):
+    assert sentence(None, Entry(skill="A", needs=(), order=0, status=status), NOW) == said
+
+
+def test_a_scheduler_uses_tmux_unless_it_is_given_a_launcher(tmp_path):
+    assert isinstance(SkillScheduler(tmp_path)._launcher, TmuxLauncher)
+
+
+def test_an_unknown_callback_is_refused(start):
+    with pytest.raises(TypeError, match="on_skill_completed"):
+        start().set_callbacks(on_skill_completed=print)
