@@ -52,6 +52,7 @@ Natural = Annotated[Count, at_least(0)]
 Positive = Annotated[Count, at_least(1)]
 AboveZero = Annotated[float, above(0.0)]
 Seconds = Annotated[float, at_least(0.0)]
+Minutes = Annotated[float, at_least(0.0)]
 FrameAccounting = Literal["acted", "total"]
 Activation = Literal["tanh", "relu", "gelu"]
 MergePolicyName = Literal["frame_count", "frame_average", "eval_gate"]
@@ -176,6 +177,9 @@ class ScheduleConfig(Configuration):
 
     max_parallel_skills: Positive = 3
     """Most runs side by side."""
+    slot_minutes: Minutes = 10.0
+    """Minutes after which a run saves, gives its slot to a skill that waits for one, and queues
+    again behind all that wait; 0 for never."""
     scheduler_poll_interval: AboveZero = 30.0
     """Seconds between fallback looks at the run folders; ends of runs are heard at once."""
     max_retries: Natural = 2

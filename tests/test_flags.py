@@ -284,6 +284,12 @@ def run_timeout(bench):
 
 
 @arrives
+def slot_minutes(bench):
+    assert bench.scheduler().schedule.slot_minutes == 10
+    assert bench.scheduler("--slot_minutes=0.5").schedule.slot_minutes == 0.5
+
+
+@arrives
 def sandbox(bench):
     """Bubblewrap goes before the trainer's own words, which stay as they are."""
     program = bench.folder / "bin" / "bwrap"

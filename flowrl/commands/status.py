@@ -61,6 +61,7 @@ _STOP_REASONS = {
     "cancel": "asked to end: cancelled",
     "hung": "asked to end: no progress for too long",
     "overdue": "asked to end: longer than --run_timeout",
+    "yield": "asked to end: other skills wait for its slot",
 }
 ENDED = frozenset({"completed", "failed", "held", "blocked"})
 

@@ -27,6 +27,7 @@ from flowrl.runs import REPORT, RunResult
 _RESUMED = (ExitCause.STOPPED, ExitCause.SERVER_KILLED)  # by no fault of the skill: the run goes on
 _DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended it in the terminal
 CANCELLED = "cancelled on request"
+YIELDED = "it gave its slot to skills that waited"
 BACKOFF_CAP_SECONDS = 600.0
 MAX_REQUEUES = 20  # ends in a row for lack of disk space, some hours, until one is charged
 MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
@@ -70,7 +71,10 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
         case StopReason.CANCEL:
             failed = Failed(why=CANCELLED, attempt=status.attempt, at=context.now)
             return replace(entry, status=failed)
-        case StopReason.NONE:
+        case StopReason.YIELD if getattr(event.outcome, "cause", None) is ExitCause.STOPPED:
+            entry = _waiting_again(entry, YIELDED, None)
+            return replace(entry, status=replace(entry.status, queued_at=context.now))
+        case StopReason.NONE | StopReason.YIELD:
             return _by_cause(entry, event.outcome, event, context)
         case _:
             assert_never(status.stop_reason)

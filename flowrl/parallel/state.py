@@ -224,9 +224,13 @@ def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> Non
             raise GraphError(f"{name!r} cannot be expert {item.expert}, which {owner!r} is already")
 
 
-def _rank(entry: Entry) -> tuple[int, int]:
-    """Where an entry stands in the queue: by priority, then by insertion."""
-    return (-entry.priority, entry.order)
+def _rank(entry: Entry) -> tuple[float, int, int]:
+    """Where an entry stands in the queue: by priority, then by insertion.
+
+    One that has given its slot to others stands behind all that have not, the first one first.
+    """
+    queued_at = getattr(entry.status, "queued_at", None)
+    return (queued_at.timestamp() if queued_at else 0.0, -entry.priority, entry.order)
 
 
 def _with_blockers(entry: Entry, entries: Mapping[str, Entry]) -> Entry:

@@ -25,6 +25,7 @@ class StopReason(StrEnum):
     CANCEL = "cancel"  # a user cancelled it
     HUNG = "hung"  # it showed no progress
     OVERDUE = "overdue"  # it took longer than it may
+    YIELD = "yield"  # others wait for the slot that it has held for long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class Waiting:
     why: str = ""  # the last attempt ended or did not start, for people
     run_id: str | None = None
     alone: bool = False  # it ran out of memory and needs a device of its own
+    queued_at: datetime | None = None  # it gave its slot to others then, and starts after them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -104,14 +105,37 @@ class Transition:
             self._fill_slots()
 
     def _fill_slots(self) -> None:
-        slots = Slots(self._context, active_entries(self.builder.entries))
+        """Start ready skills; for those that find no slot, ask long runs to give theirs."""
+        active = active_entries(self.builder.entries)
+        slots, without = Slots(self._context, active), 0
         for entry in ready_entries(self.builder.entries):
-            if slots.full:
-                return
             status = entry.status
             assert isinstance(status, Waiting)
-            if self._context.reached(status.not_before) and slots.fits(alone=status.alone):
+            if not self._context.reached(status.not_before):
+                continue
+            overtakes = without and status.queued_at
+            if overtakes or not slots.fits(alone=status.alone):
+                without += 1
+            else:
                 self._start(entry, status, slots.take(alone=status.alone))
+        if self._context.schedule.slot_minutes:
+            self._free_slots(active, without)
+
+    def _free_slots(self, active: Iterable[Entry], count: int) -> None:
+        """Ask as many runs to end as skills wait, those that have held their slots longest first.
+
+        Runs that end for another reason count, too.
+        """
+        before = self._context.now - timedelta(minutes=self._context.schedule.slot_minutes)
+        runs = [(entry, entry.status) for entry in active if isinstance(entry.status, Running)]
+        ending = sum(bool(status.stop_reason) for _, status in runs)
+        held = [
+            (status.since, entry)
+            for entry, status in runs
+            if status.handle and not status.stop_reason and status.since <= before
+        ]
+        for _, entry in sorted(held, key=itemgetter(0))[: max(0, count - ending)]:
+            self._ask_to_end(entry, StopReason.YIELD)
 
     def _start(self, entry: Entry, status: Waiting, device: str | None) -> None:
         preparing = Preparing(

@@ -281,7 +281,7 @@ class Play:
                         )
                     )
             elif self.unlucky() and self.unlucky():
-                reason = self.dice.choice([StopReason.HUNG, StopReason.OVERDUE])
+                reason = self.dice.choice([StopReason.HUNG, StopReason.OVERDUE, StopReason.YIELD])
                 self.tell(events.RunLate(entry.skill, status.run_id, reason))
         self.tell()
 

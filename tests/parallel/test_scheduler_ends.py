@@ -356,3 +356,80 @@ def test_a_silent_run_is_ended_and_charged(start, world, clock):
     scheduler.tick()
     assert words(scheduler) == {"A": "failed"}
     assert "no progress" in status(scheduler, "A").why
+
+
+def test_long_runs_give_their_slots_to_skills_that_wait_and_queue_again(start, world, clock):
+    scheduler = start(max_parallel_skills=2, slot_minutes=10)
+    for name in ("long", "longer"):
+        scheduler.add_skill(name, priority=9)
+    scheduler.tick()
+    first = world.of("long").job.run_id
+    clock.pass_seconds(3600)
+    scheduler.tick()
+    assert not any(process.asked_to_end for process in world.living()), "nobody waits"
+    for name in ("a", "b", "c"):
+        scheduler.add_skill(name)
+    scheduler.tick()
+    scheduler.tick()
+    assert [process.asked_to_end for process in world.living()] == [True, True]
+    for name in ("long", "longer"):
+        world.end(name, exited(ExitCause.STOPPED))
+    clock.pass_seconds(1)
+    scheduler.tick()
+    assert sorted(process.task.skill for process in world.living()) == ["a", "b"]
+    world.end("a")
+    scheduler.tick()
+    assert sorted(process.task.skill for process in world.living()) == ["b", "c"]
+    world.end("b")
+    scheduler.tick()
+    assert sorted(process.task.skill for process in world.living()) == ["c", "long"]
+    assert (status(scheduler, "long").run_id, status(scheduler, "long").attempt) == (first, 1)
+    entry = scheduler.state.entries["long"]
+    assert (entry.failures, entry.frames_used, entry.requeues) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "seconds", "asked"), [(10, 599, 0), (10, 600, 1), (0, 10**6, 0)]
+)
+def test_only_as_many_runs_give_their_slots_as_skills_wait(
+    start, world, clock, minutes, seconds, asked
+):
+    scheduler = start(max_parallel_skills=2, slot_minutes=minutes)
+    for name in "ab":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    clock.pass_seconds(seconds)
+    scheduler.add_skill("waits")
+    for _ in range(3):
+        scheduler.tick()
+    assert sum(process.asked_to_end for process in world.living()) == asked
+
+
+def test_a_run_that_fails_when_it_is_to_give_its_slot_is_charged(start, world, clock):
+    scheduler = start(max_parallel_skills=1, slot_minutes=1)
+    for name in "ab":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    clock.pass_seconds(60)
+    scheduler.tick()
+    world.end("a", exited(ExitCause.SIGNAL, signal=11))
+    scheduler.tick()
+    assert scheduler.state.entries["a"].failures == 1
+
+
+def test_skills_that_gave_their_slots_do_not_overtake_one_that_needs_a_device_alone(
+    start, world, clock
+):
+    scheduler = start(max_parallel_skills=9, devices={"0": 2}, slot_minutes=1, retry_backoff=0)
+    for name in "abc":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    world.end("a", exited(ExitCause.OOM))
+    scheduler.tick()
+    for name in "bc":
+        clock.pass_seconds(60)
+        scheduler.tick()
+        assert world.of(name).asked_to_end
+        world.end(name, exited(ExitCause.STOPPED))
+        scheduler.tick()
+    assert [process.task.skill for process in world.living()] == ["a"]
