@@ -93,6 +93,7 @@ class SkillSources:
         fixed = self._fixed()
         recorded = self.recorded().items()
         kept = {name: skill for name, skill in recorded if name in fixed or name not in library}
+        kept = {name: _like(library.get(name), skill) for name, skill in kept.items()}
         for name, skill in kept.items():
             if name in library and library[name] != skill:
                 logger.warning(
@@ -107,6 +108,11 @@ class SkillSources:
         merged = ExpertStore(self._paths).manifest().experts.values()
         live = (read_run(place) for place in live_runs(self._paths))
         return {version.skill for version in merged} | {run.skill for run in live}
+
+
+def _like(now: Skill | None, kept: Skill) -> Skill:
+    """The kept skill, with what the library's skill of that name says beside the contract."""
+    return kept if now is None else dataclasses.replace(kept, embedded=now.embedded)
 
 
 def read_skill_file(path: Path) -> Skill:

@@ -1,30 +1,44 @@
 """The graph of skills: which skill needs which, and plans.
 
 Edges are derived: a skill depends on the skills whose gains it requires. Where several
-skills yield enough of an item, the provider is chosen the same way every time: those that can be
-learned earliest, among them one whose gain grows with its count, among them the first of the
-library.
+skills yield enough of an item, the provider is chosen the same way every time: the one that the
+skill names in `provided_by`; else skills of the user's own, then embedded ones; of these those that
+can be learned earliest, among them one whose gain grows with its count, among them the first.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-
-import networkx as nx
 
 from flowrl.errors import GraphError
 from flowrl.paths import slug
 from flowrl.skills.planner import (
     CAPACITY,
     Planner,
+    able,
+    all_providers,
+    direct_needs,
     ephemeral_items,
+    in_order,
     learnable,
     why_impossible,
 )
 from flowrl.skills.skill import Skill, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which skill provides an item that another one needs, why, and which others could."""
+
+    skill: str
+    item: str
+    provider: str
+    why: str
+    others: tuple[str, ...]
 
 
 class SkillGraph:
@@ -55,7 +69,17 @@ class SkillGraph:
           GraphError: the skill is unknown, or can never be learned.
         """
         self._require_possible(name)
-        return self._found.direct[name]
+        return tuple(dict.fromkeys(self._found.chosen[name].values()))
+
+    def choices(self, name: str) -> tuple[Choice, ...]:
+        """The provider of each item that a skill needs, in the order in which it names them.
+
+        Raises:
+          GraphError: the skill is unknown, or can never be learned.
+        """
+        self._require_possible(name)
+        chosen = self._found.chosen[name].items()
+        return tuple(self._choice(self.skills[name], item, provider) for item, provider in chosen)
 
     def all_needs(self, name: str) -> tuple[str, ...]:
         """All skills that must be learned before this one, each after its own needs.
@@ -64,7 +88,7 @@ class SkillGraph:
           GraphError: the skill is unknown, or can never be learned.
         """
         self._require_possible(name)
-        return tuple(other for other in self._order if other in self._needed[name])
+        return tuple(sorted(all_providers(name, self._found.chosen), key=self._places.__getitem__))
 
     def order(self) -> tuple[str, ...]:
         """Every skill that can be learned, each after its needs, else as in the library."""
@@ -82,7 +106,7 @@ class SkillGraph:
         self._require_possible(name)
         if count < 1:
             raise GraphError(f"{name!r} × {count} is no goal; ask for a count of at least 1")
-        needed = self._needed[name]
+        needed = all_providers(name, self._found.chosen)
         planner = Planner(
             skills=self.skills,
             providers={
@@ -90,6 +114,7 @@ class SkillGraph:
                 for item, gainers in self._found.gainers.items()
             },
             rank=self._found.rank,
+            chosen=self._found.chosen,
             ephemeral=ephemeral_items(self.skills.values()),
             capacity=self.capacity,
         )
@@ -97,21 +122,32 @@ class SkillGraph:
 
     @cached_property
     def _order(self) -> tuple[str, ...]:
-        edges = nx.DiGraph()
-        edges.add_nodes_from(self._found.direct)
-        for name, needs in self._found.direct.items():
-            edges.add_edges_from((need, name) for need in needs)
-        index = {name: place for place, name in enumerate(self.skills)}
-        return tuple(nx.lexicographical_topological_sort(edges, key=index.__getitem__))
+        return in_order(self._found.chosen, by=self.skills)
 
     @cached_property
-    def _needed(self) -> Mapping[str, frozenset[str]]:
-        """The needs of every skill, and theirs."""
-        needed: dict[str, frozenset[str]] = {}
-        for name in self._order:
-            direct = self._found.direct[name]
-            needed[name] = frozenset(direct).union(*(needed[need] for need in direct))
-        return needed
+    def _places(self) -> Mapping[str, int]:
+        return {name: place for place, name in enumerate(self._order)}
+
+    def _choice(self, skill: Skill, item: str, provider: str) -> Choice:
+        others = tuple(
+            name
+            for name in able(
+                (self.skills[name] for name in self._found.gainers[item]),
+                item,
+                direct_needs(skill)[item],
+                capacity=self.capacity,
+            )
+            if name not in (provider, skill.name)
+        )
+        if item in skill.provided_by:
+            why = "named in provided_by"
+        elif not others:
+            why = "no other skill yields it"
+        elif not self.skills[provider].embedded and any(self.skills[o].embedded for o in others):
+            why = "your own skill goes before the library's"
+        else:
+            why = "can be learned first"
+        return Choice(skill=skill.name, item=item, provider=provider, why=why, others=others)
 
     def _require_possible(self, name: str) -> None:
         if name not in self.skills:

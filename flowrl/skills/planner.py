@@ -31,11 +31,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import networkx as nx
+
 from flowrl.errors import CycleError, GraphError, UnknownNeedError
 from flowrl.skills.skill import Skill, Step
 
 CAPACITY = 9  # of each item, unless the game says another
 _STEP_LIMIT = 1_000
+_DRAWN = 4  # skills of a long circle that are named, at either end
 
 
 def entry_needs(skill: Skill, count: int) -> dict[str, int]:
@@ -92,11 +95,12 @@ class Learnable:
     """The skills that can be learned, found round by round.
 
     The first round takes the skills that need nothing, each next one those whose every need is
-    yielded, in the amount asked for, by a skill of an earlier round.
+    yielded, in the amount asked for, by a skill of an earlier round. Then skills of the user's own
+    take the place of embedded providers, unless they depend on the skill that has the need.
     """
 
     rank: Mapping[str, int]  # skill → its place in the order of rounds; none for the impossible
-    direct: Mapping[str, tuple[str, ...]]  # skill → the providers of its needs
+    chosen: Mapping[str, Mapping[str, str]]  # skill → item that it needs → provider
     gainers: Mapping[str, tuple[str, ...]]  # item → the skills that yield it, preferred first
 
 
@@ -106,47 +110,119 @@ def direct_needs(skill: Skill) -> dict[str, int]:
     return {item: 1 for item, amount in amounts if amount} | entry_needs(skill, 1)
 
 
-def able(skills: Iterable[Skill], item: str, need: int, *, capacity: int) -> tuple[str, ...]:
+def able(skills: Iterable[Skill], item: str, need: int, *, capacity: int) -> Iterator[str]:
     """Those of the skills that can yield this much of an item at some count."""
-    counts = ((skill, count_for(skill, item, need, capacity=capacity)) for skill in skills)
-    return tuple(skill.name for skill, count in counts if count is not None)
+    for skill in skills:
+        if count_for(skill, item, need, capacity=capacity) is not None:
+            yield skill.name
 
 
 def learnable(skills: Mapping[str, Skill], *, capacity: int) -> Learnable:
     """Who can be learned, and from whom each need comes, always in the same way."""
-    direct: dict[str, tuple[str, ...]] = {}
-    yielders: dict[str, list[Skill]] = {}
-    learned = _next_round(skills, direct, yielders, capacity=capacity)
-    while learned:
-        direct |= learned
-        for skill in _growing_first(skills[name] for name in learned):
-            for item in _yields(skill):
-                yielders.setdefault(item, []).append(skill)
-        learned = _next_round(skills, direct, yielders, capacity=capacity)
+    search = _Search(skills, capacity)
+    ready: Iterable[str] = skills
+    while ready:
+        ready = search.learn(ready)
+    chosen, yielders = search.chosen, search.yielders
+    _prefer_own(skills, chosen, capacity=capacity)
     for skill in skills.values():
-        for item in _yields(skill) if skill.name not in direct else ():
+        for item in _yields(skill) if skill.name not in chosen else ():
             yielders.setdefault(item, []).append(skill)
     return Learnable(
-        rank={name: place for place, name in enumerate(direct)},
-        direct=direct,
+        rank={name: place for place, name in enumerate(in_order(chosen, by=chosen))},
+        chosen=chosen,
         gainers={item: tuple(skill.name for skill in offers) for item, offers in yielders.items()},
     )
+
+
+def in_order(chosen: Mapping[str, Mapping[str, str]], *, by: Iterable[str]) -> tuple[str, ...]:
+    """The skills, each after the providers chosen for it, else in the order of `by`."""
+    edges = nx.DiGraph()
+    edges.add_nodes_from(chosen)
+    for name, providers in chosen.items():
+        edges.add_edges_from((provider, name) for provider in providers.values())
+    place = {name: place for place, name in enumerate(by)}
+    return tuple(nx.lexicographical_topological_sort(edges, key=place.__getitem__))
+
+
+def all_providers(name: str, chosen: Mapping[str, Mapping[str, str]]) -> set[str]:
+    """The skills that provide a skill's needs, and theirs."""
+    found: set[str] = set()
+    unseen = [name]
+    while unseen:
+        new = set(chosen[unseen.pop()].values()) - found
+        found |= new
+        unseen.extend(new)
+    return found
+
+
+class _Search:
+    """The rounds in which skills are learned; each looks only at skills that need what is new."""
+
+    def __init__(self, skills: Mapping[str, Skill], capacity: int) -> None:
+        self.chosen: dict[str, dict[str, str]] = {}
+        self.yielders: dict[str, list[Skill]] = {}  # learned ones
+        self._skills, self._capacity = skills, capacity
+        self._place = {name: place for place, name in enumerate(skills)}
+        self._needing: dict[str, list[str]] = {}
+        for name, skill in skills.items():
+            for item in direct_needs(skill):
+                self._needing.setdefault(item, []).append(name)
+
+    def learn(self, names: Iterable[str]) -> list[str]:
+        """Learn those of the skills that have their providers; returns which to look at next."""
+        offers = {name: self._providers(self._skills[name]) for name in names}
+        found = {name: providers for name, providers in offers.items() if providers is not None}
+        self.chosen |= found
+        new: dict[str, None] = {}
+        for skill in _growing_first(self._skills[name] for name in found):
+            for item in _yields(skill):
+                self.yielders.setdefault(item, []).append(skill)
+                new[item] = None
+        needing = {name for item in new for name in self._needing.get(item, ())}
+        return sorted(needing - self.chosen.keys(), key=self._place.__getitem__)
+
+    def _providers(self, skill: Skill) -> dict[str, str] | None:
+        """The learned provider of each need of a skill; None while one is missing."""
+        found: dict[str, str] = {}
+        for item, need in direct_needs(skill).items():
+            named = skill.provided_by.get(item)
+            learned = (e for e in self.yielders.get(item, ()) if named in (None, e.name))
+            provider = next(able(learned, item, need, capacity=self._capacity), None)
+            if provider is None:
+                return None
+            found[item] = provider
+        return found
+
+
+def _prefer_own(
+    skills: Mapping[str, Skill], chosen: dict[str, dict[str, str]], *, capacity: int
+) -> None:
+    """Let the user's own skills provide what embedded ones do, where that closes no circle."""
+    served: dict[str, list[str]] = {}  # item → skills that have it from an embedded one
+    for name, providers in chosen.items():
+        for item, provider in providers.items():
+            if skills[provider].embedded and item not in skills[name].provided_by:
+                served.setdefault(item, []).append(name)
+    for own in [skills[name] for name in chosen if not skills[name].embedded]:
+        for item in [item for item in _yields(own) if item in served]:
+            needed = {own.name, *all_providers(own.name, chosen)}
+            for name in [name for name in served[item] if name not in needed]:
+                need = direct_needs(skills[name])[item]
+                if count_for(own, item, need, capacity=capacity) is not None:
+                    chosen[name][item] = own.name
+                    served[item].remove(name)
 
 
 def why_impossible(
     name: str, skills: Mapping[str, Skill], found: Learnable, *, capacity: int
 ) -> GraphError:
     """Follow needs that cannot be provided until one is unknown or the path closes."""
-    path = [name]
+    path = {name: 0}
     while True:
-        skill = skills[path[-1]]
+        skill = skills[name]
         offers = {
-            (item, need): able(
-                (skills[gainer] for gainer in found.gainers.get(item, ())),
-                item,
-                need,
-                capacity=capacity,
-            )
+            (item, need): _offers(skill, item, skills, found, capacity=capacity)
             for item, need in direct_needs(skill).items()
         }
         (item, need), gainers = next(
@@ -156,30 +232,31 @@ def why_impossible(
         )
         if not gainers:
             return UnknownNeedError(_missing(skill, item, need, found))
-        path.append(next((other for other in gainers if other != skill.name), skill.name))
-        if path[-1] in path[:-1]:
-            drawn = " → ".join(path[path.index(path[-1]) :])
-            return CycleError(f"skills need one another in a circle: {drawn}; drop one need")
+        name = next((other for other in gainers if other != skill.name), skill.name)
+        if name in path:
+            return CycleError(
+                f"skills need one another in a circle: {_drawn([*path][path[name] :])}; "
+                "drop one need"
+            )
+        path[name] = len(path)
 
 
-def _next_round(
-    skills: Mapping[str, Skill],
-    direct: Mapping[str, tuple[str, ...]],
-    yielders: Mapping[str, list[Skill]],
-    *,
-    capacity: int,
-) -> dict[str, tuple[str, ...]]:
-    learned: dict[str, tuple[str, ...]] = {}
-    for name, skill in skills.items():
-        if name in direct:
-            continue
-        offers = [
-            able(yielders.get(item, ()), item, need, capacity=capacity)
-            for item, need in direct_needs(skill).items()
-        ]
-        if all(offers):
-            learned[name] = tuple(dict.fromkeys(names[0] for names in offers))
-    return learned
+def _offers(
+    skill: Skill, item: str, skills: Mapping[str, Skill], found: Learnable, *, capacity: int
+) -> list[str]:
+    """The skills that a need may come from: the named one, or all that yield enough."""
+    gainers = found.gainers.get(item, ())
+    named = skill.provided_by.get(item)
+    offered = (skills[name] for name in gainers if named in (None, name))
+    return list(able(offered, item, direct_needs(skill)[item], capacity=capacity))
+
+
+def _drawn(circle: Sequence[str]) -> str:
+    """A circle of skills as a line, the middle of a long one left out."""
+    names = list(circle)
+    if len(names) > 2 * _DRAWN:
+        names[_DRAWN:-_DRAWN] = [f"… {len(names) - 2 * _DRAWN} more …"]
+    return " → ".join([*names, names[0]])
 
 
 def _growing_first(skills: Iterable[Skill]) -> list[Skill]:
@@ -192,6 +269,13 @@ def _yields(skill: Skill) -> list[str]:
 
 
 def _missing(skill: Skill, item: str, need: int, found: Learnable) -> str:
+    named = skill.provided_by.get(item)
+    if named is not None:
+        offers = ", ".join(found.gainers.get(item, ())) or "none"
+        return (
+            f"{skill.name!r} says that {need} {item} is provided by {named!r}, which is no such "
+            f"skill here; skills that gain {item}: {offers}"
+        )
     close = difflib.get_close_matches(item, found.gainers, n=3, cutoff=0.5)
     offers = ", ".join(f"{gain} ({found.gainers[gain][0]})" for gain in close) or "none"
     amount = f"{need} {item}" if item in found.gainers else repr(item)
@@ -205,6 +289,7 @@ class Planner:
     skills: Mapping[str, Skill]
     providers: Mapping[str, Sequence[str]]  # item → skills that yield it, preferred first
     rank: Mapping[str, int]  # skill → its place in a topological order
+    chosen: Mapping[str, Mapping[str, str]]  # skill → item that it needs → provider, of lower rank
     ephemeral: frozenset[str]
     capacity: int
 
@@ -229,16 +314,31 @@ class Planner:
     def _ordered(self, goal: Step) -> list[Step]:
         steps = [goal]
         needs = entry_needs(self.skills[goal.skill], goal.count)
+        chosen = dict(self.chosen[goal.skill])
         while needs:
-            step, needs = self._step_before(needs, steps[-1])
+            step, needs = self._step_before(needs, steps[-1], chosen)
             steps.append(step)
+            chosen = self._chosen(needs, chosen, step.skill)
             if len(steps) > _STEP_LIMIT:
                 raise GraphError(f"the plan for {goal.skill!r} has over {_STEP_LIMIT} steps")
         return steps[::-1]
 
-    def _step_before(self, needs: Mapping[str, int], after: Step) -> tuple[Step, dict[str, int]]:
+    def _chosen(
+        self, needs: Mapping[str, int], before: Mapping[str, str], skill: str
+    ) -> dict[str, str]:
+        """The provider of each need, also of those that the step of this skill added.
+
+        Of the choices of two skills that of lower rank holds: it needs neither of them.
+        """
+        choices = (before, self.chosen[skill])
+        found = {item: [choice[item] for choice in choices if item in choice] for item in needs}
+        return {item: min(names, key=self.rank.__getitem__) for item, names in found.items()}
+
+    def _step_before(
+        self, needs: Mapping[str, int], after: Step, chosen: Mapping[str, str]
+    ) -> tuple[Step, dict[str, int]]:
         """The first preferred step that can come right before `after`, and what it leaves."""
-        for step in self._by_preference(needs):
+        for step in self._by_preference(needs, chosen):
             before = self._before(needs, step)
             if before is not None:
                 return step, before
@@ -248,8 +348,8 @@ class Planner:
             f"{self.capacity}; lower what the skills require or consume"
         )
 
-    def _by_preference(self, needs: Mapping[str, int]) -> list[Step]:
-        found = {item: self._provider(item, need) for item, need in needs.items()}
+    def _by_preference(self, needs: Mapping[str, int], chosen: Mapping[str, str]) -> list[Step]:
+        found = {item: self._provider(item, need, chosen[item]) for item, need in needs.items()}
         steps = {item: step for item, step in found.items() if step is not None}
 
         def late_first(item: str) -> tuple[bool, int, str]:
@@ -265,9 +365,9 @@ class Planner:
             return None
         return before
 
-    def _provider(self, item: str, need: int) -> Step | None:
+    def _provider(self, item: str, need: int, first: str | None = None) -> Step | None:
         """The preferred skill that can reach this level, at the smallest count that does."""
-        for name in self.providers.get(item, ()):
+        for name in (*([first] if first else ()), *self.providers.get(item, ())):
             count = count_for(self.skills[name], item, need, capacity=self.capacity)
             if count is not None:
                 return Step(skill=name, count=count)
@@ -291,8 +391,9 @@ class Planner:
         """Places worth trying to leave out, last first: no needed item hangs on that step alone."""
         providers = Counter(item for name in names for item in self.skills[name].gain)
         needed = {item for name in names for item in entry_needs(self.skills[name], 1)}
+        named = {other for name in names for other in self.skills[name].provided_by.values()}
         for place in range(len(names) - 2, -1, -1):
-            if all(
+            if names[place] not in named and all(
                 providers[item] > 1 or item not in needed for item in self.skills[names[place]].gain
             ):
                 yield place

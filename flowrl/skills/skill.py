@@ -112,6 +112,7 @@ class Skill:
     `requirements` must hold when the skill starts, `consumption` is used up, `gain` holds when it
     is done; `ephemeral` names those gains that last only while nothing moves the player. A step of
     a plan may take `max_steps` environment steps; None leaves it to `--max_task_steps`.
+    `provided_by` names the skill that an item of its needs must come from.
     """
 
     name: str
@@ -123,6 +124,8 @@ class Skill:
     is_done: str  # source of the predicate, `def task_is_done(…)`
     reward: str  # source of the reward, `def task_reward(…)`
     max_steps: int | None = None
+    provided_by: Mapping[str, str] = field(default_factory=dict)  # item → name of a skill
+    embedded: bool = field(default=False, compare=False)  # it comes with the game
     trusted: bool = False  # its author lifted the syntax check for it
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
@@ -139,6 +142,7 @@ class Skill:
             "is_done": self.is_done,
             "reward": self.reward,
             **({} if self.max_steps is None else {"max_steps": self.max_steps}),
+            **({"provided_by": dict(self.provided_by)} if self.provided_by else {}),
             **({"trusted": True} if self.trusted else {}),
         }
 
@@ -251,7 +255,8 @@ def load_library(
       ConfigError: the game is unknown.
       SkillError: no such folder, or a skill that is not for this game.
     """
-    skills = _load_folder(find_game(env_name).library_folder, env_name)
+    embedded = _load_folder(find_game(env_name).library_folder, env_name)
+    skills = {name: replace(skill, embedded=True) for name, skill in embedded.items()}
     if skills_dir is not None:
         if not Path(skills_dir).is_dir():
             raise SkillError(f"{skills_dir} is not a folder; name a folder of skill files")
@@ -296,13 +301,24 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
     if most is not None and not (type(most) is int and 0 < most <= MOST_STEPS):
         what = f"max_steps is not a whole number from 1 to {MOST_STEPS}; write one"
         raise SkillError(f"{at('max_steps')}: {what}")
+    provided_by = constants.get("provided_by", {})
+    if not _is_provided_by(provided_by, {**amounts["requirements"], **amounts["consumption"]}):
+        what = "provided_by does not name a skill for items that are required or consumed"
+        raise SkillError(f'{at("provided_by")}: {what}; write {{"wood": "Collect Wood"}}')
     return {
         "name": name,
         "description": described.strip(),
         **amounts,
         "ephemeral": frozenset(ephemeral),
         "max_steps": most,
+        "provided_by": provided_by,
     }
+
+
+def _is_provided_by(value: Any, needs: Mapping[str, Amount]) -> bool:
+    return isinstance(value, dict) and all(
+        item in needs and isinstance(name, str) for item, name in value.items()
+    )
 
 
 def _text_of(value: Any, key: str, place: str) -> str:

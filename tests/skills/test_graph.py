@@ -7,6 +7,7 @@ import itertools
 import random
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from flowrl.errors import CycleError, GraphError, UnknownNeedError
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Skill, Step
+from flowrl.skills.skill import Amount, Skill, Step
 from tests.skills.making import skill
 from tests.skills.simulation import simulate
 
@@ -256,6 +257,125 @@ def test_every_plan_succeeds_is_repeatable_and_has_no_step_to_spare(seed, size):
         for place in range(len(steps) - 1):
             with pytest.raises(GraphError):
                 simulate(graph.skills, steps[:place] + steps[place + 1 :], capacity=100_000)
+
+
+def with_preferences(seed: int, skills: list[Skill]) -> list[Skill]:
+    """The skills with second providers of their items, some embedded, and some needs named."""
+    chance = random.Random(seed)
+    items = [item for made in skills for item in made.gain if item.startswith("resource")]
+    for number, item in enumerate(items):
+        tools = [other for made in skills for other in made.gain if other.startswith("tool")]
+        needs = {chance.choice(tools): 1} if tools and chance.random() < 0.6 else {}
+        skills.append(skill(f"Other {number}", {item: "n"}, needs))
+    graph = SkillGraph(skills, capacity=100_000)
+    offers = {item: [made.name for made in skills if item in made.gain] for item in items}
+
+    def preferring(made: Skill) -> Skill:
+        named = {
+            item: name
+            for item in made.requirements
+            if chance.random() < 0.3
+            for name in offers.get(item, ())
+            if name != made.name and made.name not in graph.all_needs(name)
+        }
+        return replace(made, embedded=chance.random() < 0.5, provided_by=named)
+
+    return [preferring(made) for made in skills]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 14))
+def test_every_plan_with_preferred_providers_succeeds(seed, size):
+    skills = with_preferences(seed, random_library(seed, size=size))
+    graph = SkillGraph(skills, capacity=100_000)
+    with contextlib.suppress(CycleError):  # several names together may close a circle
+        graph.check()
+    for name in graph.order():
+        simulate(graph.skills, graph.plan(name), capacity=graph.capacity)
+        chosen = {choice.item: choice.provider for choice in graph.choices(name)}
+        assert chosen.items() >= graph.skills[name].provided_by.items()
+        assert set(chosen.values()) == set(graph.needs(name))
+
+
+def embedded(*skills: Skill) -> list[Skill]:
+    return [replace(made, embedded=True) for made in skills]
+
+
+PLANT = skill("Place Plant", {"plant": 1}, {"sapling": 1}, uses={"sapling": 1})
+PICK = skill("Collect Sapling", {"sapling": "n"})
+GATHER = skill("Gather Saplings", {"sapling": "n"}, {"wood_pickaxe": 1})
+
+
+def test_a_users_own_skill_provides_before_the_librarys_and_the_graph_says_why():
+    graph = SkillGraph([*embedded(*BASICS, PICK, PLANT), GATHER])
+    assert graph.needs("Place Plant") == ("Gather Saplings",)
+    assert [step.skill for step in graph.plan("Place Plant")][-3:] == [
+        *("Make Wood Pickaxe", "Gather Saplings", "Place Plant")
+    ]
+    [choice] = graph.choices("Place Plant")
+    assert (choice.provider, choice.others) == ("Gather Saplings", ("Collect Sapling",))
+    assert choice.why == "your own skill goes before the library's"
+
+
+def test_a_users_own_skill_does_not_provide_what_it_depends_on_itself():
+    better = skill("Better Wood", {"wood": "n"}, {"wood_pickaxe": 1})
+    graph = SkillGraph([*embedded(*BASICS), better])
+    assert graph.needs("Make Wood Pickaxe") == ("Collect Wood", "Place Table")
+    assert graph.needs("Make Stone Pickaxe")[0] == "Better Wood"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_skill_names_who_provides_its_needs(own):
+    for name in ("Collect Sapling", "Gather Saplings"):
+        plant = replace(PLANT, provided_by={"sapling": name}, embedded=not own)
+        graph = SkillGraph([*embedded(*BASICS, PICK), plant, GATHER])
+        assert graph.needs("Place Plant") == (name,)
+        assert graph.plan("Place Plant")[-2].skill == name
+        assert graph.choices("Place Plant")[0].why == "named in provided_by"
+
+
+def test_a_provider_that_does_not_yield_the_item_is_refused():
+    plant = replace(PLANT, provided_by={"sapling": "Collect Wood"})
+    complaint = "1 sapling is provided by 'Collect Wood', which is no such skill here"
+    with pytest.raises(UnknownNeedError, match=complaint):
+        SkillGraph([*BASICS, PICK, plant]).check()
+
+
+def test_providers_that_need_one_another_are_a_circle():
+    more = skill("More Saplings", {"sapling": "n"}, {"plant": 1})
+    plant = replace(PLANT, provided_by={"sapling": "More Saplings"})
+    with pytest.raises(CycleError, match="Place Plant → More Saplings → Place Plant"):
+        SkillGraph([PICK, plant, more]).check()
+
+
+def chain(size: int, *, closed: bool) -> list[Skill]:
+    made, one = skill("Link", {"x": 1}), Amount(per=0, base=1)
+    return [
+        replace(
+            made,
+            name=f"Link {number}",
+            gain={f"x_{number}": one},
+            requirements={f"x_{(number - 1) % size}": one} if number or closed else {},
+        )
+        for number in range(size)
+    ]
+
+
+def test_a_chain_of_five_thousand_skills_is_checked_in_linear_time():
+    skills = chain(5_000, closed=False)
+    started = time.process_time()
+    graph = SkillGraph(skills[::-1])
+    graph.check()
+    assert graph.order()[0] == "Link 0"
+    assert len(graph.all_needs("Link 4999")) == 4_999
+    assert time.process_time() - started < 3
+
+
+def test_a_circle_of_a_thousand_skills_is_drawn_in_a_few_lines():
+    with pytest.raises(CycleError) as caught:
+        SkillGraph(chain(1_000, closed=True)).check()
+    assert "→ … 992 more … →" in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
 @settings(max_examples=150, deadline=None)

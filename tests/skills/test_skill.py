@@ -248,3 +248,19 @@ def test_an_unknown_environment_or_folder_is_named():
         load_library("Pong")
     with pytest.raises(SkillError, match="nowhere is not a folder"):
         load_library(CLASSIC, Path("nowhere"))
+
+
+@pytest.mark.parametrize("written", ['{"stone": "Dig"}', '{"wood": 1}', "[]", '"Dig"'])
+def test_only_needs_have_a_named_provider(written):
+    head = f"provided_by = {written}\n"
+    with pytest.raises(SkillError, match="provided_by does not name a skill for items"):
+        parse_skill(skill_text(head=head), place="x.py")
+
+
+def test_a_named_provider_survives_json():
+    text = skill_text(head='provided_by = {"axe": "Forge"}\n').replace(
+        "requirements = {}", 'requirements = {"axe": 1}'
+    )
+    found = parse_skill(text, place="x.py")
+    assert found.provided_by == {"axe": "Forge"}
+    assert Skill.from_json(found.to_json()) == found

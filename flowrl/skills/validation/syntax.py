@@ -27,7 +27,7 @@ RANGE_LIMIT = 64
 
 CONSTANTS = (
     *("name", "description", "requirements", "consumption", "gain", "ephemeral"),
-    "max_steps",
+    *("max_steps", "provided_by"),
 )
 FUNCTION_NAMES = ("task_is_done", "task_reward")
 
