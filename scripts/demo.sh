@@ -5,7 +5,10 @@
 #   bash scripts/demo.sh            train, or go on with a demo that was interrupted
 #   bash scripts/demo.sh --fresh    remove the last demo first
 #   bash scripts/demo.sh --help     this text; further flags go to flowrl.bottomup_parallel
+#
+# It first installs what is missing: tmux by apt-get, and flowrl with its packages into .venv.
 set -euo pipefail
+FLOWRL_EXTRAS="${FLOWRL_EXTRAS-}" # nothing that only developers need
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 case "${1:-}" in

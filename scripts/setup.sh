@@ -1,11 +1,11 @@
 # Sourced by demo.sh and test.sh: installs what is missing, then sets PYTHON to the environment's.
 #
 #   FLOWRL_VENV    folder of the virtual environment (default: .venv in the project)
-#   FLOWRL_EXTRAS  extras to install (default: dev)
+#   FLOWRL_EXTRAS  extras to install (default: dev, what developers need; empty for none)
 
 FLOWRL_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 FLOWRL_VENV="${FLOWRL_VENV:-$FLOWRL_ROOT/.venv}"
-FLOWRL_EXTRAS="${FLOWRL_EXTRAS:-dev}"
+FLOWRL_EXTRAS="${FLOWRL_EXTRAS-dev}"
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -20,18 +20,20 @@ as_root() {
   fi
 }
 
+# apt_install PACKAGE REASON
 apt_install() {
   if ! command -v apt-get >/dev/null; then
-    say "flowrl: please install with your package manager: $*"
+    say "flowrl: please install $1 with your package manager: $2"
     return 1
   fi
+  say "flowrl: installing the system's package $1 with apt-get, as root: $2"
   as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$1"
 }
 
-# What only some tests need: without it they are skipped and say so.
+# offer PROGRAM PACKAGE REASON: what only some tests need; without it they are skipped and say so.
 offer() {
-  command -v "$1" >/dev/null || apt_install "$2" ||
+  command -v "$1" >/dev/null || apt_install "$2" "$3" ||
     say "flowrl: without $1 the tests that need it are skipped"
 }
 
@@ -56,28 +58,31 @@ make_environment() {
     return
   fi
   # Debian ships venv without ensurepip until python3-venv is installed.
-  "$base" -c 'import ensurepip' 2>/dev/null || apt_install python3-venv
+  "$base" -c 'import ensurepip' 2>/dev/null ||
+    apt_install python3-venv "Python's packages are installed into $FLOWRL_VENV"
   "$base" -m venv "$FLOWRL_VENV"
 }
 
 install_package() {
+  local what="$FLOWRL_ROOT${FLOWRL_EXTRAS:+[$FLOWRL_EXTRAS]}"
   if command -v uv >/dev/null; then
-    uv pip install -q --python "$FLOWRL_VENV/bin/python" -e "$FLOWRL_ROOT[$FLOWRL_EXTRAS]"
+    uv pip install --python "$FLOWRL_VENV/bin/python" -e "$what" >&2
   else
-    "$FLOWRL_VENV/bin/python" -m pip install -q --disable-pip-version-check -e "$FLOWRL_ROOT[$FLOWRL_EXTRAS]"
+    "$FLOWRL_VENV/bin/python" -m pip install --disable-pip-version-check -e "$what" >&2
   fi
 }
 
 setup() {
   local wanted stamp
-  command -v tmux >/dev/null || apt_install tmux
+  command -v tmux >/dev/null || apt_install tmux "each skill trains in a tmux session"
   [ -x "$FLOWRL_VENV/bin/python" ] || make_environment
   PYTHON="$FLOWRL_VENV/bin/python"
   stamp="$FLOWRL_VENV/.flowrl-installed"
-  wanted="$FLOWRL_EXTRAS $FLOWRL_ROOT $(cksum < "$FLOWRL_ROOT/pyproject.toml")"
-  if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-    say "flowrl: installing Python packages into $FLOWRL_VENV (once, some minutes)"
-    install_package
-    printf '%s\n' "$wanted" > "$stamp"
-  fi
+  wanted="${FLOWRL_EXTRAS:+$FLOWRL_EXTRAS }$FLOWRL_ROOT $(cksum < "$FLOWRL_ROOT/pyproject.toml")"
+  case "$(cat "$stamp" 2>/dev/null)" in
+    *"$wanted") return ;; # with more extras, perhaps
+  esac
+  say "flowrl: installing Python packages into $FLOWRL_VENV (once, some minutes, about 1 GB)"
+  install_package
+  printf '%s\n' "$wanted" > "$stamp"
 }

@@ -1,10 +1,23 @@
 #!/usr/bin/env bash
-# Installs what is missing and runs the tests; arguments go to pytest (e.g. -m slow).
+# Installs what is missing and runs the tests.
+#
+#   bash scripts/test.sh          the suite; further arguments go to pytest (e.g. -m slow)
+#   bash scripts/test.sh --help   this text
+#
+# What may be installed: tmux, bubblewrap and gcc by apt-get; flowrl and its packages into .venv.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+case "${1:-}" in
+  -h | --help)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+    exit 0
+    ;;
+esac
+
 setup
-offer bwrap bubblewrap
-offer cc gcc
+offer bwrap bubblewrap "some tests confine a trainer by it"
+offer cc gcc "some tests compile a library that makes the disk fail"
 cd "$FLOWRL_ROOT"
 exec "$PYTHON" -m pytest -n "${FLOWRL_TEST_WORKERS:-3}" --dist loadfile \
   --no-loadscope-reorder "$@"

@@ -8,6 +8,7 @@
 #
 # It ends with 0 when three skills are trained and merged, and with another code otherwise.
 set -euo pipefail
+FLOWRL_EXTRAS="${FLOWRL_EXTRAS-}" # nothing that only developers need
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 case "${1:-}" in
@@ -49,10 +50,10 @@ from pathlib import Path
 
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
-from flowrl.commands.status import facts
+from flowrl.commands.status import status_document
 
 layout = GraphPaths(Path(sys.argv[1]))
-status = facts(layout)
+status = status_document(layout)
 store = ExpertStore(layout)
 experts = store.manifest().experts
 problems = []

@@ -1,0 +1,88 @@
+"""The shell scripts and the source distribution: what they install, call and take."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+PARTS = ("bash", "sed", "dirname", "cat", "cksum", "id", "mkdir")  # of the machine, for scripts
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine with little on it, whose apt-get, pip and uv write down how they are called."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in PARTS:
+        found = subprocess.run(["which", name], capture_output=True, text=True, check=True)
+        (programs / name).symlink_to(found.stdout.strip())
+    for name in ("apt-get", "uv", "sudo", "env"):
+        recorder = programs / name
+        recorder.write_text(f'#!/bin/sh\necho "CALL {name} $*" >&2\n')
+        recorder.chmod(0o755)
+    return programs
+
+
+def lines_of(machine, command: str) -> list[str]:
+    """What a script says, and which installers it calls, in order."""
+    env = {"PATH": str(machine), "FLOWRL_VENV": str(machine.parent / "venv")}
+    said = subprocess.run(
+        ["bash", "-c", command], env=env, capture_output=True, text=True, check=False
+    )
+    return (said.stdout + said.stderr).splitlines()
+
+
+@pytest.mark.parametrize("script", ["demo.sh", "test.sh", "test_parallel_training.sh"])
+def test_help_installs_nothing(machine, script):
+    said = lines_of(machine, f"bash {SCRIPTS / script} --help")
+    assert any(f"bash scripts/{script} --help" in line for line in said)
+    assert not [line for line in said if "CALL" in line]
+
+
+def test_a_system_package_is_named_with_its_reason_before_it_is_installed(machine):
+    said = lines_of(machine, f"source {SCRIPTS}/setup.sh; offer tmux tmux 'to try it'")
+    assert said[0].startswith("flowrl: installing the system's package tmux with apt-get")
+    assert said[0].endswith("to try it")
+    assert "CALL" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("script", "extras"), [("demo.sh", ""), ("test_parallel_training.sh", ""), ("test.sh", "[dev]")]
+)
+def test_only_the_tests_install_what_developers_need(machine, script, extras):
+    first = (SCRIPTS / script).read_text().partition("\nsource ")[0]  # up to setup.sh
+    begin = re.sub(r"(?m)^#.*$", "", first)
+    said = lines_of(machine, f"{begin}\nsource {SCRIPTS}/setup.sh\ninstall_package")
+    (call,) = [line for line in said if line.startswith("CALL uv")]
+    assert call.endswith(f"-e {SCRIPTS.parent}{extras}")
+    assert "-q" not in shlex.split(call), "the installation shows how far it is"
+
+
+def test_what_a_script_imports_is_there():
+    text = "\n".join(path.read_text() for path in SCRIPTS.glob("*.sh"))
+    imports = re.findall(r"^from flowrl.* import .*$", text, flags=re.MULTILINE)
+    assert imports
+    subprocess.run([sys.executable, "-c", "\n".join(imports)], check=True, env=dict(os.environ))
+
+
+@pytest.mark.skipif(not (SCRIPTS.parent / ".git").exists(), reason="this is no git clone")
+def test_a_source_distribution_has_the_tracked_files_alone(tmp_path):
+    pytest.importorskip("hatchling")
+    clone, root = tmp_path / "clone", SCRIPTS.parent
+    subprocess.run(["git", "clone", "-q", root, clone], check=True, capture_output=True)
+    (clone / "notes.txt").write_text("a secret")
+    (clone / "flowrl" / "draft.py").write_text("import os")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path]
+    subprocess.run(build, cwd=clone, check=True, capture_output=True)
+    listed = subprocess.check_output(["git", "ls-files"], cwd=clone, text=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names == {*listed.split("\n")} - {""} | {"PKG-INFO"}
