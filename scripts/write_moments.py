@@ -51,7 +51,7 @@ def played(game: Game) -> dict[str, np.ndarray]:
 
         _, (before, after, reward) = jax.lax.scan(on, (world, key), None, length=steps)
         last = jax.tree.map(lambda leaf: leaf[-1], (before, after, reward))
-        change = WorldStep(last[0], last[1], jnp.float32(last[2]))
+        change = WorldStep(last[0], last[1], jnp.float32(last[2]), steps, steps)
         return engine.features(game.features, change)
 
     found = []
@@ -77,6 +77,10 @@ def drawn(real: dict[str, np.ndarray], game: Game) -> dict[str, np.ndarray]:
         "monsters_killed_diff": (0, 1),
         "is_sleeping": (0, 1),
         "was_sleeping": (0, 1),
+        "local_map": (0, blocks - 1),
+        "light_level": (0, 1),
+        "timestep": (1, 300),
+        "episode_timestep": (1, 10_000),
         "env_reward": (-1, 8),
         "health_penalty": (-0.9, 0),
     }

@@ -179,7 +179,14 @@ class SkillEnv:
         world = settle(world)
         over = self.engine.is_over(world)
         completed, reward = self._success_and_reward(
-            state, WorldStep(state.world, world, jnp.asarray(env_reward, jnp.float32))
+            state,
+            WorldStep(
+                state.world,
+                world,
+                jnp.asarray(env_reward, jnp.float32),
+                timestep=state.task_length + 1,
+                episode_timestep=state.length + 1,
+            ),
         )
         return self._walk(state, world, completed=completed, reward=reward, over=over)
 

@@ -36,6 +36,10 @@ class WorldStep(NamedTuple):
     after: Any
     env_reward: Any
     """f32[]"""
+    timestep: Any = 1
+    """int32[]: the number of this timestep in the plan's step, from 1."""
+    episode_timestep: Any = 1
+    """int32[]: its number in the episode, from 1."""
 
 
 class Engine(Protocol):

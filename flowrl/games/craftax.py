@@ -70,6 +70,10 @@ _FEATURES = {
     "was_sleeping": "bool, before the timestep",
     "nearest_mobs": "int[3, 2]: the nearest zombie, cow, skeleton in view",
     "nearest_mobs_prev": "the same, one timestep earlier",
+    "local_map": "int[rows, columns] in view: BlockType values, the player in the middle",
+    "light_level": "float from 0, dark, to 1, after the timestep",
+    "timestep": "int: the number of this timestep in the plan's step, from 1",
+    "episode_timestep": "int: its number in the episode, from 1",
     "env_reward": "float: the game's own reward of this timestep",
     "health_penalty": "float: 0.1 × health lost in this timestep, 0 or negative",
 }

@@ -155,7 +155,11 @@ class _Constants:
             out_of_bounds=constants.BlockType.OUT_OF_BOUNDS.value,
             directions=np.asarray(constants.DIRECTIONS),
             cells=_cells_in_view(*constants.OBS_DIM),
+            view=constants.OBS_DIM,
         )
+
+    view: tuple[int, int]
+    """Rows and columns of cells in view."""
 
     @property
     def reach(self) -> np.ndarray:
@@ -247,6 +251,13 @@ def _facing_block(known: _Constants, world: Any) -> jax.Array:
     return _block_at(known, _blocks(world), ahead).astype(jnp.int32)
 
 
+def _local_map(known: _Constants, world: Any) -> jax.Array:
+    """int32[rows, columns]: the cells in view, the player in the middle."""
+    offsets = np.indices(known.view).transpose(1, 2, 0) - np.array(known.view) // 2
+    seen = _block_at(known, _blocks(world), world.player_position + offsets)
+    return seen.astype(jnp.int32)
+
+
 def _nearest_mobs(known: _Constants, world: Any) -> jax.Array:
     """int32[3, 2]: offsets of the nearest mob of each kind in view."""
     kinds = _MOBS[known.package]
@@ -289,10 +300,14 @@ _OF_WORLD: Mapping[str, Callable[[_Constants, Any], Any]] = {
     "player_level": _player_level,
     "monsters_killed": _monsters_killed,
     "nearest_mobs": _nearest_mobs,
+    "local_map": _local_map,
+    "light_level": lambda _, world: jnp.asarray(world.light_level, jnp.float32),
 }
 _OF_STEP: Mapping[str, Callable[[WorldStep], Any]] = {
     "is_sleeping": lambda step: step.after.is_sleeping,
     "was_sleeping": lambda step: step.before.is_sleeping,
     "env_reward": lambda step: step.env_reward,
+    "timestep": lambda step: jnp.asarray(step.timestep, jnp.int32),
+    "episode_timestep": lambda step: jnp.asarray(step.episode_timestep, jnp.int32),
     "health_penalty": _health_penalty,
 }

@@ -15,7 +15,7 @@ from flowrl.envs.skill_module import load_module
 from flowrl.envs.tasks import make_env
 from flowrl.envs.vector import BatchedEnv
 from flowrl.errors import ConfigError, SkillError
-from tests.envs.making import CLASSIC, FULL, PLAN, module_text, with_items
+from tests.envs.making import CLASSIC, FULL, PLAN, STONE, WOOD, module_text, with_items
 
 pytestmark = pytest.mark.craftax
 NOOP = 0
@@ -142,6 +142,24 @@ def test_each_task_has_its_own_time_limit(walk):
         assert same(output.truncated, step == LIMIT - 1)
     assert same(output.episode_length, 2 * LIMIT)
     assert same(output.next_expert, EXPERTS[0])
+
+
+def test_time_is_counted_in_the_plans_step_and_in_the_episode(worlds_of):
+    """The first task ends with its third timestep, the second one with its fourth."""
+    first = WOOD._replace(is_done="(timestep):\n    return timestep >= 3")
+    second = STONE._replace(
+        is_done="(timestep, episode_timestep):\n"
+        "    return (timestep == 4) & (episode_timestep == 7)"
+    )
+    env = make_env(CLASSIC, load_module(module_text([first, second])), max_task_steps=9)
+    timed = Walk(env, worlds_of(CLASSIC)[1])
+    state, tasks = timed.state, []
+    for _ in range(7):
+        state, output = timed.step(state)
+        tasks.append(int(output.task[0]))
+    assert tasks == [0, 0, 0, 1, 1, 1, 1]
+    assert same(output.task_success[:, :2], True)
+    assert same(output.done, True)
 
 
 def test_death_ends_an_episode_without_success(walk):

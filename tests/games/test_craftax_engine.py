@@ -47,6 +47,7 @@ def scrambled(world: Any, rng: np.random.Generator) -> Any:
         for name in ("player_health", "player_food", "player_drink", "player_energy")
     }
     changed |= {name: numbers(getattr(world, name)) for name in ("is_sleeping", "achievements")}
+    changed["light_level"] = np.float32(rng.random())
     if hasattr(world, "player_level"):
         changed["player_level"] = numbers(world.player_level)
         changed["monsters_killed"] = numbers(world.monsters_killed)
@@ -120,6 +121,8 @@ def case(request, worlds_of):
             scrambled(picked[rng.integers(8)], rng),
             scrambled(picked[rng.integers(8)], rng),
             np.float32(rng.normal()),
+            timestep=int(rng.integers(1, 300)),
+            episode_timestep=int(rng.integers(300, 10_000)),
         )
         for _ in range(40)
     ]
@@ -150,6 +153,28 @@ def test_the_facing_block_is_the_one_ahead(case):
     _, constants, moments = case
     for moment, found in moments:
         assert found["facing_block"] == searched_facing(moment.after, constants)
+
+
+def test_the_local_map_is_the_part_of_the_map_around_the_player(case):
+    _, constants, moments = case
+    height, width = constants.OBS_DIM
+    for moment, found in moments:
+        outside = constants.BlockType.OUT_OF_BOUNDS.value
+        margin = np.pad(level_map(moment.after), max(height, width), constant_values=outside)
+        y, x = np.asarray(moment.after.player_position) + max(height, width)
+        rows, columns = (
+            slice(y - height // 2, y + height // 2 + 1),
+            slice(x - width // 2, x + width // 2 + 1),
+        )
+        assert (found["local_map"] == margin[rows, columns]).all()
+        assert found["local_map"].shape == (height, width)
+
+
+def test_light_and_time_are_those_of_the_step(case):
+    for moment, found in case[2]:
+        assert found["light_level"] == moment.after.light_level
+        assert found["timestep"] == moment.timestep
+        assert found["episode_timestep"] == moment.episode_timestep
 
 
 def test_differences_are_after_less_before(case):
