@@ -1,13 +1,14 @@
-"""The program `flowrl`: show a graph, control its scheduler, repair it, evaluate its experts."""
+"""The program `flowrl`: train a graph, look into it, steer its scheduler, repair it."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import tyro
-
-from flowrl import console
+from flowrl import arguments, console
+from flowrl.bottomup_parallel import train_graph
 from flowrl.commands.check import CheckCommand
 from flowrl.commands.control import (
     CancelCommand,
@@ -21,25 +22,40 @@ from flowrl.commands.evaluate import EvaluateCommand
 from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import FsckCommand, RecoverCommand, RollbackCommand
 from flowrl.commands.status import StatusCommand
+from flowrl.config import BottomUpConfig, SequentialConfig
+from flowrl.errors import ConfigError, closest
 
-COMMANDS = {
-    "status": StatusCommand,
-    "logs": LogsCommand,
-    "evaluate": EvaluateCommand,
-    "check": CheckCommand,
-    "retry": RetryCommand,
-    "pause": PauseCommand,
-    "resume": ResumeCommand,
-    "cancel": CancelCommand,
-    "priority": PriorityCommand,
-    "stop": StopCommand,
-    "fsck": FsckCommand,
-    "rollback": RollbackCommand,
-    "recover": RecoverCommand,
+PROGRAMS = {"train": BottomUpConfig, "sequential": SequentialConfig}
+GROUPS: Mapping[str, Mapping[str, type]] = {
+    "train": {**PROGRAMS},
+    "look": {
+        "status": StatusCommand,
+        "logs": LogsCommand,
+        "evaluate": EvaluateCommand,
+        "check": CheckCommand,
+    },
+    "steer": {
+        "retry": RetryCommand,
+        "pause": PauseCommand,
+        "resume": ResumeCommand,
+        "cancel": CancelCommand,
+        "priority": PriorityCommand,
+        "stop": StopCommand,
+    },
+    "repair": {
+        "fsck": FsckCommand,
+        "rollback": RollbackCommand,
+        "recover": RecoverCommand,
+    },
 }
-DESCRIPTION = """flowrl trains a graph of skills in parallel and merges them into one agent.
+ALL = {name: kind for group in GROUPS.values() for name, kind in group.items()}
+COMMANDS = {name: kind for name, kind in ALL.items() if name not in PROGRAMS}
+HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
 
-To train: python -m flowrl.bottomup_parallel --help (or flowrl.bottomup, one at a time)."""
+  flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
+  flowrl status exp/demo --watch
+GRAPH, here exp/demo, may be left out where FLOWRL_GRAPH is set. More: flowrl COMMAND --help
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,11 +63,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if console.print_version(words):
         return 0
+    if not words or words[0] in ("--help", "-h", "help"):
+        sys.stdout.write(overview())
+        return 0
+    name, *rest = words
+    if name in PROGRAMS:
+        return console.run_program(f"flowrl {name}", PROGRAMS[name], train_graph, rest)
     console.start_logging()
-    command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS, args=words or ["--help"], prog="flowrl", description=DESCRIPTION
-    )
+
+    def command() -> int:
+        return _command(name, rest)()
+
     return console.guarded(command)
+
+
+def overview() -> str:
+    """Return what `flowrl --help` prints: the commands by what they are for."""
+    lines = [HEAD]
+    for group, commands in GROUPS.items():
+        for number, (name, kind) in enumerate(commands.items()):
+            summary = (kind.__doc__ or "").partition("\n")[0]
+            lines.append(f"{group if number == 0 else '':8}{name:11}{summary}\n")
+    return "".join(lines)
+
+
+def _command(name: str, words: Sequence[str]) -> Any:
+    """The command with its arguments.
+
+    Raises:
+      ConfigError: there is no such command.
+    """
+    if name not in COMMANDS:
+        near = closest(name, ALL) or f"; there are {', '.join(ALL)}"
+        raise ConfigError(f"there is no command {name!r}{near}")
+    kind = COMMANDS[name]
+    environment = arguments.graph_of_environment(kind, os.environ)
+    layers: dict[arguments.Origin, arguments.Given] = {"environment": environment}
+    return arguments.read(kind, words, prog=f"flowrl {name}", layers=layers)[0]
 
 
 if __name__ == "__main__":

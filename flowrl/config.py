@@ -9,33 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import tyro
 
+from flowrl import arguments
+from flowrl.arguments import GraphArgument, Origin, count
 from flowrl.errors import ConfigError
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
 from flowrl.storage.records import Share, above, at_least
 
 LEAST_GROUP = 32  # environments of a thread: a group costs as much again as some twenty
-
-
-def count(text: str) -> int:
-    """Return an integer, also from scientific notation.
-
-    >>> count("5e7")
-    50000000
-    """
-    value = float(text) if any(char in text for char in ".eE") else int(text)
-    if value != int(value):
-        raise ValueError(f"{text} is not a whole number")
-    return int(value)
 
 
 Count = Annotated[
@@ -154,7 +144,7 @@ class PPOConfig(Configuration):
 class GraphConfig(Configuration):
     """The graph of skills."""
 
-    graph_path: Path = DEFAULT_GRAPH
+    graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of this graph; made when missing, continued when there."""
     max_nodes: Positive | None = None
     """Most skills to train (default: all that the target needs, or the whole library)."""
@@ -238,6 +228,12 @@ class BottomUpConfig(Configuration):
     graph: GraphConfig = GraphConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     launch: LaunchConfig = LaunchConfig()
+    config: Path | None = None
+    """TOML file of flags, as `lr = 3e-4`; the command line and the environment come before it."""
+    origins: Annotated[Mapping[str, Origin], tyro.conf.Suppress] = field(
+        default_factory=dict, compare=False
+    )
+    """Which flags were given, and where; not a flag itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,16 +254,26 @@ class SequentialConfig(BottomUpConfig):
 
 
 def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str | None = None) -> Config:
-    """Read a command line; prints help or an error and exits as argparse does.
+    """Read a command line; prints help and exits if it asks for that.
+
+    Flags of a graph may come from the environment (`FLOWRL_LR`) and from `--config`, too; the
+    command line comes first, the file last.
 
     Raises:
-      ConfigError: a value cannot be used, or is empty.
+      ConfigError: a flag is unknown, or its value is empty or cannot be used.
     """
     words = sys.argv[1:] if argv is None else argv
-    for flag, word in itertools.pairwise(["", *words]):
-        if not word or (word.startswith("--") and word.endswith("=")):
-            raise ConfigError(f"{word[:-1] or flag} has no value; give one, or leave the flag out")
-    return checked(tyro.cli(kind, args=words, prog=prog, config=(tyro.conf.OmitArgPrefixes,)))
+    layers: dict[Origin, arguments.Given] = {}
+    prog = prog or "flowrl"
+    if "origins" in kind.__dataclass_fields__:
+        layers["environment"] = arguments.environment(kind, os.environ)
+        given = layers["environment"] | arguments.split(kind, words, prog=prog)
+        if "config" in given:
+            layers["config file"] = arguments.config_file(kind, Path(given["config"][0]))
+    config, origins = arguments.read(kind, words, prog=prog, layers=layers)
+    if layers:
+        config = dataclasses.replace(config, origins=origins)  # type: ignore[call-arg]
+    return checked(config)
 
 
 def checked(config: Config) -> Config:
@@ -293,12 +299,14 @@ def flags(config: Configuration) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for item in dataclasses.fields(config):
+        if item.name == "origins":
+            continue
         value = getattr(config, item.name)
         values |= flags(value) if isinstance(value, Configuration) else {item.name: value}
     return values
 
 
-def with_flags(config: Config, **values: Any) -> Config:
+def with_flags(config: Config, /, **values: Any) -> Config:
     """Return a copy of a configuration with other values of some flags.
 
     >>> with_flags(BottomUpConfig(), lr=0.5, max_retries=0).schedule.max_retries

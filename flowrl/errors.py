@@ -5,7 +5,9 @@ Each message names the thing, its place and the remedy. Errors of a bad value ar
 
 from __future__ import annotations
 
+import difflib
 import errno
+from collections.abc import Iterable
 from typing import ClassVar, TypeGuard
 
 EXIT_USAGE = 2
@@ -150,6 +152,20 @@ def format_error(error: BaseException) -> str:
         return f"{error.strerror or error}{path}"
     text = str(error) or type(error).__name__
     return text if isinstance(error, FlowrlError) else f"{type(error).__name__}: {text}"
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: what it may have been meant to be.
+
+    >>> closest("statsu", ["status", "stop"])
+    "; closest is 'status'"
+    >>> closest("x", ["status"])
+    ''
+    """
+    names = {name.casefold(): name for name in known}
+    found = difflib.get_close_matches(word.casefold(), names, n=3, cutoff=0.6)
+    shown = ", ".join(repr(names[each]) for each in found)
+    return f"; closest {'is' if len(found) == 1 else 'are'} {shown}" if found else ""
 
 
 def _errno_of(error: BaseException) -> int | None:

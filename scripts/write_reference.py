@@ -9,13 +9,18 @@ import inspect
 import itertools
 from pathlib import Path
 
-from flowrl import cli, config
+from flowrl import arguments, cli, config
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 TABLES = {
     "trainer": (config.PPOConfig,),
     "ppo_flow": (config.TrainConfig,),
-    "bottomup_parallel": (config.GraphConfig, config.ScheduleConfig, config.LaunchConfig),
+    "bottomup_parallel": (
+        config.GraphConfig,
+        config.ScheduleConfig,
+        config.LaunchConfig,
+        config.BottomUpConfig,
+    ),
     **{f"flowrl {name}": (kind,) for name, kind in cli.COMMANDS.items()},
 }
 
@@ -37,7 +42,7 @@ def field_docs(kind: type) -> dict[str, str]:
 def default(item: dataclasses.Field) -> str:
     if item.default is dataclasses.MISSING:
         return "required"
-    if item.default in (None, ()):
+    if item.default in (None, (), ""):
         return ""
     if isinstance(item.default, bool):
         return "on" if item.default else "off"
@@ -48,18 +53,12 @@ def table(kinds: tuple[type, ...]) -> str:
     """A Markdown table of the flags of some configuration classes."""
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for kind in kinds:
-        docs = field_docs(kind)
+        docs, known = field_docs(kind), arguments.arguments(kind)
         for item in dataclasses.fields(kind):
-            if not dataclasses.is_dataclass(item.default):
+            if item.name in known and not dataclasses.is_dataclass(item.default):
                 text = docs[item.name].replace("|", r"\|")
-                rows.append(f"| `{shown(item)}` | {default(item)} | {text} |")
+                rows.append(f"| `{known[item.name].shown}` | {default(item)} | {text} |")
     return "\n".join(rows)
-
-
-def shown(item: dataclasses.Field) -> str:
-    """How a field is written on a command line."""
-    positional = "Positional" in str(item.type)
-    return item.name.upper() if positional else f"--{item.name}"
 
 
 def rendered(text: str) -> str:

@@ -19,6 +19,7 @@ FLOORS = [
         "redaction",
         "storage",
         "paths",
+        "arguments",
         "config",
         "games",
         "notices",
@@ -32,10 +33,8 @@ FLOORS = [
         "comparing",
         "console",
         "commands",
-        "cli",
-        "__main__",
     },
-    {"bottomup", "bottomup_parallel"},
+    {"bottomup", "bottomup_parallel", "cli", "__main__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = FLOORS[0] | {"runs"}

@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import tyro
 
+from flowrl.arguments import GraphArgument, SkillArgument
 from flowrl.commands.status import find_row, read_rows
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.parallel.events import MOST_PRIORITY, Response, Verb, why_not
@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.1
 class ControlCommand:
     """The flags that all of these commands take."""
 
-    graph_path: Path = DEFAULT_GRAPH
+    graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of the graph."""
     wait: float = 0.0
     """Seconds to wait until it is done, runs that end have saved, too; else exit code 75."""
@@ -73,7 +73,7 @@ class OneSkillCommand(ControlCommand):
     """The flags of a command about one skill."""
 
     verb: ClassVar[Verb]
-    skill: tyro.conf.Positional[str]
+    skill: SkillArgument
     """The skill's name, or its expert number."""
 
     def __call__(self) -> int:
@@ -86,7 +86,7 @@ class OneOrAllCommand(ControlCommand):
     """The flags of a command about one skill or all."""
 
     verb: ClassVar[Verb]
-    skill: tyro.conf.Positional[str] = ""
+    skill: SkillArgument = ""
     """The skill's name, or its expert number."""
     all: bool = False
     """Every skill that is in the graph now; `resume --all` takes a `flowrl stop` back as well."""
@@ -103,7 +103,7 @@ class RetryCommand(OneSkillCommand):
     """Let a failed or held skill train again; works while the daemon is up or down.
 
     Examples:
-      flowrl retry "Collect Iron" --graph-path exp/demo
+      flowrl retry exp/demo "Collect Iron"
     """
 
     verb = Verb.RETRY
@@ -114,8 +114,8 @@ class PauseCommand(OneOrAllCommand):
     """Let a running skill save what it has and end, and keep a waiting one from starting.
 
     Examples:
-      flowrl pause "Collect Iron" --graph-path exp/demo
-      flowrl pause --all --graph-path exp/demo --wait 60
+      flowrl pause exp/demo "Collect Iron"
+      flowrl pause exp/demo --all --wait 60
     """
 
     verb = Verb.PAUSE
@@ -126,8 +126,8 @@ class ResumeCommand(OneOrAllCommand):
     """Let a held skill go on from its checkpoint.
 
     Examples:
-      flowrl resume "Collect Iron" --graph-path exp/demo
-      flowrl resume --all --graph-path exp/demo
+      flowrl resume exp/demo "Collect Iron"
+      flowrl resume exp/demo --all
     """
 
     verb = Verb.RESUME
@@ -138,7 +138,7 @@ class CancelCommand(OneSkillCommand):
     """End a skill's run and give the skill up; what needs it is blocked until a retry.
 
     Examples:
-      flowrl cancel "Collect Iron" --graph-path exp/demo
+      flowrl cancel exp/demo "Collect Iron"
     """
 
     verb = Verb.CANCEL
@@ -149,7 +149,7 @@ class PriorityCommand(OneSkillCommand):
     """Say how early a skill starts when several could: higher numbers start sooner.
 
     Examples:
-      flowrl priority "Collect Iron" 10 --graph-path exp/demo
+      flowrl priority exp/demo "Collect Iron" 10
     """
 
     number: tyro.conf.Positional[int]
@@ -168,7 +168,7 @@ class StopCommand(ControlCommand):
 
     Examples:
       flowrl stop --graph-path exp/demo
-      flowrl stop --now --graph-path exp/demo --wait 60
+      flowrl stop exp/demo --now --wait 60
     """
 
     now: bool = False

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-import tyro
-
+from flowrl.arguments import GraphArgument, SkillArgument
 from flowrl.config import Count
-from flowrl.paths import GraphPaths
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +16,14 @@ class EvaluateCommand:
     """Walk a skill's plan with the merged experts in fresh worlds and count successes.
 
     Examples:
-      flowrl evaluate exp/demo --skill "Collect Wood" --episodes 256
-      flowrl evaluate exp/demo --skill "Place Table" --json
+      flowrl evaluate exp/demo "Collect Wood" --episodes 256
+      flowrl evaluate exp/demo "Place Table" --json
     """
 
-    graph_path: tyro.conf.Positional[Path]
+    graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of the graph."""
-    skill: str
-    """The skill's name."""
+    skill: SkillArgument
+    """The skill's name, or its expert number."""
     episodes: Count = 256
     """Episodes to play, each in a world of its own."""
     seed: Count = 1_000_003

@@ -13,6 +13,7 @@ from typing import Annotated, TextIO
 
 import tyro
 
+from flowrl.arguments import GraphArgument, SkillArgument
 from flowrl.commands.status import SkillRow, find_row, read_rows
 from flowrl.errors import FileRefusedError
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths
@@ -29,13 +30,13 @@ class LogsCommand:
 
     Examples:
       flowrl logs "Collect Wood"
-      flowrl logs collect_wood --graph-path exp/demo -f
+      flowrl logs exp/demo collect_wood -f
     """
 
-    skill: tyro.conf.Positional[str]
-    """The skill's name, or its expert number."""
-    graph_path: Path = DEFAULT_GRAPH
+    graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of the graph."""
+    skill: SkillArgument
+    """The skill's name, or its expert number."""
     follow: Annotated[bool, tyro.conf.arg(aliases=["-f"])] = False
     """Go on printing as the log grows, until the run has ended or Ctrl-C."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import tyro
 
+from flowrl.arguments import GraphArgument
 from flowrl.config import Count
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts import manifest as manifests
@@ -36,7 +37,7 @@ class FsckCommand:
       flowrl fsck exp/demo --json | jq '.findings[].thing'
     """
 
-    graph_path: tyro.conf.Positional[Path] = DEFAULT_GRAPH
+    graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of the graph."""
     repair: bool = False
     """Put right what can be, then check again; no scheduler may be at work."""
@@ -73,7 +74,7 @@ class RollbackCommand:
       flowrl rollback exp/demo 12
     """
 
-    graph_path: tyro.conf.Positional[Path]
+    graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of the graph."""
     generation: tyro.conf.Positional[Count | None] = None
     """The generation to go back to; without it they are listed."""
@@ -112,7 +113,7 @@ class RecoverCommand:
       flowrl recover exp/demo
     """
 
-    graph_path: tyro.conf.Positional[Path] = DEFAULT_GRAPH
+    graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of the graph."""
     json: bool = False
     """Print JSON instead of lines."""

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from flowrl import notices, runs
+from flowrl.arguments import GraphArgument
 from flowrl.errors import FileRefusedError, FlowrlError, GraphError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import StopMode
@@ -82,7 +82,7 @@ class StatusCommand:
       flowrl status exp/demo --json | jq '.skills[].status'
     """
 
-    graph_path: tyro.conf.Positional[Path] = DEFAULT_GRAPH
+    graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of the graph."""
     watch: bool = False
     """Show it again every second until everything has ended or Ctrl-C."""

@@ -55,7 +55,7 @@ def test_good_skill_files_are_passed_in_silence(tmp_path, capsys):
 
 def test_a_check_of_no_files_is_refused(capsys):
     assert cli.main(["check"]) == 2
-    assert "name at least one" in capsys.readouterr().err
+    assert "FILES is missing: flowrl check FILES …" in capsys.readouterr().err
 
 
 def test_a_skill_that_names_what_no_game_has_is_refused(tmp_path, capsys):

@@ -1,0 +1,348 @@
+"""Command lines, environment variables and TOML files as fields of a dataclass.
+
+The fields of a class are its flags, and those marked `Positional` its positional arguments, which
+may be named as flags, too. tyro prints the help; the reading is done here, because GRAPH may be
+left out before other arguments, and because each error is to be one line with a remedy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import os
+import tomllib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from decimal import Decimal, DecimalException
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from flowrl.errors import ConfigError, closest
+from flowrl.storage import records
+
+Origin = Literal["command line", "environment", "config file"]
+Given = dict[str, Sequence[str]]  # a field's name → its words, as they were given
+Kind = TypeVar("Kind")
+GraphArgument = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="GRAPH")]]
+SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL")]]
+
+_GRAPH = "graph_path"
+_ENV = "FLOWRL_"
+_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
+_SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True)
+_SWITCH |= dict.fromkeys(("0", "false", "no", "off"), False)
+_MOST_DIGITS = 18
+
+
+def count(text: str) -> int:
+    """Return a whole number, also from scientific notation or with a unit.
+
+    >>> count("5e7"), count("1.5M"), count("200k")
+    (50000000, 1500000, 200000)
+    """
+    unit = _UNITS.get(text[-1:], 1)
+    try:
+        value = Decimal(text if unit == 1 else text[:-1]) * unit
+        if value.adjusted() <= _MOST_DIGITS and value == int(value):
+            return int(value)
+    except (DecimalException, ValueError, OverflowError):
+        pass
+    raise ValueError(f"is {text!r}, not a whole number such as 5000, 5e7, 200k or 1M")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A field that a command line can give."""
+
+    name: str
+    hint: Any
+    positional: bool
+    required: bool
+    short: tuple[str, ...]  # such as -f
+
+    @property
+    def type(self) -> Any:
+        """The type without checks and None: bool, int, float, str, Path, tuple, Literal."""
+        return _core(self.hint)
+
+    @property
+    def many(self) -> bool:
+        """Whether it takes any number of words."""
+        return get_origin(self.type) is tuple
+
+    @property
+    def shown(self) -> str:
+        """How it is written: GRAPH, SKILL, --lr."""
+        if not self.positional:
+            return f"--{self.name}"
+        return "GRAPH" if self.name == _GRAPH else self.name.upper()
+
+
+@functools.cache
+def arguments(kind: type) -> Mapping[str, Argument]:
+    """Return the arguments of a dataclass and of those nested in it, by name."""
+    found: dict[str, Argument] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for item in dataclasses.fields(kind):
+        hint = hints[item.name]
+        marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        if dataclasses.is_dataclass(_core(hint)):
+            found |= arguments(_core(hint))
+        elif tyro.conf.Suppress not in marks:
+            aliases = (getattr(mark, "aliases", None) or () for mark in marks)
+            found[item.name] = Argument(
+                name=item.name,
+                hint=hint,
+                positional=tyro.conf.Positional in marks,
+                required=item.default is MISSING and item.default_factory is MISSING,
+                short=tuple(alias for names in aliases for alias in names),
+            )
+    return found
+
+
+def read(
+    kind: type[Kind], words: Sequence[str], *, prog: str, layers: Mapping[Origin, Given]
+) -> tuple[Kind, dict[str, Origin]]:
+    """Return what a command line says, over other layers, the strongest first; and from where.
+
+    A flag's name is in the second result unless it has its default.
+
+    Raises:
+      ConfigError: an argument is unknown, missing, or of another type; names the closest.
+    """
+    ordered: dict[Origin, Given] = {"command line": split(kind, words, prog=prog), **layers}
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for origin, given in ordered.items():
+        for name in given.keys() - origins.keys():
+            origins[name] = origin
+            values[name] = _value(arguments(kind)[name], given[name], origin)
+    for argument in arguments(kind).values():
+        if argument.required and argument.name not in values:
+            raise ConfigError(f"{argument.shown} is missing: {usage(kind, prog)}")
+    return _built(kind, values), origins
+
+
+def print_help(kind: type, *, prog: str) -> None:
+    """Print the help of a class; raises SystemExit."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    tyro.cli(
+        kind, args=["--help"], prog=prog, description=text, config=(tyro.conf.OmitArgPrefixes,)
+    )
+
+
+def usage(kind: type, prog: str) -> str:
+    """Return a command line with the positional arguments.
+
+    >>> usage(Argument, "flowrl argue")
+    'flowrl argue --name=NAME --hint=HINT --positional=POSITIONAL --required=REQUIRED --short=SHORT'
+    """
+    words = [prog]
+    for each in arguments(kind).values():
+        if each.positional:
+            name = each.shown + (" …" if each.many else "")
+            words.append(name if each.required or each.name == _GRAPH else f"[{name}]")
+        elif each.required:
+            words.append(f"--{each.name}={each.name.upper()}")
+    return " ".join(words)
+
+
+def split(kind: type, words: Sequence[str], *, prog: str) -> Given:
+    """Return the words of each argument that a command line gives; `--help` ends the program.
+
+    Raises:
+      ConfigError: a flag is unknown or has no value, or there are too many words.
+    """
+    given: Given = {}
+    rest: list[str] = []
+    queue = deque(words)
+    while queue:
+        word = queue.popleft()
+        if word in ("--help", "-h"):
+            print_help(kind, prog=prog)
+        if word == "--":
+            rest += queue
+            break
+        if not _is_flag(word):
+            rest.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        argument, switch = _find(kind, flag, prog)
+        if argument.type is bool:
+            if equals:
+                raise ConfigError(f"{flag} takes no value; to turn it off say --no-{argument.name}")
+            given[argument.name] = [switch]
+            continue
+        taken = [value] if equals else _following(argument, queue)
+        if not taken or "" in taken:
+            raise ConfigError(f"{flag} has no value; give one, or leave the flag out")
+        given[argument.name] = taken
+    return given | _positionals(kind, rest, given, prog)
+
+
+def environment(kind: type, env: Mapping[str, str]) -> Given:
+    """Return what environment variables say: FLOWRL_GRAPH, FLOWRL_LR and so on.
+
+    Raises:
+      ConfigError: a variable's name is almost a flag's.
+    """
+    known = {_variable(name): argument for name, argument in arguments(kind).items()}
+    for name in env:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+        if name.startswith(_ENV) and name not in known and near:
+            raise ConfigError(f"the environment's {name} is no flag; closest is {near[0]}")
+    found = {argument.name: env[name] for name, argument in known.items() if env.get(name)}
+    return {
+        name: value.split() if arguments(kind)[name].many else [value]
+        for name, value in found.items()
+    }
+
+
+def graph_of_environment(kind: type, env: Mapping[str, str]) -> Given:
+    """Return FLOWRL_GRAPH for a class that has a graph, and nothing else."""
+    graph = env.get(_variable(_GRAPH))
+    return {_GRAPH: [graph]} if graph and _GRAPH in arguments(kind) else {}
+
+
+def config_file(kind: type, path: Path) -> Given:
+    """Return what a TOML file says: one key for each flag, without tables.
+
+    Raises:
+      ConfigError: it cannot be read, or a key is no flag; names the closest.
+    """
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--config {path} cannot be read: {why}") from error
+    given: Given = {}
+    for key, value in document.items():
+        name = key.replace("-", "_")
+        if name not in arguments(kind) or name == "config":
+            near = closest(name, arguments(kind))
+            raise ConfigError(f"{path}: {key!r} is no flag{near}")
+        if isinstance(value, dict):
+            raise ConfigError(f"{path}: {key!r} is a table; write {key} = …")
+        if value == "":
+            raise ConfigError(f"{path}: {key} has no value; give one, or leave it out")
+        items = value if isinstance(value, list) else [value]
+        given[name] = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+    return given
+
+
+def _core(hint: Any) -> Any:
+    """The type without `Annotated` and `| None`."""
+    while get_origin(hint) in (Annotated, Union, UnionType):
+        hint = next(each for each in get_args(hint) if each is not NoneType)
+    return hint
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") or (len(word) > 1 and word[0] == "-" and not word[1].isdigit())
+
+
+def _variable(name: str) -> str:
+    return _ENV + ("GRAPH" if name == _GRAPH else name.upper())
+
+
+def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
+    """The argument of a flag, and whether it is turned on or off."""
+    known = arguments(kind)
+    name = flag.removeprefix("--").replace("-", "_")
+    if flag.startswith("--") and name in known:
+        return known[name], "true"
+    off = known.get(name.removeprefix("no_"))
+    if flag.startswith("--no") and off and off.type is bool:
+        return off, "false"
+    for argument in known.values():
+        if flag in argument.short:
+            return argument, "true"
+    near = closest(flag, [f"--{each}" for each in known])
+    raise ConfigError(f"{prog} has no flag {flag}{near}; see {prog} --help")
+
+
+def _following(argument: Argument, queue: deque[str]) -> list[str]:
+    """Take the words of a flag: the next one, or all up to the next flag."""
+    taken: list[str] = []
+    while queue and not queue[0].startswith("--") and (argument.many or not taken):
+        taken.append(queue.popleft())
+    return taken
+
+
+def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
+    """The words without a flag, by argument; the first is the graph if there is one for it."""
+    places = [
+        each for each in arguments(kind).values() if each.positional and each.name not in given
+    ]
+    found: Given = {}
+    if places and places[0].name == _GRAPH:
+        graph, *places = places
+        spare = len(rest) > len(places) and not any(each.many for each in places)
+        if rest and (spare or _names_folder(rest[0])):
+            found[graph.name] = [rest.pop(0)]
+    for place in places:
+        if rest:
+            found[place.name] = rest if place.many else [rest.pop(0)]
+            rest = [] if place.many else rest
+    if rest:
+        raise ConfigError(f"{rest[0]!r} is one word too many: {usage(kind, prog)}")
+    if "" in (word for words in found.values() for word in words):
+        raise ConfigError(f"an argument is empty: {usage(kind, prog)}")
+    return found
+
+
+def _names_folder(word: str) -> bool:
+    """Whether a word is a graph where a skill, a number or a file could stand, too."""
+    return not word.endswith(".py") and ("/" in word or os.path.isdir(word))  # noqa: PTH112 — no error for a name that is too long
+
+
+def _value(argument: Argument, words: Sequence[str], origin: Origin) -> Any:
+    try:
+        return records.from_json(argument.hint, _plain(argument.type, words))
+    except ValueError as error:
+        place = "" if origin == "command line" else f" ({origin})"
+        raise ConfigError(f"{argument.shown}{place} {error}") from error
+
+
+def _plain(kind: Any, words: Sequence[str]) -> Any:
+    """Words as the JSON value that `records.from_json` reads."""
+    if get_origin(kind) is tuple:
+        item = _core(get_args(kind)[0])
+        parts = words if item is Path else [part for word in words for part in word.split(",")]
+        return [_plain(item, [part]) for part in parts if part]
+    if len(words) != 1:
+        raise ValueError(f"takes one value, not {len(words)}")
+    word = words[0]
+    if kind is bool:
+        if word.lower() not in _SWITCH:
+            raise ValueError(f"is {word!r}, not true or false")
+        return _SWITCH[word.lower()]
+    if kind is float:
+        return _number(word)
+    return count(word) if kind is int else word
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"is {word!r}, not a number") from None
+
+
+def _built(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
+    """An instance of the class; values of nested classes replace those of their defaults."""
+    facts: dict[str, Any] = {}
+    for item in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(item.default) and not isinstance(item.default, type):
+            inner = {each.name for each in dataclasses.fields(item.default)} & values.keys()
+            facts[item.name] = dataclasses.replace(item.default, **{n: values[n] for n in inner})
+        elif item.name in values:
+            facts[item.name] = values[item.name]
+    return kind(**facts)

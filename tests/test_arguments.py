@@ -1,0 +1,163 @@
+"""Command lines, the environment and TOML files: what is read, from where, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl import arguments
+from flowrl.commands.control import PauseCommand, PriorityCommand, RetryCommand
+from flowrl.commands.logs import LogsCommand
+from flowrl.commands.repair import RollbackCommand
+from flowrl.config import BottomUpConfig, flags, parse
+from flowrl.errors import ConfigError
+from flowrl.paths import DEFAULT_GRAPH
+
+G = Path("exp/demo")
+
+
+def read(kind, line, graph=None):
+    layers = {"environment": arguments.graph_of_environment(kind, {"FLOWRL_GRAPH": graph or ""})}
+    return arguments.read(kind, line.split(), prog="flowrl x", layers=layers)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "expected"),
+    [
+        (RetryCommand, "exp/demo Wood", {"graph_path": G, "skill": "Wood"}),
+        (RetryCommand, "Wood", {"graph_path": DEFAULT_GRAPH, "skill": "Wood"}),
+        (RetryCommand, "Wood --graph-path exp/demo", {"graph_path": G, "skill": "Wood"}),
+        (RetryCommand, "--graph_path=exp/demo Wood", {"graph_path": G, "skill": "Wood"}),
+        (RetryCommand, "exp/demo --wait 3 Wood", {"graph_path": G, "skill": "Wood", "wait": 3.0}),
+        (RetryCommand, "exp/demo --skill -t", {"graph_path": G, "skill": "-t"}),
+        (RetryCommand, "exp/demo -- --help", {"graph_path": G, "skill": "--help"}),
+        (PauseCommand, "exp/demo --all", {"graph_path": G, "skill": "", "all": True}),
+        (PauseCommand, "Wood", {"graph_path": DEFAULT_GRAPH, "skill": "Wood"}),
+        (PriorityCommand, "exp/demo Wood -5", {"graph_path": G, "skill": "Wood", "number": -5}),
+        (PriorityCommand, "Wood 1k", {"graph_path": DEFAULT_GRAPH, "number": 1000}),
+        (RollbackCommand, "exp/demo", {"graph_path": G, "generation": None}),
+        (RollbackCommand, "12", {"graph_path": DEFAULT_GRAPH, "generation": 12}),
+        (RollbackCommand, "exp/demo 12 --json", {"graph_path": G, "generation": 12, "json": True}),
+        (LogsCommand, "exp/demo Wood -f", {"graph_path": G, "skill": "Wood", "follow": True}),
+    ],
+)
+def test_the_graph_is_the_first_word_and_may_be_left_out(kind, line, expected):
+    found = vars(read(kind, line))
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_the_environment_says_which_graph():
+    assert read(RetryCommand, "Wood", graph="exp/mine").graph_path == Path("exp/mine")
+    assert read(RetryCommand, "exp/demo Wood", graph="exp/mine").graph_path == G
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "expected"),
+    [
+        (RetryCommand, "", "SKILL is missing: flowrl x GRAPH SKILL"),
+        (RetryCommand, "exp/demo", "SKILL is missing: flowrl x GRAPH SKILL"),
+        (RetryCommand, "a b c", "'c' is one word too many: flowrl x GRAPH SKILL"),
+        (RetryCommand, "A --wiat 3", "flowrl x has no flag --wiat; closest is '--wait'"),
+        (RetryCommand, "A --wait", "--wait has no value"),
+        (RetryCommand, "A --wait --json", "--wait has no value"),
+        (RetryCommand, "A --json=yes", "--json takes no value"),
+        (RetryCommand, "A --wait soon", "--wait is 'soon', not a number"),
+        (RollbackCommand, "twelve", "GENERATION is 'twelve', not a whole number"),
+        (BottomUpConfig, "--merge_policy best", "--merge_policy is 'best', not one of frame_count"),
+        (BottomUpConfig, "--lr 1 --lr=", "--lr has no value"),
+        (BottomUpConfig, "--no-lr", "flowrl x has no flag --no-lr"),
+        (BottomUpConfig, "--gpu_ids 0 x", "--gpu_ids is 'x', not a whole number"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_line(kind, line, expected):
+    with pytest.raises(ConfigError) as caught:
+        read(kind, line)
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("1M", 10**6), ("5e7", 5 * 10**7), ("200k", 200_000), ("1.5M", 1_500_000)]
+)
+def test_numbers_may_be_written_as_people_write_them(word, value):
+    assert parse(BottomUpConfig, ["--total_timesteps", word]).ppo.total_timesteps == value
+
+
+@pytest.mark.parametrize("word", ["", "M", "1e999999999", "9" * 5000, "0x10", "１e99"])
+def test_no_number_is_worth_a_traceback(word):
+    with pytest.raises(ValueError, match="not a whole number"):
+        arguments.count(word)
+
+
+@pytest.mark.parametrize("line", ["0 1", "0,1", "0, 1", "=0,1"])
+def test_lists_may_have_commas(line):
+    words = [f"--gpu_ids{line}"] if line[0] == "=" else ["--gpu_ids", *line.split()]
+    assert parse(BottomUpConfig, words).launch.gpu_ids == (0, 1)
+
+
+def test_the_command_line_comes_before_the_environment_before_the_file(tmp_path, monkeypatch):
+    file = tmp_path / "mine.toml"
+    file.write_text('lr = 0.5\ngamma = 0.5\nseed = "2k"\nuse-wandb = false\ngpu_ids = [0, 1]\n')
+    monkeypatch.setenv("FLOWRL_GAMMA", "0.25")
+    monkeypatch.setenv("FLOWRL_ANNEAL_LR", "0")
+    monkeypatch.setenv("FLOWRL_GRAPH", "exp/mine")
+    config = parse(BottomUpConfig, ["--config", str(file), "--lr", "0.125"])
+    found = flags(config)
+    assert [found[name] for name in ("lr", "gamma", "seed")] == [0.125, 0.25, 2000]
+    assert (config.ppo.anneal_lr, config.launch.gpu_ids) == (False, (0, 1))
+    assert config.graph.graph_path == Path("exp/mine")
+    assert config.origins == {
+        "config": "command line",
+        "lr": "command line",
+        "gamma": "environment",
+        "anneal_lr": "environment",
+        "graph_path": "environment",
+        "seed": "config file",
+        "use_wandb": "config file",
+        "gpu_ids": "config file",
+    }
+
+
+@pytest.mark.parametrize("item", arguments.arguments(BottomUpConfig).values(), ids=lambda i: i.name)
+def test_every_flag_may_stand_in_a_config_file(tmp_path, item):
+    if item.name == "config":
+        return
+    value = flags(BottomUpConfig())[item.name]
+    texts = {bool: str(value).lower(), tuple: "[]", str: f'"{value}"', type(Path()): '"g"'}
+    file = tmp_path / "mine.toml"
+    text = texts.get(type(value), value if value is not None else '"1"')
+    file.write_text(f"{item.name} = {text}\n")
+    assert parse(BottomUpConfig, ["--config", str(file)]).origins[item.name] == "config file"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lrr = 1", "'lrr' is no flag; closest is 'lr'"),
+        ("[ppo]\nlr = 1", "'ppo' is no flag"),
+        ("[lr]\nx = 1", "'lr' is a table; write lr = …"),
+        ("lr = ", "cannot be read: Invalid value"),
+        ("lr = 'fast'", "--lr (config file) is 'fast', not a number"),
+        ("use_wandb = 'perhaps'", "--use_wandb (config file) is 'perhaps', not true or false"),
+        ("lr = [1, 2]", "--lr (config file) takes one value, not 2"),
+        ("lr = ''", "lr has no value"),
+        ("config = 'a.toml'", "'config' is no flag"),
+        ("max_retries = 1.5", "--max_retries (config file) is '1.5', not a whole number"),
+        ("lr = nan", "--lr (config file) is nan, not a finite number"),
+    ],
+)
+def test_a_wrong_config_file_is_answered_in_one_line(tmp_path, text, expected):
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        parse(BottomUpConfig, ["--config", str(file)])
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_variable_that_is_almost_a_flag_is_refused(monkeypatch):
+    monkeypatch.setenv("FLOWRL_VENV", "/of/the/scripts")
+    monkeypatch.setenv("FLOWRL_MAX_PARALEL_SKILLS", "2")
+    with pytest.raises(ConfigError, match="closest is FLOWRL_MAX_PARALLEL_SKILLS"):
+        parse(BottomUpConfig, [])
