@@ -117,7 +117,7 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
     """Return headings, notices, the table of skills, and the logs of failed skills."""
     warnings = [*filter(None, [read_stop_mode(paths)]), *_notices(paths).values()]
     if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
-        again = f"python -m flowrl.bottomup_parallel --graph-path {shlex.quote(str(paths.root))}"
+        again = f"flowrl train {shlex.quote(str(paths.root))}"
         warnings.append(f"no scheduler: runs go on, and nothing is started or merged until {again}")
     yellow = [Text(text, style="yellow") for text in warnings]
     logs = [
@@ -186,14 +186,14 @@ def clock(seconds: float | None) -> str:
 
 def status_document(paths: GraphPaths) -> dict[str, Any]:
     """Return the status as JSON values, for scripts."""
-    rows = read_rows(paths)
+    rows, experts = read_rows(paths), _merged_frames(paths)
     return {
         "graph": str(paths.root),
         "ended": all_ended(rows),
         "scheduler": daemon_of(paths.daemon_lock),
         "stopping": read_stop_mode(paths),
         "notices": _notices(paths),
-        "skills": [asdict(row) for row in rows],
+        "skills": [asdict(row) | {"expert_frames": experts.get(row.skill)} for row in rows],
     }
 
 
@@ -202,6 +202,15 @@ def _now(paths: GraphPaths, console: Console) -> Group:
         return screen(paths, read_rows(paths), width=console.width)
     except FileRefusedError:
         return Group("starting …")
+
+
+def _merged_frames(paths: GraphPaths) -> dict[str, int]:
+    """Return, by skill, the steps in which its merged expert acted, in all runs that count."""
+    try:
+        experts = ExpertStore(paths).manifest().experts.values()
+    except FileRefusedError:  # a notice says so
+        return {}
+    return {version.skill: version.frames for version in experts}
 
 
 def _notices(paths: GraphPaths) -> dict[str, str]:
@@ -250,7 +259,7 @@ class SkillRow:
     steps_per_second: float | None = None
     success_rate: float | None = None  # of the plan's last step
     step_success: tuple[float, ...] = ()
-    frames: int | None = None
+    frames: int | None = None  # environment steps of its run
     total_frames: int | None = None
     eta_seconds: float | None = None
     seconds: float | None = None  # since the run began, or that it took
@@ -269,8 +278,8 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
     """
     if not paths.scheduler_state.is_file():
         raise FileRefusedError(
-            f"{paths.root} is no graph: it has no scheduler_state.json; name the folder that "
-            "--graph_path named, or start python -m flowrl.bottomup_parallel"
+            f"{paths.root} is no graph: it has no scheduler_state.json; name another folder, or "
+            f"start one: flowrl train {shlex.quote(str(paths.root))}"
         )
     lines = StateFile(paths.scheduler_state).load_document()["skills"]
     return [_row(paths, line) for line in lines]

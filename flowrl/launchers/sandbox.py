@@ -8,7 +8,7 @@ may write programs there decides what others execute. The runner stays outside a
 a session without a terminal, so that nothing can be typed into the pane. The runner also hands over
 the environment, which therefore is not on the command line.
 
-A trainer runs code that a language model may have written. So it inherits by an allowlist: the
+A trainer runs code that may come from anybody. So it inherits by an allowlist: the
 keys with which the daemon calls that model stay here.
 """
 

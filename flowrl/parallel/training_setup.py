@@ -175,8 +175,8 @@ def _check_shapes(store: ExpertStore, run: TrainingRun, seeds: Sequence[ExpertVe
                 width = seed.shapes.get("actor/dense_0/bias", ("N",))[0]
                 raise ExpertShapeError(
                     f"expert {seed.index} ({seed.skill}, {store.path_of(seed)}) has {leaf} of "
-                    f"shape {found}, this run needs {needed}; retrain it or set "
-                    f"--layer_size {width}"
+                    f"shape {found}, this run needs {needed}; start with "
+                    f"--layer_size {width}, or in another graph folder"
                 )
 
 

@@ -1,7 +1,7 @@
 """Skills, and the one form in which they are written.
 
 A skill is a file: constants and two functions. The same text ships with flowrl, is put into a
-folder by a user or is written by a language model. Reading it executes nothing.
+folder by a user or a program. Reading it executes nothing.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from flowrl import config as configs
 from flowrl.commands import status
 from flowrl.commands.status import clock, read_rows, skill_table, tally, training_screen
 from flowrl.config import BottomUpConfig, PPOConfig
+from flowrl.experts.store import ExpertStore
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.status import Failed
@@ -29,8 +30,13 @@ from tests.commands.making import (
     save,
     tell_progress,
 )
+from tests.parallel.making import TABLE, WOOD
 
 HOSTILE = ["[red]x[/red]", "[/]", "[link=file:///etc/passwd]x[/link]", ":skull:", "\\[b]", "{0}%s"]
+
+
+def manifest_of(layout):
+    return ExpertStore(layout).manifest()
 
 
 def shown(thing, **facts) -> str:
@@ -80,6 +86,13 @@ def test_a_hostile_name_is_shown_and_not_interpreted(tmp_path, capsys, name):
     coloured = shown(status.screen(layout, read_rows(layout)), force_terminal=True)
     assert name in plain
     assert name in coloured
+
+
+def test_json_has_the_frames_of_a_run_and_those_of_its_expert(graph, capsys):
+    assert cli.main(["status", str(graph.root), "--json"]) == 0
+    wood, table = json.loads(capsys.readouterr().out)["skills"]
+    merged = {version.skill: version.frames for version in manifest_of(graph).experts.values()}
+    assert (wood["expert_frames"], table["expert_frames"]) == (merged[WOOD], merged[TABLE])
 
 
 def test_a_graph_says_whether_somebody_schedules_it(tmp_path, capsys):

@@ -368,7 +368,7 @@ def test_a_run_of_another_width_is_refused_with_the_remedy(trained):
         "actor/dense_0/bias",
         "(64,)",
         "(128,)",
-        "retrain it or set --layer_size 64",
+        "start with --layer_size 64",
     ):
         assert words in message
 
