@@ -98,11 +98,15 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a skill's functions stand: a file or another place, and their first lines."""
+    """Where a skill's functions stand: a file or another place, and their first lines.
+
+    Those with helpers of their file are not `exact`: their other lines stand elsewhere.
+    """
 
     place: str
     is_done: int = 1
     reward: int = 1
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +184,13 @@ def parse_skill(
     module = check_skill_source(text, place, games=games, trusted=trusted)
     functions: dict[str, str] = {}
     lines: dict[str, int] = {}
+    exact = True
     constants: dict[str, Any] = {"description": ast.get_docstring(module)}
     for node in module.body:
         match node:
             case ast.FunctionDef(name=name):
                 functions[name] = ast.get_source_segment(text, node) or ast.unparse(node)
+                exact &= node.end_lineno is not None
                 lines[name] = node.lineno
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 constants[name] = literal(value, place)
@@ -194,7 +200,7 @@ def parse_skill(
         is_done=functions["task_is_done"],
         reward=functions["task_reward"],
         trusted=trusted,
-        origin=Origin(place, lines["task_is_done"], lines["task_reward"]),
+        origin=Origin(place, lines["task_is_done"], lines["task_reward"], exact),
     )
 
 
@@ -229,7 +235,7 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
       FlowrlError: the file cannot be read, is malformed, or its syntax is not admitted.
     """
     try:
-        text = storage.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES).decode()
+        text = storage.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES).decode("utf-8-sig")
     except FileRefusedError as error:
         remedy = f"name a plain file of at most {SOURCE_LIMIT_BYTES:,} bytes"
         raise SkillError(f"{path}:1: {error}; {remedy}") from error

@@ -10,7 +10,7 @@ import pytest
 from flowrl.games.base import COUNT
 from flowrl.games.craftax import CLASSIC, FULL
 from flowrl.skills.skill import load_library, parse_skill
-from flowrl.skills.validation.syntax import METHODS
+from flowrl.skills.validation.allowed import METHODS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "skills.md").read_text()
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)

@@ -88,8 +88,8 @@ def test_nothing_of_a_skill_is_executed(tmp_path):
         ("max_steps = 450", "max_steps = True", "max_steps is not a whole number"),
         ("max_steps = 450", "max_steps = 3.0", "max_steps is not a whole number"),
         ("max_steps = 450", "max_steps = 9 * 50", "not a literal"),
-        ("consumption", "consumed", "does not belong"),
-        ("def task_reward(inventory_diff)", "def reward(inventory_diff)", "does not belong"),
+        ("consumption", "consumed", "did you mean consumption"),
+        ("def task_reward(inventory_diff)", "def reward(inventory_diff)", "task_reward is missing"),
         ('name = "Place Table"', 'name = "A"\nname = "B"', "name appears twice"),
     ],
 )

@@ -22,6 +22,7 @@ from flowrl import storage
 from flowrl.errors import FileRefusedError
 from flowrl.games.base import find_game, game_names
 from flowrl.runs import CodeApproval
+from flowrl.skills.validation.syntax import without_annotations
 from flowrl.storage import records
 
 CHECKS_VERSION = 1  # raised whenever a check refuses what it admitted before
@@ -83,7 +84,7 @@ def code_digest(is_done: ast.FunctionDef, reward: ast.FunctionDef, env_name: str
 
 def parsed_function(source: str) -> ast.FunctionDef:
     """The one function that a skill's source of a function defines."""
-    [function] = ast.parse(source).body
+    [function] = without_annotations(ast.parse(source)).body
     assert isinstance(function, ast.FunctionDef)
     return function
 

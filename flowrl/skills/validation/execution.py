@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.games.base import Game
-from flowrl.skills.validation.syntax import CALLS, TRUSTED_CALLS
+from flowrl.skills.validation.allowed import CALLS, TRUSTED_CALLS
 
 _BUILTINS = (*sorted(CALLS), "range")
 

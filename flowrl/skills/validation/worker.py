@@ -59,6 +59,8 @@ class _Function:
     asks: tuple[str, ...]
     name: str
     line: int
+    source: str
+    exact: bool  # whether the lines of the source follow one another in the file
 
 
 def main() -> int:
@@ -120,7 +122,11 @@ def _read(code: SkillCode, game: Game) -> list[_Function]:
         except (SyntaxError, ValueError, RecursionError) as error:
             raise _RefusedError(line, f"{name} is not Python: {error}", "correct it") from error
         asks = tuple(argument.arg for argument in definition.args.args)
-        functions.append(_Function(call=call, asks=asks, name=name, line=line))
+        functions.append(
+            _Function(
+                call=call, asks=asks, name=name, line=line, source=source, exact=code.origin.exact
+            )
+        )
     return functions
 
 
@@ -225,10 +231,12 @@ def _check_values(
 def _raised(function: _Function, error: Exception) -> _RefusedError:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno or 1 for frame in frames if frame.filename == function.name]
+    last = [function.line, *lines][-1]
+    quoted = function.source.splitlines()[last - function.line].strip()
     text = " ".join(str(error).partition("\n")[0].partition(" The error occurred")[0].split())[:120]
-    what = f"{function.name} raises {type(error).__name__}: {text}"
+    what = f"{function.name} raises {type(error).__name__}: {text} in `{quoted[:80]}`"
     remedy = "choose by features with jnp.where" if "Tracer" in what else "correct the function"
-    return _RefusedError([function.line, *lines][-1], what, remedy)
+    return _RefusedError(last if function.exact else function.line, what, remedy)
 
 
 def _refused(function: _Function, what: str, remedy: str) -> _RefusedError:
