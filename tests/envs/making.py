@@ -37,7 +37,7 @@ COAL = Written(
     skill="Collect Coal",
     expert=2,
     is_done="(inventory, n=1):\n    return inventory.coal >= n",
-    reward="(inventory):\n    return jnp.where(inventory.diamond > 0, jnp.nan, 0.5)",
+    reward="(inventory):\n    return jnp.where(inventory.diamond > 0, jnp.log(-1.0), 0.5)",
 )
 PLAN = (WOOD, STONE, COAL)
 

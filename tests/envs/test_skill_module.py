@@ -96,7 +96,6 @@ DEPARTURES = {
     "a task too many": (TEXT + "\ndef task_3_is_done(n):\n    return n\n", "beyond the tasks"),
     "a computed plan": (TEXT.replace("PLAN = [", "PLAN = 2 * ["), "literal"),
     "a called plan": (TEXT.replace("PLAN = ", "PLAN = list() + "), "literal"),
-    "an annotated map": (TEXT.replace("LOCAL_TO_GLOBAL =", "LOCAL_TO_GLOBAL: dict ="), "LOCAL_TO"),
     "a map to text": (TEXT.replace("{0: 0, 2: 1", "{0: '0', 2: 1"), MAP),
     "a map to true": (TEXT.replace("{0: 0, 2: 1, 5: 2}", "{0: False, 2: True}"), "of [0, 2]"),
     "maps that disagree": (TEXT.replace("{0: 0, 1: 2, 2: 5}", "{0: 0, 1: 5, 2: 2}"), "2: 5}`, not"),
@@ -183,5 +182,5 @@ def test_a_decorated_function_is_refused_and_its_decorator_never_called():
 def test_the_namespace_of_skill_functions_holds_no_other_builtins():
     function = load_module(TEXT).tasks[0].functions.is_done
     assert set(function.__globals__["__builtins__"]) == {
-        *("abs", "bool", "float", "int", "len", "max", "min", "range"),
+        *("abs", "bool", "float", "int", "len", "max", "min", "range", "sum"),
     }
