@@ -32,7 +32,7 @@ from flowrl.parallel.events import NOT_ASKED_FOR
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, record_graph
-from flowrl.parallel.status import Blocked, Completed, Failed, Held, Waiting
+from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
@@ -73,7 +73,7 @@ def train_graph(config: BottomUpConfig) -> int:
             target=config.graph.target_skill,
             max_nodes=config.graph.max_nodes,
         )
-        feeder = Feeder(flow, sources, scheduler)
+        feeder = Feeder(flow, sources, scheduler, config)
         scheduler.set_callbacks(
             backend=backend,
             on_skill_complete=feeder.on_skill_complete,
@@ -136,10 +136,17 @@ def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
 class Feeder:
     """Adds the flow's skills to the scheduler, and reports to the flow how they ended."""
 
-    def __init__(self, flow: Flow, sources: SkillSources, scheduler: SkillScheduler) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        sources: SkillSources,
+        scheduler: SkillScheduler,
+        config: BottomUpConfig,
+    ) -> None:
         self._flow = flow
         self._sources = sources
         self._scheduler = scheduler
+        self._config = config
 
     def add_next_skills(self) -> None:
         """Add skills until the frontier is blocked: the next one needs a skill in training."""
@@ -161,11 +168,13 @@ class Feeder:
         for entry in list(self._scheduler.state.entries.values()):
             requested = entry.skill in self._flow.requested
             match entry.status:
-                case Completed():
+                case Completed() as done:
                     self._flow.on_skill_complete(entry.skill)
+                    if requested and self._wants_more(entry, done):
+                        self._scheduler.train_more(entry.skill)
                 case Held(why=why) if requested and why == NOT_ASKED_FOR:
                     self._scheduler.retry(entry.skill)
-                case Waiting() | Blocked() if not requested:
+                case Waiting() | Blocked() if not requested and entry.trained is None:
                     self._scheduler.hold(entry.skill, NOT_ASKED_FOR)
                     self._flow.on_skill_failed(entry.skill)
                 case Failed() | Held() | Blocked():
@@ -180,12 +189,29 @@ class Feeder:
                 self._add(*skill)
 
     def exit_code(self) -> int:
-        """0 if all requested skills are completed, 85 after `flowrl stop`, else 1."""
+        """0 if all requested skills are completed, 85 after `flowrl stop`, else 1.
+
+        With `--strict`, a skill below its goal does not count as completed.
+        """
         entries = self._scheduler.state.entries.values()
-        completed = {entry.skill for entry in entries if isinstance(entry.status, Completed)}
+        completed = {
+            entry.skill
+            for entry in entries
+            if isinstance(entry.status, Completed)
+            and not (self._config.graph.strict and entry.status.below_goal)
+        }
         if completed.issuperset(self._flow.requested):
             return 0
         return EXIT_RESUMABLE if self._scheduler.stopped_on_request else 1
+
+    def _wants_more(self, entry: Entry, done: Completed) -> bool:
+        """Whether the skill is below the goal, and that or the budget is larger than it was."""
+        ppo, budget = self._config.ppo, self._config.schedule.skill_timesteps_budget
+        frames = ppo.total_timesteps
+        if budget is not None:
+            frames = min(frames, budget - entry.frames_used)
+        larger = ppo.success_state_rate > done.goal or frames > done.budget
+        return larger and done.success_rate < ppo.success_state_rate
 
     def _add(self, name: str, skill: Skill) -> None:
         """Add a skill; of those that are ready, the one that most others need starts first."""

@@ -152,6 +152,8 @@ class GraphConfig(Configuration):
     """Train only what this skill needs, and the skill itself."""
     skills_dir: Path | None = None
     """Folder of skill files that add to or override the library."""
+    strict: bool = False
+    """Exit with 1 also when a requested skill is completed below its --success_state_rate."""
     trust_skills: bool = False
     """Admit skill files of --skills_dir that the syntax check refuses; only for files you wrote."""
     trust_folder: bool = False
@@ -178,6 +180,9 @@ class ScheduleConfig(Configuration):
     """Seconds before the first retry; doubled for each further one, at most ten minutes."""
     min_success_rate: Share = 0.01
     """A run that spent its steps with less success than this counts as a failed attempt."""
+    needs_success_rate: Share = 0.5
+    """A skill starts only when each skill that it needs succeeds at least this often; else it is
+    blocked until `flowrl train-more` has helped."""
     skill_timesteps_budget: Positive | None = None
     """Most environment steps for one skill over all attempts; rounded up to whole updates."""
     stall_timeout: AboveZero = 1800.0

@@ -63,6 +63,11 @@ class ExpertVersion:
     shapes: Shapes
     lineage: tuple[LineageEntry, ...]
 
+    @property
+    def runs(self) -> frozenset[str]:
+        """The ids of the runs that have trained it."""
+        return frozenset(entry.run_id for entry in self.lineage)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeApproval:

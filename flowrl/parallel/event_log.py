@@ -58,17 +58,15 @@ def sentence(before: Status | None, entry: Entry, now: datetime) -> str:
     match entry.status:
         case Waiting() as status:
             return _waiting(before, entry, status, now)
-        case Blocked(blocked_by=by):
-            return f"is blocked by {', '.join(by)}"
+        case Blocked(blocked_by=by, why=why):
+            return "; ".join(filter(None, [f"is blocked by {', '.join(by)}", why]))
         case Running(handle=Handle()) as status:
             return _running(before, entry, status)
         case Merging(why=why, not_before=datetime() as due):
             return f"is merged {_in(due, now)}: {why}"
-        case Completed(success_rate=rate, frames=frames, wall_seconds=seconds):
-            return (
-                f"is done: expert {entry.expert}, {rate:.0%} success in training after "
-                f"{frames:,} frames in {seconds:.0f} s"
-            )
+        case Completed(success_rate=rate, frames=frames, wall_seconds=seconds, why=why):
+            done = f"{rate:.0%} success in training after {frames:,} frames in {seconds:.0f} s"
+            return f"is done: expert {entry.expert}, {why or done}"
         case Failed(why=why, attempt=attempt):
             cancelled = f"is {why}; `flowrl retry` trains it anew"
             return cancelled if why == CANCELLED else f"has failed, attempt {attempt}: {why}"
@@ -89,6 +87,8 @@ def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime
         return f"is added, needs {', '.join(entry.needs)}" if entry.needs else "is added"
     if isinstance(before, Blocked):
         return "is no longer blocked"
+    if isinstance(before, Completed):
+        return f"is trained on from {before.success_rate:.0%} success, attempt {status.attempt}"
     how = "goes on" if status.run_id else "tries again"
     if isinstance(before, Failed | Held):
         return f"{how}, attempt {status.attempt}"

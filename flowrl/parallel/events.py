@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from flowrl.launchers.base import Exited, Handle, Lost
-from flowrl.parallel.status import FRESH, Entry, Status, StopReason
+from flowrl.parallel.status import FRESH, Completed, Entry, Status, StopReason
 from flowrl.runs import RunResult
 
 DONE = "done"
@@ -21,6 +21,7 @@ class Verb(StrEnum):
     """What a user may request; `stop` and `stop_now` concern the daemon, the others skills."""
 
     RETRY = "retry"
+    TRAIN_MORE = "train-more"
     PAUSE = "pause"
     RESUME = "resume"
     CANCEL = "cancel"
@@ -31,6 +32,7 @@ class Verb(StrEnum):
 
 _ALLOWED: dict[Verb, frozenset[str]] = {
     Verb.RETRY: frozenset({"failed", "held", "waiting"}),
+    Verb.TRAIN_MORE: frozenset({"completed"}),
     Verb.PAUSE: frozenset({"waiting", "blocked", "preparing", "running"}),
     Verb.RESUME: frozenset({"held", "running"}),
     Verb.CANCEL: frozenset({"waiting", "blocked", "preparing", "running", "held"}),
@@ -71,7 +73,7 @@ class ControlRequest(Event):
     id: str
     verb: Verb | None
     skill: str | None = None
-    number: int = 0  # the new priority
+    number: int = 0  # the new priority, or how many frames more
     refusal: str = ""
 
 
@@ -93,13 +95,14 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSkill:
-    """A skill to add; `expert` and `status` are those of a skill that was trained before."""
+    """A skill to add; the last three are those of a skill that was trained before."""
 
     skill: str
     needs: tuple[str, ...] = ()
     priority: int = 0
     expert: int | None = None
     status: Status = FRESH
+    trained: Completed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,13 @@ class RunLate(RunEvent):
     reason: StopReason
 
 
+@dataclass(frozen=True, slots=True)
 class MergeDone(RunEvent):
-    """The run's experts are in the global checkpoint."""
+    """The run is merged; `taken`: its copy of the skill's own expert counts now."""
+
+    goal: float = 0.0  # the run's --success_state_rate
+    budget: int = 0  # its --total_timesteps
+    taken: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +195,13 @@ class Retry(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TrainMore(Event):
+    """Train a completed skill on."""
+
+    skill: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hold(Event):
     """Pause a skill."""
 
@@ -216,6 +231,7 @@ class RunRequest:
     device: str | None = None
     alone: bool = False  # the attempt before ran out of memory
     frames_left: int | None = None  # of the skill's budget
+    more_frames: int = 0  # a user asked for, instead of --total_timesteps
 
 
 @dataclass(frozen=True, slots=True)

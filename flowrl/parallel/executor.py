@@ -55,7 +55,10 @@ class Backend(Protocol):
         ...
 
     def merge(self, request: RunRequest, /) -> Mapping[str, Any]:
-        """Merge the run, or find that it was merged; return a summary with its `run_id`."""
+        """Merge the run, or find that it was merged; return a summary with its `run_id`.
+
+        It may have the `goal`, `budget` and `taken` of `MergeDone`, too.
+        """
         ...
 
     def archive(self, request: RunRequest, /) -> object:
@@ -137,7 +140,8 @@ class CommandExecutor:
         """Merge the run."""
         assert request.run_id is not None
         try:
-            found = self._backend.merge(request).get("run_id", request.run_id)
+            summary = self._backend.merge(request)
+            found = summary.get("run_id", request.run_id)
             if found != request.run_id:
                 raise ResultRefusedError(f"found run {found} instead of {request.run_id}")
         except SKILL_ERRORS as error:
@@ -148,7 +152,8 @@ class CommandExecutor:
         storage.fault_point("scheduler.merged")
         self._unarchived.append(request)
         self._jobs.pop(request.skill, None)
-        return (events.MergeDone(request.skill, request.run_id),)
+        facts = {name: summary[name] for name in ("goal", "budget", "taken") if name in summary}
+        return (events.MergeDone(request.skill, request.run_id, **facts),)
 
     def archive_merged(self) -> None:
         """Archive merged runs; one that cannot be archived now is tried again at the next tick."""

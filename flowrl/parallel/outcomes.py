@@ -10,7 +10,7 @@ from typing import assert_never
 from flowrl.config import ScheduleConfig
 from flowrl.errors import EXIT_DIVERGED, EXIT_IO, EXIT_USAGE
 from flowrl.launchers.base import ExitCause, Exited, Lost
-from flowrl.parallel.events import PAUSED, RunEnded
+from flowrl.parallel.events import PAUSED, MergeDone, RunEnded
 from flowrl.parallel.status import (
     Completed,
     Entry,
@@ -130,10 +130,12 @@ def deferred(entry: Entry, why: str, context: StepContext) -> Entry:
     return replace(entry, refusals=tries, status=merging)
 
 
-def completed(entry: Entry, context: StepContext) -> Entry:
+def completed(entry: Entry, event: MergeDone, context: StepContext) -> Entry:
     """Return the entry whose expert is in the global checkpoint, with the figures of its run."""
-    status = entry.status
+    status, before = entry.status, entry.trained
     assert isinstance(status, Merging)
+    if before and not event.taken:
+        return as_before(entry, "the copy of its expert that another run trained counts")
     done = Completed(
         run_id=status.run_id,
         attempt=status.attempt,
@@ -141,8 +143,17 @@ def completed(entry: Entry, context: StepContext) -> Entry:
         success_rate=status.success_rate,
         wall_seconds=status.wall_seconds,
         at=context.now,
+        goal=event.goal,
+        budget=max(event.budget, before.budget if before else 0),
     )
-    return replace(entry, refusals=0, requeues=0, status=done)
+    return replace(entry, refusals=0, requeues=0, trained=None, more_frames=0, status=done)
+
+
+def as_before(entry: Entry, why: str) -> Entry:
+    """Return the entry of a skill that was trained on without effect: completed, as it was."""
+    assert entry.trained is not None
+    done = replace(entry.trained, why=f"training on has changed nothing: {why}")
+    return replace(entry, trained=None, more_frames=0, status=done)
 
 
 def described(outcome: Exited | Lost) -> str:
@@ -159,7 +170,10 @@ def described(outcome: Exited | Lost) -> str:
 
 
 def _finished(entry: Entry, status: Running, result: RunResult, context: StepContext) -> Entry:
-    least = context.schedule.min_success_rate
+    least, before = context.schedule.min_success_rate, entry.trained
+    if before and result.success_rate < before.success_rate:
+        why = f"success was {before.success_rate:.1%} before and {result.success_rate:.1%} then"
+        return replace(entry, status=Failed(why=why, attempt=status.attempt, at=context.now))
     if result.success_rate < least:
         why = f"succeeded in {result.success_rate:.1%} of the episodes, under {least:.1%}"
         return charged(entry, why, result.frames, context)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flowrl import config as configs
-from flowrl.config import BottomUpConfig, ScheduleConfig
+from flowrl.config import BottomUpConfig, PPOConfig, ScheduleConfig
 from flowrl.errors import ConfigError, FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
@@ -31,7 +31,7 @@ from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import FRESH, Completed, Running, Status
 from flowrl.parallel.transitions import step
 from flowrl.paths import GraphPaths, slug
-from flowrl.runs import ExpertVersion, read_result, read_run
+from flowrl.runs import ExpertVersion, TrainingRun, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from flowrl.storage import locks, records
@@ -53,17 +53,17 @@ def known_skills(
 
     def add(skill: str, expert: int | None = None, status: Status = FRESH) -> None:
         needs = graph.needs(skill) if skill in graph.skills else ()
-        found[skill] = NewSkill(skill=skill, needs=needs, expert=expert, status=status)
-
-    for paths in live_runs(layout):
-        run, since = read_run(paths), _written(paths.run_json)
-        status = Running(
-            run_id=run.run_id, attempt=run.attempt, handle=None, device=None, since=since
+        before = found[skill].status if skill in found else None
+        trained = before if isinstance(before, Completed) else None  # a live run trains it on
+        found[skill] = NewSkill(
+            skill=skill, needs=needs, expert=expert, status=status, trained=trained
         )
-        add(run.skill, run.expert, status)
+
     manifest = ExpertStore(layout).manifest()
     for index, version in manifest.experts.items():
         add(version.skill, index, _completed(layout, version, manifest))
+    for run, status in _live(layout, manifest):
+        add(run.skill, run.expert, status)
     past = {} if state.entries else _expert_numbers(layout)
     for skill in [name for name in graph.skills if name not in found]:
         number = past.get(slug(skill))
@@ -76,18 +76,28 @@ def known_skills(
     return tuple(found[name] for name in found if name not in state.entries)
 
 
+def _live(layout: GraphPaths, manifest: Manifest) -> Iterator[tuple[TrainingRun, Running]]:
+    """The runs that are not merged yet; whether they have ended is found when they are adopted."""
+    for paths in live_runs(layout):
+        run, since = read_run(paths), _written(paths.run_json)
+        if run.run_id not in manifest.merged:
+            facts = {"run_id": run.run_id, "attempt": run.attempt, "since": since}
+            yield run, Running(handle=None, device=None, **facts)
+
+
 def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -> Completed:
     """From the archived record, or the run folder if a merge was killed before archiving."""
     archive = layout.archive(version.index, version.skill)
     for paths in (archive, layout.run(version.index, version.skill)):
         try:
             run, result = read_run(paths), read_result(paths)
+            config = configs.from_json(PPOConfig, run.config)
         except FormatVersionError:
             raise
-        except FileRefusedError as error:
+        except (FileRefusedError, ConfigError) as error:
             logger.info("%s", error)
             continue
-        if run.run_id in manifest.merged:
+        if run.run_id in manifest.merged and run.run_id in version.runs:
             return Completed(
                 run_id=run.run_id,
                 attempt=run.attempt,
@@ -95,6 +105,8 @@ def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -
                 success_rate=result.success_rate,
                 wall_seconds=result.wall_seconds,
                 at=_written(paths.run_json),
+                goal=config.success_state_rate,
+                budget=config.total_timesteps,
             )
     logger.error("the record of %s's training is lost: its success and time count as 0", archive)
     return Completed(
@@ -178,8 +190,11 @@ def _disagreements(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
             yield f"expert {entry.expert} is {owner.skill}; the state says {entry.skill}"
         elif number is not None and number != entry.expert:
             yield f"{entry.skill} is expert {number}; the state says {entry.expert}"
-        elif number is None and isinstance(entry.status, Completed):
-            yield f"{entry.skill} is completed, but no expert of it is in the manifest"
+        elif isinstance(done := entry.trained or entry.status, Completed):
+            if owner is None:
+                yield f"{entry.skill} is completed, but no expert of it is in the manifest"
+            elif done.run_id in manifest.merged and done.run_id not in owner.runs:
+                yield f"{entry.skill} has an earlier expert than that of run {done.run_id}"
 
 
 def _recorded_graph(layout: GraphPaths) -> SkillGraph:

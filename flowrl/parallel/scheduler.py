@@ -224,6 +224,11 @@ class SkillScheduler:
         self._check_known(skill_name)
         self._apply(events.Retry(skill_name))
 
+    def train_more(self, skill_name: str) -> None:
+        """Let a completed skill train on from its own expert; its dependants wait for that."""
+        self._check_known(skill_name)
+        self._apply(events.TrainMore(skill_name))
+
     def hold(self, skill_name: str, why: str = PAUSED) -> None:
         """Pause a skill until it is retried; a running one saves what it has and ends."""
         self._check_known(skill_name)

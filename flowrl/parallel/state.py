@@ -6,6 +6,7 @@ active or blocked) is computed when it is needed; 1,000 skills take less than a 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -87,8 +88,11 @@ class SchedulerState:
 class StateBuilder:
     """The next state in the making; it reports every change of a status to `commands`."""
 
-    def __init__(self, state: SchedulerState, commands: list[Command]) -> None:
+    def __init__(
+        self, state: SchedulerState, commands: list[Command], *, needs_success_rate: float
+    ) -> None:
         self._state = state
+        self._least = needs_success_rate
         self.entries = dict(state.entries)
         self.next_expert = state.next_expert
         self.stop_mode = state.stop_mode
@@ -111,9 +115,14 @@ class StateBuilder:
 
     def put(self, entry: Entry) -> None:
         """Replace an entry; the skills that need it become blocked or unblocked."""
-        before = self.entries[entry.skill]
+        before = self._roots(self.entries[entry.skill])
         self._write(entry)
-        stack = [entry.skill] if _roots(before) != _roots(self.entries[entry.skill]) else []
+        if before != self._roots(self.entries[entry.skill]):
+            self.block_dependants(entry.skill)
+
+    def block_dependants(self, skill: str) -> None:
+        """Block or unblock the skills that need this one, and those that need them."""
+        stack = [skill]
         while stack:
             need = stack.pop()
             for item in tuple(self.entries.values()):
@@ -136,22 +145,54 @@ class StateBuilder:
                 status=item.status,
                 priority=item.priority,
                 expert=item.expert,
+                trained=item.trained,
             )
             if item.expert is not None:
                 self.next_expert = max(self.next_expert, item.expert + 1)
         for name in order:
-            entry = self.entries[name] = _with_blockers(self.entries[name], self.entries)
+            entry = self.entries[name] = self._with_blockers(self.entries[name])
             self._commands.append(StatusChange(None, entry))
 
     def _write(self, entry: Entry) -> bool:
         """Write an entry, blocked if a need blocks it; return whether its status has changed."""
-        entry = _with_blockers(entry, self.entries)
+        entry = self._with_blockers(entry)
         before = self.entries[entry.skill]
         self.entries[entry.skill] = entry
         if before.status == entry.status:
             return False
         self._commands.append(StatusChange(before.status, entry))
         return True
+
+    def _with_blockers(self, entry: Entry) -> Entry:
+        """The entry, blocked if a need keeps it from starting, and waiting again if none does.
+
+        A run that has begun goes on.
+        """
+        if not isinstance(entry.status, Waiting | Blocked) or getattr(entry.status, "run_id", None):
+            return entry
+        needs = (self.entries[need] for need in entry.needs)
+        by = tuple(dict.fromkeys(name for need in needs for name in self._roots(need)))
+        if by:
+            blockers = (self.entries[name] for name in by)
+            why = "; ".join(filter(None, (self._shortage(blocker) for blocker in blockers)))
+            return replace(entry, status=Blocked(blocked_by=by, why=why))
+        attempt = entry.trained.attempt + 1 if entry.trained else 1
+        blocked = isinstance(entry.status, Blocked)
+        return replace(entry, status=Waiting(attempt=attempt)) if blocked else entry
+
+    def _roots(self, entry: Entry) -> tuple[str, ...]:
+        """The skills that keep dependants of this entry from starting."""
+        if isinstance(entry.status, Failed | Held) or self._shortage(entry):
+            return (entry.skill,)
+        return entry.status.blocked_by if isinstance(entry.status, Blocked) else ()
+
+    def _shortage(self, entry: Entry) -> str:
+        """What is to be done about a completed skill that succeeds too seldom to be built on."""
+        status = entry.status
+        if not isinstance(status, Completed) or status.success_rate >= self._least:
+            return ""
+        rates = f"{status.success_rate:.1%} of {self._least:.1%}"
+        return f"{entry.skill} has {rates}: flowrl train-more GRAPH {shlex.quote(entry.skill)}"
 
 
 def active_entries(entries: Mapping[str, Entry]) -> list[Entry]:
@@ -165,9 +206,11 @@ def ready_entries(entries: Mapping[str, Entry]) -> list[Entry]:
 
 
 def is_ready(entry: Entry, entries: Mapping[str, Entry]) -> bool:
-    """Whether nothing but a slot or the clock keeps this skill from starting."""
-    return isinstance(entry.status, Waiting) and all(
-        isinstance(entries[need].status, Completed) for need in entry.needs
+    """Whether nothing but a slot or the clock keeps this skill from starting or going on."""
+    status = entry.status
+    return isinstance(status, Waiting) and (
+        status.run_id is not None
+        or all(isinstance(entries[need].status, Completed) for need in entry.needs)
     )
 
 
@@ -231,20 +274,3 @@ def _rank(entry: Entry) -> tuple[float, int, int]:
     """
     queued_at = getattr(entry.status, "queued_at", None)
     return (queued_at.timestamp() if queued_at else 0.0, -entry.priority, entry.order)
-
-
-def _with_blockers(entry: Entry, entries: Mapping[str, Entry]) -> Entry:
-    """The entry, blocked when a need cannot be completed, and waiting again when none is stuck."""
-    if not isinstance(entry.status, Waiting | Blocked):
-        return entry
-    by = tuple(dict.fromkeys(name for need in entry.needs for name in _roots(entries[need])))
-    if by:
-        return replace(entry, status=Blocked(blocked_by=by))
-    return replace(entry, status=Waiting()) if isinstance(entry.status, Blocked) else entry
-
-
-def _roots(entry: Entry) -> tuple[str, ...]:
-    """The failed or held skills that keep dependants of this entry from starting."""
-    if isinstance(entry.status, Failed | Held):
-        return (entry.skill,)
-    return entry.status.blocked_by if isinstance(entry.status, Blocked) else ()

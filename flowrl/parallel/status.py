@@ -1,7 +1,8 @@
 """The status of a skill; each holds only what is true in it.
 
 Waiting ─→ Preparing ─→ Running ─→ Merging ─→ Completed
-   ↑ └──→ Blocked          │          │
+   ↑ └──→ Blocked          │          │           │
+   ├─────────────────────────────────── train-more ┘
    │                       ├─→ Waiting (again)
    └── retry ──────────────┴─→ Failed | Held
 """
@@ -14,7 +15,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from flowrl.launchers.base import Handle
-from flowrl.storage.records import Natural
+from flowrl.storage.records import Natural, Share
 
 
 class StopReason(StrEnum):
@@ -46,10 +47,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """A skill it needs, directly or not, has failed or is held."""
+    """A skill it needs, directly or not, has failed, is held, or succeeds too seldom."""
 
     kind: ClassVar[str] = "blocked"
     blocked_by: tuple[str, ...]
+    why: str = ""  # what is to be done about those that succeed too seldom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class Merging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """Its expert is in the global checkpoint."""
+    """Its expert is in the global checkpoint; the figures are those of its last merged run."""
 
     kind: ClassVar[str] = "completed"
     run_id: str
@@ -107,6 +109,14 @@ class Completed:
     success_rate: float
     wall_seconds: float
     at: datetime
+    goal: Share = 0.0  # the run's --success_state_rate; 0 if that is not known
+    budget: Natural = 0  # --total_timesteps of its largest run
+    why: str = ""  # a later run has changed nothing
+
+    @property
+    def below_goal(self) -> bool:
+        """Whether the run spent its frames without reaching its goal."""
+        return self.success_rate < self.goal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +162,5 @@ class Entry:
     refusals: Natural = 0  # launches refused, or merges deferred, in a row
     requeues: Natural = 0  # uncharged ends in a row
     error_at: Natural | None = None  # the frame at which the last attempt met an error
+    trained: Completed | None = None  # while a completed skill is trained on: what it was before
+    more_frames: Natural = 0  # of the run that trains it on; 0 for --total_timesteps

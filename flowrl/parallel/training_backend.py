@@ -71,7 +71,7 @@ class TrainingBackend:
             expert=request.expert,
             attempt=request.attempt,
             completed=self._trained(),
-            config=self._within_budget(request.frames_left),
+            config=self._within_budget(request),
         )
         return self._job(prepared, request)
 
@@ -164,11 +164,11 @@ class TrainingBackend:
         experts = self._store.manifest().experts
         return {version.skill: index for index, version in experts.items()}
 
-    def _within_budget(self, frames_left: int | None) -> PPOConfig:
-        config = self._config.ppo
-        if frames_left is None or frames_left >= config.total_timesteps:
-            return config
-        return dataclasses.replace(config, total_timesteps=frames_left)
+    def _within_budget(self, request: RunRequest) -> PPOConfig:
+        config, left = self._config.ppo, request.frames_left
+        frames = request.more_frames or config.total_timesteps
+        most = frames if left is None else min(frames, left)
+        return dataclasses.replace(config, total_timesteps=most)
 
     def _sharing_cpus(self, config: PPOConfig, env: Mapping[str, str]) -> PPOConfig:
         """The configuration with as many threads as the run's share of the CPUs allows."""

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flowrl import config as configs
 from flowrl import storage
-from flowrl.config import FrameAccounting
+from flowrl.config import FrameAccounting, PPOConfig
 from flowrl.errors import (
     BusyError,
     ConfigError,
@@ -79,8 +80,8 @@ def process_completed_training(
 
     Called again for the same run it changes nothing and returns `already_merged`. The keys are
     `run_id`, `skill`, `expert`, `generation`, `already_merged`, `frames`, `success_rate`,
-    `wall_seconds` and `experts`: by global index, `verdict` ("take" or "keep"), `why`, `frames` and
-    `version`.
+    `wall_seconds`, `goal`, `budget`, `taken` and `experts`: by global index, `verdict` ("take" or
+    "keep"), `why`, `frames` and `version`.
 
     Args:
       run_folder: as `prepare_training_run` made it, with the trainer's result.json.
@@ -115,6 +116,7 @@ def merge_run(
     if not paths.folder.is_dir():
         return _archived_summary(layout.archive(paths.expert, skill), store.manifest(), paths)
     run = read_own_run(paths, skill)
+    configs.from_json(PPOConfig, run.config)  # refused now, or never
     candidates: tuple[Candidate, ...] = ()
     if run.run_id not in store.manifest().merged:
         candidates = verified_candidates(paths, run, accounting)
@@ -278,6 +280,12 @@ def _archived_summary(archive: RunPaths, manifest: Manifest, paths: RunPaths) ->
 
 def _summary(paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any]:
     result, experts = read_result(paths), commit.manifest.experts
+    config = configs.from_json(PPOConfig, run.config)
+    summaries = {
+        expert: _expert_summary(experts[expert], run, commit.decisions.get(expert))
+        for expert in run.experts
+        if expert in experts  # a rollback may have taken it out
+    }
     return {
         "run_id": run.run_id,
         "skill": run.skill,
@@ -287,11 +295,10 @@ def _summary(paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any
         "frames": result.frames,
         "success_rate": result.success_rate,
         "wall_seconds": result.wall_seconds,
-        "experts": {
-            expert: _expert_summary(experts[expert], run, commit.decisions.get(expert))
-            for expert in run.experts
-            if expert in experts  # a rollback may have taken it out
-        },
+        "goal": config.success_state_rate,
+        "budget": config.total_timesteps,
+        "taken": summaries.get(run.expert, {}).get("verdict") != "keep",
+        "experts": summaries,
     }
 
 
@@ -330,11 +337,12 @@ def _differ(name: str, expected: Any, found: Any) -> Iterator[str]:
 
 
 def _result_differences(paths: RunPaths, run: TrainingRun, result: RunResult) -> Iterator[str]:
-    dependencies = [expert for expert in run.experts if expert != run.expert]
+    seeds = sorted(ancestor.index for ancestor in run.ancestors)
+    dependencies = [expert for expert in run.experts if expert != run.expert or expert in seeds]
     acted = sum(report.acted for report in result.experts)
     yield from _differ("run id", run.run_id, result.run_id)
     yield from _differ("experts", list(run.experts), sorted(r.expert for r in result.experts))
-    yield from _differ("ancestors", dependencies, sorted(a.index for a in run.ancestors))
+    yield from _differ("ancestors", dependencies, seeds)
     yield from _differ("acted steps, over all experts,", result.frames, acted)
     yield from _differ("steps of the plan", len(run.plan), len(result.step_success))
     for path in paths.records:

@@ -149,7 +149,7 @@ def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:
 def _seeds(
     store: ExpertStore, run: TrainingRun, experts: Mapping[str, int]
 ) -> tuple[ExpertVersion, ...]:
-    """The versions that the run starts from, one for each expert that is not new."""
+    """The versions that the run starts from: of its own expert, too, if that was trained before."""
     merged = store.manifest().experts
     for name, index in experts.items():
         if index in merged and merged[index].skill != name:
@@ -161,7 +161,7 @@ def _seeds(
             raise ExpertMissingError(
                 f"expert {index} ({name}) is not in {store.layout.manifest}; train it first"
             )
-    seeds = tuple(merged[index] for index in run.experts if index != run.expert)
+    seeds = tuple(merged[index] for index in run.experts if index in merged)
     _check_shapes(store, run, seeds)
     return seeds
 

@@ -37,6 +37,7 @@ from flowrl.parallel.state import SchedulerState, StateBuilder, active_entries, 
 from flowrl.parallel.status import (
     Active,
     Blocked,
+    Completed,
     Entry,
     Failed,
     Held,
@@ -51,6 +52,9 @@ from flowrl.parallel.status import (
 
 MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
 NO_DEVICES: Mapping[str, int] = MappingProxyType({})
+_UNCHARGED: Mapping[str, Any] = MappingProxyType(
+    {"failures": 0, "frames_used": 0, "refusals": 0, "requeues": 0}
+)
 
 
 def step(
@@ -87,7 +91,8 @@ class Transition:
 
     def __init__(self, state: SchedulerState, context: StepContext) -> None:
         self.commands: list[Command] = []
-        self.builder = StateBuilder(state, self.commands)
+        least = context.schedule.needs_success_rate
+        self.builder = StateBuilder(state, self.commands, needs_success_rate=least)
         self._context = context
 
     def start_due(self, *, launching: bool) -> None:
@@ -158,7 +163,13 @@ class Transition:
                 self._order_again(self.builder.entries[item.skill])
 
     def _restart(self, _event: events.Restarted) -> None:
-        """Order again what the last daemon may not have carried out; all of it is idempotent."""
+        """Order again what the last daemon may not have carried out; all of it is idempotent.
+
+        The least success rate of needs may be another than before.
+        """
+        for entry in tuple(self.builder.entries.values()):
+            if isinstance(entry.status, Completed):
+                self.builder.block_dependants(entry.skill)
         for entry in active_entries(self.builder.entries):
             self._order_again(entry)
 
@@ -233,7 +244,7 @@ class Transition:
 
     def _merged(self, event: events.MergeDone) -> None:
         if entry := self._entry_of(event, Merging):
-            self._put(outcomes.completed(entry, self._context))
+            self._put(outcomes.completed(entry, event, self._context))
 
     def _merge_refused(self, event: events.MergeRefused) -> None:
         """A result that cannot be merged is an attempt that failed."""
@@ -281,6 +292,8 @@ class Transition:
             return "it is running, and nobody asked it to pause"
         if verb is Verb.PRIORITY:
             self.builder.put(replace(entry, priority=request.number))
+        elif verb is Verb.TRAIN_MORE:
+            self._train_more(entry, request.number)
         else:
             VERBS[verb](self, entry)
         return ""
@@ -310,8 +323,13 @@ class Transition:
                 waiting = replace(status, not_before=None)
             case _:
                 return
-        entry = replace(entry, failures=0, frames_used=0, refusals=0, requeues=0)
-        self._set_status(entry, waiting)
+        self._set_status(replace(entry, **_UNCHARGED), waiting)
+
+    def _train_more(self, entry: Entry, frames: int = 0) -> None:
+        """Let another run of a completed skill start from its own expert."""
+        if isinstance(done := entry.status, Completed):
+            entry = replace(entry, trained=done, more_frames=max(0, frames), **_UNCHARGED)
+            self._set_status(entry, Waiting(attempt=done.attempt + 1))
 
     def _pause(self, entry: Entry, why: str = PAUSED) -> None:
         """Hold a skill; a running one is asked to end first, a merging one is completed anyway."""
@@ -366,6 +384,8 @@ class Transition:
         anew = isinstance(status, Waiting) and status.run_id is None
         if ended and (anew or isinstance(status, Failed)):
             self.commands.append(events.Discard(self._request(entry.skill)))
+        if entry.trained and isinstance(status, Failed):
+            entry = outcomes.as_before(entry, status.why)
         self.builder.put(entry)
 
     def _request(self, skill: str) -> RunRequest:
@@ -379,6 +399,7 @@ class Transition:
             device=getattr(status, "device", None),
             alone=getattr(status, "alone", False),
             frames_left=None if budget is None else max(0, budget - entry.frames_used),
+            more_frames=entry.more_frames,
         )
 
 
@@ -458,6 +479,7 @@ HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.MergeDone: Transition._merged,
     events.MergeRefused: Transition._merge_refused,
     events.Retry: lambda self, event: self._retry(self.builder.entries[event.skill]),
+    events.TrainMore: lambda self, event: self._train_more(self.builder.entries[event.skill]),
     events.Hold: lambda self, event: self._pause(self.builder.entries[event.skill], event.why),
     ControlRequest: Transition._handle_request,
     events.Stopped: Transition._end_stop,

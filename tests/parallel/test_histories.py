@@ -54,6 +54,7 @@ class Disk:
     runs: dict[str, object] = field(default_factory=dict)  # run id → outcome, None while it lives
     newest: dict[str, str] = field(default_factory=dict)  # skill → run id
     started: list[tuple[str, int, tuple[str, ...]]] = field(default_factory=list)
+    launched: set[str] = field(default_factory=set)  # run ids
     ledger: list[str] = field(default_factory=list)
     attempts: Counter = field(default_factory=Counter)
     told_to_end: set[str] = field(default_factory=set)  # run ids
@@ -69,6 +70,7 @@ class Play:
             max_parallel_skills=self.dice.randint(1, 4),
             max_retries=self.dice.randint(0, 2),
             min_success_rate=0.5,
+            needs_success_rate=self.dice.choice([0.5, 0.7]),
         )
         names = self.dice.choice([(), ("0",), ("0", "1")])
         self.devices = {name: self.dice.randint(1, 2) for name in names}
@@ -171,8 +173,14 @@ class Play:
             return [events.LaunchRefused(task.skill, "no tmux")]
         assert self.disk.runs[task.run_id] == "prepared", "launched twice"
         self.disk.runs[task.run_id] = None
-        done = [n for n, e in self.state.entries.items() if isinstance(e.status, Completed)]
-        self.disk.started.append((task.skill, task.expert, tuple(done)))
+        if task.run_id not in self.disk.launched:
+            least = self.schedule.needs_success_rate
+            entries = self.state.entries.items()
+            done = {n: e.trained or e.status for n, e in entries}
+            completed = {n: s for n, s in done.items() if isinstance(s, Completed)}
+            good = tuple(name for name, s in completed.items() if s.success_rate >= least)
+            self.disk.started.append((task.skill, task.expert, good))
+        self.disk.launched.add(task.run_id)
         return [events.RunLaunched(task.skill, task.run_id, handle)]
 
     def merge(self, task):
@@ -193,7 +201,7 @@ class Play:
                 self.disk.runs[run_id] = self.end_of(run_id)
         if self.unlucky() and self.unlucky() and self.state.entries:
             skill = self.dice.choice(list(self.state.entries))
-            self.tell(self.dice.choice([events.Retry, events.Hold])(skill))
+            self.tell(self.dice.choice([events.Retry, events.Hold, *[events.TrainMore] * 3])(skill))
         if self.unlucky() and self.unlucky():
             self.ask()
         was_full, self.full = self.full, self.unlucky() and self.unlucky()
@@ -211,7 +219,10 @@ class Play:
         if run_id.startswith("s0/") and self.doomed and self.trouble:
             return Exited(cause=ExitCause.EXIT, code=1)
         end = self.dice.choice(ENDS) if self.unlucky() else None
-        return end or finished(run_id, success_rate=0.2 if self.unlucky() else 0.9)
+        return end or finished(run_id, success_rate=self._rate())
+
+    def _rate(self) -> float:
+        return self.dice.choice([0.2, 0.6, 0.8]) if self.unlucky() else 0.9
 
     def lives(self, run_id) -> bool:
         return self.disk.runs.get(run_id, "never") is None
@@ -331,9 +342,15 @@ def play(seed: int) -> Play:
 
 def check_laws(game: Play) -> None:
     """The laws of every history, from what is left on disk and in the state."""
+    least = game.schedule.needs_success_rate
     entries = game.state.entries
     completed = {n: e.status for n, e in entries.items() if isinstance(e.status, Completed)}
-    assert sorted(game.disk.ledger) == sorted(s.run_id for s in completed.values())
+    trained = completed | {n: e.trained for n, e in entries.items() if e.trained is not None}
+    last = {run_id.partition("/")[0]: run_id for run_id in game.disk.ledger}
+    assert last == {name: status.run_id for name, status in trained.items()}
+    for name, status in trained.items():
+        merged = [run for run in game.disk.ledger if run.startswith(f"{name}/")]
+        assert status.success_rate == max(game.disk.runs[run].success_rate for run in merged)
     assert len(set(game.disk.ledger)) == len(game.disk.ledger)
     numbers: dict[str, set[int]] = {}
     for skill, expert, done in game.disk.started:
@@ -349,12 +366,18 @@ def check_laws(game: Play) -> None:
         assert not isinstance(entry.status, Waiting), "nothing waits when all is settled"
         assert entry.failures <= game.schedule.max_retries + 1
         if isinstance(entry.status, Completed):
-            assert all(need in completed for need in entry.needs)
+            assert all(need in trained for need in entry.needs)
         elif not isinstance(entry.status, Failed | Held):
             by = entry.status.blocked_by
             assert by
-            assert all(isinstance(entries[name].status, Failed | Held) for name in by)
+            low = {n for n, s in completed.items() if s.success_rate < least}
+            assert all(n in low or isinstance(entries[n].status, Failed | Held) for n in by)
     assert next_due(game.state, after=NOW) is None
+
+
+def _completed(game: Play) -> list[Completed]:
+    statuses = (entry.status for entry in game.state.entries.values())
+    return [status for status in statuses if isinstance(status, Completed)]
 
 
 @pytest.fixture(autouse=True)
@@ -392,8 +415,20 @@ def test_the_histories_meet_every_kind_of_end():
         seen["retried"] += any(e.failures for e in game.state.entries.values())
         seen["anew"] += any(".a1." not in run_id for run_id in game.disk.runs)
         seen["goes on"] += any(e.failures for e in game.state.entries.values() if not e.frames_used)
+        seen["trained on"] += any(e.attempt > 1 for e in _completed(game) if not e.why)
+        seen["in vain"] += any(e.why for e in _completed(game))
         seen.update(game.disk.met)
     ends = ("completed", "failed", "held", "blocked", "Lost", "Exited", "RunResult", "retried")
-    met = ("crash", "full", "stopped", "second", "anew", "goes on", *(verb.value for verb in Verb))
+    more = ("trained on", "in vain")
+    met = (
+        *more,
+        "crash",
+        "full",
+        "stopped",
+        "second",
+        "anew",
+        "goes on",
+        *(verb.value for verb in Verb),
+    )
     for word in (*ends, *met):
         assert seen[word] > 5, (word, seen)
