@@ -7,10 +7,12 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flowrl import bottomup_parallel, config, storage
+from flowrl.bottomup_parallel import Feeder
 from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig, with_flags
 from flowrl.errors import EXIT_DIVERGED, ConfigError, SkillError
 from flowrl.experts.merge import MERGE_RULES
@@ -19,14 +21,16 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import training_backend
-from flowrl.parallel.events import RunRequest
+from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources
+from flowrl.parallel.status import Completed
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.parallel.making import TABLE, WOOD, finish
+from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
 from tests.test_config import other_value
@@ -185,6 +189,26 @@ def retry_backoff(bench):
 @arrives
 def min_success_rate(bench):
     assert bench.scheduler("--min_success_rate=0.4").schedule.min_success_rate == 0.4
+
+
+@arrives
+def needs_success_rate(bench):
+    assert bench.scheduler("--needs_success_rate=0.4").schedule.needs_success_rate == 0.4
+
+
+@arrives
+def strict(bench):
+    flow, scheduler = SimpleNamespace(requested=(WOOD,)), bench.scheduler()
+    done = Completed(
+        run_id="x", attempt=1, frames=1, success_rate=0.6, wall_seconds=1.0, at=NOW, goal=0.8
+    )
+    codes = []
+    with scheduler:
+        scheduler.add_skills([NewSkill(skill=WOOD, expert=0, status=done)])
+        for words in [], ["--strict"]:
+            feeder = Feeder(flow, SkillSources(bench.layout), scheduler, bench.parsed(*words))
+            codes.append(feeder.exit_code())
+    assert codes == [0, 1]
 
 
 @arrives

@@ -22,7 +22,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import read_result, write_result
+from flowrl.runs import read_result, read_run, write_result
 from tests import sealing
 from tests.experts.making import all_files, content_digest, contents, make_expert
 from tests.parallel.faults import Fault, in_clean_process, killed_at, meet_fault
@@ -186,12 +186,15 @@ def test_a_run_that_never_was_is_refused(trained):
         process_completed_training(trained.run(4, PICKAXE).folder, PICKAXE, 4, trained.root)
 
 
-def test_the_same_skill_trained_again_replaces_its_archive(layout):
+def test_a_skill_trained_again_starts_from_its_expert_and_replaces_its_archive(layout):
     train(layout, WOOD, 0, {}, acted={0: 50})
     done = train(layout, WOOD, 0, {}, acted={0: 70})
     archive = RunPaths(layout.skill_folder(0, WOOD), 0)
     assert json.loads(archive.run_json.read_text())["run_id"] == done["run_id"]
-    assert frames(layout) == {0: 70}
+    assert frames(layout) == {0: 120}
+    assert done["experts"][0]["verdict"] == "take"
+    (ancestor,) = read_run(archive).ancestors
+    assert (ancestor.index, ancestor.frames) == (0, 50)
 
 
 def with_tracker_files(ready: PreparedRun, word: str) -> None:
