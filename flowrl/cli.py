@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import tyro
 
 from flowrl import arguments, console
 from flowrl.bottomup_parallel import train_graph
@@ -21,9 +24,33 @@ from flowrl.commands.control import (
 from flowrl.commands.evaluate import EvaluateCommand
 from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import FsckCommand, RecoverCommand, RollbackCommand
+from flowrl.commands.sessions import AttachCommand, PsCommand
+from flowrl.commands.skills import PlanCommand, SkillsCommand
 from flowrl.commands.status import StatusCommand
 from flowrl.config import BottomUpConfig, SequentialConfig
 from flowrl.errors import ConfigError, closest
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionCommand:
+    """Print a script that completes commands in your shell.
+
+    Examples:
+      flowrl completion bash > ~/.local/share/bash-completion/completions/flowrl
+      flowrl completion zsh > ~/.zfunc/_flowrl
+      flowrl completion fish > ~/.config/fish/completions/flowrl.fish
+    """
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    """bash, zsh or fish."""
+
+    def __call__(self) -> int:
+        """Print the script, which tyro makes of all commands; it ends the program."""
+        words = ["--tyro-print-completion", self.shell]
+        flat = (tyro.conf.OmitArgPrefixes,)
+        tyro.extras.subcommand_cli_from_dict(ALL, args=words, prog="flowrl", config=flat)
+        return 0
+
 
 PROGRAMS = {"train": BottomUpConfig, "sequential": SequentialConfig}
 GROUPS: Mapping[str, Mapping[str, type]] = {
@@ -31,6 +58,10 @@ GROUPS: Mapping[str, Mapping[str, type]] = {
     "look": {
         "status": StatusCommand,
         "logs": LogsCommand,
+        "attach": AttachCommand,
+        "ps": PsCommand,
+        "skills": SkillsCommand,
+        "plan": PlanCommand,
         "evaluate": EvaluateCommand,
         "check": CheckCommand,
     },
@@ -47,6 +78,7 @@ GROUPS: Mapping[str, Mapping[str, type]] = {
         "rollback": RollbackCommand,
         "recover": RecoverCommand,
     },
+    "more": {"completion": CompletionCommand},
 }
 ALL = {name: kind for group in GROUPS.values() for name, kind in group.items()}
 COMMANDS = {name: kind for name, kind in ALL.items() if name not in PROGRAMS}
@@ -54,7 +86,10 @@ HEAD = """flowrl trains a graph of skills in parallel and merges them into one a
 
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
   flowrl status exp/demo --watch
-GRAPH, here exp/demo, may be left out where FLOWRL_GRAPH is set. More: flowrl COMMAND --help
+
+GRAPH, here exp/demo, may be left out where FLOWRL_GRAPH is set.
+flowrl COMMAND --help says more.
+
 """
 
 

@@ -227,7 +227,12 @@ class TrainConfig(Configuration):
 
 @dataclass(frozen=True, kw_only=True)
 class BottomUpConfig(Configuration):
-    """Train a graph of skills, bottom up."""
+    """Train a graph of skills, several side by side.
+
+    Examples:
+      flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
+      flowrl train exp/demo --config mine.toml --lr 3e-4
+    """
 
     ppo: PPOConfig = PPOConfig()
     graph: GraphConfig = GraphConfig()
@@ -243,7 +248,11 @@ class BottomUpConfig(Configuration):
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialConfig(BottomUpConfig):
-    """Train a graph of skills one after another."""
+    """Train a graph of skills one after another, without tmux.
+
+    Examples:
+      flowrl sequential exp/demo --max_nodes 3
+    """
 
     graph: GraphConfig = GraphConfig(graph_path=Path("exp/bottom_up"))
     schedule: ScheduleConfig = ScheduleConfig(max_parallel_skills=1)

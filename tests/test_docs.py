@@ -46,7 +46,7 @@ def example_lines():
     for name, command in cli.COMMANDS.items():
         for line in command.__doc__.partition("Examples:")[2].splitlines():
             if line.strip():
-                yield pytest.param(name, line.strip().partition(" | ")[0], id=line.strip())
+                yield pytest.param(name, re.split(r" [|>] ", line.strip())[0], id=line.strip())
 
 
 @pytest.mark.parametrize(("name", "line"), example_lines())

@@ -29,7 +29,7 @@ class CheckedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand:
-    """Say in one line per skill file what is wrong with it; exit 1 when something is.
+    """Say what is wrong with skill files; exit 1 if something is.
 
     Examples:
       flowrl check my_skills/*.py

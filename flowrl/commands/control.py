@@ -100,7 +100,7 @@ class OneOrAllCommand(ControlCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryCommand(OneSkillCommand):
-    """Let a failed or held skill train again; works while the daemon is up or down.
+    """Let a failed or held skill train again.
 
     Examples:
       flowrl retry exp/demo "Collect Iron"
@@ -111,7 +111,7 @@ class RetryCommand(OneSkillCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class PauseCommand(OneOrAllCommand):
-    """Let a running skill save what it has and end, and keep a waiting one from starting.
+    """Let a running skill save and end, and a waiting one wait.
 
     Examples:
       flowrl pause exp/demo "Collect Iron"
@@ -135,7 +135,7 @@ class ResumeCommand(OneOrAllCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class CancelCommand(OneSkillCommand):
-    """End a skill's run and give the skill up; what needs it is blocked until a retry.
+    """End a skill's run and give it up, and what needs it.
 
     Examples:
       flowrl cancel exp/demo "Collect Iron"
@@ -146,7 +146,7 @@ class CancelCommand(OneSkillCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class PriorityCommand(OneSkillCommand):
-    """Say how early a skill starts when several could: higher numbers start sooner.
+    """Say which skills start sooner: those of higher numbers.
 
     Examples:
       flowrl priority exp/demo "Collect Iron" 10
@@ -164,7 +164,7 @@ class PriorityCommand(OneSkillCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class StopCommand(ControlCommand):
-    """Let the scheduler end: it starts nothing new, merges what is running, and ends.
+    """Let the scheduler end once what runs is merged.
 
     Examples:
       flowrl stop --graph-path exp/demo

@@ -13,7 +13,7 @@ from flowrl.paths import DEFAULT_GRAPH, GraphPaths
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand:
-    """Walk a skill's plan with the merged experts in fresh worlds and count successes.
+    """Play a skill's plan in fresh worlds, and count successes.
 
     Examples:
       flowrl evaluate exp/demo "Collect Wood" --episodes 256

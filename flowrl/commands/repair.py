@@ -29,7 +29,7 @@ _GENERATION = "{generation:<4}  {written}  {experts:>3} experts  {frames:>14,} f
 
 @dataclass(frozen=True, kw_only=True)
 class FsckCommand:
-    """Check a graph's folder: digests, manifest, history, records; exit 1 if anything is wrong.
+    """Check a graph's folder; exit 1 if anything is wrong.
 
     Examples:
       flowrl fsck exp/demo
@@ -67,7 +67,7 @@ class FsckCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackCommand:
-    """Let the experts of an earlier generation count again, or list the generations.
+    """Let experts of an earlier generation count; list them.
 
     Examples:
       flowrl rollback exp/demo
@@ -107,7 +107,7 @@ class RollbackCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverCommand:
-    """Make a lost or damaged scheduler_state.json anew from what else is in the folder.
+    """Make a lost or damaged scheduler_state.json anew.
 
     Examples:
       flowrl recover exp/demo

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from flowrl import notices, runs
 from flowrl.arguments import GraphArgument
-from flowrl.errors import FileRefusedError, FlowrlError, GraphError
+from flowrl.errors import FileRefusedError, FlowrlError, GraphError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
@@ -74,7 +74,7 @@ _OF_TRAINER = (
 
 @dataclass(frozen=True, kw_only=True)
 class StatusCommand:
-    """Show every skill of a graph: status, expert, speed, success, what it waits for.
+    """Show every skill of a graph, and what it waits for.
 
     Examples:
       flowrl status
@@ -304,7 +304,8 @@ def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
         if row.expert is not None and word == str(row.expert):
             return row
     known = ", ".join(row.skill for row in rows) or "none yet"
-    raise GraphError(f"{graph} has no skill {wanted!r}; it has: {known}")
+    near = closest(wanted, [row.skill for row in rows])
+    raise GraphError(f"{graph} has no skill {wanted!r}{near}; it has: {known}")
 
 
 def all_ended(rows: Sequence[SkillRow]) -> bool:

@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, closest
 
 GROUP = "flowrl.games"
 COUNT = "n"  # the parameter of skill functions that is the count of the plan's step
@@ -148,7 +148,8 @@ def find_game(name: object) -> Game:
     point = _entry_points().get(name) if isinstance(name, str) else None
     if point is None:
         raise ConfigError(
-            f"--env_name {name} is unknown; choose one of {', '.join(game_names())}, or add a game "
+            f"--env_name {name} is unknown{closest(str(name), game_names())}; choose one of "
+            f"{', '.join(game_names())}, or add a game "
             f"by an entry point in the group {GROUP} (docs/how-to.md, Add a game)"
         )
     return _loaded(point)

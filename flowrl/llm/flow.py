@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from flowrl.errors import GraphError
+from flowrl.errors import GraphError, closest
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
 
@@ -94,7 +94,8 @@ def skills_towards(
         return graph.order()[:max_nodes]
     if target not in graph.skills:
         raise GraphError(
-            f"--target_skill {target!r} is no skill here; there are: {', '.join(graph.order())}"
+            f"--target_skill {target!r} is no skill here{closest(target, graph.skills)}; "
+            f"there are: {', '.join(graph.order())}"
         )
     skills = (*graph.all_needs(target), target)
     if max_nodes is not None and len(skills) > max_nodes:

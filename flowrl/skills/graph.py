@@ -8,13 +8,12 @@ can be learned earliest, among them one whose gain grows with its count, among t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from flowrl.errors import GraphError
+from flowrl.errors import GraphError, closest
 from flowrl.paths import slug
 from flowrl.skills.planner import (
     CAPACITY,
@@ -151,8 +150,8 @@ class SkillGraph:
 
     def _require_possible(self, name: str) -> None:
         if name not in self.skills:
-            close = difflib.get_close_matches(name, self.skills, n=3, cutoff=0.5)
-            raise GraphError(f"no skill {name!r}; closest are {', '.join(close) or 'none'}")
+            near = closest(name, self.skills) or f"; there are {', '.join(self.skills) or 'none'}"
+            raise GraphError(f"no skill {name!r}{near}")
         if name not in self._found.rank:
             raise why_impossible(name, self.skills, self._found, capacity=self.capacity)
 

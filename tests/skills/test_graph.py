@@ -140,7 +140,7 @@ def test_a_skill_may_ask_for_more_of_what_it_yields_when_another_provides_it():
     [
         ("Collect Wood", 10, "yields 10 wood; at most 9 can be carried"),
         ("Make Wood Pickaxe", 0, "at least 1"),
-        ("Collect Wod", 1, "no skill 'Collect Wod'; closest are Collect Wood"),
+        ("Collect Wod", 1, "no skill 'Collect Wod'; closest are 'Collect Wood'"),
         ("Greedy", 1, "nothing can provide 8 wood, 1 near_table|within a capacity of 9"),
     ],
 )

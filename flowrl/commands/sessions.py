@@ -1,0 +1,108 @@
+"""`flowrl ps` and `flowrl attach`: the schedulers and the sessions that live on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flowrl.arguments import GraphArgument, SkillArgument
+from flowrl.commands.status import find_row, read_rows, tally
+from flowrl.errors import ConfigError, FileRefusedError, GraphError
+from flowrl.parallel.health import daemon_of, in_words
+from flowrl.parallel.recovery import recorded_config
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+
+
+@dataclass(frozen=True, kw_only=True)
+class PsCommand:
+    """List your graphs that have a scheduler on this machine.
+
+    Examples:
+      flowrl ps
+      flowrl ps --json | jq -r '.[].graph'
+    """
+
+    json: bool = False
+    """Print JSON instead of lines."""
+
+    def __call__(self) -> int:
+        """Print one line for each graph."""
+        found = sorted(_schedulers(), key=lambda each: each["graph"])
+        if self.json:
+            sys.stdout.write(json.dumps(found, indent=2) + "\n")
+            return 0
+        for each in found:
+            sys.stdout.write(f"{each['graph']}: {in_words(each['scheduler'])}; {each['skills']}\n")
+        if not found:
+            sys.stdout.write("no scheduler of yours is at work here; flowrl train begins one\n")
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachCommand:
+    """Attach to a run's tmux session; Ctrl-B D leaves it.
+
+    Examples:
+      flowrl attach exp/demo "Collect Wood"
+    """
+
+    graph_path: GraphArgument = DEFAULT_GRAPH
+    """Folder of the graph."""
+    skill: SkillArgument
+    """The skill's name, or its expert number."""
+
+    def __call__(self) -> int:
+        """Become `tmux attach`.
+
+        Raises:
+          ConfigError: tmux is missing.
+          GraphError: the skill has no session.
+        """
+        paths = GraphPaths(self.graph_path)
+        row = find_row(read_rows(paths), self.skill, paths.root)
+        program = shutil.which("tmux")
+        if program is None:
+            raise ConfigError(f"tmux is missing; flowrl logs {paths.root} SKILL -f shows the run")
+        socket = None
+        if paths.config_json.exists():
+            socket = recorded_config(paths).launch.tmux_socket
+        tmux = [program, *(["-L", socket] if socket else [])]
+        target = ["-t", f"={row.session}"]
+        there = row.session and not subprocess.call(
+            [*tmux, "has-session", *target], stderr=subprocess.DEVNULL
+        )
+        if not there:
+            raise GraphError(
+                f"{row.skill} is {row.status} and has no tmux session; "
+                f'flowrl logs {paths.root} "{row.skill}" shows its log'
+            )
+        os.execv(program, [*tmux, "attach-session", *target])  # noqa: S606 — no shell is wanted
+
+
+def _schedulers() -> Iterator[dict[str, Any]]:
+    """The graphs whose lock a process of this user holds open."""
+    for process in psutil.process_iter():
+        roots: list[Path] = []
+        with suppress(psutil.Error):
+            if process.uids().effective == os.geteuid():
+                roots = [
+                    Path(file.path).parent
+                    for file in process.open_files()
+                    if Path(file.path).name == GraphPaths(Path()).daemon_lock.name
+                ]
+        for root in roots:
+            paths = GraphPaths(root)
+            with suppress(FileRefusedError):
+                if (daemon := daemon_of(paths.daemon_lock)) is not None:
+                    skills = tally(read_rows(paths))
+                    yield {"graph": str(root), "scheduler": daemon, "skills": skills}

@@ -1,0 +1,136 @@
+"""`flowrl plan` and `flowrl skills`: how a skill is reached, and which skills there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flowrl.arguments import GraphArgument, SkillArgument
+from flowrl.commands.status import read_rows
+from flowrl.config import BottomUpConfig, Positive
+from flowrl.games.base import find_game
+from flowrl.parallel.recovery import recorded_config
+from flowrl.parallel.skill_sources import SkillSources, check_graph_record
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library
+
+_NEW = "not begun"
+_WIDTH = 140  # columns in a file or a pipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillsOfGraph:
+    """The flags of a command about the skills that a graph has, or would begin with."""
+
+    graph_path: GraphArgument = DEFAULT_GRAPH
+    """Folder of the graph; where it does not exist, the skills are those of a new graph."""
+    env_name: str | None = None
+    """The game (default: the graph's)."""
+    skills_dir: Path | None = None
+    """Folder of your own skill files (default: that of the graph's last start)."""
+    json: bool = False
+    """Print JSON instead of lines."""
+
+    def _graph(self) -> SkillGraph:
+        """The skills of the library and of files; for skills in training, the kept source."""
+        layout = GraphPaths(self.graph_path)
+        config = recorded_config(layout) if layout.config_json.exists() else BottomUpConfig()
+        game = self.env_name or config.ppo.env_name
+        check_graph_record(layout, dataclasses.replace(config.ppo, env_name=game))
+        folder, trust = self.skills_dir or config.graph.skills_dir, config.graph.trust_skills
+        skills = SkillSources(layout).over(load_library(game, folder, trust=trust))
+        return SkillGraph(skills.values(), capacity=find_game(game).capacity)
+
+    def _statuses(self) -> dict[str, str]:
+        paths = GraphPaths(self.graph_path)
+        rows = read_rows(paths) if paths.scheduler_state.is_file() else ()
+        return {row.skill: row.status for row in rows}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCommand(SkillsOfGraph):
+    """Show the steps to a skill, and which skill provides what.
+
+    Examples:
+      flowrl plan "Make Iron Pickaxe"
+      flowrl plan exp/demo "Make Wood Pickaxe" --json | jq '.steps[].skill'
+    """
+
+    skill: SkillArgument
+    """The skill's name."""
+    count: Positive = 1
+    """How often: the level that its last step reaches."""
+
+    def __call__(self) -> int:
+        """Print the plan; raises GraphError if the skill is unknown or has none."""
+        graph, statuses = self._graph(), self._statuses()
+        wanted = slug(self.skill).casefold()
+        names = [name for name in graph.skills if slug(name).casefold() == wanted]
+        name = names[0] if names else self.skill
+        plan = graph.plan(name, self.count)
+        choices = {step.skill: graph.choices(step.skill) for step in plan}
+        if self.json:
+            steps = [{"skill": step.skill, "count": step.count} for step in plan]
+            chosen = [dataclasses.asdict(each) for found in choices.values() for each in found]
+            _print_json({"skill": name, "steps": steps, "choices": chosen})
+            return 0
+        for number, step in enumerate(plan, 1):
+            needs = ", ".join(f"{each.item} from {each.provider}" for each in choices[step.skill])
+            status = statuses.get(step.skill, _NEW)
+            sys.stdout.write(
+                f"{number:3}  {step.skill} × {step.count}, {status}{needs and f'; {needs}'}\n"
+            )
+        for each in (each for found in choices.values() for each in found if each.others):
+            line = f"{each.item} from {each.provider}, not {', '.join(each.others)}: {each.why}"
+            sys.stdout.write(f"{each.skill} has {line}\n")
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillsCommand(SkillsOfGraph):
+    """List the skills of a graph or a game, with their state.
+
+    Examples:
+      flowrl skills
+      flowrl skills exp/demo --skills_dir my_skills
+      flowrl skills --env_name Craftax-Symbolic-v1 --json | jq '.[].skill'
+    """
+
+    def __call__(self) -> int:
+        """Print one line for each skill, each after those that it needs."""
+        graph, statuses = self._graph(), self._statuses()
+        rows: list[dict[str, Any]] = [
+            {
+                "skill": name,
+                "from": "library" if graph.skills[name].embedded else "own file",
+                "status": statuses.get(name, _NEW),
+                "needs": list(graph.needs(name)),
+            }
+            for name in graph.order()
+        ]
+        if self.json:
+            _print_json(rows)
+            return 0
+        table = Table(pad_edge=False, box=None, header_style="bold")
+        for title in ("skill", "from", "status", "needs"):
+            table.add_column(title, no_wrap=title != "needs")
+        for row in rows:
+            table.add_row(
+                *(Text(str(row[key])) for key in ("skill", "from", "status")),
+                Text(", ".join(row["needs"])),
+            )
+        Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+        return 0
+
+
+def _print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=2) + "\n")

@@ -1,0 +1,169 @@
+"""`flowrl plan`, `skills`, `ps`, `attach` and `completion`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from flowrl import cli
+from flowrl.config import BottomUpConfig, to_json, with_flags
+from flowrl.parallel.health import DaemonLock
+from flowrl.storage import records
+from tests.commands.making import DONE, FAILED, running, save
+from tests.parallel.making import WOOD
+from tests.skills.making import skill_text
+from tests.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """No graph lies where commands look by default."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_plan_says_the_steps_their_counts_and_who_provides_what(capsys):
+    assert cli.main(["plan", "make wood pickaxe"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "  1  Collect Wood × 3, not begun",
+        "  2  Place Table × 1, not begun; wood from Collect Wood",
+        "  3  Make Wood Pickaxe × 1, not begun; "
+        "wood from Collect Wood, near_table from Place Table",
+    ]
+
+
+def test_a_plan_shows_the_choice_of_an_own_skill_and_the_state(tmp_path, capsys):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "fell.py").write_text(skill_text().replace(WOOD, "Fell A Tree"))
+    graph = save(tmp_path / "graph", ("Fell A Tree", DONE)).root
+    words = ["plan", str(graph), "Place Table", "--skills_dir", str(mine)]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    assert "1  Fell A Tree × 2, completed" in said
+    assert "Place Table has wood from Fell A Tree, not Collect Wood: your own skill goes" in said
+    assert cli.main([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["steps"][-1] == {"skill": "Place Table", "count": 1}
+    assert data["choices"][0]["others"] == [WOOD]
+
+
+def test_an_unknown_skill_has_no_plan(capsys):
+    assert cli.main(["plan", "Place Tabel"]) == 1
+    assert "no skill 'Place Tabel'; closest are 'Place Table'" in capsys.readouterr().err
+
+
+def test_a_plan_of_another_game_than_the_graphs_is_refused(graph, capsys):
+    records.write(
+        graph.graph_json,
+        {"env_name": "Craftax-Classic-Symbolic-v1", "layer_size": 64, "activation": "tanh"},
+    )
+    assert cli.main(["plan", str(graph.root), WOOD, "--env_name=Craftax-Symbolic-v1"]) == 2
+    assert "was begun with Craftax-Classic-Symbolic-v1" in capsys.readouterr().err
+
+
+def test_skills_are_listed_with_their_state_and_where_they_come_from(tmp_path, capsys):
+    graph = save(tmp_path / "graph", (WOOD, DONE), ("Place Table", FAILED)).root
+    assert cli.main(["skills", str(graph)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["Collect", "Wood", "library", "completed"]
+    assert len(lines) == 23
+    assert cli.main(["skills", str(graph), "--json"]) == 0
+    rows = {row["skill"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["Place Table"]["status"] == "failed"
+    assert rows["Place Table"]["needs"] == [WOOD]
+
+
+def test_ps_shows_the_graphs_that_have_a_scheduler(tmp_path, capsys):
+    root = save(tmp_path / "graph", (WOOD, DONE)).root
+    lock = DaemonLock(root / "daemon.lock")
+    lock.acquire()
+    try:
+        assert cli.main(["ps", "--json"]) == 0
+        found = [each for each in json.loads(capsys.readouterr().out) if each["graph"] == str(root)]
+        assert found[0]["scheduler"]["pid"] == os.getpid()
+        assert found[0]["skills"] == "1 completed"
+    finally:
+        lock.release()
+    assert cli.main(["ps"]) == 0
+    assert str(root) not in capsys.readouterr().out
+
+
+@pytest.mark.tmux
+def test_attach_becomes_a_client_of_the_runs_session(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("TMUX", raising=False)
+    layout = save(tmp_path / "graph", ("A", running()))
+    config = with_flags(BottomUpConfig(), tmux_socket="test")
+    records.write(layout.config_json, to_json(config))
+    tmux = ["tmux", "-f", "/dev/null", "-L", "test"]
+    subprocess.run([*tmux, "new-session", "-d", "-s", "flowrl_e0_A"], check=True)
+    child, screen = pty.fork()
+    if child == 0:
+        words = [sys.executable, "-m", "flowrl", "attach", str(layout.root), "a"]
+        os.execve(sys.executable, words, {**os.environ, "TERM": "xterm"})
+    try:
+        count = [*tmux, "display-message", "-p", "-t", "=flowrl_e0_A:", "#{session_attached}"]
+        until(lambda: subprocess.getoutput(shlex.join(count)) == "1")
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=True)
+        os.close(screen)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("status", [DONE, running()], ids=lambda status: status.kind)
+def test_a_skill_without_a_session_is_not_attached_to(tmp_path, monkeypatch, capsys, status):
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
+    save(tmp_path / "graph", ("A", status))
+    assert cli.main(["attach", str(tmp_path / "graph"), "A"]) == 1
+    said = capsys.readouterr().err
+    assert f"A is {status.kind} and has no tmux session; flowrl logs" in said
+
+
+def test_a_completion_script_completes_commands_and_flags(tmp_path):
+    script = subprocess.run(
+        [sys.executable, "-m", "flowrl", "completion", "bash"], capture_output=True, check=True
+    ).stdout.decode()
+    (tmp_path / "flowrl.bash").write_text(script)
+    ask = """source flowrl.bash
+    python3() { "$PYTHON" "$@"; }
+    words() {
+      COMP_WORDS=(flowrl "$@"); COMP_CWORD=$#; COMPREPLY=()
+      _tyro_flowrl; echo "${COMPREPLY[@]}"
+    }
+    words st; words status --w; words train --target"""
+    env = {**os.environ, "PYTHON": sys.executable}
+    found = subprocess.check_output([shutil.which("bash"), "-c", ask], env=env)
+    assert found.decode().split() == ["status", "stop", "--watch", "--target-skill"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script_too(capsys, shell):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["completion", shell])
+    assert not ended.value.code
+    assert "flowrl" in capsys.readouterr().out
+
+
+def test_the_overview_fits_on_a_screen(capsys):
+    assert cli.main([]) == cli.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    half = lines[: len(lines) // 2]
+    assert half == lines[len(half) :]
+    assert len(half) <= 35
+    assert max(map(len, half)) <= 80
+    for name in cli.ALL:
+        assert any(name in line.split()[:2] for line in half), name
+
+
+def test_an_unknown_command_is_answered_with_the_closest(capsys):
+    assert cli.main(["statsu"]) == 2
+    assert "there is no command 'statsu'; closest is 'status'" in capsys.readouterr().err
+    assert cli.main(["xyzzy"]) == 2
+    assert "there are train, sequential, status" in capsys.readouterr().err
