@@ -51,9 +51,16 @@ def train_graph(config: BottomUpConfig) -> int:
     check_graph_record(layout, config.ppo)
     sources = SkillSources(layout)
     graph = open_graph(config, sources)
+    confinement = sandbox.confinement(
+        config.launch.sandbox, layout.root, network_wanted=config.ppo.use_wandb
+    )
     skills_towards(graph, target=config.graph.target_skill, max_nodes=config.graph.max_nodes)
     approvals = approve_skills(
-        layout, graph.skills.values(), config.ppo.env_name, trust=config.graph.trust_skills
+        layout,
+        graph.skills.values(),
+        config.ppo.env_name,
+        trust=config.graph.trust_skills,
+        confine=confinement.in_folder,
     )
     check_machine(config)
     refuse_shared_folder(layout.root, trust=config.graph.trust_folder)
@@ -65,8 +72,10 @@ def train_graph(config: BottomUpConfig) -> int:
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
         record_graph(layout, config.ppo)
         records.write(layout.config_json, configs.to_json(config))
-        backend = TrainingBackend(layout, config, graph, devices=scheduler.devices)
-        notices.publish(layout, sandbox.NOTICE, backend.confinement.said)
+        backend = TrainingBackend(
+            layout, config, graph, devices=scheduler.devices, confinement=confinement
+        )
+        notices.publish(layout, sandbox.NOTICE, confinement.said)
         flow = Flow(
             graph,
             known=scheduler.state.entries,

@@ -24,7 +24,7 @@ from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
-from flowrl.paths import GraphPaths, RunPaths
+from flowrl.paths import GraphPaths
 from flowrl.ppo.programs import acting_experts, padding, stacked_like
 from flowrl.ppo.trainer import open_cache, use_compile_cache
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
@@ -88,7 +88,7 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} must be at least 1")
     store = ExpertStore(layout)
-    archive = trained(store, skill)
+    archive = store.archive_of(skill)
     run = read_run(archive)
     check_module(archive, run)
     module = open_module(archive.module)
@@ -109,22 +109,6 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
         mean_episode_length=float(tally.length.mean()),
         mean_episode_return=float(tally.total.mean()),
         steps=tuple(map(partial(_rate, episodes=episodes), run.plan, successes)),
-    )
-
-
-def trained(store: ExpertStore, skill: str) -> RunPaths:
-    """The archive of the run that trained a skill: its plan and its module.
-
-    Raises:
-      ExpertMissingError: no such skill is merged; says which are.
-    """
-    merged = store.manifest().experts
-    for index, version in merged.items():
-        if skill.strip().casefold() in (version.skill.casefold(), str(index)):
-            return store.layout.archive(index, version.skill)
-    names = ", ".join(version.skill for version in merged.values()) or "none yet"
-    raise ExpertMissingError(
-        f"{store.layout.root} has no merged expert of {skill!r}; merged are: {names}"
     )
 
 

@@ -100,6 +100,11 @@ class JobPaths:
     lock = _Below("folder", "run.lock")
     """Held while any process of this job lives."""
 
+    @property
+    def read_only(self) -> tuple[Path, ...]:
+        """The files that a confined job sees and cannot change; some may not exist."""
+        return (self.spec_json, self.start_json)
+
 
 @dataclass(frozen=True, slots=True)
 class RunPaths(JobPaths):
@@ -145,6 +150,11 @@ class RunPaths(JobPaths):
     """TensorBoard's event files."""
     wandb = _Below("folder", "wandb")
     """The files of Weights & Biases."""
+
+    @property
+    def read_only(self) -> tuple[Path, ...]:
+        """As for every job, and what the run is."""
+        return (self.spec_json, self.start_json, self.run_json, self.module)
 
     @property
     def records(self) -> tuple[Path, ...]:

@@ -107,10 +107,10 @@ def test_every_archive_holds_what_the_expert_was_trained_on(graph, capsys):
 
 @pytest.mark.craftax
 @pytest.mark.tmux
-def test_the_merged_experts_can_be_evaluated(graph, capsys):
+def test_the_merged_experts_can_be_evaluated(graph, capfd):
     words = ["evaluate", str(graph.root), "--skill", "Place Table", "--episodes", "16", "--json"]
     assert cli.main(words) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capfd.readouterr().out)
     assert [step["skill"] for step in found["steps"]] == list(SKILLS)
     assert [step["expert"] for step in found["steps"]] == list(SKILLS.values())
     assert all(0 <= step["low"] <= step["success_rate"] <= 1 for step in found["steps"])

@@ -10,11 +10,19 @@ from pathlib import Path
 
 import tyro
 
+from flowrl.config import Sandbox
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.games.base import known_games
+from flowrl.launchers.sandbox import confinement
 from flowrl.skills.skill import Skill, load_skill
 from flowrl.skills.validation.cache import parsed_function
-from flowrl.skills.validation.dry_run import Limits, SkillCode, try_codes
+from flowrl.skills.validation.dry_run import (
+    Confine,
+    Limits,
+    SkillCode,
+    try_codes,
+    unconfined,
+)
 from flowrl.skills.validation.syntax import fitting_games
 
 
@@ -41,6 +49,8 @@ class CheckCommand:
     """Skill files."""
     trace: bool = True
     """Also trace the functions in a process with limits, and compute them in known states."""
+    sandbox: Sandbox = "auto"
+    """Confine that process by bubblewrap; auto: if it is there."""
     json: bool = False
     """Print JSON: for every file the games it is good for, or why it is refused."""
 
@@ -52,7 +62,8 @@ class CheckCommand:
         """
         if not self.files:
             raise ConfigError("no file is named; name at least one: flowrl check my_skills/*.py")
-        checked = check_files(self.files, trace=self.trace)
+        confine = confinement(self.sandbox).in_folder if self.trace else unconfined
+        checked = check_files(self.files, trace=self.trace, confine=confine)
         refused = [each.why for each in checked if each.why is not None]
         if self.json:
             sys.stdout.write(json.dumps([asdict(each) for each in checked], indent=2) + "\n")
@@ -62,7 +73,11 @@ class CheckCommand:
 
 
 def check_files(
-    files: Sequence[Path], *, trace: bool = True, limits: Limits | None = None
+    files: Sequence[Path],
+    *,
+    trace: bool = True,
+    limits: Limits | None = None,
+    confine: Confine = unconfined,
 ) -> list[CheckedFile]:
     """The checks of every file: syntax, names and, with `trace`, one dry run of them all."""
     read = [_read(path) for path in files]
@@ -72,7 +87,8 @@ def check_files(
         if isinstance(skill, Skill)
         for env_name in _games(skill)
     ]
-    outcomes = try_codes([code for _, code in codes], limits) if trace else [None] * len(codes)
+    tried = [code for _, code in codes]
+    outcomes = try_codes(tried, limits, confine=confine) if trace else [None] * len(codes)
     good: dict[int, list[str]] = {}
     why = {number: each for number, each in enumerate(read) if isinstance(each, str)}
     for (number, code), outcome in zip(codes, outcomes, strict=True):

@@ -1,14 +1,28 @@
-"""`flowrl evaluate`, its flags and output: a leaf, because the work loads jax."""
+"""`flowrl evaluate`, its flags and output: a leaf, because the work loads jax.
+
+The work runs skill code, so a process of its own does it, confined like a trainer:
+`python -m flowrl.commands.evaluate FLAGS`, where FLAGS is the command in JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+from flowrl import config as configs
+from flowrl import console
 from flowrl.arguments import GraphArgument, SkillArgument
-from flowrl.config import Count
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.config import Count, PPOConfig, Sandbox
+from flowrl.experts.store import ExpertStore
+from flowrl.launchers import sandbox
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths, JobPaths
+from flowrl.runs import read_run
+from flowrl.storage import records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +46,37 @@ class EvaluateCommand:
     """Exit with 1 when less than this share of the episodes completes the plan."""
     json: bool = False
     """Print JSON instead of lines."""
+    sandbox: Sandbox = "auto"
+    """Confine the evaluation by bubblewrap, with the graph read-only; auto: if it is there."""
 
     def __call__(self) -> int:
-        """Evaluate and print."""
+        """Evaluate in a child process, which prints; returns its exit code.
+
+        Raises:
+          ExpertMissingError: no such skill is merged; says which are.
+        """
+        layout = GraphPaths(self.graph_path.absolute())
+        run = read_run(ExpertStore(layout).archive_of(self.skill))
+        confined = sandbox.confinement(self.sandbox, layout.root)
+        env = sandbox.child_env()
+        cache = sandbox.compile_cache(
+            configs.from_json(PPOConfig, run.config).compile_cache, env
+        ).absolute()
+        flags = json.dumps(records.to_json(replace(self, graph_path=layout.root)))
+        words = (sys.executable, "-m", "flowrl.commands.evaluate", flags)
+        with tempfile.TemporaryDirectory(prefix="flowrl-evaluate-") as folder:
+            around = confined.around(
+                JobPaths(Path(folder).resolve()),
+                cwd=Path.cwd(),
+                env=env,
+                cache=cache,
+                reads_graph=True,
+            )
+            child = subprocess.run((*around, *words), env=env, check=False, start_new_session=True)
+        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+    def report(self) -> int:
+        """Evaluate and print in this process."""
         from flowrl.evaluate import evaluate
 
         paths = GraphPaths(self.graph_path)
@@ -51,3 +93,14 @@ class EvaluateCommand:
                 rate = f"{one.success_rate:.1%} succeed ({interval})"
                 sys.stdout.write(f"{one.count} x {one.skill}, expert {one.expert}: {rate}\n")
         return 0 if found.success_rate >= self.at_least else 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carry out a command that `EvaluateCommand` has handed on; returns the exit code."""
+    command = records.from_json(EvaluateCommand, json.loads(argv[0]))
+    console.start_logging()
+    return console.guarded(command.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -34,7 +34,7 @@ from flowrl.experts.merge import (
     UseCandidate,
     decide,
 )
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import ExpertVersion, LineageEntry
 from flowrl.storage import locks
 
@@ -67,6 +67,21 @@ class ExpertStore:
     def path_of(self, version: ExpertVersion) -> Path:
         """The folder of a version."""
         return self.layout.expert_version(version.index, version.skill, version.version)
+
+    def archive_of(self, skill: str) -> RunPaths:
+        """The archive of the run that trained a skill, given by name or expert number.
+
+        Raises:
+          ExpertMissingError: no such skill is merged; says which are.
+        """
+        merged = self.manifest().experts
+        for index, version in merged.items():
+            if skill.strip().casefold() in (version.skill.casefold(), str(index)):
+                return self.layout.archive(index, version.skill)
+        names = ", ".join(version.skill for version in merged.values()) or "none yet"
+        raise ExpertMissingError(
+            f"{self.layout.root} has no merged expert of {skill!r}; merged are: {names}"
+        )
 
     def verify(self, version: ExpertVersion) -> Path:
         """Return the folder of a version after checking that its files are the committed ones.

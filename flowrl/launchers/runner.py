@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 FORMAT = 1
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
     kills_before = oom_kills()
     server = connect_to_server()
     try:
-        pid = spawn(spec, environment_of(folder))
+        pid, release = spawn(spec, environment_of(folder))
     except OSError as error:
         report(f"{spec['argv'][0]} cannot be started in {spec['cwd']}: {error}")
         return finish(spec, folder, code=EXIT_NOT_STARTED, detail=str(error))
@@ -64,6 +65,7 @@ def main(argv: list[str]) -> int:
         write_record(folder, "start.json", start)
     except OSError as error:  # a full disk: the job goes on
         report(f"start.json does not name the job: {error}")
+    release()
     status, received = wait_for(pid, spec, server)
     number = death_signal(status, sandboxed=bool(spec["sandbox"]))
     ended = {"code": os.WEXITSTATUS(status)} if number is None else {"signal": number}
@@ -96,10 +98,14 @@ def environment_of(folder: str) -> dict[str, str]:
         return json.load(file)["environment"]
 
 
-def spawn(spec: dict, environment: dict[str, str]) -> int:
-    """Start the job's program on this terminal, within its limits; returns its pid.
+def spawn(spec: dict, environment: dict[str, str]) -> tuple[int, Callable[[], None]]:
+    """Start the job's program on this terminal, within its limits.
 
     A sandboxed one gets a session of its own: it writes to the terminal, but nothing can be typed.
+
+    Returns:
+      The program's pid, and a function to call once start.json names it. A sandbox waits for that,
+      because it makes start.json unchangeable for the job: a file replaced later would not be.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     least = min((limit for limit in (soft, hard) if limit >= 0), default=MAX_FILE_BYTES)
@@ -107,8 +113,20 @@ def spawn(spec: dict, environment: dict[str, str]) -> int:
     if spec["cpus"]:
         os.sched_setaffinity(0, spec["cpus"])
     os.chdir(spec["cwd"])
-    argv, alone = [*spec["sandbox"], *spec["argv"]], bool(spec["sandbox"])
-    return os.posix_spawnp(argv[0], argv, environment, setsid=alone, setsigmask=(), setsigdef=RESET)
+    argv, alone = spec["argv"], bool(spec["sandbox"])
+    options, given = os.pipe()
+    if alone:
+        os.set_inheritable(options, True)
+        argv = [spec["sandbox"][0], "--args", str(options), "--", *argv]
+    how = {"setsid": alone, "setsigmask": (), "setsigdef": RESET}
+    pid = os.posix_spawnp(argv[0], argv, environment, **how)
+    os.close(options)
+
+    def release() -> None:
+        with suppress(BrokenPipeError), open(given, "wb") as file:
+            file.write(b"".join(os.fsencode(word) + b"\0" for word in spec["sandbox"][1:-1]))
+
+    return pid, release
 
 
 def wait_for(pid: int, spec: dict, server: socket.socket | None) -> tuple[int, list[str]]:

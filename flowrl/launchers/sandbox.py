@@ -3,10 +3,13 @@
 A confined trainer has no network and sees no other processes and no folder but its own run's. It
 sees an empty machine with these additions: the system's programs and libraries, Python and its
 packages, all read-only; an empty home and /tmp in memory; its run folder, writable except for
-run.json and the module; a compile cache that only confined trainers share, because a process that
-may write programs there decides what others execute. The runner stays outside and gives the trainer
-a session without a terminal, so that nothing can be typed into the pane. The runner also hands over
-the environment, which therefore is not on the command line.
+what it was given and what its runner records; a compile cache that only confined trainers share,
+because a process that may write programs there decides what others execute. The runner stays
+outside and gives the trainer a session without a terminal, so that nothing can be typed into the
+pane. The runner also hands over the environment, which therefore is not on the command line.
+
+Dry runs, comparisons and evaluations run the same code and are confined alike. The last two also
+see the graph's folder, read-only.
 
 A trainer runs code that may come from anybody. So it inherits by an allowlist: the
 keys with which the daemon calls that model stay here.
@@ -15,6 +18,7 @@ keys with which the daemon calls that model stay here.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -29,10 +33,11 @@ from pathlib import Path
 
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
-from flowrl.paths import RunPaths
+from flowrl.paths import JobPaths
 from flowrl.redaction import is_secret
 from flowrl.storage import make_dir
 
+logger = logging.getLogger(__name__)
 NOTICE = "sandbox"
 CONFINED_SUFFIX = "-confined"
 PROBE_SECONDS = 30.0
@@ -88,19 +93,21 @@ class Confinement:
 
     def around(
         self,
-        place: RunPaths,
+        place: JobPaths,
         *,
         cwd: Path,
         env: Mapping[str, str],
         cache: Path | None = None,
+        reads_graph: bool = False,
     ) -> tuple[str, ...]:
-        """The words that go before a trainer's own; none if it is not confined.
+        """The words that go before a job's own; none if it is not confined.
 
         Args:
-          place: the run; its folder exists and is a real path.
-          cwd: the trainer's working folder, which it sees empty.
-          env: the trainer's environment; the folders that it names become visible.
-          cache: the compile cache as the trainer knows it, an absolute path.
+          place: the job; its folder exists and is a real path.
+          cwd: the job's working folder, which it sees empty.
+          env: the job's environment; the folders that it names become visible.
+          cache: the compile cache as the job knows it, an absolute path.
+          reads_graph: whether it sees the graph's folder, read-only.
         """
         if self.program is None:
             return ()
@@ -113,20 +120,27 @@ class Confinement:
         words += _read_only(env)
         words += _devices(env)
         if self.hidden is not None:
-            words += ["--tmpfs", str(self.hidden)]
+            graph = str(self.hidden)
+            words += ["--ro-bind", graph, graph] if reads_graph else ["--tmpfs", graph]
         if cache is not None:  # the confined trainers' own takes the place of the user's
             with contextlib.suppress(OSError):
                 own = make_dir(cache.with_name(cache.name + CONFINED_SUFFIX))
                 words += ["--bind", str(own), str(cache)]
         words += ["--dir", str(cwd), "--chdir", str(cwd)]
         words += ["--bind", str(place.folder), str(place.folder)]
-        for record in (place.run_json, place.module):
+        for record in place.read_only:
             words += ["--ro-bind-try", str(record), str(record)]
+        # Its runner replaces it when the job has ended; until then nothing can be in its place.
+        words += ["--ro-bind", os.devnull, str(place.exit_json)]
         words += ["--bind-try", str(place.lock), str(place.lock)]  # so that it stays where it is
-        if self.hidden is not None:
+        if self.hidden is not None and not reads_graph:
             words += ["--remount-ro", str(self.hidden)]
         # Without capabilities a user id 0 may still write the kernel's settings that root owns.
         return (*words, "--remount-ro", "/proc", "--remount-ro", "/", "--")
+
+    def in_folder(self, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+        """As `around`, for a process whose only writable folder is also its working folder."""
+        return self.around(JobPaths(folder.resolve()), cwd=folder.resolve(), env=env)
 
 
 def child_env(
@@ -192,10 +206,13 @@ def memory_share(environ: Mapping[str, str]) -> float:
     return share
 
 
-def confinement(wanted: Sandbox, graph: Path, *, network_wanted: bool = False) -> Confinement:
-    """What `--sandbox` means on this machine, for the runs of the graph in this folder.
+def confinement(
+    wanted: Sandbox, graph: Path | None = None, *, network_wanted: bool = False
+) -> Confinement:
+    """What `--sandbox` means on this machine, for skill code of the graph in this folder.
 
-    With `network_wanted` the notice says what replaces the network.
+    With `network_wanted` the notice says what replaces the network. A warning is logged if `auto`
+    has to do without.
 
     Raises:
       ConfigError: bubblewrap is asked for, and is missing or does not work.
@@ -204,7 +221,8 @@ def confinement(wanted: Sandbox, graph: Path, *, network_wanted: bool = False) -
         return Confinement()
     program = shutil.which("bwrap")
     said = _CONFINED + (_OFFLINE if network_wanted else "")
-    found = Confinement(program=program, hidden=graph.resolve(), disable_userns=True, said=said)
+    hidden = graph.resolve() if graph else None
+    found = Confinement(program=program, hidden=hidden, disable_userns=True, said=said)
     problem = _MISSING if program is None else _problem(found)
     if problem and program is not None:  # an older bubblewrap
         found = replace(found, disable_userns=False)
@@ -213,15 +231,16 @@ def confinement(wanted: Sandbox, graph: Path, *, network_wanted: bool = False) -
         return found
     if wanted == "bwrap":
         raise ConfigError(f"--sandbox bwrap: {problem}; {_REMEDY}")
-    return Confinement(said=f"trainers are not confined: {problem}")
+    said = f"trainers are not confined: {problem}"
+    logger.warning("%s; skill code runs with all your rights", said)
+    return Confinement(said=said)
 
 
 def _problem(probed: Confinement) -> str | None:
     """Why a trainer's Python cannot be started confined; None when it can."""
     env = child_env()
     with tempfile.TemporaryDirectory(prefix="flowrl-sandbox-") as folder:
-        place = RunPaths(Path(folder).resolve(), 0)
-        words = [*probed.around(place, cwd=place.folder, env=env), sys.executable, "-c", _PROBE]
+        words = [*probed.in_folder(Path(folder), env), sys.executable, "-c", _PROBE]
         try:
             done = subprocess.run(
                 words,

@@ -17,15 +17,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flowrl import config as configs
 from flowrl import storage
+from flowrl.config import PPOConfig
 from flowrl.errors import ComparingError, FileRefusedError
 from flowrl.experts.merge import Blended, Evidence, Question, Unanswered
-from flowrl.launchers import run_status
+from flowrl.launchers import run_status, sandbox
 from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.local import LocalLauncher
-from flowrl.launchers.sandbox import child_env
 from flowrl.parallel.health import read_log_tail
-from flowrl.paths import GraphPaths, RunPaths
+from flowrl.paths import GraphPaths, JobPaths, RunPaths
 from flowrl.runs import TrainingRun
 from flowrl.storage import records
 
@@ -49,9 +50,16 @@ class Comparison:
 
 
 def evidence(
-    layout: GraphPaths, paths: RunPaths, run: TrainingRun, questions: Sequence[Question]
+    layout: GraphPaths,
+    paths: RunPaths,
+    run: TrainingRun,
+    questions: Sequence[Question],
+    *,
+    confinement: sandbox.Confinement | None = None,
 ) -> Mapping[int, Evidence]:
     """Return the answers to what a merge rule has to know, by expert.
+
+    The job that finds them runs skill code; it is confined where it can be, without `confinement`.
 
     Raises:
       ComparingError: they are being found out; try again.
@@ -68,10 +76,11 @@ def evidence(
     )
     known = _known(folder, asked)
     if not known.answers:
-        job = _job(layout, folder, run.run_id)
+        job = _job(layout, folder, run)
         handle = _launched.get(folder) or LAUNCHER.find(job)
         if handle is None:
-            _launched[folder] = LAUNCHER.launch(job)
+            how = confinement or sandbox.confinement("auto", layout.root)
+            _launched[folder] = LAUNCHER.launch(_confined(job, how, run))
         elif LAUNCHER.poll(handle, folder):
             known = _ended(folder, asked)
     if known.answers:
@@ -152,17 +161,30 @@ def _ended(folder: Path, asked: Comparison) -> Comparison:
     return found
 
 
-def _job(layout: GraphPaths, folder: Path, run_id: str) -> Job:
+def _job(layout: GraphPaths, folder: Path, run: TrainingRun) -> Job:
     root = str(layout.root.absolute())
     return Job(
-        name=f"flowrl_compare_{run_id}",
-        run_id=run_id,
+        name=f"flowrl_compare_{run.run_id}",
+        run_id=run.run_id,
         argv=(sys.executable, "-m", "flowrl.comparing", root, folder.name),
-        env={**child_env(), "JAX_PLATFORMS": "cpu"},
+        env={**sandbox.child_env(), "JAX_PLATFORMS": "cpu"},
         cwd=Path.cwd(),
         folder=folder.absolute(),
         log=LOG,
     )
+
+
+def _confined(job: Job, how: sandbox.Confinement, run: TrainingRun) -> Job:
+    """The job with the graph's folder read-only but for its own, if it is to be confined."""
+    cache = sandbox.compile_cache(configs.from_json(PPOConfig, run.config).compile_cache, job.env)
+    words = how.around(
+        JobPaths(job.folder.resolve()),
+        cwd=job.cwd,
+        env=job.env,
+        cache=cache.absolute(),
+        reads_graph=True,
+    )
+    return replace(job, sandbox=words)
 
 
 def clear(folder: Path) -> None:

@@ -39,7 +39,8 @@ from flowrl.skills.graph import SkillGraph
 class TrainingBackend:
     """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
 
-    `devices` gives the number of runs that share each device (default: `skills_per_gpu`).
+    `devices` gives the number of runs that share each device (default: `skills_per_gpu`),
+    `confinement` how skill code is confined (default: as `--sandbox` says).
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class TrainingBackend:
         graph: SkillGraph,
         *,
         devices: Mapping[str, int] | None = None,
+        confinement: sandbox.Confinement | None = None,
     ) -> None:
         self._layout = layout
         self._config = config
@@ -56,9 +58,7 @@ class TrainingBackend:
         self._devices = devices or {}
         # Raises now what would make every launch fail.
         sandbox.child_env("0", passed=config.launch.pass_env)
-        self.confinement = sandbox.confinement(
-            config.launch.sandbox, layout.root, network_wanted=config.ppo.use_wandb
-        )
+        self.confinement = confinement or sandbox.confinement(config.launch.sandbox, layout.root)
         self._store = ExpertStore(layout)
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
 
@@ -96,6 +96,7 @@ class TrainingBackend:
             request.skill,
             accounting=self._config.ppo.frame_accounting,
             rule=MERGE_RULES[self._config.graph.merge_policy],
+            confinement=self.confinement,
         )
 
     def archived_result(self, request: RunRequest) -> RunResult | None:

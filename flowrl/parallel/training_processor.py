@@ -39,6 +39,7 @@ from flowrl.experts.merge import (
 )
 from flowrl.experts.store import Commit, ExpertStore, refuse_misplaced
 from flowrl.launchers.run_status import lock_held
+from flowrl.launchers.sandbox import Confinement
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folder import (
     live_runs,
@@ -110,6 +111,7 @@ def merge_run(
     *,
     accounting: FrameAccounting,
     rule: MergeRule,
+    confinement: Confinement | None = None,
 ) -> dict[str, Any]:
     """Do the first half of `process_completed_training`: merge the experts, keep the folder."""
     store = ExpertStore(layout)
@@ -122,7 +124,7 @@ def merge_run(
         candidates = verified_candidates(paths, run, accounting)
         storage.fault_point("merge.verified")
     questions = store.questions(run.run_id, candidates, rule=rule)
-    evidence = comparisons.evidence(layout, paths, run, questions)
+    evidence = comparisons.evidence(layout, paths, run, questions, confinement=confinement)
     storage.fault_point("merge.informed")
     commit = store.commit(run.run_id, candidates, rule=rule, evidence=evidence)
     return _summary(paths, run, commit)

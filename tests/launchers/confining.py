@@ -59,6 +59,23 @@ def change_what_the_run_is():
     os.replace("run.json", "run.json.old")
     put("run.json")
 def take_the_lock_away(): os.unlink("run.lock")
+def overwrite(path):
+    "By any way there is."
+    tried = []
+    for change in (put, os.unlink, lambda path: os.replace(path, path + ".old"), replace):
+        try:
+            change(path)
+            tried.append(change)
+        except OSError:
+            pass
+    if not tried:
+        raise ValueError(path)
+def replace(path):
+    put("forged")
+    os.replace("forged", path)
+def forge_how_it_ended(): overwrite("exit.json")
+def forge_what_runs(): overwrite("start.json")
+def forge_what_is_to_run(): overwrite("spec.json")
 def connect_to_the_machine():
     socket.create_connection(("127.0.0.1", goals["port"]), timeout=5).close()
 def connect_to_a_program():

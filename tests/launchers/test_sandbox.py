@@ -30,6 +30,15 @@ HERE = sandbox.confinement("auto", Path("/nowhere"))
 needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.said)
 # What an unconfined trainer of another user than root may not do either, by the kernel's rules.
 UNPRIVILEGED = {"open_a_setting_of_the_kernel", "make_a_user_namespace"}
+FORGE = """
+    open('forged', 'w').write('{}')
+    for change in (lambda: os.replace('forged', name), lambda: open(name, 'a')):
+        try:
+            change()
+        except OSError:
+            continue
+        raise SystemExit(f'{name} is changed')
+"""
 MINE = '{"skill": "mine"}\n'
 SAVING = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
 
@@ -81,6 +90,20 @@ def test_no_escape_succeeds(launcher, make_job, tmp_path):
         assert target.contents() == before
     assert (job.folder / "run.json").read_text() == MINE
     assert run_status.becomes_free(job.folder)
+
+
+@needs_bubblewrap
+def test_a_confined_trainer_cannot_say_how_it_ended(launcher, make_job):
+    """Not even by what it leaves to a runner that is killed."""
+    job = confined(
+        make_job("import os\nfor name in ('exit.json', 'start.json'):\n" + FORGE + SLEEP)
+    )
+    handle = launcher.launch(job)
+    start = start_of(job)
+    os.kill(start.runner_pid, signal.SIGKILL)
+    assert isinstance(end_of(launcher, handle, job), Lost)
+    assert run_status.read_start(job.folder, job.run_id) == start
+    assert run_status.read_exit(job.folder, job.run_id) is None
 
 
 def test_every_escape_succeeds_where_nobody_is_confined(launcher, make_job, tmp_path):

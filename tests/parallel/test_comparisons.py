@@ -19,7 +19,7 @@ from flowrl.errors import ComparingError
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import MERGE_RULES, Compared
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers import process
+from flowrl.launchers import process, sandbox
 from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import comparisons
@@ -120,6 +120,10 @@ def test_two_runs_are_averaged_by_the_frames_that_each_of_them_added(layout, riv
     with pytest.raises(ComparingError, match="expert 0 is being compared"):
         merge(layout, second, merge_policy=AVERAGE)
     assert frames(layout)[0] == 80, "nothing is merged before"
+    around = storage.read_json(folder_of(layout, second) / "spec.json")["sandbox"]
+    graph = str(layout.root.resolve())
+    confined = ("--ro-bind", graph, graph) in zip(around, around[1:], around[2:], strict=False)
+    assert confined == (sandbox.confinement("auto").program is not None)
     done = merged_at_last(layout, second, AVERAGE)
     assert done["experts"][0]["why"] == "averaged, 25% of it the run's"
     mean = arrays_of(layout, 0)

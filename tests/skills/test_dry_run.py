@@ -8,10 +8,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from flowrl.errors import LaunchError
+from flowrl.launchers.sandbox import confinement
 from flowrl.runs import CodeApproval
 from flowrl.skills.skill import parse_skill
 from flowrl.skills.validation import dry_run
@@ -20,6 +22,8 @@ from tests.envs.making import CLASSIC
 from tests.skills.hostile import reward
 from tests.skills.making import skill_text
 
+HERE = confinement("auto")
+needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.said)
 QUICK = Limits(seconds=3.0, megabytes=512)
 ENDLESS = "while True:\n    pass"
 GREEDY = "x = []\nwhile True:\n    x += [n] * 1000000"
@@ -127,6 +131,18 @@ def test_the_process_has_an_environment_and_a_folder_of_its_own(monkeypatch):
     assert facts["env"]["HOME"] not in ("", os.environ["HOME"])
     assert not Path(facts["cwd"]).exists(), "its folder is gone with it"
     assert facts["start_new_session"]
+
+
+@needs_bubblewrap
+def test_a_confined_dry_run_sees_no_file_and_ends_for_the_same_reasons(tmp_path):
+    np.save(tmp_path / "secret.npy", np.ones(3))
+    body = f"return jnp.load('{tmp_path}/secret.npy').sum() * 1.0"
+    codes = [code_of(reward(text)) for text in (body, ENDLESS)]
+    unbound, _ = try_codes(codes[:1] * 2, QUICK)
+    assert not isinstance(unbound, str), "or else this would show nothing"
+    read, endless = try_codes(codes, QUICK, confine=HERE.in_folder)
+    assert "FileNotFoundError" in str(read)
+    assert "task_reward took longer than 3 s" in str(endless)
 
 
 def test_a_dry_run_that_cannot_start_says_why(monkeypatch):

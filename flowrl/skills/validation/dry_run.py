@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,13 @@ logger = logging.getLogger(__name__)
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
 _PACKAGE_ROOT = Path(__file__).parents[3]
 EXIT_MEMORY = 3  # of the worker
+# The words that confine a process to a folder, from the folder and the process's environment.
+Confine = Callable[[Path, Mapping[str, str]], tuple[str, ...]]
+
+
+def unconfined(folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+    """No words: the process has all rights of the user."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +78,9 @@ class SkillCode:
         return code_digest(*functions, self.env_name)
 
 
-def try_codes(codes: Sequence[SkillCode], limits: Limits | None = None) -> list[CodeApproval | str]:
+def try_codes(
+    codes: Sequence[SkillCode], limits: Limits | None = None, *, confine: Confine = unconfined
+) -> list[CodeApproval | str]:
     """An approval, or why there is none (`file:line: what; remedy`), for each of the codes.
 
     Raises:
@@ -80,7 +89,7 @@ def try_codes(codes: Sequence[SkillCode], limits: Limits | None = None) -> list[
     found: dict[int, CodeApproval | str] = {}
     while len(found) < len(codes):
         rest = [number for number in range(len(codes)) if number not in found]
-        outcomes = _run_worker([codes[number] for number in rest], limits or Limits())
+        outcomes = _run_worker([codes[number] for number in rest], limits or Limits(), confine)
         found |= {rest[number]: outcome for number, outcome in outcomes.items()}
     return [found[number] for number in range(len(codes))]
 
@@ -92,6 +101,7 @@ def approve_skills(
     *,
     trust: bool,
     limits: Limits | None = None,
+    confine: Confine = unconfined,
 ) -> Mapping[str, CodeApproval]:
     """An approval for every skill, by name; new code is tried first, and nothing is written.
 
@@ -105,7 +115,7 @@ def approve_skills(
                 "start with --trust_skills, or rewrite it"
             )
     codes = [SkillCode.of(skill, env_name) for skill in skills]
-    outcomes = approvals_of(codes, ApprovalStore(layout.approvals), limits)
+    outcomes = approvals_of(codes, ApprovalStore(layout.approvals), limits, confine=confine)
     refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
     if refused:
         more = f" (and {len(refused) - 1} more: see flowrl check)" if len(refused) > 1 else ""
@@ -115,12 +125,16 @@ def approve_skills(
 
 
 def approvals_of(
-    codes: Sequence[SkillCode], store: ApprovalStore, limits: Limits | None = None
+    codes: Sequence[SkillCode],
+    store: ApprovalStore,
+    limits: Limits | None = None,
+    *,
+    confine: Confine = unconfined,
 ) -> list[CodeApproval | str]:
     """The kept approvals, and new ones for the other codes, which are not kept yet."""
     kept = [store.find(code.digest) for code in codes]
     unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
-    fresh = iter(try_codes(unknown, limits))
+    fresh = iter(try_codes(unknown, limits, confine=confine))
     return [next(fresh) if approval is None else approval for approval in kept]
 
 
@@ -138,7 +152,9 @@ def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) ->
     logger.warning(text)
 
 
-def _run_worker(codes: Sequence[SkillCode], limits: Limits) -> dict[int, CodeApproval | str]:
+def _run_worker(
+    codes: Sequence[SkillCode], limits: Limits, confine: Confine
+) -> dict[int, CodeApproval | str]:
     """The outcomes of codes up to the one that ended the worker: of one at least.
 
     Raises:
@@ -146,13 +162,15 @@ def _run_worker(codes: Sequence[SkillCode], limits: Limits) -> dict[int, CodeApp
     """
     order = {"codes": [asdict(code) for code in codes], "limits": asdict(limits)}
     with tempfile.TemporaryDirectory(prefix="flowrl-dry-run-") as folder:
+        env = _environment(folder)
+        worker = (sys.executable, "-P", "-m", "flowrl.skills.validation.worker")
         try:
             ended = subprocess.run(
-                (sys.executable, "-P", "-m", "flowrl.skills.validation.worker"),
+                (*confine(Path(folder), env), *worker),
                 input=json.dumps(order).encode(),
                 capture_output=True,
                 cwd=folder,
-                env=_environment(folder),
+                env=env,
                 start_new_session=True,  # Ctrl-C reaches only us
                 timeout=limits.start_seconds + 2 * limits.seconds * len(codes),
                 check=False,
@@ -184,6 +202,8 @@ def _refusal(code: SkillCode, line: int, why: str) -> str:
 
 def _why_ended(exit_code: int, limits: Limits) -> str:
     """How the worker ended in a function, and the remedy."""
+    if exit_code > 128:  # the shells' and bubblewrap's way to say by which signal
+        exit_code = 128 - exit_code
     if exit_code == -signal.SIGALRM:
         return f"took longer than {limits.seconds:g} s; make it smaller"
     if exit_code in (EXIT_MEMORY, -signal.SIGABRT):
