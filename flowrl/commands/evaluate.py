@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from flowrl.arguments import GraphArgument, SkillArgument
 from flowrl.config import Count, PPOConfig, Sandbox
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths, JobPaths
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
 
@@ -58,21 +57,14 @@ class EvaluateCommand:
         layout = GraphPaths(self.graph_path.absolute())
         run = read_run(ExpertStore(layout).archive_of(self.skill))
         confined = sandbox.confinement(self.sandbox, layout.root)
-        env = sandbox.child_env()
+        env = sandbox.confined_env(sandbox.child_env())
         cache = sandbox.compile_cache(
             configs.from_json(PPOConfig, run.config).compile_cache, env
         ).absolute()
         flags = json.dumps(records.to_json(replace(self, graph_path=layout.root)))
         words = (sys.executable, "-m", "flowrl.commands.evaluate", flags)
-        with tempfile.TemporaryDirectory(prefix="flowrl-evaluate-") as folder:
-            around = confined.around(
-                JobPaths(Path(folder).resolve()),
-                cwd=Path.cwd(),
-                env=env,
-                cache=cache,
-                reads_graph=True,
-            )
-            child = subprocess.run((*around, *words), env=env, check=False, start_new_session=True)
+        around = confined.around(None, cwd=Path.cwd(), env=env, cache=cache, reads_graph=True)
+        child = subprocess.run((*around, *words), env=env, check=False, start_new_session=True)
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def report(self) -> int:

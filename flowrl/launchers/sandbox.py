@@ -93,7 +93,7 @@ class Confinement:
 
     def around(
         self,
-        place: JobPaths,
+        place: JobPaths | None,
         *,
         cwd: Path,
         env: Mapping[str, str],
@@ -103,7 +103,7 @@ class Confinement:
         """The words that go before a job's own; none if it is not confined.
 
         Args:
-          place: the job; its folder exists and is a real path.
+          place: the job; its folder exists and is a real path. None: it has no folder to write to.
           cwd: the job's working folder, which it sees empty.
           env: the job's environment; the folders that it names become visible.
           cache: the compile cache as the job knows it, an absolute path.
@@ -127,12 +127,7 @@ class Confinement:
                 own = make_dir(cache.with_name(cache.name + CONFINED_SUFFIX))
                 words += ["--bind", str(own), str(cache)]
         words += ["--dir", str(cwd), "--chdir", str(cwd)]
-        words += ["--bind", str(place.folder), str(place.folder)]
-        for record in place.read_only:
-            words += ["--ro-bind-try", str(record), str(record)]
-        # Its runner replaces it when the job has ended; until then nothing can be in its place.
-        words += ["--ro-bind", os.devnull, str(place.exit_json)]
-        words += ["--bind-try", str(place.lock), str(place.lock)]  # so that it stays where it is
+        words += _job_folder(place) if place else []
         if self.hidden is not None and not reads_graph:
             words += ["--remount-ro", str(self.hidden)]
         # Without capabilities a user id 0 may still write the kernel's settings that root owns.
@@ -269,6 +264,16 @@ def confined_env(env: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str
         kept["WANDB_MODE"] = "offline"
     kept["TMPDIR"] = "/tmp"  # noqa: S108
     return kept
+
+
+def _job_folder(place: JobPaths) -> list[str]:
+    """The job's folder, writable but for what it was given and what its runner records."""
+    words = ["--bind", str(place.folder), str(place.folder)]
+    for record in place.read_only:
+        words += ["--ro-bind-try", str(record), str(record)]
+    # Its runner replaces it when the job has ended; until then nothing can be in its place.
+    words += ["--ro-bind", os.devnull, str(place.exit_json)]
+    return [*words, "--bind-try", str(place.lock), str(place.lock)]  # so that it stays where it is
 
 
 def _home(env: Mapping[str, str]) -> list[str]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import bottomup_parallel
-from flowrl.config import BottomUpConfig, with_flags
+from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import Job
+from flowrl.launchers.sandbox import Confinement
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_backend import TrainingBackend
@@ -34,7 +35,7 @@ class StandInBackend(TrainingBackend):
     """
 
     def __init__(self, layout: GraphPaths, config: BottomUpConfig, *rest: Any, **more: Any) -> None:
-        super().__init__(layout, with_flags(config, sandbox="none"), *rest, **more)
+        super().__init__(layout, config, *rest, **{**more, "confinement": Confinement()})
 
     def _job(self, prepared: PreparedRun, task: RunRequest) -> Job:
         job = super()._job(prepared, task)

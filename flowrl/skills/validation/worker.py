@@ -39,7 +39,7 @@ ELEMENT_LIMIT = 1_000_000  # of one intermediate array
 FORBIDDEN = ("callback", "ffi", "custom_call", "infeed", "outfeed", "host", "while", "io_")
 _RAISED = (
     *(TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
-    *(AssertionError, RuntimeError, ImportError, SyntaxError, StopIteration),
+    *(AssertionError, RuntimeError, ImportError, SyntaxError, StopIteration, OSError),
 )
 _OPEN_FILES = 256
 _PR_SET_PDEATHSIG = 1
