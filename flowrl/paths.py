@@ -42,6 +42,11 @@ def display_name(text: str) -> str:
     return name
 
 
+def printable(text: str) -> str:
+    """The text with `�` for each character that a terminal obeys or cannot show."""
+    return "".join(char if char.isprintable() else "�" for char in text)
+
+
 def _is_unseen(char: str) -> bool:
     """Return whether two names that differ only in this character look the same."""
     return char != " " and (unicodedata.category(char)[0] in "CZ" or char in _BLANK)

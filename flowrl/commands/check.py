@@ -14,6 +14,7 @@ from flowrl.config import Sandbox
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.games.base import known_games
 from flowrl.launchers.sandbox import confinement
+from flowrl.paths import printable
 from flowrl.skills.skill import Skill, load_skill
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import (
@@ -28,25 +29,27 @@ from flowrl.skills.validation.syntax import fitting_games
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFile:
-    """A file, the games that it is a good skill for, and the reason when there is none."""
+    """A file, the skill in it and the games it is good for, or the reason why there is none."""
 
     file: str
+    skill: str | None = None
     games: tuple[str, ...] = ()
     why: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand:
-    """Say what is wrong with skill files; exit 1 if something is.
+    """Say "ok" of skill files, or what is wrong; exit 1 if something is.
 
     Examples:
+      flowrl check my_skills
       flowrl check my_skills/*.py
       flowrl check my_skills/*.py --no-trace
       flowrl check my_skills/*.py --json | jq '.[].games'
     """
 
     files: tyro.conf.Positional[tuple[Path, ...]]
-    """Skill files."""
+    """Skill files, and folders of them."""
     trace: bool = True
     """Also trace the functions in a process with limits, and compute them in known states."""
     sandbox: Sandbox = "auto"
@@ -55,21 +58,41 @@ class CheckCommand:
     """Print JSON: for every file the games it is good for, or why it is refused."""
 
     def __call__(self) -> int:
-        """Print one line per refused file; returns 1 when there is one, else 0.
+        """Print one line per file; returns 1 when one is refused, else 0.
 
         Raises:
-          ConfigError: no file is named.
+          ConfigError: no file is named, or a folder has none.
         """
-        if not self.files:
-            raise ConfigError("no file is named; name at least one: flowrl check my_skills/*.py")
+        files = skill_files(self.files)
         confine = confinement(self.sandbox).in_folder if self.trace else unconfined
-        checked = check_files(self.files, trace=self.trace, confine=confine)
-        refused = [each.why for each in checked if each.why is not None]
+        checked = check_files(files, trace=self.trace, confine=confine)
         if self.json:
             sys.stdout.write(json.dumps([asdict(each) for each in checked], indent=2) + "\n")
         else:
-            sys.stdout.writelines(f"{why}\n" for why in refused)
-        return 1 if refused else 0
+            sys.stdout.writelines(f"{_line(each)}\n" for each in checked)
+        return 1 if any(each.why for each in checked) else 0
+
+
+def skill_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that are named, and those in folders that are.
+
+    Raises:
+      ConfigError: there is none at all, or none in a folder.
+    """
+    found = []
+    for path in paths:
+        inside = sorted(path.glob("*.py")) if path.is_dir() else [path]
+        if not inside:
+            raise ConfigError(f"{printable(str(path))} has no file *.py; name skill files")
+        found += inside
+    if not found:
+        raise ConfigError("no file is named; name files or a folder: flowrl check my_skills")
+    return found
+
+
+def _line(checked: CheckedFile) -> str:
+    good = f"{printable(checked.file)}: ok: {checked.skill}, for {', '.join(checked.games)}"
+    return good if checked.why is None else checked.why
 
 
 def check_files(
@@ -99,6 +122,7 @@ def check_files(
     return [
         CheckedFile(
             file=str(path),
+            skill=skill.name if isinstance(skill := read[number], Skill) else None,
             games=tuple(good.get(number, ())),
             why=None if number in good else why[number],
         )

@@ -32,7 +32,7 @@ from flowrl.parallel.run_folder import (
     fail_run,
     refuse_live_process,
 )
-from flowrl.paths import GraphPaths, RunPaths
+from flowrl.paths import GraphPaths, RunPaths, printable
 from flowrl.runs import (
     CodeApproval,
     ExpertVersion,
@@ -266,7 +266,7 @@ def _entry(step: PlannedStep) -> str:
 
 
 def _step(number: int, step: PlannedStep, skill: Skill) -> str:
-    title = f"# Step {number}: {_one_line(step.skill)} × {step.count}, expert {step.expert}"
+    title = f"# Step {number}: {printable(step.skill)} × {step.count}, expert {step.expert}"
     done = _renamed(skill.is_done, f"task_{number}_is_done", count=step.count)
     reward = _renamed(skill.reward, f"task_{number}_reward", count=step.count)
     network = f"def task_{number}_network_number():\n    return GLOBAL_TO_LOCAL[{step.expert}]"
@@ -285,8 +285,4 @@ def _renamed(source: str, name: str, *, count: int) -> str:
 
 
 def _in_docstring(text: str) -> str:
-    return _one_line(text).replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else "�" for char in text)
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')

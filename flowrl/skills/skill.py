@@ -16,7 +16,7 @@ from typing import Any
 from flowrl import storage
 from flowrl.errors import CodeRefusedError, FileRefusedError, NameRefusedError, SkillError
 from flowrl.games.base import find_game, known_games
-from flowrl.paths import display_name
+from flowrl.paths import display_name, printable
 from flowrl.skills.validation.syntax import (
     CONSTANTS,
     SOURCE_LIMIT_BYTES,
@@ -234,19 +234,20 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
     Raises:
       FlowrlError: the file cannot be read, is malformed, or its syntax is not admitted.
     """
+    place = printable(str(path))
     try:
         text = storage.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES).decode("utf-8-sig")
     except FileRefusedError as error:
         remedy = f"name a plain file of at most {SOURCE_LIMIT_BYTES:,} bytes"
-        raise SkillError(f"{path}:1: {error}; {remedy}") from error
+        raise SkillError(printable(f"{place}:1: {error}; {remedy}")) from error
     except UnicodeDecodeError as error:
-        raise SkillError(f"{path}:1: not UTF-8; save the file as UTF-8") from error
+        raise SkillError(f"{place}:1: not UTF-8; save the file as UTF-8") from error
     try:
-        return parse_skill(text, place=str(path), env_name=env_name)
+        return parse_skill(text, place=place, env_name=env_name)
     except CodeRefusedError:
         if not trust:
             raise
-    return parse_skill(text, place=str(path), env_name=env_name, trusted=True)
+    return parse_skill(text, place=place, env_name=env_name, trusted=True)
 
 
 def load_library(

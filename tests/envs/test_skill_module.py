@@ -141,7 +141,7 @@ HOSTILE = {
     "a callback": "(inventory, n=2):\n    return jax.pure_callback(abs, 1, 2)",
     "a file": "(n=2):\n    return jnp.load('/etc/passwd')",
     "an import inside": "(n=2):\n    import os\n    return 1",
-    "a nested function": "(n=2):\n    def f():\n        return 1\n    return 1",
+    "a function that calls itself": "(n=2):\n    def f(x):\n        return f(x)\n    return f(1)",
     "an unknown feature": "(everything, n=2):\n    return 1",
     "a call in the default": "(n=print(1)):\n    return n",
     "an endless loop": "(n=2):\n    while True:\n        n = n\n    return n",

@@ -22,7 +22,7 @@ from typing import Any
 
 from flowrl import notices
 from flowrl.errors import LaunchError, SkillError
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, printable
 from flowrl.runs import CodeApproval
 from flowrl.skills.skill import Origin, Skill
 from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
@@ -195,9 +195,7 @@ def _run_worker(
 
 
 def _refusal(code: SkillCode, line: int, why: str) -> str:
-    text = f"{code.origin.place}:{line}: {why}"
-    # Without control characters: trusted code writes its own error messages.
-    return "".join(char if char.isprintable() else "�" for char in text)
+    return printable(f"{code.origin.place}:{line}: {why}")  # trusted code writes its own errors
 
 
 def _why_ended(exit_code: int, limits: Limits) -> str:

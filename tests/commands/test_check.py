@@ -1,0 +1,72 @@
+"""`flowrl check` says of every file of a folder whether it is a good skill, or why it is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flowrl.cli import main
+from tests.skills.making import skill_text
+
+
+def written(folder, **texts: str | bytes):
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        content = text if isinstance(text, bytes) else text.encode()
+        (folder / f"{name}.py").write_bytes(content)
+    return folder
+
+
+def test_every_file_of_a_folder_is_told_by_a_line(tmp_path, capsys):
+    folder = written(tmp_path / "mine", b=skill_text(head="import os\n"), a=skill_text())
+    (folder / "notes.txt").write_text("no skill")
+    assert main(["check", str(folder), "--no-trace"]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    games = "Craftax-Classic-Symbolic-v1, Craftax-Symbolic-v1"
+    assert first == f"{folder / 'a.py'}: ok: Collect Wood, for {games}"
+    assert second.startswith(f"{folder / 'b.py'}:2: Import does not belong in a skill file; remove")
+
+
+def test_files_and_folders_may_be_mixed_and_are_told_as_json(tmp_path, capsys):
+    folder = written(tmp_path / "mine", a=skill_text())
+    other = written(tmp_path, c=skill_text(head="import os\n")) / "c.py"
+    assert main(["check", str(folder), str(other), "--no-trace", "--json"]) == 1
+    good, bad = json.loads(capsys.readouterr().out)
+    assert (good["skill"], bad["skill"]) == ("Collect Wood", None)
+    assert good["why"] is None
+    assert bad["games"] == []
+
+
+@pytest.mark.parametrize("words", [[], ["empty"]], ids=["nothing", "an empty folder"])
+def test_a_check_of_nothing_is_refused(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main(["check", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_one_file_that_once_crashed_the_check_does_not_hide_the_others(tmp_path, capsys):
+    digits = skill_text().replace('"n"', "9" * 400)
+    hexadecimal = skill_text().replace('"n"', "0x" + "f" * 4_000)
+    folder = written(tmp_path / "mine", a=digits, b=hexadecimal, c=skill_text())
+    assert main(["check", str(folder), "--no-trace"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [": a literal is too large; " in line for line in lines] == [True, True, False]
+
+
+def test_a_byte_order_mark_is_read(tmp_path, capsys):
+    folder = written(tmp_path / "mine", a=b"\xef\xbb\xbf" + skill_text().encode())
+    assert main(["check", str(folder), "--no-trace"]) == 0
+    assert ": ok: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\udcff"], ids=["escape", "line", "byte"])
+@pytest.mark.parametrize("text", [skill_text(), "import os\n", "x = ("])
+def test_a_files_name_cannot_command_the_terminal(tmp_path, capsys, name, text):
+    folder = written(tmp_path / "mine", **{name: text})
+    main(["check", str(folder), "--no-trace"])
+    main(["check", str(folder / f"{name}.py"), str(folder / f"{name}0.py"), "--no-trace"])
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) == 3
+    assert said.replace("\n", "").isprintable()
