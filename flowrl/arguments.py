@@ -285,7 +285,8 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
     if places and places[0].name == _GRAPH:
         graph, *places = places
         spare = len(rest) > len(places) and not any(each.many for each in places)
-        if rest and (spare or _names_folder(rest[0])):
+        number = bool(places) and places[0].type is int
+        if rest and (spare or _names_folder(rest[0]) or (number and not rest[0].isdigit())):
             found[graph.name] = [rest.pop(0)]
     for place in places:
         if rest:

@@ -129,7 +129,7 @@ def _command(name: str, words: Sequence[str]) -> Any:
       ConfigError: there is no such command.
     """
     if name not in COMMANDS:
-        near = closest(name, ALL) or f"; there are {', '.join(ALL)}"
+        near = closest(name, [*ALL, "--version"]) or f"; there are {', '.join(ALL)}"
         raise ConfigError(f"there is no command {name!r}{near}")
     kind = COMMANDS[name]
     environment = arguments.graph_of_environment(kind, os.environ)

@@ -16,7 +16,8 @@ from pathlib import Path
 from flowrl import config as configs
 from flowrl import console
 from flowrl.arguments import GraphArgument, SkillArgument
-from flowrl.config import Count, PPOConfig, Sandbox
+from flowrl.commands.repair import existing_graph
+from flowrl.config import Count, Positive, PPOConfig, Sandbox
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths
@@ -37,7 +38,7 @@ class EvaluateCommand:
     """Folder of the graph."""
     skill: SkillArgument
     """The skill's name, or its expert number."""
-    episodes: Count = 256
+    episodes: Positive = 256
     """Episodes to play, each in a world of its own."""
     seed: Count = 1_000_003
     """Seed of the worlds and actions."""
@@ -54,7 +55,7 @@ class EvaluateCommand:
         Raises:
           ExpertMissingError: no such skill is merged; says which are.
         """
-        layout = GraphPaths(self.graph_path.absolute())
+        layout = existing_graph(self.graph_path.absolute())
         run = read_run(ExpertStore(layout).archive_of(self.skill))
         confined = sandbox.confinement(self.sandbox, layout.root)
         env = sandbox.confined_env(sandbox.child_env())

@@ -46,7 +46,7 @@ class FsckCommand:
 
     def __call__(self) -> int:
         """Run the command; raises BusyError if a scheduler is at work where it should repair."""
-        layout = _graph(self.graph_path)
+        layout = existing_graph(self.graph_path)
         done: list[str] = []
         if self.repair:
             with _claimed(layout):
@@ -83,7 +83,7 @@ class RollbackCommand:
 
     def __call__(self) -> int:
         """Run the command; what is refused changes nothing."""
-        layout = _graph(self.graph_path)
+        layout = existing_graph(self.graph_path)
         store = ExpertStore(layout)
         if self.generation is None:
             rows, present = list(_generations(layout)), store.manifest().generation
@@ -120,7 +120,7 @@ class RecoverCommand:
 
     def __call__(self) -> int:
         """Run the command; raises FileRefusedError if the manifest or a record is damaged, too."""
-        layout = _graph(self.graph_path)
+        layout = existing_graph(self.graph_path)
         with _claimed(layout):
             state = recover_state(layout)
         line = state or f"{layout.scheduler_state} is whole: there is nothing to recover"
@@ -128,12 +128,13 @@ class RecoverCommand:
         return 0
 
 
-def _graph(graph_path: Path) -> GraphPaths:
+def existing_graph(graph_path: Path) -> GraphPaths:
+    """Return the paths of a graph; raises FileRefusedError where there is none."""
     layout = GraphPaths(graph_path)
     if not (layout.checkpoints.is_dir() or layout.scheduler_state.is_file()):
         raise FileRefusedError(
             f"{layout.root} is no graph: it has neither checkpoints/ nor scheduler_state.json; "
-            "name the folder that --graph_path named"
+            "name the folder of a graph (GRAPH comes first)"
         )
     return layout
 

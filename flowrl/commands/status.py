@@ -278,8 +278,8 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
     """
     if not paths.scheduler_state.is_file():
         raise FileRefusedError(
-            f"{paths.root} is no graph: it has no scheduler_state.json; name another folder, or "
-            f"start one: flowrl train {shlex.quote(str(paths.root))}"
+            f"{paths.root} is no graph: it has no scheduler_state.json; name the folder of a "
+            "graph (GRAPH comes first), or let flowrl train make one"
         )
     lines = StateFile(paths.scheduler_state).load_document()["skills"]
     return [_row(paths, line) for line in lines]
