@@ -128,6 +128,13 @@ class Launcher(ABC):
         """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
         return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
 
+    def clear(self, runs: Path, done: Collection[Path]) -> None:  # noqa: B027 — most show nothing
+        """Close what shows the ended jobs whose folders, below `runs`, are `done`.
+
+        Raises:
+          LaunchError: it cannot be done now.
+        """
+
     def close(self) -> None:
         """Release what the launcher holds in this process; jobs go on."""
         self._watcher.close()

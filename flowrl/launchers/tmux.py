@@ -3,15 +3,14 @@
 tmux is never asked whether a job lives or how it ended; the job's folder says that. Sessions are
 on the user's own server: options are set per session, and one without our run id is never touched.
 tmux closes the session of a job that succeeds; that of a failed job stays to be read, and the next
-attempt runs in it. Graphs that share a server are told apart by the folder of their runs. A name
-that another program uses gets a number.
+attempt runs in it. Jobs are told apart by their folders, also those of graphs that share a server.
+A name that another program uses gets a number.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -22,7 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import libtmux
 from libtmux.common import has_minimum_version
@@ -196,6 +195,23 @@ class TmuxLauncher(Launcher):
         self._remind_servers()
         return super().wait(handles, timeout_seconds=timeout_seconds)
 
+    def clear(self, runs: Path, done: Collection[Path]) -> None:
+        """Close the sessions of ended jobs that are done, or of a graph whose folder is gone.
+
+        The others below `runs` stay to be read, without the writers of their logs, which tmux lets
+        wait for more.
+        """
+        for pane in self._server.panes():
+            folder = Path(unquote(pane.folder))
+            gone = not folder.parent.exists()
+            if process.start_time_of(pane.pid) or not (gone or folder.parent == runs):
+                continue
+            if gone or folder in done:
+                self._server.run("kill-pane", "-t", pane.pane)
+                continue
+            for pid in process.with_last_argument(str(folder / "training.log")):
+                process.send(pid, process.start_time_of(pid), signal.SIGKILL)
+
     def close(self) -> None:
         """Release what the launcher holds in this process; jobs go on."""
         self._remind_servers()
@@ -214,7 +230,7 @@ class TmuxLauncher(Launcher):
         deadline = time.monotonic() + _FORMER_RUN_SECONDS
         while True:
             panes = self._server.panes()
-            own = [pane for pane in panes if _is_own(pane, job)]
+            own = [pane for pane in panes if pane.folder == _quoted(job.folder)]
             living = [pane for pane in own if process.start_time_of(pane.pid)]
             if own and not living:
                 return self._respawn(job, own[0])
@@ -276,23 +292,16 @@ def _options(job: Job, target: str) -> list[str]:
     log = "exec " + shlex.join([*words, str((job.folder / job.log).absolute())])
     return [
         *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
-        *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, _graph_folder(job)),
+        *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, _quoted(job.folder)),
         *(";", "set-option", "-p", "-t", target, "remain-on-exit", "failed"),
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
         *(";", "pipe-pane", "-t", target, log.replace("%", "%%").replace("#", "##")),
     ]
 
 
-def _graph_folder(job: Job) -> str:
-    """Where the graph's runs are, in characters that mean nothing to tmux."""
-    return quote(str(job.folder.parent.absolute()))
-
-
-def _is_own(pane: Pane, job: Job) -> bool:
-    """Whether a pane is, or was, of the same skill of the same graph."""
-    if pane.folder != _graph_folder(job):
-        return False
-    return re.fullmatch(rf"{re.escape(job.name)}(_\d+)?", pane.session) is not None
+def _quoted(folder: Path) -> str:
+    """A job's folder in characters that mean nothing to tmux."""
+    return quote(str(folder.absolute()))
 
 
 def _free_name(job: Job, panes: Collection[Pane]) -> str:

@@ -22,6 +22,7 @@ from flowrl.errors import (
     SKILL_ERRORS,
     ConfigError,
     FileRefusedError,
+    FlowrlError,
     GraphError,
     SkillError,
     format_error,
@@ -275,6 +276,7 @@ class SkillScheduler:
 
     def run(self) -> SchedulerState:
         """Tick until every skill is settled, or a user has stopped the daemon."""
+        self._clear_sessions()
         while True:
             self.tick()
             done = self.state.settled or self.state.stop_is_due
@@ -282,8 +284,21 @@ class SkillScheduler:
                 if self.state.stop_mode:
                     self.stopped_on_request = True
                     self._apply(events.Stopped())
+                self._clear_sessions()
                 return self.state
             self.wait()
+
+    def _clear_sessions(self) -> None:
+        """Close the sessions of completed skills: runs that ended unwatched may have left some."""
+        done = [
+            self.layout.run(entry.expert, entry.skill).folder.resolve()
+            for entry in self.state.entries.values()
+            if isinstance(entry.status, Completed) and entry.expert is not None
+        ]
+        try:
+            self._launcher.clear(self.layout.training_runs.resolve(), done)
+        except (FlowrlError, OSError) as error:
+            logger.warning("sessions of ended runs may stay: %s", format_error(error))
 
     def _apply(self, event: Event) -> None:
         """Apply one event between two ticks; nothing is started before the next one."""

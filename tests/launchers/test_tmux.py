@@ -118,7 +118,8 @@ def test_a_name_that_begins_like_another_is_another(tmux, make_job):
 
 
 def test_a_former_run_leaves_its_session_to_the_next(tmux, make_job):
-    old, new = make_job("raise SystemExit(1)"), make_job(SLEEP, run_id="e0.a2.y")
+    old = make_job("raise SystemExit(1)")
+    new = replace(make_job(SLEEP, run_id="e0.a2.y"), folder=old.folder, cwd=old.folder)
     first = tmux.launch(old)
     end_of(tmux, first, old)
     with somebody_attached(tmux, old.name):
@@ -141,8 +142,9 @@ def test_the_output_of_the_next_run_goes_to_its_own_log(tmux, make_job):
 def test_another_live_run_keeps_its_session(tmux, make_job):
     other = make_job(SLEEP, run_id="e0.a1.other")
     handle = tmux.launch(other)
-    with pytest.raises(LaunchError, match=r"still lives, e0\.a1\.other in flowrl_e0_Wood"):
-        tmux.launch(make_job(SLEEP))
+    start_of(other)
+    with pytest.raises(LaunchError, match="a process of this run still lives"):
+        tmux.launch(replace(make_job(SLEEP), folder=other.folder))
     assert tmux.poll(handle, other.folder) is None
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from flowrl.launchers import process
 from flowrl.launchers.base import Job
 from flowrl.launchers.tmux import TmuxLauncher
-from tests.launchers.conftest import SLEEP, MakeJob, end_of, start_of
+from tests.launchers.conftest import SLEEP, MakeJob, end_of, start_of, until
 from tests.launchers.tmux_sessions import sessions
 
 pytestmark = pytest.mark.tmux
@@ -24,8 +26,8 @@ def of_graph(make_job: MakeJob, tmp_path: Path) -> Callable[..., Job]:
     """Makes a job of a graph: its run folder lies in the graph's."""
 
     def make(graph: str, source: str, run_id: str) -> Job:
-        folder = tmp_path / graph / run_id
-        folder.mkdir(parents=True)
+        folder = tmp_path / graph / "skill_0_Wood"
+        folder.mkdir(parents=True, exist_ok=True)
         return replace(make_job(source, run_id=run_id), folder=folder, cwd=folder)
 
     return make
@@ -82,3 +84,32 @@ def test_a_renamed_session_is_found_under_its_new_name(tmux, of_graph):
     assert found is not None
     assert found.session == "mine"
     assert tmux.launch(job) == found
+
+
+def log_writers(folder: Path) -> list[int]:
+    return process.with_last_argument(str(folder / "training.log"))
+
+
+def test_only_the_sessions_of_done_jobs_and_of_graphs_that_are_gone_are_closed(tmux, of_graph):
+    failing = "print('what went wrong'); raise SystemExit(1)"
+    done, other, gone = (of_graph(graph, failing, "e0.a1.x") for graph in ("a", "b", "c"))
+    runs = done.folder.parent
+    kept = replace(of_graph("a", failing, "e1.a1.x"), name="flowrl_e1_Table", folder=runs / "table")
+    lives = replace(of_graph("a", SLEEP, "e2.a1.x"), name="flowrl_e2_Pick", folder=runs / "pick")
+    for job in (kept, lives):
+        job.folder.mkdir()
+    for job in (done, kept, other, gone):
+        end_of(tmux, tmux.launch(job), job)
+    tmux.launch(lives)
+    shutil.rmtree(gone.folder.parent)
+    tmux.clear(runs, [done.folder, lives.folder])
+    assert sessions(tmux) == [f"{WOOD}_2", "flowrl_e1_Table", "flowrl_e2_Pick"]
+    text = tmux._server.run("capture-pane", "-p", "-S", "-", "-t", "=flowrl_e1_Table:").stdout
+    assert "what went wrong" in text
+    until(lambda: not log_writers(done.folder) and not log_writers(kept.folder))
+    assert log_writers(lives.folder)
+    assert tmux.launch(replace(kept, run_id="e1.a2.x")).session == "flowrl_e1_Table"
+
+
+def test_clearing_without_a_server_does_nothing(tmux, tmp_path):
+    tmux.clear(tmp_path, [tmp_path / "a"])

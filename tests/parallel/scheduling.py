@@ -264,6 +264,9 @@ class FakeLauncher:
             self.on_wait()
         return True
 
+    def clear(self, runs: Path, done: Collection[Path]) -> None:
+        self.world.op("clear")
+
     def close(self) -> None:
         pass
 
