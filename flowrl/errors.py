@@ -42,6 +42,12 @@ class CodeRefusedError(SkillError):
     """Skill code contains something that is not admitted."""
 
 
+class FalseGainError(SkillError):
+    """A skill says that it is done, and what it gains is not in the inventory."""
+
+    exit_code = EXIT_USAGE  # another attempt would not mend the skill
+
+
 class GraphError(FlowrlError, ValueError):
     """The skill graph is impossible."""
 

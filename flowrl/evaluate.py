@@ -14,7 +14,7 @@ import numpy as np
 from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.envs.skill_module import TaskModule, open_module
-from flowrl.envs.tasks import make_env
+from flowrl.envs.tasks import check_gains, make_env
 from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts import checkpoint
@@ -70,6 +70,7 @@ class Tally(NamedTuple):
 
     over: Any  # bool[B]
     success: Any  # bool[B, tasks]; while playing as many columns as the plan's arrays have
+    lied: Any  # bool[B, tasks]; done without what the skill gains
     length: Any  # int32[B]
     total: Any  # f32[B]
 
@@ -84,6 +85,7 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
     Raises:
       ExpertMissingError: no such skill is merged.
       ExpertCorruptError: an expert's files are not those that were merged.
+      FalseGainError: a step is done without what its skill gains.
     """
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} must be at least 1")
@@ -101,6 +103,7 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
     tallies = [play(params, key, count) for key, count in zip(keys, counts, strict=True)]
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
     successes = tally.success.sum(axis=0).tolist()
+    check_gains(module.tasks, np.stack([successes, tally.lied.sum(axis=0)], axis=-1))
     return EvaluationReport(
         graph=str(layout.root),
         generation=store.manifest().generation,
@@ -165,7 +168,8 @@ def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
         while not np.asarray(tally.over).all():
             obs, state, key, tally = chunk(packed, (obs, state, key, tally))
         found = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
-        return found._replace(success=found.success[:, : env.num_tasks])
+        shown = slice(env.num_tasks)
+        return found._replace(success=found.success[:, shown], lied=found.lied[:, shown])
 
     return play
 
@@ -176,6 +180,7 @@ def _tally(state: BatchedState, count: int) -> Tally:
     return Tally(
         over=np.arange(rows) >= count,
         success=np.zeros((rows, columns), bool),
+        lied=np.zeros((rows, columns), bool),
         length=np.zeros(rows, np.int32),
         total=np.zeros(rows, np.float32),
     )
@@ -190,9 +195,11 @@ def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:
         actions = jax.random.categorical(action_key, logits).astype(jnp.int32)
         obs, state, output = env.step(step_key, state, actions)
         fresh = ~tally.over
+        acted = jax.nn.one_hot(output.task, tally.lied.shape[1], dtype=bool)
         tally = Tally(
             over=tally.over | output.done,
             success=jnp.where(fresh[:, None], output.task_success, tally.success),
+            lied=tally.lied | (acted & (fresh & output.lied)[:, None]),
             length=jnp.where(fresh, output.episode_length, tally.length),
             total=jnp.where(fresh, output.episode_return, tally.total),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from flowrl import storage
@@ -29,13 +29,15 @@ LAYERS = tuple(f"dense_{number}" for number in range(HIDDEN_LAYERS + 1))
 class PlannedStep:
     """One line of a run's plan: which skill, how often, by which expert (global index).
 
-    It may take `max_steps` environment steps; None stands for the run's `--max_task_steps`.
+    It may take `max_steps` environment steps; None stands for the run's `--max_task_steps`. When it
+    is done, the inventory must hold `gains`.
     """
 
     skill: SkillName
     count: Natural
     expert: Natural
     max_steps: Positive | None = None
+    gains: Mapping[str, Natural] = field(default_factory=dict)  # item → least amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

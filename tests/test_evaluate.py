@@ -94,7 +94,7 @@ class Dice:
         done = luck > 1.0
         return state, StepOutput(
             *(luck, done, done, ~done & done, state.task, state.task, state.task),
-            *(state.success, state.length, state.total),
+            *(state.success, ~done & done, state.length, state.total),
         )
 
 
@@ -106,6 +106,7 @@ def first_episodes(env: BatchedEnv, params: Any, key: jax.Array, count: int) -> 
     tally = Tally(
         over=jnp.zeros(count, bool),
         success=jnp.zeros((count, 8), bool),
+        lied=jnp.zeros((count, 8), bool),
         length=jnp.zeros(count, jnp.int32),
         total=jnp.zeros(count, jnp.float32),
     )

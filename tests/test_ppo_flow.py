@@ -151,6 +151,19 @@ def test_a_seed_that_is_no_number_ends_in_one_clear_line(layout):
     assert not layout.result_json.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.craftax
+def test_a_skill_that_lies_ends_in_one_clear_line(tmp_path):
+    layout = run_folder(tmp_path / "run", WALK, EXPERTS, done="return inventory.wood >= n - 2")
+    text = layout.module.read_text()
+    layout.module.write_text(text.replace("'expert': 0}", "'expert': 0, 'gains': {'wood': 2}}"))
+    done = ended(layout)
+    assert done.returncode == EXIT_USAGE
+    assert "of them without 2 wood in the inventory; correct its task_is_done" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not layout.result_json.exists()
+
+
 @pytest.mark.craftax
 def test_a_hostile_module_ends_in_one_clear_line(layout):
     text = layout.module.read_text()

@@ -44,6 +44,8 @@ class StepOutput(NamedTuple):
     """int32[B]: local index of the expert that acts next, in the new episode after `done`."""
     task_success: jax.Array
     """bool[B, num_tasks or more]: tasks completed in this episode so far, this step included."""
+    lied: jax.Array
+    """bool[B]: the task was completed, and the inventory lacks what its skill gains."""
     episode_length: jax.Array
     """int32[B]: steps of this episode so far, this one included."""
     episode_return: jax.Array

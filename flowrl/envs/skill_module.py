@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ class Task:
     functions: SuccessFunctions
     expert_local: int
     max_steps: int | None = None
+    gains: Mapping[str, int] = field(default_factory=dict)
+    """Item → how much of it the inventory must hold when the step is done."""
     digest: str = ""
     """Of the code of both functions, as `code_digest` computes it."""
 
@@ -153,6 +155,7 @@ def _task(frame: _Frame, k: int, approvals: Mapping[str, CodeApproval] | None) -
         functions=SuccessFunctions(step["skill"], load),
         expert_local=frame.experts.index(step["expert"]),
         max_steps=step.get("max_steps"),
+        gains=step.get("gains", {}),
         digest=digest,
     )
 
@@ -191,7 +194,7 @@ def _read(source: Path | str) -> _Frame:
     for k, step in enumerate(plan):
         if not _is_step(step, game, experts):
             what = f"step {k} of PLAN needs a skill, a count up to {game.largest_count} and an "
-            what += f"expert of {experts}; it may have max_steps, up to {MOST_STEPS}"
+            what += f"expert of {experts}; it may have max_steps, up to {MOST_STEPS}, and gains"
             raise _refusal(place, lines["PLAN"], what)
     _compare(body, _frame_of(game, experts, lines["PLAN"], plan), place)
     functions = [line for line in body[-3 * len(plan) :] if isinstance(line, ast.FunctionDef)]
@@ -201,12 +204,20 @@ def _read(source: Path | str) -> _Frame:
 def _is_step(step: Any, game: Game, experts: Collection[int]) -> bool:
     return (
         isinstance(step, dict)
-        and step.keys() - {"max_steps"} == {"skill", "count", "expert"}
+        and step.keys() - {"max_steps", "gains"} == {"skill", "count", "expert"}
         and isinstance(step["skill"], str)
         and _is_natural(step["count"], least=1, most=game.largest_count)
         and _is_natural(step["expert"])
         and step["expert"] in experts
         and _is_natural(step.get("max_steps", 1), least=1, most=MOST_STEPS)
+        and _are_gains(step.get("gains", {}), game)
+    )
+
+
+def _are_gains(gains: Any, game: Game) -> bool:
+    return isinstance(gains, dict) and all(
+        item in game.items and _is_natural(amount, most=MOST_STEPS)
+        for item, amount in gains.items()
     )
 
 

@@ -12,7 +12,7 @@ same such skills share a program, too.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
@@ -22,14 +22,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.envs.base import StepOutput
-from flowrl.envs.skill_module import SuccessFunctions, TaskModule
-from flowrl.errors import SkillError
+from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
+from flowrl.errors import FalseGainError, SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
 from flowrl.skills.skill import load_library
 from flowrl.skills.validation.cache import code_digest, parsed_function
 from flowrl.skills.validation.execution import execute_functions
 
 LEAST_COLUMNS = 8
+INVENTORY = "inventory"  # the feature that has the game's items
+_MOST_LIES = 0.01  # of the times that a step is done
+_LEAST_CLAIMS = 100
 
 
 class Plan(NamedTuple):
@@ -45,6 +48,8 @@ class Plan(NamedTuple):
     """Local index of the expert that acts."""
     last: Any
     """int32[]: the plan's last step."""
+    gains: Any
+    """int32[columns, items]: the least that the inventory holds when a step is done."""
 
 
 class WalkState(NamedTuple):
@@ -188,7 +193,18 @@ class SkillEnv:
                 episode_timestep=state.length + 1,
             ),
         )
-        return self._walk(state, world, completed=completed, reward=reward, over=over)
+        lied = completed & (self._held(world) < state.plan.gains[state.task]).any()
+        walked, output = self._walk(state, world, completed=completed, reward=reward, over=over)
+        return walked, output._replace(lied=lied)
+
+    def _held(self, world: Any) -> jax.Array:
+        """int32[items]: how much of each of the game's items is in the inventory."""
+        if not self.game.items:
+            return jnp.zeros(0, jnp.int32)
+        step = WorldStep(world, world, jnp.zeros((), jnp.float32))
+        held = self.engine.features([INVENTORY], step)[INVENTORY]
+        amounts = (jnp.sum(getattr(held, item)) for item in sorted(self.game.items))
+        return jnp.stack([amount.astype(jnp.int32) for amount in amounts])
 
     def _walk(
         self,
@@ -224,6 +240,7 @@ class SkillEnv:
             expert=plan.expert[state.task],
             next_expert=plan.expert[jnp.where(done, 0, walked.task)],
             task_success=walked.success,
+            lied=jnp.zeros_like(completed),
             episode_length=walked.length,
             episode_return=walked.total,
         )
@@ -269,14 +286,37 @@ def shared_functions(
         given = np.fromiter(values, np.int32)
         return np.pad(given, (0, columns - len(given)))
 
-    tasks = module.tasks
+    tasks, items = module.tasks, sorted(module.game.items)
     return functions, Plan(
         functions=row(numbers[key] for key in chosen),
         count=row(task.count for task in tasks),
         limit=row(task.max_steps or max_task_steps for task in tasks),
         expert=row(task.expert_local for task in tasks),
         last=np.asarray(len(tasks) - 1, np.int32),
+        gains=np.stack([row(task.gains.get(item, 0) for task in tasks) for item in items], axis=-1)
+        if items
+        else np.zeros((columns, 0), np.int32),
     )
+
+
+def check_gains(tasks: Sequence[Task], claims: Any, *, ended: bool = True) -> None:
+    """Make sure that steps that are done have yielded what their skills gain.
+
+    Args:
+      tasks: the steps of the plan.
+      claims: int[tasks, 2], how often each step was done, and how often its gains were missing.
+      ended: whether these are all; before, a step that was done a few times is not judged.
+
+    Raises:
+      FalseGainError: in more than 1 % they were missing.
+    """
+    for task, (done, lied) in zip(tasks, np.asarray(claims).tolist(), strict=False):
+        if lied > _MOST_LIES * done and (ended or done >= _LEAST_CLAIMS):
+            gains = ", ".join(f"{amount} {item}" for item, amount in task.gains.items())
+            raise FalseGainError(
+                f"{task.skill} × {task.count} was done {done} times, {lied} of them without "
+                f"{gains} in the inventory; correct its task_is_done or its gain"
+            )
 
 
 @cache

@@ -109,6 +109,7 @@ def prepare_training_run(  # noqa: PLR0913
                 count=step.count,
                 expert=experts[step.skill],
                 max_steps=graph.skills[step.skill].max_steps,
+                gains=_counted_gains(graph.skills[step.skill], step.count, config.env_name),
             )
             for step in steps
         ),
@@ -144,6 +145,13 @@ def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:
         raise ExpertMissingError(f"the skill {dependency!r} is not completed; train it first")
     entry = completed[dependency]
     return entry["expert_idx"] if isinstance(entry, Mapping) else entry
+
+
+def _counted_gains(skill: Skill, count: int, env_name: str) -> dict[str, int]:
+    """What the inventory must hold when the skill is done at this count."""
+    items = find_game(env_name).items
+    gains = {item: amount.at(count) for item, amount in skill.gain.items() if item in items}
+    return {item: amount for item, amount in gains.items() if amount > 0}
 
 
 def _seeds(
@@ -262,7 +270,8 @@ def _head(run: TrainingRun) -> str:
 
 def _entry(step: PlannedStep) -> str:
     entry = {"skill": step.skill, "count": step.count, "expert": step.expert}
-    return repr(entry if step.max_steps is None else {**entry, "max_steps": step.max_steps})
+    more = {"max_steps": step.max_steps, "gains": dict(step.gains)}
+    return repr({**entry, **{key: value for key, value in more.items() if value}})
 
 
 def _step(number: int, step: PlannedStep, skill: Skill) -> str:

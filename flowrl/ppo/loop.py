@@ -51,6 +51,7 @@ class UpdateReport:
     counters: Counters
     rates: Rates
     figures: dict[str, float]
+    claims: np.ndarray  # int[tasks, 2], steps done in this start, and those without their gains
     reached: bool  # whether the success rate ends the run early
     ended: bool  # whether this update is the last one
 
@@ -99,7 +100,7 @@ def train(
     """
     started = time.monotonic() - counters.seconds
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
-    ended = False
+    ended, claims = False, np.zeros((env.num_tasks, 2), np.int64)
     with ThreadPoolExecutor(num_groups(config), thread_name_prefix="acting") as threads:
         while not ended:
             lr = np.float32(learning_rate(config, counters.updates))
@@ -117,6 +118,7 @@ def train(
                 length=stats.episode_length,
                 total=stats.episode_return,
             )
+            claims = claims + stats.claims[: env.num_tasks]
             rates = episodes.rates()
             reached = rates.reach(config.success_state_rate)
             ended = reached or counters.updates >= num_updates(config)
@@ -125,6 +127,7 @@ def train(
                 counters=counters,
                 rates=rates,
                 figures={name: float(figure) for name, figure in stats.figures.items()},
+                claims=claims,
                 reached=reached,
                 ended=ended,
             )

@@ -106,6 +106,7 @@ def read_assignment(config: TrainConfig, module: TaskModule) -> Assignment:
             count=task.count,
             expert=module.experts[task.expert_local],
             max_steps=task.max_steps,
+            gains=task.gains,
         )
         for task in module.tasks
     )

@@ -15,7 +15,7 @@ from flowrl import runs, storage
 from flowrl.config import PPOConfig, TrainConfig
 from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, open_module
-from flowrl.envs.tasks import SkillEnv, make_env
+from flowrl.envs.tasks import SkillEnv, check_gains, make_env
 from flowrl.envs.vector import BatchedEnv
 from flowrl.experts import checkpoint
 from flowrl.launchers.sandbox import compile_cache
@@ -60,6 +60,7 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
         checkpoints = run_io.Checkpointer(assignment.paths, config.ppo.checkpoint_seconds)
         for update in train(env, config.ppo, programs, learner=learner, counters=counters):
             reporter.report(update)
+            check_gains(module.tasks, update.claims, ended=update.ended)
             best = best.or_better(update)
             if update.ended:
                 _finish(assignment, update, best, programs)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.config import PPOConfig
+from flowrl.envs.base import StepOutput
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed
 from flowrl.ppo import gae, optimizer
@@ -37,6 +38,7 @@ class Stats(NamedTuple):
     finite: jax.Array  # bool, whether the loss and all parameters are finite
     done: jax.Array  # bool[T, B]
     task_success: jax.Array  # bool[T, B, tasks]
+    claims: jax.Array  # int32[tasks, 2], steps that were done, and those without their gains
     episode_length: jax.Array  # int32[T, B]
     episode_return: jax.Array  # f32[T, B]
 
@@ -87,6 +89,7 @@ def learn(
         finite=all_finite((means["loss"], state.params)),
         done=output.done,
         task_success=output.task_success,
+        claims=_claims(output),
         episode_length=output.episode_length,
         episode_return=output.episode_return,
     )
@@ -112,6 +115,13 @@ def draw_minibatches(config: PPOConfig, key: jax.Array, *, groups: int = 1) -> j
 def all_finite(tree: Any) -> jax.Array:
     """bool: whether every number of every leaf, of any shape, is finite."""
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+def _claims(output: StepOutput) -> jax.Array:
+    """int32[tasks, 2]: how often each task was completed, and how often without its gains."""
+    acted = jax.nn.one_hot(output.task, output.task_success.shape[-1], dtype=bool)
+    done = acted & output.task_success, acted & output.lied[..., None]
+    return jnp.stack([each.sum(axis=(0, 1), dtype=jnp.int32) for each in done], axis=-1)
 
 
 def _rows(config: PPOConfig, batch: RolloutBatch, *, num_experts: int) -> Rows:

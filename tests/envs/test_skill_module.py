@@ -56,6 +56,13 @@ def test_a_missing_module_and_one_that_is_not_text_are_refused(tmp_path):
         load_module(tmp_path / "2.py")
 
 
+@pytest.mark.parametrize("gains", ["{'wod': 1}", "{'wood': -1}", "{'wood': 'n'}", "['wood']", "7"])
+def test_gains_that_are_none_of_the_inventory_are_refused(gains):
+    text = TEXT.replace("'expert': 0}", f"'expert': 0, 'gains': {gains}}}")
+    with pytest.raises(SkillError, match="step 0 of PLAN needs a skill"):
+        load_module(text)
+
+
 def test_whatever_the_generator_writes_of_the_library_is_read():
     library = load_library(CLASSIC, None)
     names = list(library)

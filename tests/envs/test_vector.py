@@ -53,7 +53,7 @@ class CountingWorlds:
         number = jnp.zeros((), jnp.int32)
         return state, StepOutput(
             *(jnp.zeros((), jnp.float32), done, done, ~done & done, number, number, number),
-            *(done[None], state.length, jnp.zeros((), jnp.float32)),
+            *(done[None], ~done & done, state.length, jnp.zeros((), jnp.float32)),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 from craftax.craftax_env import make_craftax_env_from_name
 
 from flowrl.envs.skill_module import load_module
-from flowrl.envs.tasks import make_env
+from flowrl.envs.tasks import check_gains, make_env
 from flowrl.envs.vector import BatchedEnv
-from flowrl.errors import ConfigError, SkillError
+from flowrl.errors import ConfigError, FalseGainError, SkillError
 from tests.envs.making import CLASSIC, FULL, PLAN, STONE, WOOD, module_text, with_items
 
 pytestmark = pytest.mark.craftax
@@ -160,6 +161,44 @@ def test_time_is_counted_in_the_plans_step_and_in_the_episode(worlds_of):
     assert tasks == [0, 0, 0, 1, 1, 1, 1]
     assert same(output.task_success[:, :2], True)
     assert same(output.done, True)
+
+
+def test_a_step_that_is_done_without_its_gains_lied(worlds_of):
+    late = WOOD._replace(is_done="(timestep):\n    return timestep >= 2")
+    text = module_text([late]).replace("'expert': 0}", "'expert': 0, 'gains': {'wood': 2}}")
+    env = make_env(CLASSIC, load_module(text), max_task_steps=9)
+    claiming = Walk(env, worlds_of(CLASSIC)[1])
+    for wood in (0, 1, 2, 3):
+        state, output = claiming.step(with_items(claiming.state, wood=wood))
+        assert not output.lied.any(), "it does not say yet that it is done"
+        _, output = claiming.step(state)
+        assert same(output.task_success[:, 0], True)
+        assert same(output.lied, wood < 2)
+
+
+@pytest.mark.parametrize(
+    ("claims", "ended", "refused"),
+    [
+        ([[200, 2], [50, 0]], False, False),
+        ([[200, 3], [50, 0]], False, True),
+        ([[99, 99], [0, 0]], False, False),
+        ([[99, 1], [0, 0]], True, True),
+        ([[100, 1], [0, 0]], True, False),
+        ([[0, 0], [0, 0]], True, False),
+    ],
+)
+def test_more_than_one_false_claim_in_a_hundred_is_refused(claims, ended, refused):
+    text = module_text([WOOD, STONE]).replace("'expert': 0}", "'expert': 0, 'gains': {'wood': 2}}")
+    tasks = load_module(text).tasks
+    with pytest.raises(FalseGainError) if refused else contextlib.nullcontext() as caught:
+        check_gains(tasks, np.array(claims), ended=ended)
+    if refused:
+        done, lied = claims[0]
+        assert str(caught.value) == (
+            f"Collect Wood × 2 was done {done} times, {lied} of them without 2 wood in the "
+            "inventory; correct its task_is_done or its gain"
+        )
+        assert caught.value.exit_code == 2, "no other attempt is made"
 
 
 def test_death_ends_an_episode_without_success(walk):

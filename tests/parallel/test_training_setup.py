@@ -10,6 +10,7 @@ import pytest
 
 from flowrl import notices, storage
 from flowrl.config import PPOConfig
+from flowrl.envs.skill_module import load_module
 from flowrl.errors import (
     BusyError,
     ExpertCorruptError,
@@ -498,3 +499,11 @@ def test_the_limit_that_a_skill_sets_is_in_the_run_and_in_its_module(layout):
         assert [step.max_steps for step in read_run(prepared.layout).plan] == [limit]
         plan = prepared.module_path.read_text().partition("PLAN = ")[2].partition("]")[0]
         assert ("'max_steps': 900" in plan) == (limit is not None)
+
+
+def test_what_the_inventory_must_hold_is_in_the_run_and_in_its_module(trained):
+    prepared = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5})
+    steps = {step.skill: dict(step.gains) for step in read_run(prepared.layout).plan}
+    assert steps == {WOOD: {"wood": 3}, TABLE: {}, PICKAXE: {"wood_pickaxe": 1}}
+    tasks = load_module(prepared.module_path).tasks
+    assert {task.skill: dict(task.gains) for task in tasks} == steps

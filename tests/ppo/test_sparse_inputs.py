@@ -53,6 +53,7 @@ def acted_of(used: int, num_experts: int) -> RolloutBatch:
         expert=expert,
         next_expert=expert,
         task_success=never[..., None],
+        lied=never,
         episode_length=jnp.zeros(size, jnp.int32),
         episode_return=jnp.zeros(size),
     )

@@ -20,6 +20,7 @@ from flowrl.errors import (
     ExpertCorruptError,
     ExpertMissingError,
     ExpertShapeError,
+    FalseGainError,
     FileRefusedError,
     TrainingError,
 )
@@ -33,7 +34,7 @@ from flowrl.program_cache import ProgramCache
 from flowrl.runs import ExpertVersion, LineageEntry, expert_shapes
 from tests.networks.making import words_of
 from tests.ppo.modules import relay_run, run_folder
-from tests.ppo.tiny_envs import Broken, Relay
+from tests.ppo.tiny_envs import Broken, Liar, Relay
 
 FRAMES = 4 * 8  # of one update
 SHAPES = expert_shapes(2, 2, 4)
@@ -315,6 +316,17 @@ def test_a_broken_reward_leaves_nothing_half_written(layout, monkeypatch):
         trainer.run(config_of(layout), StopSignal())
     assert not layout.result_json.exists()
     assert not layout.policies.exists()
+
+
+@pytest.mark.parametrize("updates", [5, 20])
+def test_a_skill_that_lies_fails_in_one_line_and_leaves_no_result(layout, monkeypatch, updates):
+    """A short run is judged at its end, a long one as soon as there are a hundred claims."""
+    monkeypatch.setattr(trainer, "open_env", partial(opened, Liar, None))
+    config = config_of(layout, total_timesteps=updates * FRAMES, success_state_rate=1.0)
+    with pytest.raises(FalseGainError, match=r"Go First × 1 was done .* times, .* of them without"):
+        trainer.run(config, StopSignal())
+    assert len(layout.metrics.read_text().splitlines()) == min(updates, 13)
+    assert not layout.result_json.exists()
 
 
 def test_a_disk_that_refuses_metrics_does_not_stop_training(layout, caplog):

@@ -91,6 +91,7 @@ class TinyEnv:
             expert=state.expert,
             next_expert=jnp.asarray(self.experts)[task],
             task_success=success,
+            lied=jnp.zeros_like(done),
             episode_length=length,
             episode_return=state.total + reward,
         )
@@ -172,6 +173,17 @@ class Relay(TinyEnv):
 
     def earned(self, state, action):
         return jnp.where(state.task == 0, action == 0, 10.0 * (action == 1))
+
+
+class Liar(Relay):
+    """Every task is done when its time is up, and its gains are never there."""
+
+    def succeeded(self, state, action):
+        return jnp.ones(action.shape, bool)
+
+    def step(self, key, state, actions):
+        obs, state, output = super().step(key, state, actions)
+        return obs, state, output._replace(lied=output.boundary)
 
 
 class Procession(TinyEnv):
