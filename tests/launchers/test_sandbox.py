@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +32,23 @@ from tests.launchers.test_runner import small_cgroup
 HERE = sandbox.confinement("auto", Path("/nowhere"))
 needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.said)
 # What an unconfined trainer of another user than root may not do either, by the kernel's rules.
-UNPRIVILEGED = {"open_a_setting_of_the_kernel", "make_a_user_namespace"}
+UNPRIVILEGED = {"open_a_setting_of_the_kernel", "make_a_user_namespace", "change_python"}
+NOBODY = 65534
+# Opens and closes; nothing is ever written.
+OPEN_SETTINGS = """
+import json, os
+opened, tried = [], 0
+for folder, _, files in os.walk('/proc/sys'):
+    for path in (os.path.join(folder, name) for name in files):
+        for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND):
+            tried += 1
+            try:
+                os.close(os.open(path, flags | os.O_NONBLOCK))
+                opened.append(path)
+            except OSError:
+                pass
+json.dump([opened, tried], open('opened.json', 'w'))
+"""
 FORGE = """
     open('forged', 'w').write('{}')
     for change in (lambda: os.replace('forged', name), lambda: open(name, 'a')):
@@ -39,6 +58,7 @@ FORGE = """
             continue
         raise SystemExit(f'{name} is changed')
 """
+CONFIG = Path(__file__).parents[2] / "pyproject.toml"
 MINE = '{"skill": "mine"}\n'
 SAVING = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
 
@@ -93,7 +113,7 @@ def test_no_escape_succeeds(launcher, make_job, tmp_path):
 
 
 @needs_bubblewrap
-def test_a_confined_trainer_cannot_say_how_it_ended(launcher, make_job):
+def test_no_escape_by_saying_how_it_ended(launcher, make_job):
     """Not even by what it leaves to a runner that is killed."""
     job = confined(
         make_job("import os\nfor name in ('exit.json', 'start.json'):\n" + FORGE + SLEEP)
@@ -104,6 +124,44 @@ def test_a_confined_trainer_cannot_say_how_it_ended(launcher, make_job):
     assert isinstance(end_of(launcher, handle, job), Lost)
     assert run_status.read_start(job.folder, job.run_id) == start
     assert run_status.read_exit(job.folder, job.run_id) is None
+
+
+@needs_bubblewrap
+def test_no_escape_opens_a_setting_of_the_kernel_for_writing(local, make_job):
+    job = confined(make_job(OPEN_SETTINGS))
+    assert isinstance(end_of(local, local.launch(job), job), Finished)
+    opened, tried = json.loads((job.folder / "opened.json").read_text())
+    assert opened == []
+    assert tried > 300
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(os.getuid() != 0, reason="it has run as another user than root already")
+def test_no_escape_succeeds_as_nobody():
+    """The tests above, by another user, who sees Python and flowrl wherever they are installed."""
+    home, shown = Path.home(), ["--tmpfs", str(Path.home())]
+    for path in (Path(sys.base_prefix).resolve(), Path(sys.prefix), CONFIG.parent):
+        for folder in reversed([each for each in path.parents if home in each.parents]):
+            shown += ["--perms", "0755", "--dir", str(folder)]
+        shown += ["--ro-bind", str(path), str(path)]
+    with tempfile.TemporaryDirectory(prefix="flowrl-nobody-") as folder:
+        os.chown(folder, NOBODY, NOBODY)
+        user = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+        done = subprocess.run(
+            [
+                *("bwrap", "--dev-bind", "/", "/", *shown),
+                *("--cap-add", "ALL", "setpriv", *user),
+                *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__),
+                *("-k", "no_escape", "--basetemp", f"{folder}/tests", "-c", str(CONFIG)),
+            ],
+            env={**os.environ, "HOME": folder, "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=CONFIG.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed, 1 skipped" in done.stdout
 
 
 def test_every_escape_succeeds_where_nobody_is_confined(launcher, make_job, tmp_path):
