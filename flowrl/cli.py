@@ -22,6 +22,7 @@ from flowrl.commands.control import (
     StopCommand,
 )
 from flowrl.commands.evaluate import EvaluateCommand
+from flowrl.commands.export import ExportCommand
 from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import FsckCommand, RecoverCommand, RollbackCommand
 from flowrl.commands.sessions import AttachCommand, PsCommand
@@ -62,7 +63,6 @@ GROUPS: Mapping[str, Mapping[str, type]] = {
         "ps": PsCommand,
         "skills": SkillsCommand,
         "plan": PlanCommand,
-        "evaluate": EvaluateCommand,
         "check": CheckCommand,
     },
     "steer": {
@@ -78,7 +78,11 @@ GROUPS: Mapping[str, Mapping[str, type]] = {
         "rollback": RollbackCommand,
         "recover": RecoverCommand,
     },
-    "more": {"completion": CompletionCommand},
+    "take": {
+        "evaluate": EvaluateCommand,
+        "export": ExportCommand,
+        "completion": CompletionCommand,
+    },
 }
 ALL = {name: kind for group in GROUPS.values() for name, kind in group.items()}
 COMMANDS = {name: kind for name, kind in ALL.items() if name not in PROGRAMS}

@@ -28,6 +28,7 @@ FLOORS = [
     {"experts", "networks", "envs"},
     {"parallel", "ppo", "llm"},
     {
+        "agent",
         "ppo_flow",
         "evaluate",
         "comparing",
@@ -42,6 +43,7 @@ MODULES = sorted(
     path for path in PACKAGE.rglob("*.py") if "library" not in path.relative_to(PACKAGE).parts
 )
 JAX_ROOMS = {
+    "agent",
     "program_cache",
     "comparing",
     "networks",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,25 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
     assert [step["skill"] for step in json.loads(played.stdout)["steps"]] == [
         *("Pick Berry", "Bake Pie"),
     ]
+
+    agent = tmp_path / "agent"
+    exported = run("-m", "flowrl.cli", "export", graph, "-o", agent)
+    assert exported.returncode == 0, exported.stderr
+    shutil.rmtree(graph)
+    acting = (
+        "import flowrl\n"
+        f"agent = flowrl.load_agent('{agent}')\n"
+        "wins = 0\n"
+        "for seed in range(8):\n"
+        "    episode = list(agent.play('Bake Pie', seed=seed))\n"
+        "    assert {step.skill for step in episode} <= {'Pick Berry', 'Bake Pie'}\n"
+        "    assert [step.done for step in episode[-2:]] in ([False, True], [True])\n"
+        "    wins += episode[-1].success\n"
+        "assert agent.skills == ('Pick Berry', 'Bake Pie')\n"
+        "assert wins >= 3, wins\n"
+    )
+    acted = run("-c", acting)
+    assert acted.returncode == 0, acted.stderr
 
 
 def test_a_skill_for_the_tiny_game_is_for_no_other(run, tmp_path):

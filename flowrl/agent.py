@@ -1,0 +1,297 @@
+"""The merged experts of a graph as a folder of plain files, and an agent that acts with them.
+
+    agent.json                          what is here: game, sizes, experts, plans, digests
+    experts/0_Collect_Wood.safetensors  the arrays of one expert, by their paths
+    plans/0_Collect_Wood.py             the plan of one skill, as its expert was trained with
+
+The folder needs no graph and may be given away. Its code is checked and tried when it is loaded, as
+that of any skill file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors import SafetensorError
+from safetensors.numpy import load, save_file
+
+from flowrl import storage
+from flowrl.config import PPOConfig
+from flowrl.envs.base import StepOutput
+from flowrl.envs.skill_module import TaskModule, load_module, open_module
+from flowrl.envs.tasks import SkillEnv, WalkState, make_env
+from flowrl.errors import (
+    ExpertCorruptError,
+    ExpertMissingError,
+    FileRefusedError,
+    GraphError,
+    closest,
+)
+from flowrl.experts import checkpoint
+from flowrl.experts.store import ExpertStore
+from flowrl.games.base import env_sizes
+from flowrl.networks import dispatch
+from flowrl.networks.grouped import Packed, pack
+from flowrl.networks.moe import stack_experts
+from flowrl.parallel.training_setup import expected_shapes
+from flowrl.paths import GraphPaths, slug
+from flowrl.ppo.trainer import use_compile_cache
+from flowrl.runs import (
+    CodeApproval,
+    ExpertVersion,
+    PlannedStep,
+    SkillName,
+    TrainingRun,
+    check_module,
+    expert_shapes,
+    read_run,
+)
+from flowrl.storage import records
+from flowrl.storage.records import Natural, Positive, Word
+
+_AGENT_JSON = "agent.json"
+_AGAIN = "export the agent again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedExpert:
+    """One expert, with the plan of its skill.
+
+    `arrays` and `module` are the sha256 of its two files; `experts[local]` is the global index of
+    a local expert of the plan.
+    """
+
+    index: Natural
+    skill: SkillName
+    frames: Natural
+    arrays: Word
+    module: Word
+    plan: tuple[PlannedStep, ...]
+    experts: tuple[Natural, ...]
+    max_task_steps: Positive
+    approvals: tuple[CodeApproval, ...]
+
+    @property
+    def name(self) -> str:
+        """The stem of its files."""
+        return f"{self.index}_{slug(self.skill)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRecord:
+    """agent.json."""
+
+    env_name: str
+    layer_size: Positive
+    activation: str
+    generation: Natural
+    experts: tuple[ExportedExpert, ...]
+
+
+class AgentStep(NamedTuple):
+    """One action of an agent, and what came of it."""
+
+    observation: np.ndarray
+    """f32[observation_size]: before the action."""
+    skill: str
+    """The step of the plan in which the action was taken."""
+    expert: int
+    """Global index of the expert that chose the action."""
+    action: int
+    reward: float
+    success: bool
+    """Whether the plan's last step is done now."""
+    done: bool
+    """Whether the episode is over."""
+
+
+def export_agent(layout: GraphPaths, folder: Path) -> AgentRecord:
+    """Write the experts that count now, and their plans, to a new folder, which appears whole.
+
+    Raises:
+      ExpertMissingError: nothing is merged yet, or a plan has an expert that does not count.
+      ExpertCorruptError: an expert's files are not those that were merged.
+      FileRefusedError: the folder exists, or a record is damaged.
+    """
+    store = ExpertStore(layout)
+    manifest = store.manifest()
+    if not manifest.experts:
+        raise ExpertMissingError(f"{layout.root} has no merged expert yet; train a skill first")
+    if folder.exists():
+        raise FileRefusedError(f"{folder} exists already; name another folder, or remove it")
+    prepared = folder.with_name(f".tmp-{folder.name}")
+    storage.remove_tree(prepared)  # of an export that was killed
+    experts = []
+    for index, version in manifest.experts.items():
+        run = read_run(layout.archive(index, version.skill))
+        if missing := set(run.experts) - manifest.experts.keys():
+            raise ExpertMissingError(
+                f"the plan of {version.skill} has the experts {sorted(missing)}, which "
+                f"{layout.manifest} does not name; train them again"
+            )
+        experts.append(_write_expert(store, version, run, prepared))
+    record = AgentRecord(
+        env_name=run.config["env_name"],
+        layer_size=run.config["layer_size"],
+        activation=run.config["activation"],
+        generation=manifest.generation,
+        experts=tuple(experts),
+    )
+    records.write(prepared / _AGENT_JSON, record)
+    storage.commit_dir(prepared, folder)
+    return record
+
+
+def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
+    """Read an exported agent.
+
+    Args:
+      path: the folder that `flowrl export` wrote.
+      trust_skills: also run code that the syntax check refuses, where it was exported as trusted.
+
+    Raises:
+      FileRefusedError: the folder is no agent, or agent.json is damaged.
+      ExpertCorruptError: an expert's file is not the one that was exported.
+    """
+    folder = Path(path)
+    if not (folder / _AGENT_JSON).is_file():
+        raise FileRefusedError(f"{folder} is no agent: it has no {_AGENT_JSON}; use flowrl export")
+    record = records.read(folder / _AGENT_JSON, AgentRecord, remedy=_AGAIN)
+    shapes = expert_shapes(*env_sizes(record.env_name), record.layer_size)
+    params = {each.index: _read_expert(folder, each, shapes) for each in record.experts}
+    return Agent(folder=folder, record=record, params=params, trust_skills=trust_skills)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """Experts and plans of an exported graph.
+
+    >>> agent = load_agent("agent")  # doctest: +SKIP
+    >>> for timestep in agent.play("Collect Wood", seed=0):  # doctest: +SKIP
+    ...     print(timestep.skill, timestep.action, timestep.reward)
+    """
+
+    folder: Path
+    record: AgentRecord
+    params: Mapping[int, Any]
+    """The arrays of each expert by its global index, as nested dicts."""
+    trust_skills: bool = False
+
+    @property
+    def skills(self) -> tuple[str, ...]:
+        """What the agent has learned."""
+        return tuple(each.skill for each in self.record.experts)
+
+    def play(self, skill: str, *, seed: int = 0) -> Iterator[AgentStep]:
+        """Walk a skill's plan in a fresh world until its end; actions are drawn from the policy.
+
+        Raises:
+          GraphError: the agent has no such skill.
+          SkillError: the plan's code is refused.
+        """
+        expert = self._expert(skill)
+        env = make_env(
+            self.record.env_name, self._module(expert), max_task_steps=expert.max_task_steps
+        )
+        use_compile_cache(None)
+        packed = pack(stack_experts([self.params[index] for index in expert.experts]))
+        act = jax.jit(partial(_act, env, self.record.activation))
+        world_key, key = jax.random.split(jax.random.key(seed))
+        state, done = jax.jit(lambda key: env.begin_in(env.new_world(key)))(world_key), False
+        while not done:
+            key, now = jax.random.split(key)
+            state, observation, action, output = act(packed, now, state)
+            done = bool(output.done)
+            yield AgentStep(
+                observation=np.asarray(observation),
+                skill=expert.plan[int(output.task)].skill,
+                expert=expert.experts[int(output.expert)],
+                action=int(action),
+                reward=float(output.reward),
+                success=bool(output.task_success[len(expert.plan) - 1]),
+                done=done,
+            )
+
+    def _expert(self, skill: str) -> ExportedExpert:
+        for each in self.record.experts:
+            if slug(skill).casefold() == slug(each.skill).casefold():
+                return each
+        near = closest(skill, self.skills)
+        raise GraphError(
+            f"the agent has no skill {skill!r}{near}; it has: {', '.join(self.skills)}"
+        )
+
+    def _module(self, expert: ExportedExpert) -> TaskModule:
+        path = self.folder / "plans" / f"{expert.name}.py"
+        if _digest(storage.read_bytes(path)) != expert.module:
+            raise FileRefusedError(f"{path} is not the plan that was exported; {_AGAIN}")
+        if self.trust_skills:
+            return load_module(path, approvals=expert.approvals)
+        return open_module(path)
+
+
+def _act(  # noqa: PLR0917 — jitted: its arguments are data
+    env: SkillEnv, activation: str, packed: Packed, key: jax.Array, state: WalkState
+) -> tuple[WalkState, jax.Array, jax.Array, StepOutput]:
+    """Take one action of the acting expert in one environment."""
+    action_key, step_key = jax.random.split(key)
+    observation, expert = env.observe(state), env.current_expert(state)
+    logits, _ = dispatch.apply(packed, observation[None], expert[None], activation=activation)
+    action = jax.random.categorical(action_key, logits[0]).astype(jnp.int32)
+    state, output = env.advance(step_key, state, action)
+    return state, observation, action, output
+
+
+def _write_expert(
+    store: ExpertStore, version: ExpertVersion, run: TrainingRun, folder: Path
+) -> ExportedExpert:
+    """Write the two files of an expert."""
+    archive = store.layout.archive(version.index, version.skill)
+    check_module(archive, run)
+    like = checkpoint.like_of(expected_shapes(run.config))
+    params = checkpoint.load_expert(store.verify(version), like)
+    name = f"{version.index}_{slug(version.skill)}"
+    arrays, module = folder / "experts" / f"{name}.safetensors", folder / "plans" / f"{name}.py"
+    storage.make_dir(arrays.parent)
+    storage.make_dir(module.parent)
+    save_file(flatten_dict(params, sep="/"), arrays)
+    module.write_bytes(storage.read_bytes(archive.module))
+    return ExportedExpert(
+        index=version.index,
+        skill=version.skill,
+        frames=version.frames,
+        arrays=_digest(arrays.read_bytes()),
+        module=_digest(module.read_bytes()),
+        plan=run.plan,
+        experts=run.experts,
+        max_task_steps=run.config.get("max_task_steps", PPOConfig().max_task_steps),
+        approvals=run.approvals,
+    )
+
+
+def _read_expert(folder: Path, expert: ExportedExpert, shapes: Mapping[str, Any]) -> Any:
+    """The arrays of an expert, once their digest and shapes are right."""
+    path = folder / "experts" / f"{expert.name}.safetensors"
+    content = storage.read_bytes(path)
+    if _digest(content) != expert.arrays:
+        raise ExpertCorruptError(f"{path} is not the file that was exported; {_AGAIN}")
+    try:
+        arrays = load(content)
+    except SafetensorError as error:
+        raise ExpertCorruptError(f"{path} is malformed ({error}); {_AGAIN}") from error
+    if {name: each.shape for name, each in arrays.items()} != shapes:
+        raise ExpertCorruptError(f"{path} has arrays of other names or shapes; {_AGAIN}")
+    return unflatten_dict(arrays, sep="/")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,183 @@
+"""An exported agent holds what was merged, acts without its graph, and is read without trust."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flowrl
+from flowrl import cli, storage
+from flowrl.errors import ExpertCorruptError, FileRefusedError, GraphError, SkillError
+from flowrl.experts import checkpoint
+from flowrl.experts.store import ExpertStore
+from flowrl.paths import GraphPaths
+from flowrl.runs import expert_shapes
+from flowrl.storage import records
+from tests.experts.making import SHAPES
+from tests.parallel.making import PICKAXE, TABLE, WOOD, train
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory) -> GraphPaths:
+    layout = GraphPaths(tmp_path_factory.mktemp("merged") / "graph")
+    train(layout, WOOD, 0, {}, acted={0: 50})
+    train(layout, TABLE, 1, {WOOD: 0}, acted={0: 10, 1: 20})
+    return layout
+
+
+@pytest.fixture(scope="module")
+def exported(merged, tmp_path_factory):
+    """The folder of an agent, and what was printed, with expert shapes as the fixture's are."""
+    folder = tmp_path_factory.mktemp("exported") / "agent"
+    with pytest.MonkeyPatch.context() as patch:
+        _small(patch)
+        assert cli.main(["export", str(merged.root), "-o", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _shapes(monkeypatch):
+    _small(monkeypatch)
+
+
+def _small(patch):
+    """Experts of tests have a few small arrays."""
+    import flowrl.agent
+
+    patch.setattr(flowrl.agent, "expected_shapes", lambda _: SHAPES)
+    patch.setattr(flowrl.agent, "expert_shapes", lambda *_: SHAPES)
+
+
+@pytest.fixture
+def agent(exported, tmp_path):
+    shutil.copytree(exported, tmp_path / "agent")
+    return tmp_path / "agent"
+
+
+def test_an_agent_holds_the_arrays_and_plans_that_count(agent, merged):
+    found = flowrl.load_agent(agent)
+    assert found.skills == (WOOD, TABLE)
+    assert found.record.generation == 2
+    store = ExpertStore(merged)
+    for index, version in store.manifest().experts.items():
+        kept = checkpoint.load_expert(store.verify(version), checkpoint.like_of(SHAPES))
+        assert checkpoint.array_digest(found.params[index]) == checkpoint.array_digest(kept)
+    plan = [(step.skill, step.expert) for step in found.record.experts[1].plan]
+    assert plan == [(WOOD, 0), (TABLE, 1)]
+    assert json.loads((agent / "agent.json").read_text())["experts"][0]["skill"] == WOOD
+
+
+def test_an_agent_is_never_written_over_something(agent, merged, capsys):
+    before = storage.tree_digest(agent)
+    assert cli.main(["export", str(merged.root), "-o", str(agent)]) == 1
+    assert "agent exists already; name another folder" in capsys.readouterr().err
+    assert storage.tree_digest(agent) == before
+
+
+def test_a_graph_without_experts_is_not_exported(tmp_path, capsys):
+    assert cli.main(["export", str(tmp_path), "-o", str(tmp_path / "agent")]) == 1
+    assert "has no merged expert yet" in capsys.readouterr().err
+    assert not (tmp_path / "agent").exists()
+
+
+def test_what_an_export_left_that_was_killed_is_in_nobodys_way(merged, tmp_path):
+    left = tmp_path / ".tmp-agent" / "experts" / "9_Other.safetensors"
+    left.parent.mkdir(parents=True)
+    left.write_text("half")
+    assert cli.main(["export", str(merged.root), "-o", str(tmp_path / "agent")]) == 0
+    names = sorted(path.name for path in (tmp_path / "agent" / "experts").iterdir())
+    assert names == ["0_Collect_Wood.safetensors", "1_Place_Table.safetensors"]
+    assert not left.exists()
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "experts/0_Collect_Wood.safetensors": (_flip, ExpertCorruptError),
+    "agent.json": (_flip, FileRefusedError),
+    "experts/1_Place_Table.safetensors": (Path.unlink, FileRefusedError),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_agent_is_refused(agent, name):
+    damage, error = DAMAGE[name]
+    damage(agent / name)
+    with pytest.raises(error, match=name):
+        flowrl.load_agent(agent)
+
+
+def test_a_folder_that_is_no_agent_is_refused(tmp_path):
+    with pytest.raises(FileRefusedError, match="is no agent: it has no agent.json; use flowrl exp"):
+        flowrl.load_agent(tmp_path)
+
+
+def _resealed(agent, **changes):
+    """Change facts of the first expert, as somebody would who gives a hostile agent away."""
+    document = records.read_document(agent / "agent.json")
+    document["experts"][0].update(changes)
+    records.write(agent / "agent.json", document)
+
+
+def test_arrays_that_are_no_safetensors_or_of_other_shapes_are_refused(agent):
+    from flowrl.agent import _digest
+
+    path = agent / "experts" / "0_Collect_Wood.safetensors"
+    path.write_bytes(b"\xff" * 100)
+    _resealed(agent, arrays=_digest(path.read_bytes()))
+    with pytest.raises(ExpertCorruptError, match="malformed"):
+        flowrl.load_agent(agent)
+
+
+def test_hostile_code_of_an_agent_is_not_run_although_it_says_it_is_trusted(agent):
+    from flowrl.agent import _digest
+
+    path = agent / "plans" / "0_Collect_Wood.py"
+    path.write_text(
+        path.read_text().replace("return inventory", "return open('/etc/passwd') or inventory")
+    )
+    found = flowrl.load_agent(agent)
+    with pytest.raises(FileRefusedError, match="is not the plan that was exported"):
+        next(found.play(WOOD))
+    approvals = [
+        {**each, "trusted": True}
+        for each in records.read_document(agent / "agent.json")["experts"][0]["approvals"]
+    ]
+    _resealed(agent, module=_digest(path.read_bytes()), approvals=approvals)
+    found = flowrl.load_agent(agent)
+    with pytest.raises(SkillError, match="open"):
+        next(found.play(WOOD))
+
+
+def test_an_unknown_skill_is_refused_with_the_closest(agent):
+    found = flowrl.load_agent(agent)
+    with pytest.raises(GraphError, match="no skill 'Collect Wod'; closest is 'Collect Wood'"):
+        next(found.play("Collect Wod"))
+    with pytest.raises(GraphError, match=f"it has: {WOOD}, {TABLE}"):
+        next(found.play(PICKAXE))
+
+
+@pytest.mark.slow
+@pytest.mark.craftax
+def test_an_agent_acts_in_a_fresh_world_of_craftax(agent):
+    """The tiny game's graph does the same in every run of the tests, with experts that learned."""
+    import flowrl.agent
+
+    sizes = expert_shapes(1345, 17, 64)
+    found = flowrl.load_agent(agent)
+    luck = np.random.default_rng(0)
+    leaves = {name: luck.normal(size=shape).astype("f4") * 0.01 for name, shape in sizes.items()}
+    tree = flowrl.agent.unflatten_dict(leaves, sep="/")
+    object.__setattr__(found, "params", {0: tree, 1: tree})
+    first, again = (list(found.play(TABLE, seed=5)) for _ in range(2))
+    assert [step.action for step in first] == [step.action for step in again]
+    assert first[0].observation.shape == (1345,)
+    assert [step.done for step in first] == [False] * (len(first) - 1) + [True]
