@@ -295,6 +295,16 @@ BY_DRY_RUN: dict[str, str] = {
         "x = inventory.wood\nfor i in range(64):\n    for j in range(16):\n"
         "        x = jnp.sin(x) + jnp.cos(x) + i\nreturn x"
     ),
+    "many sines": reward("return jnp.sin(jnp.arange(6000) * inventory.wood).sum()"),
+    "a long sort": reward("return jnp.sort(jnp.arange(999) * inventory.wood)[0]"),
+    "a product of matrices": reward(
+        "x = (jnp.arange(1600) * inventory.wood).reshape(40, 40)\nreturn jnp.dot(x, x).sum()"
+    ),
+    "a doneness of always": done("return True"),
+    "a doneness of never": done("return False"),
+    "a doneness of the count": done("return n > 3"),
+    "a doneness that is always true": done("return inventory.wood >= 0"),
+    "a doneness of arrays without features": done("return jnp.zeros(3).sum() < 1"),
     "an array for a reward": reward("return achievements * 1.0"),
     "an array of one for a reward": reward("return achievements[:1] * 1.0"),
     "a pair for a reward": reward("return 1.0, 2.0"),

@@ -8,17 +8,21 @@ import subprocess
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
 
 from flowrl.errors import LaunchError
+from flowrl.games.base import find_game
 from flowrl.launchers.sandbox import confinement
 from flowrl.runs import CodeApproval
 from flowrl.skills.skill import parse_skill
 from flowrl.skills.validation import dry_run
 from flowrl.skills.validation.dry_run import Limits, SkillCode, try_codes
-from tests.envs.making import CLASSIC
+from flowrl.skills.validation.worker import WORK_LIMIT, equations, work
+from tests.envs.making import CLASSIC, FULL
 from tests.skills.hostile import reward
 from tests.skills.making import skill_text
 
@@ -83,6 +87,40 @@ def test_a_refusal_names_the_line_of_the_file():
     line = 1 + text[: text.index("b = 1")].count("\n")
     assert isinstance(outcome, str)
     assert outcome.startswith(f"skill.py:{line}: task_reward raises ZeroDivisionError")
+
+
+def test_what_python_cannot_ask_of_features_is_told_with_what_to_write():
+    table = {
+        "return 1.0 * (inventory.wood > 3 and n > 1)": "write a & b, with brackets around each",
+        "return 1.0 * (inventory.wood > 3 or n > 1)": "write a | b, with brackets around each",
+        "return 1.0 * (not inventory.wood)": "write ~a",
+        "return 1.0 * (0 < inventory.wood < 3)": "write (a < b) & (b < c)",
+        "return max(inventory.wood, 1.0)": "write jnp.maximum(a, b)",
+        "return float(inventory.wood)": "write a.astype(float)",
+        "if inventory.wood:\n    return 1.0\nreturn 0.0": "choose by features with jnp.where",
+    }
+    outcomes = try_codes([code_of(reward(body), trusted=False) for body in table], QUICK)
+    for outcome, remedy in zip(outcomes, table.values(), strict=True):
+        assert remedy in str(outcome)
+
+
+def test_a_function_with_helpers_is_named_by_its_line_and_what_failed():
+    helper = "HALF = 0\n\n\ndef share(x):\n    return x / HALF\n\n\n"
+    text = skill_text(reward="def task_reward(n):\n    return share(n)", head=helper)
+    [outcome] = try_codes([code_of(text, trusted=False)], QUICK)
+    line = 1 + text[: text.index("def task_reward")].count("\n")
+    assert str(outcome).startswith(f"skill.py:{line}: task_reward raises ZeroDivisionError")
+    assert "in `return x / HALF`" in str(outcome)
+
+
+@pytest.mark.parametrize("game", [find_game(CLASSIC), find_game(FULL)], ids=["classic", "full"])
+def test_a_skill_may_compute_much_less_than_the_game_itself(game):
+    """The two functions of a skill, in the same measure as a timestep of the game."""
+    engine = game.make()
+    world = jax.eval_shape(engine.reset, jax.random.key(0))
+    traced = jax.make_jaxpr(engine.step)(jax.random.key(0), world, jnp.int32(0))
+    own = sum(times * work(equation) for equation, times in equations(traced.jaxpr))
+    assert own > 20 * 2 * WORK_LIMIT
 
 
 def test_code_is_tried_with_every_count_that_a_plan_may_have():

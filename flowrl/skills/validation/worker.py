@@ -36,6 +36,21 @@ from flowrl.skills.validation.execution import execute_functions
 
 EQUATION_LIMIT = 2_000
 ELEMENT_LIMIT = 1_000_000  # of one intermediate array
+WORK_LIMIT = 40_000  # as `work` counts it; a timestep of Craftax-Classic counts 1,800,000
+_COSTLY = 8  # so often counts each number of what is not plain arithmetic
+_COSTLY_WORDS = (
+    "sort",
+    "scatter",
+    "gather",
+    "cum",
+    "sin",
+    "cos",
+    "tan",
+    "pow",
+    "exp",
+    "log",
+    "erf",
+)
 FORBIDDEN = ("callback", "ffi", "custom_call", "infeed", "outfeed", "host", "while", "io_")
 _RAISED = (
     *(TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
@@ -143,13 +158,18 @@ def _try(function: _Function, moments: Mapping[str, Any], *, most_count: int) ->
     features = {name: moments[name] for name in function.asks if name != COUNT}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), features)
     most = most_count if COUNT in function.asks else 1
+    values, fixed = [], True
     for count in range(1, most + 1):
         traced = _traced(function, count, shapes)
         _check_budget(function, traced.jaxpr, traced.consts)
         if count in (1, 2, most):
-            _check_values(function, traced, features, count)
+            values.append(_finite_values(function, traced, features, count))
+            fixed &= isinstance(traced.jaxpr.outvars[0], core.Literal)
         if count == 1 and str(_traced(function, count, shapes)) != str(traced):
             raise _refused(function, "is another computation each time", "compute from features")
+    if function.name == "task_is_done" and (fixed or np.concatenate(values, axis=None).all()):
+        what = "is true in every known state" if values[-1].all() else "is never true"
+        raise _refused(function, what, "say by features when the skill is done")
 
 
 @cache
@@ -185,17 +205,21 @@ def _check_kind(function: _Function, value: Any) -> None:
 def _check_budget(function: _Function, jaxpr: core.Jaxpr, consts: Any) -> None:
     for const in consts:
         _check_size(function, jnp.shape(const))
-    equations = 0
-    for equation, times in _equations(jaxpr, 1):
+    operations = numbers = 0
+    for equation, times in equations(jaxpr):
         name = equation.primitive.name
-        equations += times
+        operations += times
+        numbers += times * work(equation)
         if any(word in name for word in FORBIDDEN) or equation.effects:
             raise _refused(function, f"uses {name}", "compute with jnp alone")
-        if equations > EQUATION_LIMIT:
+        if operations > EQUATION_LIMIT:
             what = f"takes over {EQUATION_LIMIT} operations"
             raise _refused(function, what, "use jnp over whole arrays instead of loops")
         for variable in equation.outvars:
             _check_size(function, getattr(variable.aval, "shape", ()))
+    if numbers > WORK_LIMIT:
+        what = f"computes {numbers:,} numbers in a timestep, over {WORK_LIMIT:,}"
+        raise _refused(function, what, "use smaller arrays")
 
 
 def _check_size(function: _Function, shape: tuple[int, ...]) -> None:
@@ -204,7 +228,19 @@ def _check_size(function: _Function, shape: tuple[int, ...]) -> None:
         raise _refused(function, what, f"stay within {ELEMENT_LIMIT:,} elements")
 
 
-def _equations(jaxpr: Any, times: int) -> Iterator[tuple[Any, int]]:
+def work(equation: core.JaxprEqn) -> int:
+    """How many numbers an operation computes, costly ones counted several times."""
+    name = equation.primitive.name
+    parts = (*equation.invars, *equation.outvars)
+    sizes = [math.prod(getattr(part.aval, "shape", ())) for part in parts]
+    if name == "dot_general":  # of [m, k] and [k, n]: m × k × n
+        return math.isqrt(math.prod(sizes))
+    costly = _COSTLY if any(word in name for word in _COSTLY_WORDS) else 1
+    rounds = max(sizes).bit_length() if "sort" in name else 1
+    return max(sizes, default=0) * costly * rounds
+
+
+def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
     """Every equation with how often it runs, those inside of others too."""
     for equation in jaxpr.eqns:
         yield equation, times
@@ -213,12 +249,13 @@ def _equations(jaxpr: Any, times: int) -> Iterator[tuple[Any, int]]:
             for part in value if isinstance(value, tuple | list) else (value,):
                 inner = getattr(part, "jaxpr", part)
                 if hasattr(inner, "eqns"):
-                    yield from _equations(inner, rounds)
+                    yield from equations(inner, rounds)
 
 
-def _check_values(
+def _finite_values(
     function: _Function, traced: core.ClosedJaxpr, features: Mapping[str, Any], count: int
-) -> None:
+) -> np.ndarray:
+    """The values in all moments, `[M]`."""
     call = core.jaxpr_as_fun(traced)
     leaves = jax.tree.leaves(dict(features))
     values = np.asarray(jax.vmap(call)(*leaves)[0] if leaves else call()[0])
@@ -226,6 +263,7 @@ def _check_values(
         wrong = int((~np.isfinite(values)).sum())
         what = f"is not finite in {wrong} of {values.size} states, with n={count}"
         raise _refused(function, what, "divide by what is never 0, or choose with jnp.where before")
+    return values
 
 
 def _raised(function: _Function, error: Exception) -> _RefusedError:
@@ -235,8 +273,28 @@ def _raised(function: _Function, error: Exception) -> _RefusedError:
     quoted = function.source.splitlines()[last - function.line].strip()
     text = " ".join(str(error).partition("\n")[0].partition(" The error occurred")[0].split())[:120]
     what = f"{function.name} raises {type(error).__name__}: {text} in `{quoted[:80]}`"
-    remedy = "choose by features with jnp.where" if "Tracer" in what else "correct the function"
+    tracer = "tracer" in what.lower()
+    remedy = _instead(function, last - function.line + 1) if tracer else "correct the function"
     return _RefusedError(last if function.exact else function.line, what, remedy)
+
+
+def _instead(function: _Function, line: int) -> str:
+    """What to write in a line of the source that asks Python for the value of a feature."""
+    for node in ast.walk(parsed_function(function.source)):
+        if isinstance(node, ast.expr) and node.lineno <= line <= (node.end_lineno or line):
+            match node:
+                case ast.BoolOp(op=op):
+                    sign = "&" if isinstance(op, ast.And) else "|"
+                    return f"write a {sign} b, with brackets around each comparison"
+                case ast.UnaryOp(op=ast.Not()):
+                    return "write ~a"
+                case ast.Compare(ops=[_, _, *_]):
+                    return "write (a < b) & (b < c)"
+                case ast.Call(func=ast.Name(id="min" | "max" as word)):
+                    return f"write jnp.{word}imum(a, b)"
+                case ast.Call(func=ast.Name(id="int" | "float" | "bool" as word)):
+                    return f"write a.astype({word})"
+    return "choose by features with jnp.where"
 
 
 def _refused(function: _Function, what: str, remedy: str) -> _RefusedError:
