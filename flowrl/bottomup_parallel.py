@@ -82,6 +82,7 @@ def train_graph(config: BottomUpConfig) -> int:
             target=config.graph.target_skill,
             max_nodes=config.graph.max_nodes,
         )
+        notices.publish(layout, "requested", f"asked for: {len(flow.requested)} skills")
         feeder = Feeder(flow, sources, scheduler, config)
         scheduler.set_callbacks(
             backend=backend,

@@ -25,7 +25,7 @@ esac
 setup
 cd "$FLOWRL_ROOT"
 "$PYTHON" -m flowrl.bottomup_parallel \
-  --graph-path exp/demo \
+  exp/demo \
   --max_nodes 9 \
   --max_parallel_skills 2 \
   --total_timesteps 1e6 \
@@ -34,7 +34,7 @@ cd "$FLOWRL_ROOT"
   "$@"
 
 for skill in "Collect Wood" "Collect Sapling" "Collect Drink" "Place Table"; do
-  "$PYTHON" -m flowrl evaluate exp/demo --skill "$skill" --episodes 256 --at_least 0.8
+  "$PYTHON" -m flowrl evaluate exp/demo "$skill" --episodes 256 --at_least 0.8
 done
 
 "$PYTHON" -m flowrl status exp/demo

@@ -36,7 +36,7 @@ trap clean_up EXIT
 trap 'exit 130' INT TERM
 
 "$PYTHON" -m flowrl.bottomup_parallel \
-  --graph-path "$GRAPH" \
+  "$GRAPH" \
   --max_nodes 3 \
   --max_parallel_skills 2 \
   --total_timesteps 5e4 \

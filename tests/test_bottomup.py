@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 
 import pytest
 
-from flowrl import bottomup, bottomup_parallel, console
+from flowrl import bottomup, bottomup_parallel, console, notices
 from flowrl.errors import EXIT_IO
+from flowrl.launchers.sandbox import may_pass
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, StandInBackend
 
@@ -29,6 +31,7 @@ def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch
     assert bottomup.main([f"--graph_path={place.layout.root}", "--target_skill", TABLE]) == 0
     assert place.launches() == [WOOD, TABLE]
     assert set(place.statuses().values()) == {"completed"}
+    assert notices.read(place.layout)["requested"] == "asked for: 2 skills"
 
 
 @pytest.mark.usefixtures("unchanged_sigterm")
@@ -74,3 +77,12 @@ def test_a_disk_without_room_for_the_folders_is_no_wrong_flag(tmp_path, monkeypa
     monkeypatch.setattr(bottomup_parallel.storage, "make_dir", fail)
     assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == EXIT_IO
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_xla_does_not_report_a_slow_compilation_as_an_error(monkeypatch):
+    """Without this a trainer's log shows "Very slow compile?" and a request to file a bug."""
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    console.start_logging()
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
+    assert may_pass("TF_CPP_MIN_LOG_LEVEL"), "trainers get it"
