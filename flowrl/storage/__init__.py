@@ -35,6 +35,9 @@ from flowrl.errors import ConfigError, FileRefusedError
 
 READ_LIMIT_BYTES = 64 * 2**20
 _PART_SUFFIX, _TRASH_SUFFIX = ".part", ".trash"
+_BEING_REMOVED = (
+    ".being_removed"  # a link in a folder that is removed in its place; no copy holds links
+)
 _CHUNK_BYTES = 2**20
 _PLAIN_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # These mean that the file itself is wrong. Others, such as a lack of descriptors, may pass.
@@ -252,7 +255,10 @@ def commit_dir(prepared: Path, final: Path) -> None:
 
 
 def move_dir(source: Path, target: Path) -> None:
-    """Rename a folder within one file system and make both parents durable.
+    """Rename a folder and make both parents durable.
+
+    A folder that cannot be renamed, as those in a lower layer of an overlay file system, is copied
+    and then removed; its links and special files are left out.
 
     Raises:
       FileRefusedError: the target exists.
@@ -260,7 +266,16 @@ def move_dir(source: Path, target: Path) -> None:
     make_dir(target.parent)
     if os.path.lexists(target):
         raise FileRefusedError(f"{target} exists already; move it away")
-    source.rename(target)
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy = target.with_name(f".tmp-{target.name}")
+        remove_tree(copy)  # of a process that was killed
+        copy_tree(source, copy, left_out=[])
+        commit_dir(copy, target)
+        remove_tree(source)
     for parent in dict.fromkeys((target.parent, source.parent)):
         flush(parent)
 
@@ -275,23 +290,42 @@ def remove_file(path: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a folder: rename it to a `.trash` name first, then remove its content.
 
-    A link is removed itself, never what it points to.
+    One that cannot be renamed is marked by a link in it, which is removed last. A link is removed
+    itself, never what it points to.
     """
-    trash = path
-    if not path.name.endswith(_TRASH_SUFFIX):
-        trash = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TRASH_SUFFIX}")
-        try:
-            path.rename(trash)
-        except FileNotFoundError:
-            return
-        flush(path.parent)
+    trash = path if path.name.endswith(_TRASH_SUFFIX) else _renamed_or_marked(path)
+    if trash is None:
+        return
     fault_point("remove_tree.renamed")
     if trash.is_symlink() or not trash.is_dir():
         trash.unlink(missing_ok=True)
     while os.path.lexists(trash):
         with suppress(FileNotFoundError):  # another process removes it, too
+            for child in list(trash.iterdir()):
+                if child.is_dir() and not child.is_symlink():
+                    shutil.rmtree(child)
+                elif child.name != _BEING_REMOVED:
+                    child.unlink()
             shutil.rmtree(trash)
     flush(trash.parent)
+
+
+def _renamed_or_marked(path: Path) -> Path | None:
+    """Give a folder a `.trash` name, or mark it; returns its new path, None if it is missing."""
+    trash = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TRASH_SUFFIX}")
+    try:
+        path.rename(trash)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with suppress(FileExistsError):
+            (path / _BEING_REMOVED).symlink_to(_BEING_REMOVED)
+        flush(path)
+        return path
+    flush(path.parent)
+    return trash
 
 
 def remove_unread_tree(path: Path) -> None:
@@ -315,9 +349,17 @@ def remove_leftovers(folder: Path) -> None:
     """Remove what a crash left half removed or half written directly below `folder`."""
     if folder.is_dir():
         for entry in list(folder.iterdir()):
-            if entry.name.endswith(_TRASH_SUFFIX) or entry.name.startswith(".tmp-"):
+            named = entry.name.endswith(_TRASH_SUFFIX) or entry.name.startswith(".tmp-")
+            if named or _is_being_removed(entry):
                 remove_tree(entry)
         remove_part_files(folder)
+
+
+def _is_being_removed(folder: Path) -> bool:
+    """Whether the removal of a folder in its place was interrupted, perhaps at its very end."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    return (folder / _BEING_REMOVED).is_symlink() or not any(folder.iterdir())
 
 
 @contextmanager

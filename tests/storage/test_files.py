@@ -459,3 +459,83 @@ def test_a_copy_has_the_digest_that_is_returned_and_its_files_are_whole(tmp_path
         digest == storage.tree_digest(tmp_path / "copy") == storage.tree_digest(tmp_path / "tree")
     )
     assert (tmp_path / "copy" / "large").read_bytes() == content
+
+
+MOST_OPERATIONS = 60
+
+
+@pytest.fixture
+def lower_layer(tmp_path):
+    """A folder whose content came with a container image: its folders cannot be renamed."""
+    lower, merged = tmp_path / "lower", tmp_path / "merged"
+    for number in range(MOST_OPERATIONS):
+        (lower / f"run_{number}" / "deep").mkdir(parents=True)
+        for name in ("run.json", "deep/one", "deep/two"):
+            (lower / f"run_{number}" / name).write_text(name)
+    folders = [tmp_path / name for name in ("upper", "work", "merged")]
+    for folder in folders:
+        folder.mkdir()
+    layers = f"lowerdir={lower},upperdir={folders[0]},workdir={folders[1]},redirect_dir=off"
+    words = ["mount", "-t", "overlay", "overlay", "-o", layers, str(merged)]
+    if subprocess.run(words, check=False, capture_output=True).returncode:
+        pytest.skip("an overlay file system cannot be mounted here")
+    yield merged
+    subprocess.run(["umount", "-l", str(merged)], check=True)
+
+
+def test_a_folder_of_a_lower_layer_is_moved_and_removed(lower_layer):
+    run, target = lower_layer / "run_0", lower_layer / "failed" / "run.attempt1"
+    with pytest.raises(OSError, match="cross-device"):
+        run.rename(lower_layer / "elsewhere")
+    digest = storage.tree_digest(run)
+    storage.move_dir(run, target)
+    assert not run.exists()
+    assert storage.tree_digest(target) == digest
+    run.mkdir()  # its name is free again
+    storage.remove_tree(run)
+    assert not run.exists()
+
+
+def killed_at(operation: int, source: Path, target: Path) -> bool:
+    """Move a folder in a process that ends at its n-th operation; False if it has fewer."""
+    left = operation
+
+    def counted(call):
+        def do(*args, **options):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os._exit(9)
+            return call(*args, **options)
+
+        return do
+
+    if (child := os.fork()) == 0:
+        for name in ("unlink", "rmdir", "symlink", "rename", "fsync", "mkdir", "write"):
+            setattr(os, name, counted(getattr(os, name)))
+        try:
+            storage.move_dir(source, target)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_move_out_of_a_lower_layer_is_whole_wherever_it_is_killed(lower_layer):
+    whole = ["deep", "deep/one", "deep/two", "run.json"]
+
+    def content(folder: Path) -> list[str]:
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+    for number in range(MOST_OPERATIONS):
+        run, target = lower_layer / f"run_{number}", lower_layer / f"moved_{number}"
+        killed = killed_at(number, run, target)
+        untouched = content(run) == whole
+        storage.remove_leftovers(lower_layer)
+        assert content(run) == (whole if untouched else [])
+        assert untouched or content(target) == whole
+        assert run.exists() == untouched
+        assert not list(lower_layer.glob(".tmp-*"))
+        if not killed:
+            break
+    assert 10 < number < MOST_OPERATIONS - 1
+    assert not untouched
