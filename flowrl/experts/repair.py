@@ -129,8 +129,10 @@ def spares(store: ExpertStore) -> list[ExpertVersion]:
     return [named[key] for key in named.keys() - store.manifest().versions]
 
 
-def set_aside(layout: GraphPaths, path: Path, why: str) -> Path:
+def set_aside(layout: GraphPaths, path: Path, why: str, *, copy: bool = False) -> Path:
     """Move a damaged file or folder, if it is there, to quarantine, with the reason.
+
+    A file that is replaced next is copied, so that it is never missing.
 
     Raises:
       FileRefusedError: a link or a file is in the place of a folder; nothing has changed.
@@ -142,24 +144,28 @@ def set_aside(layout: GraphPaths, path: Path, why: str) -> Path:
         if not os.path.lexists(place):
             break
         place = first.with_name(f"{first.name}.{number}")
-    storage.move_dir(path, place)
     storage.write_atomic(place.with_name(f"{place.name}.why.txt"), why.rstrip() + "\n")
+    if copy and path.is_file() and not path.is_symlink():
+        storage.copy_file(path, place)
+    else:
+        storage.move_dir(path, place)
     return place
 
 
 def _exchange(
     store: ExpertStore, broken: ExpertVersion, by: Mapping[int, ExpertVersion], why: str
 ) -> None:
-    """Let another version of an expert count, or none, and quarantine the broken one."""
-    path = store.path_of(broken)
-    _quarantine_place(store.layout, path)  # refused before anything changes
+    """Quarantine the broken version of an expert, and let another one count, or none.
+
+    After a kill in between, the version that counts is missing, which is found and repaired.
+    """
+    set_aside(store.layout, store.path_of(broken), why)
 
     def change(before: Manifest) -> Manifest:
         others = {index: item for index, item in before.experts.items() if index != broken.index}
         return _with_experts(before, {**others, **by})
 
     store.amend(change)
-    set_aside(store.layout, path, why)
 
 
 def _with_experts(before: Manifest, experts: Mapping[int, ExpertVersion]) -> Manifest:

@@ -172,7 +172,7 @@ def recover_state(layout: GraphPaths) -> str:
     added, now = [SkillsAdded(skills)], datetime.now(UTC)
     state, _ = step(SchedulerState(), added, now, ScheduleConfig(), launching=False)
     number = max([state.next_expert - 1, *_expert_numbers(layout).values()]) + 1
-    set_aside(layout, layout.scheduler_state, fault)
+    set_aside(layout, layout.scheduler_state, fault, copy=True)
     StateFile(layout.scheduler_state).save(replace(state, next_expert=number))
     kinds = [item.status.kind for item in skills]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
@@ -270,6 +270,6 @@ def restore_manifest(layout: GraphPaths) -> str:
             f"cp {path} {layout.manifest}"
         )
     with locks.held(layout.global_lock, timeout_seconds=_LOCK_SECONDS):
-        set_aside(layout, layout.manifest, problem)
+        set_aside(layout, layout.manifest, problem, copy=True)
         manifests.swap(layout, found)
     return f"the manifest is generation {found.generation} of its history again"

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from flowrl.errors import (
     BusyError,
     ConfigError,
     ExpertCorruptError,
+    ExpertError,
     FileRefusedError,
     ResultRefusedError,
 )
-from flowrl.experts import array_check
+from flowrl.experts import array_check, repair
 from flowrl.experts.array_check import ArrayReport
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.merge import (
@@ -166,6 +168,11 @@ def recover_graph(layout: GraphPaths) -> None:
     for folder in (layout.training_runs, layout.failed_runs):
         storage.remove_leftovers(folder)
     remove_part_files(layout)
+    for version in store.manifest().experts.values():
+        path = store.path_of(version)
+        if not path.exists() and (layout.quarantine / path.relative_to(layout.root)).exists():
+            with suppress(ExpertError):  # a fall-back was interrupted; notices say what came of it
+                repair.usable(store, version)
     merged, live = store.manifest().merged, set[str]()
     for paths in live_runs(layout):
         try:

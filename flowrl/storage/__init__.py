@@ -350,16 +350,9 @@ def remove_leftovers(folder: Path) -> None:
     if folder.is_dir():
         for entry in list(folder.iterdir()):
             named = entry.name.endswith(_TRASH_SUFFIX) or entry.name.startswith(".tmp-")
-            if named or _is_being_removed(entry):
+            if named or (not entry.is_symlink() and (entry / _BEING_REMOVED).is_symlink()):
                 remove_tree(entry)
         remove_part_files(folder)
-
-
-def _is_being_removed(folder: Path) -> bool:
-    """Whether the removal of a folder in its place was interrupted, perhaps at its very end."""
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    return (folder / _BEING_REMOVED).is_symlink() or not any(folder.iterdir())
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from flowrl.experts import repair
 from flowrl.experts.merge import frame_count
 from flowrl.experts.repair import drop, rollback, usable
 from flowrl.experts.store import ExpertStore
+from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertVersion
 from tests.experts.making import candidate_in, content_of, contents, make_expert
@@ -95,6 +96,22 @@ def test_a_fall_back_skips_versions_that_are_damaged_too(store):
     fall_back(store, 0)
     truncate(store, 0)
     assert frames_after_fall_back(store, 0) == 1
+
+
+def test_a_fall_back_that_was_killed_is_finished_by_the_next_start(store, monkeypatch):
+    broken = store.manifest().experts[0]
+    truncate(store, 0)
+
+    def killed(change):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "amend", killed)
+    with pytest.raises(KeyboardInterrupt):
+        usable(store, broken)
+    recover_graph(store.layout)
+    assert store.manifest().experts[0].frames == 2
+    assert "counts again" in notices.read(store.layout)["damage_expert_0"]
+    assert (store.layout.quarantine / store.path_of(broken).relative_to(store.layout.root)).exists()
 
 
 def test_an_only_version_cannot_fall_back(store):
