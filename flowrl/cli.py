@@ -20,6 +20,7 @@ from flowrl.commands.control import (
     ResumeCommand,
     RetryCommand,
     StopCommand,
+    TrainMoreCommand,
 )
 from flowrl.commands.evaluate import EvaluateCommand
 from flowrl.commands.export import ExportCommand
@@ -67,6 +68,7 @@ GROUPS: Mapping[str, Mapping[str, type]] = {
     },
     "steer": {
         "retry": RetryCommand,
+        "train-more": TrainMoreCommand,
         "pause": PauseCommand,
         "resume": ResumeCommand,
         "cancel": CancelCommand,

@@ -1,4 +1,4 @@
-"""`flowrl retry`, `pause`, `resume`, `cancel`, `priority`, `stop`: requests to a scheduler.
+"""`flowrl retry`, `train-more`, `pause` and others: requests to a scheduler.
 
 Each command leaves a request in the graph's folder, whether the scheduler is up or down.
 """
@@ -16,6 +16,7 @@ import tyro
 
 from flowrl.arguments import GraphArgument, SkillArgument
 from flowrl.commands.status import find_row, read_rows
+from flowrl.config import Positive
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.parallel.events import MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of, in_words
@@ -107,6 +108,24 @@ class RetryCommand(OneSkillCommand):
     """
 
     verb = Verb.RETRY
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainMoreCommand(OneSkillCommand):
+    """Train a completed skill on, as the same expert; what needs it waits for that.
+
+    Examples:
+      flowrl train-more exp/demo "Collect Iron"
+      flowrl train-more exp/demo "Collect Iron" --total_timesteps 5M
+    """
+
+    verb = Verb.TRAIN_MORE
+    total_timesteps: Positive | None = None
+    """So many environment steps more, at most (default: the scheduler's own --total_timesteps)."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        return self._send(self.verb, self.skill, number=self.total_timesteps or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ _WATCH_SECONDS = 1.0
 _WIDTH = 140  # columns in a file or a pipe
 _STYLE = {
     "completed": "green",
+    "below goal": "yellow",
     "running": "cyan",
     "merging": "cyan",
     "preparing": "cyan",
@@ -66,7 +67,17 @@ _STOP_REASONS = {
 ENDED = frozenset({"completed", "failed", "held", "blocked"})
 
 
-_OF_STATE = ("skill", "status", "expert", "attempt", "session", "device", "frames", "success_rate")
+_OF_STATE = (
+    "skill",
+    "status",
+    "expert",
+    "attempt",
+    "session",
+    "device",
+    "frames",
+    "success_rate",
+    "goal",
+)
 _OF_TRAINER = (
     "phase", "steps_per_second", "step_success", "frames", "total_frames", "eta_seconds",
 )  # fmt: skip
@@ -230,7 +241,7 @@ def _cells(row: SkillRow) -> dict[str, Text | str]:
     reasons = [", ".join(row.waits_for), row.waits, row.why]
     return {
         "skill": Text(row.skill),
-        "status": Text(shown, style=_STYLE.get(row.status, "")),
+        "status": Text(shown, style=_STYLE.get(shown, _STYLE.get(row.status, ""))),
         "expert": "" if row.expert is None else str(row.expert),
         "attempt": "" if row.attempt is None else str(row.attempt),
         "frames": "" if row.frames is None else f"{row.frames:,}",
@@ -263,6 +274,8 @@ class SkillRow:
     total_frames: int | None = None
     eta_seconds: float | None = None
     seconds: float | None = None  # since the run began, or that it took
+    goal: float | None = None  # --success_state_rate of a completed skill's run
+    below_goal: bool = False  # completed, with less success than that
     ended_at: str | None = None  # when it was completed, failed or held; ISO 8601 in UTC
     waits_for: tuple[str, ...] = ()
     waits: str = ""  # a slot or a time that it waits for
@@ -314,6 +327,8 @@ def all_ended(rows: Sequence[SkillRow]) -> bool:
 
 
 def _status_word(row: SkillRow) -> str:
+    if row.below_goal:
+        return "below goal"
     return "cancelled" if row.status == "failed" and row.why == CANCELLED else row.status
 
 
@@ -326,13 +341,16 @@ def _row(paths: GraphPaths, line: Mapping[str, Any]) -> SkillRow:
         if progress is not None:
             facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
             facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
+    below = line["status"] == "completed" and line["success_rate"] < line.get("goal", 0.0)
+    more = f"flowrl train-more GRAPH {shlex.quote(line['skill'])}" if below else ""
     return SkillRow(
         **facts,
         seconds=seconds,
         ended_at=line.get("at"),
         waits_for=tuple(line.get("blocked_by") or line["waits_for"]),
         waits=_waits(line),
-        why=_STOP_REASONS.get(line.get("stop_reason", ""), "") or line.get("why") or "",
+        below_goal=below,
+        why=_STOP_REASONS.get(line.get("stop_reason", ""), "") or line.get("why") or more,
         log=tuple(line.get("log", ())),
     )
 

@@ -15,6 +15,7 @@ REFUSED = "refused: "
 PAUSED = "paused on request"  # why a skill is held
 NOT_ASKED_FOR = "not asked for at the last start"  # the same
 MOST_PRIORITY = 1_000_000
+MOST_FRAMES = 10**12  # of one request
 
 
 class Verb(StrEnum):

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from flowrl import storage
 from flowrl.errors import FlowrlError, format_error, is_transient
-from flowrl.parallel.events import MOST_PRIORITY, ControlRequest, Response, Verb
+from flowrl.parallel.events import MOST_FRAMES, MOST_PRIORITY, ControlRequest, Response, Verb
 from flowrl.paths import GraphPaths, display_name
 from flowrl.storage import records
 
@@ -34,7 +34,7 @@ class RequestRecord:
 
     verb: Verb
     skill: Annotated[str, display_name] | None = None
-    number: Annotated[int, records.within(-MOST_PRIORITY, MOST_PRIORITY)] = 0
+    number: Annotated[int, records.within(-MOST_PRIORITY, MOST_FRAMES)] = 0
 
 
 def send_request(
