@@ -42,10 +42,14 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageEntry:
-    """The frames of learning that one run added to an expert."""
+    """The frames of learning that one run added to an expert.
+
+    A run of the expert's own skill adds the success rate that it reached.
+    """
 
     run_id: Word
     frames: Natural
+    success_rate: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +70,10 @@ class ExpertVersion:
     lineage: tuple[LineageEntry, ...]
 
     @property
-    def runs(self) -> frozenset[str]:
-        """The ids of the runs that have trained it."""
-        return frozenset(entry.run_id for entry in self.lineage)
+    def own_run(self) -> LineageEntry | None:
+        """The newest run of its own skill."""
+        own = (entry for entry in reversed(self.lineage) if entry.success_rate is not None)
+        return next(own, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

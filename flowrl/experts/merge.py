@@ -46,6 +46,7 @@ class Candidate:
     shapes: Shapes
     content: str  # the digest of its arrays
     folder: Path  # of its files
+    success_rate: float | None = None  # of the run, if this is its skill's own expert
 
     @property
     def frames(self) -> int:

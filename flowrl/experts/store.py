@@ -331,6 +331,9 @@ def _new_version(
     blend = decision.blend  # the runs of both copies are in it
     parent = candidate.ancestor if blend is None else before.experts[candidate.expert]
     lineage = parent.lineage if parent else ()
+    entry = LineageEntry(
+        run_id=run_id, frames=candidate.gained, success_rate=candidate.success_rate
+    )
     return ExpertVersion(
         index=candidate.expert,
         skill=candidate.skill,
@@ -339,5 +342,5 @@ def _new_version(
         sha256=blend.sha256 if blend else candidate.sha256,
         content=blend.content if blend else candidate.content,
         shapes=candidate.shapes,
-        lineage=(*lineage, LineageEntry(run_id=run_id, frames=candidate.gained)),
+        lineage=(*lineage, entry),
     )

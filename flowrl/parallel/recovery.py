@@ -87,7 +87,7 @@ def _live(layout: GraphPaths, manifest: Manifest) -> Iterator[tuple[TrainingRun,
 
 def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -> Completed:
     """From the archived record, or the run folder if a merge was killed before archiving."""
-    archive = layout.archive(version.index, version.skill)
+    archive, own = layout.archive(version.index, version.skill), version.own_run
     for paths in (archive, layout.run(version.index, version.skill)):
         try:
             run, result = read_run(paths), read_result(paths)
@@ -97,7 +97,7 @@ def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -
         except (FileRefusedError, ConfigError) as error:
             logger.info("%s", error)
             continue
-        if run.run_id in manifest.merged and run.run_id in version.runs:
+        if run.run_id in manifest.merged and (own is None or run.run_id == own.run_id):
             return Completed(
                 run_id=run.run_id,
                 attempt=run.attempt,
@@ -108,12 +108,12 @@ def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -
                 goal=config.success_state_rate,
                 budget=config.total_timesteps,
             )
-    logger.error("the record of %s's training is lost: its success and time count as 0", archive)
+    logger.warning("%s has no record of %s: its time counts as 0", archive, version.version)
     return Completed(
-        run_id=version.version,
+        run_id=own.run_id if own else version.version,
         attempt=1,
-        frames=version.frames,
-        success_rate=0.0,
+        frames=own.frames if own else version.frames,
+        success_rate=(own and own.success_rate) or 0.0,
         wall_seconds=0.0,
         at=_written(layout.manifest),
     )
@@ -193,8 +193,8 @@ def _disagreements(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
         elif isinstance(done := entry.trained or entry.status, Completed):
             if owner is None:
                 yield f"{entry.skill} is completed, but no expert of it is in the manifest"
-            elif done.run_id in manifest.merged and done.run_id not in owner.runs:
-                yield f"{entry.skill} has an earlier expert than that of run {done.run_id}"
+            elif owner.own_run and owner.own_run.run_id != done.run_id:
+                yield f"{entry.skill} has another expert than that of run {done.run_id}"
 
 
 def _recorded_graph(layout: GraphPaths) -> SkillGraph:

@@ -222,6 +222,7 @@ def verified_candidates(
             shapes=expected,
             content=arrays[folder].content,
             folder=folder,
+            success_rate=result.success_rate if report.expert == run.expert else None,
         )
         for folder, report in reports.items()
     )

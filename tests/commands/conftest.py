@@ -25,7 +25,7 @@ def template(tmp_path_factory) -> GraphPaths:
     book = SkillSources(layout)
     train(layout, WOOD, 0, {}, acted={0: 50})
     train(layout, TABLE, 1, {WOOD: 0}, acted={1: 20})
-    train(layout, WOOD, 0, {}, acted={0: 70})
+    train(layout, WOOD, 0, {}, acted={0: 20})
     for skill in (WOOD, TABLE):
         book.record(LIBRARY[skill])
     records.write(layout.config_json, {"format": 1, "env_name": "Craftax-Classic-Symbolic-v1"})

@@ -130,7 +130,7 @@ def test_live_runs_are_taken_up_and_no_number_is_given_twice(graph, capsys):
     graph.scheduler_state.unlink()
     code, said = flowrl(capsys, "recover", graph.root, "--json")
     assert code == 0
-    assert "(1 running, 1 completed, 2 waiting)" in json.loads(said)["state"]
+    assert "(1 completed, 1 running, 2 waiting)" in json.loads(said)["state"]
     state = StateFile(graph.scheduler_state).load()
     assert state is not None
     assert {entry.skill: (entry.status.kind, entry.expert) for entry in state.entries.values()} == {
