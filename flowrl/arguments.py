@@ -129,6 +129,15 @@ def read(
     return _built(kind, values), origins
 
 
+def value_of(kind: type, name: str, word: str) -> Any:
+    """Return the value of one field, from a word.
+
+    Raises:
+      ConfigError: it is of another type.
+    """
+    return _value(arguments(kind)[name], [word], "command line")
+
+
 def print_help(kind: type, *, prog: str) -> None:
     """Print the help of a class; raises SystemExit."""
     text = inspect.cleandoc(kind.__doc__ or "")
@@ -216,12 +225,7 @@ def config_file(kind: type, path: Path) -> Given:
     Raises:
       ConfigError: it cannot be read, or a key is no flag; names the closest.
     """
-    try:
-        with path.open("rb") as file:
-            document = tomllib.load(file)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"--config {path} cannot be read: {why}") from error
+    document = toml(path, flag="config")
     given: Given = {}
     for key, value in document.items():
         name = key.replace("-", "_")
@@ -235,6 +239,20 @@ def config_file(kind: type, path: Path) -> Given:
         items = value if isinstance(value, list) else [value]
         given[name] = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
     return given
+
+
+def toml(path: Path, *, flag: str) -> dict[str, Any]:
+    """Return the content of a TOML file, which a flag names.
+
+    Raises:
+      ConfigError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
 
 
 def _core(hint: Any) -> Any:

@@ -13,13 +13,13 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flowrl import config as configs
 from flowrl import console, notices, storage
 from flowrl.commands.status import training_screen
-from flowrl.config import BottomUpConfig, LaunchConfig
+from flowrl.config import BottomUpConfig, LaunchConfig, SkillConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, classify_io_error, format_error
 from flowrl.games.base import find_game
 from flowrl.launchers import sandbox
@@ -31,7 +31,12 @@ from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel.events import NOT_ASKED_FOR
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import SkillSources, check_graph_record, record_graph
+from flowrl.parallel.skill_sources import (
+    SkillSources,
+    check_graph_record,
+    record_graph,
+    skill_configs,
+)
 from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
@@ -39,7 +44,6 @@ from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library
 from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
-from flowrl.storage import records
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
@@ -51,6 +55,7 @@ def train_graph(config: BottomUpConfig) -> int:
     check_graph_record(layout, config.ppo)
     sources = SkillSources(layout)
     graph = open_graph(config, sources)
+    skills = skill_configs(config, graph.skills)
     confinement = sandbox.confinement(
         config.launch.sandbox, layout.root, network_wanted=config.ppo.use_wandb
     )
@@ -71,9 +76,11 @@ def train_graph(config: BottomUpConfig) -> int:
         recover_graph(layout)
         scheduler.add_skills(known_skills(layout, graph, scheduler.state))
         record_graph(layout, config.ppo)
-        records.write(layout.config_json, configs.to_json(config))
         backend = TrainingBackend(
-            layout, config, graph, devices=scheduler.devices, confinement=confinement
+            *(layout, config, graph),
+            devices=scheduler.devices,
+            confinement=confinement,
+            skills=skills,
         )
         notices.publish(layout, sandbox.NOTICE, confinement.said)
         flow = Flow(
@@ -83,7 +90,7 @@ def train_graph(config: BottomUpConfig) -> int:
             max_nodes=config.graph.max_nodes,
         )
         notices.publish(layout, "requested", f"asked for: {len(flow.requested)} skills")
-        feeder = Feeder(flow, sources, scheduler, config)
+        feeder = Feeder(flow, sources, scheduler, config, skills=skills)
         scheduler.set_callbacks(
             backend=backend,
             on_skill_complete=feeder.on_skill_complete,
@@ -152,7 +159,10 @@ class Feeder:
         sources: SkillSources,
         scheduler: SkillScheduler,
         config: BottomUpConfig,
+        *,
+        skills: Mapping[str, SkillConfig],
     ) -> None:
+        self._skills = skills
         self._flow = flow
         self._sources = sources
         self._scheduler = scheduler
@@ -216,7 +226,7 @@ class Feeder:
 
     def _wants_more(self, entry: Entry, done: Completed) -> bool:
         """Whether the skill is below the goal, and that or the budget is larger than it was."""
-        ppo, budget = self._config.ppo, self._config.schedule.skill_timesteps_budget
+        ppo, budget = self._skills[entry.skill].ppo, self._config.schedule.skill_timesteps_budget
         frames = ppo.total_timesteps
         if budget is not None:
             frames = min(frames, budget - entry.frames_used)

@@ -20,7 +20,7 @@ import tyro
 
 from flowrl import arguments
 from flowrl.arguments import GraphArgument, Origin, count
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, closest
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
 from flowrl.storage.records import Share, above, at_least
@@ -58,6 +58,13 @@ class Configuration:
 
 
 Config = TypeVar("Config", bound=Configuration)
+_SETTINGS = """
+total_timesteps success_state_rate lr anneal_lr num_envs num_steps update_epochs num_minibatches
+gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm max_task_steps world_pool
+"""
+SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
+_OF_GRAPH = ("env_name", "layer_size", "activation")
+_MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +161,8 @@ class GraphConfig(Configuration):
     """Folder of skill files that add to or override the library."""
     strict: bool = False
     """Exit with 1 also when a requested skill is completed below its --success_state_rate."""
+    skill_config: Path | None = None
+    """TOML file with a table of settings for each skill: ["Collect Wood"], then lr = 3e-4."""
     trust_skills: bool = False
     """Admit skill files of --skills_dir that the syntax check refuses; only for files you wrote."""
     trust_folder: bool = False
@@ -369,6 +378,67 @@ def from_json(kind: type[Config], data: Mapping[str, Any]) -> Config:
     default, types = kind(), _flag_types(kind)
     known = flags(default) & data.keys()
     return checked(with_flags(default, **{n: _read(n, types[n], data[n]) for n in known}))
+
+
+def skill_settings(written: object) -> dict[str, Any]:
+    """Return the settings of one skill's training, as values of flags.
+
+    >>> skill_settings({"total_timesteps": "3e6", "lr": 1e-4})
+    {'total_timesteps': 3000000, 'lr': 0.0001}
+
+    Raises:
+      ConfigError: a setting is unknown or the whole graph's, or its value cannot be used.
+    """
+    if not isinstance(written, Mapping):
+        raise ConfigError('training is no dict; write {"lr": 3e-4}')
+    settings: dict[str, Any] = {}
+    for name, value in written.items():
+        if name in _OF_GRAPH:
+            raise ConfigError(
+                f"{name} is the same for all skills of a graph, whose experts work together; "
+                f"leave it out and use --{name}"
+            )
+        if name not in SKILL_SETTINGS:
+            near = closest(str(name), SKILL_SETTINGS)
+            raise ConfigError(
+                f"{name!r} is no setting of a skill{near}; there are {', '.join(SKILL_SETTINGS)}"
+            )
+        found = arguments.value_of(PPOConfig, name, str(value))
+        most = _MOST_FRAMES if name == "total_timesteps" else _MOST_OF_SETTING
+        if abs(found) > most:
+            raise ConfigError(f"{name} is over {most}; choose less")
+        settings[name] = found
+    return settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillConfig:
+    """How a skill is trained, and where each value that is no default comes from."""
+
+    ppo: PPOConfig
+    origins: Mapping[str, str]  # flag → "command line", "skill file" and so on
+
+
+def for_skill(
+    config: BottomUpConfig, *, of_file: Mapping[str, Any], of_toml: Mapping[str, Any]
+) -> SkillConfig:
+    """Return how a skill is trained, given the settings of its file and of `--skill_config`.
+
+    The command line and the environment come before `--skill_config`, `--config` before the file.
+
+    Raises:
+      ConfigError: the values together make no sense.
+    """
+    known = flags(config.ppo)
+    given = {name: origin for name, origin in config.origins.items() if name in known}
+    said = [name for name, origin in given.items() if origin != "config file"]
+    values = {name: value for name, value in of_file.items() if name not in given}
+    origins = {**given, **dict.fromkeys(values, "skill file")}
+    stronger = {name: value for name, value in of_toml.items() if name not in said}
+    origins |= dict.fromkeys(stronger, "--skill_config")
+    ppo = with_flags(config.ppo, **{**values, **stronger})
+    ppo.check()
+    return SkillConfig(ppo=ppo, origins=origins)
 
 
 def threads_for(num_envs: int, cpus: int) -> int:

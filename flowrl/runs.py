@@ -103,6 +103,7 @@ class TrainingRun:
     ancestors: tuple[ExpertVersion, ...]
     config: Mapping[str, Any]
     module_sha256: Word | None = None  # of the generated module; None until it is generated
+    origins: Mapping[str, str] = field(default_factory=dict)  # of values of config, by flag
     approvals: tuple[CodeApproval, ...] = ()  # on the functions of its plan's steps
 
 

@@ -23,7 +23,7 @@ from flowrl.llm.flow import Flow
 from flowrl.parallel import training_backend
 from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import SkillSources
+from flowrl.parallel.skill_sources import SkillSources, skill_configs
 from flowrl.parallel.status import Completed
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
@@ -62,7 +62,9 @@ class Bench:
 
     def backend(self, *words: str) -> TrainingBackend:
         parsed = self.parsed(*words)
-        return TrainingBackend(self.layout, parsed, self.graph(parsed))
+        graph = self.graph(parsed)
+        skills = skill_configs(parsed, graph.skills)
+        return TrainingBackend(self.layout, parsed, graph, skills=skills)
 
     def job(self, *words: str, **facts):
         return self.backend(*words).prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
@@ -206,9 +208,18 @@ def strict(bench):
     with scheduler:
         scheduler.add_skills([NewSkill(skill=WOOD, expert=0, status=done)])
         for words in [], ["--strict"]:
-            feeder = Feeder(flow, SkillSources(bench.layout), scheduler, bench.parsed(*words))
+            config = bench.parsed(*words)
+            feeder = Feeder(flow, SkillSources(bench.layout), scheduler, config, skills={})
             codes.append(feeder.exit_code())
     assert codes == [0, 1]
+
+
+@arrives
+def skill_config(bench):
+    path = bench.folder / "skills.toml"
+    path.write_text(f'["{WOOD}"]\nlr = 0.5\n')
+    assert "--lr=0.5" in bench.job(f"--skill_config={path}").argv
+    assert "--lr=0.25" in bench.job(f"--skill_config={path}", "--lr=0.25").argv
 
 
 @arrives
@@ -403,13 +414,16 @@ def test_the_accounting_of_frames_reaches_the_merge(bench, accounting, frames):
 
 
 def test_every_flag_is_kept_with_the_graph(bench, monkeypatch):
-    def stop(*_):
+    def stop(*_, **facts):
         raise HandedOut
 
-    parsed = bench.parsed("--launcher=local", "--lr=0.125", "--max_nodes=3")
+    words = "--launcher=local", "--lr=0.125", "--max_nodes=3"
+    parsed = bench.parsed(*words)
     monkeypatch.setattr(bottomup_parallel, "Feeder", stop)
     with pytest.raises(HandedOut):
         bottomup_parallel.train_graph(parsed)
+    assert not bench.layout.config_json.exists(), "nothing is launched yet"
+    bench.job(*words)
     facts = storage.read_json(bench.layout.config_json)
     assert facts.pop("format") == 1
     assert config.from_json(BottomUpConfig, facts) == parsed

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -97,6 +98,8 @@ class StatusCommand:
     """Folder of the graph."""
     watch: bool = False
     """Show it again every second until everything has ended or Ctrl-C."""
+    verbose: bool = False
+    """Also show the settings of each skill's newest run that are no defaults, and their origin."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -112,6 +115,8 @@ class StatusCommand:
                 if self.watch:
                     console.clear()
                 console.print(screen(paths, rows, width=console.width))
+                for line in settings(paths, rows) if self.verbose else ():
+                    console.print(line, highlight=False, markup=False)
             if not self.watch or all_ended(rows):
                 return 0
             time.sleep(_WATCH_SECONDS)
@@ -138,6 +143,19 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
     ]
     heading = Text(f"{paths.root}: {tally(rows)}\n{totals(paths, rows)}")
     return Group(heading, *yellow, "", skill_table(rows, width), *logs)
+
+
+def settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
+    """Return a line for each skill's newest run: the settings that are no defaults, and why."""
+    lines = []
+    for row in rows:
+        for place in (paths.run, paths.archive) if row.expert is not None else ():
+            with suppress(FileRefusedError):
+                run = runs.read_run(place(row.expert, row.skill))
+                said = [f"{key} {run.config.get(key)} ({run.origins[key]})" for key in run.origins]
+                lines.append(f"{row.skill}: {', '.join(said) or 'all settings by default'}")
+                break
+    return lines
 
 
 def skill_table(rows: Sequence[SkillRow], width: int = _WIDTH) -> Table:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl import storage
-from flowrl.config import PPOConfig
-from flowrl.errors import ConfigError, FileRefusedError, SkillError
+from flowrl import arguments, storage
+from flowrl import config as configs
+from flowrl.config import BottomUpConfig, PPOConfig, SkillConfig
+from flowrl.errors import ConfigError, FileRefusedError, SkillError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import live_runs
 from flowrl.paths import GraphPaths
@@ -58,6 +59,27 @@ def record_graph(layout: GraphPaths, config: PPOConfig) -> None:
     if not layout.graph_json.exists():
         facts = {item.name: getattr(config, item.name) for item in dataclasses.fields(GraphRecord)}
         records.write(layout.graph_json, GraphRecord(**facts))
+
+
+def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:
+    """How each skill is trained, from the flags, `--skill_config` and its own file.
+
+    Raises:
+      ConfigError: a setting cannot be used; names the skill and the place.
+    """
+    path, tables = config.graph.skill_config, {}
+    if path is not None:
+        tables = arguments.toml(path, flag="skill_config")
+    for name in tables.keys() - skills.keys():
+        raise ConfigError(f"{path}: there is no skill {name!r}{closest(name, skills)}")
+    found: dict[str, SkillConfig] = {}
+    for name, skill in skills.items():
+        try:
+            of_toml = configs.skill_settings(tables.get(name, {}))
+            found[name] = configs.for_skill(config, of_file=skill.training, of_toml=of_toml)
+        except ConfigError as error:
+            raise ConfigError(f"the training of {name!r}: {error}") from error
+    return found
 
 
 class SkillSources:
@@ -111,8 +133,10 @@ class SkillSources:
 
 
 def _like(now: Skill | None, kept: Skill) -> Skill:
-    """The kept skill, with what the library's skill of that name says beside the contract."""
-    return kept if now is None else dataclasses.replace(kept, embedded=now.embedded)
+    """The kept skill, with the present settings of its training, which may change."""
+    if now is None:
+        return kept
+    return dataclasses.replace(kept, embedded=now.embedded, training=now.training)
 
 
 def read_skill_file(path: Path) -> Skill:

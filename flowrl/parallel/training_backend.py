@@ -12,7 +12,7 @@ from typing import Any
 
 from flowrl import config as configs
 from flowrl import storage
-from flowrl.config import BottomUpConfig, PPOConfig
+from flowrl.config import BottomUpConfig, PPOConfig, SkillConfig
 from flowrl.errors import FileRefusedError
 from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import MERGE_RULES
@@ -34,13 +34,15 @@ from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import RunResult, read_result, read_run
 from flowrl.skills.graph import SkillGraph
+from flowrl.storage import records
 
 
 class TrainingBackend:
     """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
 
     `devices` gives the number of runs that share each device (default: `skills_per_gpu`),
-    `confinement` how skill code is confined (default: as `--sandbox` says).
+    `confinement` how skill code is confined (default: as `--sandbox` says), `skills` how each skill
+    is trained (default: all as the flags say).
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class TrainingBackend:
         *,
         devices: Mapping[str, int] | None = None,
         confinement: sandbox.Confinement | None = None,
+        skills: Mapping[str, SkillConfig] | None = None,
     ) -> None:
         self._layout = layout
         self._config = config
         self._graph = graph
         self._devices = devices or {}
+        self._skills = skills or {}
         # Raises now what would make every launch fail.
         sandbox.child_env("0", passed=config.launch.pass_env)
         self.confinement = confinement or sandbox.confinement(config.launch.sandbox, layout.root)
@@ -63,7 +67,10 @@ class TrainingBackend:
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
 
     def prepare(self, request: RunRequest) -> Job:
-        """Make a new run folder from the experts that count now."""
+        """Make a new run folder from the experts that count now.
+
+        config.json says with which flags the newest run was made.
+        """
         prepared = prepare_training_run(
             layout=self._layout,
             graph=self._graph,
@@ -72,7 +79,9 @@ class TrainingBackend:
             attempt=request.attempt,
             completed=self._trained(),
             config=self._within_budget(request),
+            origins=self._of(request.skill).origins,
         )
+        records.write(self._layout.config_json, configs.to_json(self._config))
         return self._job(prepared, request)
 
     def resume(self, request: RunRequest) -> Job:
@@ -165,8 +174,11 @@ class TrainingBackend:
         experts = self._store.manifest().experts
         return {version.skill: index for index, version in experts.items()}
 
+    def _of(self, skill: str) -> SkillConfig:
+        return self._skills.get(skill) or configs.for_skill(self._config, of_file={}, of_toml={})
+
     def _within_budget(self, request: RunRequest) -> PPOConfig:
-        config, left = self._config.ppo, request.frames_left
+        config, left = self._of(request.skill).ppo, request.frames_left
         frames = request.more_frames or config.total_timesteps
         most = frames if left is None else min(frames, left)
         return dataclasses.replace(config, total_timesteps=most)

@@ -79,6 +79,7 @@ def prepare_training_run(  # noqa: PLR0913
     attempt: int,
     completed: Mapping[str, Any],
     config: PPOConfig,
+    origins: Mapping[str, str] | None = None,
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
@@ -116,6 +117,7 @@ def prepare_training_run(  # noqa: PLR0913
         experts=build_remapping([experts[need] for need in needs], expert).experts,
         ancestors=(),
         config=configs.to_json(config),
+        origins=origins or {},
     )
     store = ExpertStore(layout)
     seeds = _seeds(store, run, experts)

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import storage
-from flowrl.errors import CodeRefusedError, FileRefusedError, NameRefusedError, SkillError
+from flowrl.config import skill_settings
+from flowrl.errors import (
+    CodeRefusedError,
+    ConfigError,
+    FileRefusedError,
+    NameRefusedError,
+    SkillError,
+)
 from flowrl.games.base import find_game, known_games
 from flowrl.paths import display_name, printable
 from flowrl.skills.validation.syntax import (
@@ -116,7 +123,8 @@ class Skill:
     `requirements` must hold when the skill starts, `consumption` is used up, `gain` holds when it
     is done; `ephemeral` names those gains that last only while nothing moves the player. A step of
     a plan may take `max_steps` environment steps; None leaves it to `--max_task_steps`.
-    `provided_by` names the skill that an item of its needs must come from.
+    `provided_by` names the skill that an item of its needs must come from, `training` the settings
+    with which it is trained.
     """
 
     name: str
@@ -129,6 +137,7 @@ class Skill:
     reward: str  # source of the reward, `def task_reward(…)`
     max_steps: int | None = None
     provided_by: Mapping[str, str] = field(default_factory=dict)  # item → name of a skill
+    training: Mapping[str, Any] = field(default_factory=dict)  # flag → value
     embedded: bool = field(default=False, compare=False)  # it comes with the game
     trusted: bool = False  # its author lifted the syntax check for it
     origin: Origin | None = field(default=None, compare=False, repr=False)
@@ -146,6 +155,7 @@ class Skill:
             "is_done": self.is_done,
             "reward": self.reward,
             **({} if self.max_steps is None else {"max_steps": self.max_steps}),
+            **({"training": dict(self.training)} if self.training else {}),
             **({"provided_by": dict(self.provided_by)} if self.provided_by else {}),
             **({"trusted": True} if self.trusted else {}),
         }
@@ -319,7 +329,15 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
         "ephemeral": frozenset(ephemeral),
         "max_steps": most,
         "provided_by": provided_by,
+        "training": _training(constants.get("training", {}), at("training")),
     }
+
+
+def _training(written: object, place: str) -> dict[str, Any]:
+    try:
+        return skill_settings(written)
+    except ConfigError as error:
+        raise SkillError(f"{place}: {error}") from error
 
 
 def _is_provided_by(value: Any, needs: Mapping[str, Amount]) -> bool:

@@ -250,6 +250,38 @@ def test_an_unknown_environment_or_folder_is_named():
         load_library(CLASSIC, Path("nowhere"))
 
 
+def test_a_skill_file_says_how_the_skill_is_trained():
+    head = 'training = {"lr": 3e-4, "total_timesteps": "3e6", "anneal_lr": False}\n'
+    found = parse_skill(skill_text(head=head), place="x.py")
+    assert found.training == {"lr": 3e-4, "total_timesteps": 3_000_000, "anneal_lr": False}
+    assert Skill.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ('{"layer_size": 32}', "layer_size is the same for all skills of a graph, whose experts"),
+        ('{"env_name": "Craftax-Symbolic-v1"}', "leave it out and use --env_name"),
+        ('{"learning_rate": 1}', "'learning_rate' is no setting of a skill; there are total_time"),
+        ('{"gama": 0.9}', "'gama' is no setting of a skill; closest is 'gamma'"),
+        ('{"compile_cache": "/"}', "'compile_cache' is no setting"),
+        ('{"lr": -1}', "--lr "),
+        ('{"lr": "fast"}', "--lr is 'fast', not a number"),
+        ('{"lr": "nan"}', "--lr "),
+        ('{"gamma": 1.5}', "--gamma "),
+        ('{"num_envs": 2.5}', "--num_envs is '2.5', not a whole number"),
+        ('{"num_envs": 10**9}', "a constant is not a literal"),
+        ('{"num_envs": 1000000}', "num_envs is over 100000"),
+        ('{"lr": [1]}', "not a number"),
+        ("[1]", "training is no dict"),
+    ],
+)
+def test_settings_that_are_none_of_a_skill_are_refused(written, complaint):
+    with pytest.raises(SkillError, match=re.escape(complaint)) as caught:
+        parse_skill(skill_text(head=f"training = {written}\n"), place="x.py")
+    assert str(caught.value).startswith("x.py:2: ")
+
+
 @pytest.mark.parametrize("written", ['{"stone": "Dig"}', '{"wood": 1}', "[]", '"Dig"'])
 def test_only_needs_have_a_named_provider(written):
     head = f"provided_by = {written}\n"

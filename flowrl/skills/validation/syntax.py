@@ -38,7 +38,7 @@ NUMBER_BITS = 64  # of any whole number: Python may refuse to write or to divide
 
 CONSTANTS = (
     *("name", "description", "requirements", "consumption", "gain", "ephemeral"),
-    *("max_steps", "provided_by"),
+    *("max_steps", "provided_by", "training"),
 )
 _IMPORTS = ("import jax", "import jax.numpy as jnp", "from __future__ import annotations")
 

@@ -1,0 +1,76 @@
+"""What a graph is, and how each of its skills is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl import cli
+from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig
+from flowrl.errors import ConfigError
+from flowrl.parallel.skill_sources import skill_configs
+from flowrl.runs import read_run
+from tests.parallel.making import LIBRARY, TABLE, WOOD, make_skill
+from tests.parallel.stand_in_story import Place
+from tests.skills.making import skill_text
+
+
+def toml(folder, text: str) -> BottomUpConfig:
+    path = folder / "skills.toml"
+    path.write_text(text)
+    return BottomUpConfig(graph=GraphConfig(skill_config=path), ppo=PPOConfig(gamma=0.9))
+
+
+def test_each_skill_is_trained_as_its_file_and_its_table_say(tmp_path):
+    config = toml(tmp_path, '["Own"]\ntotal_timesteps = "3e6"\nlr = 0.5\n')
+    own = make_skill("Own", training={"lr": 0.25, "gae_lambda": 0.5})
+    found = skill_configs(config, {**LIBRARY, "Own": own})
+    assert found[WOOD].ppo == config.ppo
+    ppo = found["Own"].ppo
+    assert (ppo.lr, ppo.gae_lambda, ppo.gamma) == (0.5, 0.5, 0.9)
+    assert ppo.total_timesteps == 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('["Collect Wod"]\nlr = 1\n', "no skill 'Collect Wod'; closest are 'Collect Wood'"),
+        ('["Collect Wood"]\nlrr = 1\n', "training of 'Collect Wood': 'lrr' is no setting of"),
+        ('["Collect Wood"]\nactivation = "relu"\n', "activation is the same for all skills"),
+        ('["Collect Wood"]\nnum_minibatches = 7\n', "do not divide into --num_minibatches 7"),
+        ("lr = 1\n", "there is no skill 'lr'"),
+        ("[", "skills.toml cannot be read: "),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused(tmp_path, text, complaint):
+    with pytest.raises(ConfigError) as caught:
+        skill_configs(toml(tmp_path, text), LIBRARY)
+    assert complaint in str(caught.value)
+
+
+def test_a_missing_file_of_settings_is_named():
+    config = BottomUpConfig(graph=GraphConfig(skill_config=Path("nowhere.toml")))
+    with pytest.raises(ConfigError, match=r"--skill_config nowhere.toml cannot be read: No such"):
+        skill_configs(config, LIBRARY)
+
+
+def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, capsys):
+    place = Place(tmp_path)
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "wood.py").write_text(skill_text(head='training = {"lr": 0.25, "gamma": 0.5}\n'))
+    (tmp_path / "skills.toml").write_text(f'["{WOOD}"]\ngamma = 0.75\n')
+    flags = ("--skills_dir", str(own), "--skill_config", str(tmp_path / "skills.toml"))
+    code, said = place.run("--target_skill", TABLE, "--total_timesteps=2000", *flags)
+    assert code == 0, said
+    wood, table = (read_run(place.layout.archive(i, name)) for i, name in enumerate((WOOD, TABLE)))
+    assert (wood.config["lr"], wood.config["gamma"]) == (0.25, 0.75)
+    assert table.config["lr"] == PPOConfig().lr
+    given = {"total_timesteps": "command line"}
+    assert table.origins == given
+    assert wood.origins == {**given, "lr": "skill file", "gamma": "--skill_config"}
+    assert cli.main(["status", str(place.layout.root), "--verbose"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Collect Wood: total_timesteps 2000 (command line), lr 0.25 (skill file)" in shown
+    assert "Place Table: total_timesteps 2000 (command line)" in shown
