@@ -1,0 +1,198 @@
+"""Completed skills that are trained on: the whole chain with stand-in trainers."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from flowrl import bottomup, bottomup_parallel, cli, runs
+from flowrl.experts import repair
+from flowrl.experts.store import ExpertStore
+from flowrl.paths import GraphPaths
+from tests.parallel.faults import killed_at
+from tests.parallel.making import TABLE, WOOD
+from tests.parallel.stand_in_story import Place, StandInBackend
+
+AT_ONCE = ("--retry_backoff=0", "--scheduler_poll_interval=0.2")
+
+
+@pytest.fixture(autouse=True)
+def unchanged_sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A graph in which Collect Wood is completed with 60 %, below its goal of 80 %."""
+    monkeypatch.setattr(bottomup_parallel, "TrainingBackend", StandInBackend)
+    place = Place(tmp_path)
+    place.order({WOOD: {"success_rate": 0.6}})
+    assert train(place) == 0
+    return place
+
+
+def train(place: Place, *flags: str, target: str = WOOD) -> int:
+    words = (f"--graph_path={place.layout.root}", f"--target_skill={target}", *AT_ONCE, *flags)
+    return bottomup.main(words)
+
+
+def ask_for_more(place: Place, *flags: str) -> int:
+    return cli.main(["train-more", str(place.layout.root), WOOD, *flags])
+
+
+def row(place: Place, capsys, skill: str = WOOD) -> dict:
+    capsys.readouterr()
+    assert cli.main(["status", str(place.layout.root), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["skills"]
+    return next(row for row in rows if row["skill"] == skill)
+
+
+def lineage(layout: GraphPaths) -> list[tuple[int, float | None]]:
+    """Frames and success rate of each run that has trained the first expert."""
+    version = ExpertStore(layout).manifest().experts[0]
+    return [(entry.frames, entry.success_rate) for entry in version.lineage]
+
+
+def test_a_skill_below_its_goal_is_shown_so_and_fails_a_strict_start(place, capsys):
+    found = row(place, capsys)
+    assert (found["status"], found["below_goal"], found["goal"]) == ("completed", True, 0.8)
+    assert found["why"] == "flowrl train-more GRAPH 'Collect Wood'"
+    assert cli.main(["status", str(place.layout.root)]) == 0
+    assert "1 below goal" in capsys.readouterr().out
+    assert train(place, "--strict") == 1
+    assert train(place) == 0
+    assert place.launches() == [WOOD], "the same command trains nothing on"
+
+
+@pytest.mark.parametrize(
+    "flag", ["--success_state_rate=0.85", "--total_timesteps=20000000"], ids=["goal", "budget"]
+)
+def test_a_larger_goal_or_budget_trains_on_once_from_the_skills_own_expert(place, capsys, flag):
+    (first,) = place.merged()
+    before = ExpertStore(place.layout).manifest().experts[0]
+    place.order({WOOD: {"success_rate": 0.7}})
+    assert train(place, flag) == 0
+    assert train(place, flag) == 0
+    assert place.launches() == [WOOD, WOOD]
+    assert lineage(place.layout) == [(100, 0.6), (100, 0.7)]
+    assert place.experts() == {0: (WOOD, 200)}
+    record = runs.read_run(place.layout.archive(0, WOOD))
+    assert record.ancestors == (before,)
+    assert place.merged() == (first, record.run_id)
+    assert row(place, capsys)["success_rate"] == 0.7
+
+
+@pytest.mark.parametrize("flag", ["--success_state_rate=0.5", "--total_timesteps=5000"])
+def test_a_smaller_goal_or_budget_trains_nothing_on(place, flag):
+    assert train(place, flag) == 0
+    assert place.launches() == [WOOD]
+
+
+def test_the_request_waits_for_a_scheduler_and_says_how_many_frames(place, capsys):
+    assert ask_for_more(place, "--total_timesteps", "200k") == 0
+    assert "train-more Collect Wood: done when you start" in capsys.readouterr().out
+    place.order()
+    assert train(place) == 0
+    assert runs.read_run(place.layout.archive(0, WOOD)).config["total_timesteps"] == 200_000
+    assert lineage(place.layout) == [(100, 0.6), (100, 0.9)]
+    assert place.lines()[WOOD].get("trained") is None
+    assert train(place, "--strict") == 0
+    assert place.launches() == [WOOD, WOOD], "a small continuation does not shrink the budget"
+
+
+ENDS = {
+    "less success": ({"success_rate": 0.55}, "success was 60.0% before and 55.0% then"),
+    "failures": ({"fails": 9}, "it was ordered to fail"),
+    "too little success": ({"success_rate": 0.0}, "success was 60.0% before and 0.0% then"),
+}
+
+
+@pytest.mark.parametrize(("order", "why"), ENDS.values(), ids=ENDS.keys())
+def test_a_skill_that_was_trained_on_in_vain_keeps_its_expert(place, capsys, order, why):
+    before = ExpertStore(place.layout).manifest()
+    ask_for_more(place)
+    place.order({WOOD: order})
+    assert train(place, "--max_retries=1") == 0
+    assert len(place.launches()) == (3 if "fails" in order else 2)
+    assert ExpertStore(place.layout).manifest() == before
+    found = row(place, capsys)
+    assert (found["status"], found["success_rate"]) == ("completed", 0.6)
+    assert "training on has changed nothing" in found["why"]
+    assert why in found["why"] or "exit 1" in found["why"]
+    assert not place.layout.run(0, WOOD).folder.exists()
+
+
+def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bottomup_parallel, "TrainingBackend", StandInBackend)
+    place = Place(tmp_path)
+    place.order({WOOD: {"success_rate": 0.06}})
+    assert train(place, target=TABLE) == 1
+    found = row(place, capsys, TABLE)
+    assert (found["status"], found["waits_for"]) == ("blocked", [WOOD])
+    assert found["why"] == "Collect Wood has 6.0% of 50.0%: flowrl train-more GRAPH 'Collect Wood'"
+    place.order({WOOD: {"success_rate": 0.4}})
+    ask_for_more(place)
+    assert train(place, target=TABLE) == 1
+    assert row(place, capsys, TABLE)["why"].startswith("Collect Wood has 40.0% of 50.0%")
+    assert train(place, "--needs_success_rate=0.4", target=TABLE) == 0
+    assert place.launches() == [WOOD, WOOD, TABLE]
+    assert train(place, target=TABLE) == 0, "what is completed stays"
+
+
+POINTS = [
+    "scheduler.prepared",
+    "scheduler.launched",
+    "commit.published",
+    "commit.swapped",
+    "scheduler.merged",
+    "merge.archived",
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_continuation_of_a_killed_scheduler_is_merged_once(place, point):
+    ask_for_more(place, "--total_timesteps=5000")
+    place.order()
+    flags = (f"--graph_path={place.layout.root}", f"--target_skill={WOOD}", "--launcher=local")
+    assert killed_at(point, "tests.parallel.stand_in_story", *flags)
+    assert train(place) == 0
+    assert place.launches() == [WOOD, WOOD]
+    assert lineage(place.layout) == [(100, 0.6), (100, 0.9)]
+    assert len(place.merged()) == 2
+    assert list(place.layout.training_runs.glob("skill_*")) == []
+
+
+def test_a_lost_state_knows_that_a_live_run_trains_a_skill_on(place, capsys):
+    ask_for_more(place, "--total_timesteps=5000")
+    place.order({WOOD: {"success_rate": 0.3}})
+    flags = (f"--graph_path={place.layout.root}", f"--target_skill={WOOD}", "--launcher=local")
+    assert killed_at("scheduler.launched", "tests.parallel.stand_in_story", *flags)
+    place.layout.scheduler_state.unlink()
+    assert cli.main(["recover", str(place.layout.root)]) == 0
+    line = place.lines()[WOOD]
+    assert (line["status"], line["trained"]["success_rate"]) == ("running", 0.6)
+    assert train(place) == 0
+    assert row(place, capsys)["success_rate"] == 0.6
+    assert lineage(place.layout) == [(100, 0.6)]
+
+
+def test_after_a_rollback_a_skill_has_the_success_of_the_expert_that_counts(place, capsys):
+    place.order()
+    ask_for_more(place)
+    assert train(place) == 0
+    assert row(place, capsys)["success_rate"] == 0.9
+    assert cli.main(["rollback", str(place.layout.root), "1"]) == 0
+    assert row(place, capsys)["success_rate"] == 0.6
+    assert cli.main(["fsck", str(place.layout.root)]) == 0
+    place.order({WOOD: {"success_rate": 0.7}})
+    ask_for_more(place)
+    assert train(place) == 0
+    assert lineage(place.layout) == [(100, 0.6), (100, 0.7)]
+    assert cli.main(["rollback", str(place.layout.root), "2"]) == 0
+    assert row(place, capsys)["success_rate"] == 0.9
+    store = ExpertStore(place.layout)
+    assert not repair.damage(store, store.manifest().experts[0])
