@@ -72,17 +72,21 @@ def train_graph(config: BottomUpConfig) -> int:
     scheduler = open_scheduler(layout, config, open_launcher(config.launch))
     screen = training_screen(layout, console.ERRORS)
     with scheduler, screen:  # nothing in the folder has changed before this line
-        keep_approvals(layout, approvals)
-        recover_graph(layout)
-        scheduler.add_skills(known_skills(layout, graph, scheduler.state))
-        record_graph(layout, config.ppo)
+
+        def set_up() -> None:
+            keep_approvals(layout, approvals)
+            recover_graph(layout)
+            scheduler.add_skills(known_skills(layout, graph, scheduler.state))
+            record_graph(layout, config.ppo)
+            notices.publish(layout, sandbox.NOTICE, confinement.said)
+
+        scheduler.when_there_is_room(set_up)
         backend = TrainingBackend(
             *(layout, config, graph),
             devices=scheduler.devices,
             confinement=confinement,
             skills=skills,
         )
-        notices.publish(layout, sandbox.NOTICE, confinement.said)
         flow = Flow(
             graph,
             known=scheduler.state.entries,
@@ -119,6 +123,8 @@ def check_machine(config: BottomUpConfig) -> None:
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             if classify_io_error(error) == "disk":
+                if folder.is_dir():
+                    continue  # the scheduler waits for room
                 raise
             raise ConfigError(
                 f"--{flag} {folder} cannot be written ({format_error(error)}); choose another"

@@ -7,7 +7,9 @@ rename that publishes it, and compares every leaf with what the caller expects b
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,13 +33,22 @@ def save_expert(folder: Path, params: Any) -> None:
     Args:
       folder: the checkpoint.
       params: leaves of any shape and dtype, as nested dicts.
+
+    Raises:
+      OSError: the disk is full, which Orbax reports by a ValueError.
     """
     storage.make_dir(folder.parent)
     for left in folder.parent.glob(f".tmp-{folder.name}*"):  # of a trainer that was killed
         storage.remove_tree(left)
     prepared = folder.with_name(f".tmp-{folder.name}").absolute()
-    with _orbax().StandardCheckpointer() as checkpointer:
-        checkpointer.save(prepared, _nested(_leaves(params)))
+    try:
+        with _orbax().StandardCheckpointer() as checkpointer:
+            checkpointer.save(prepared, _nested(_leaves(params)))
+    except ValueError as error:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if (words := os.strerror(number)) in str(error):
+                raise OSError(number, words, str(folder)) from error
+        raise
     storage.commit_dir(prepared, folder.absolute())
 
 

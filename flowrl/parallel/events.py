@@ -136,13 +136,15 @@ class RunLaunched(RunEvent):
 class RunEnded(RunEvent):
     """How a run ended, the frames it had reached, and the last lines of its log.
 
-    It has `saved` a checkpoint if its next attempt can go on from one.
+    It has `saved` a checkpoint if its next attempt can go on from one. With a `full_disk` the end
+    says nothing about the run.
     """
 
     outcome: RunResult | Exited | Lost
     frames: int = 0
     log: tuple[str, ...] = ()
     saved: bool = False
+    full_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True)

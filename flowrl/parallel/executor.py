@@ -215,7 +215,9 @@ class CommandExecutor:
         paths = RunPaths(job.folder, request.expert)
         frames, tail = _frames(job, paths), read_log_tail(paths.training_log)
         saved = paths.resume.is_dir() and any(p.name.isdigit() for p in paths.resume.iterdir())
-        return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail, saved),)
+        self._disk.check()
+        full = not self._disk.ok
+        return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail, saved, full),)
 
     def _without_folder(self, request: RunRequest) -> Event:
         """The run's folder is gone: it was merged and archived, or it is lost."""

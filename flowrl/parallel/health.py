@@ -72,6 +72,9 @@ class DaemonLock:
             holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
             self._path.write_text(json.dumps(holder) + "\n", encoding="utf-8")
         except OSError as error:
+            if classify_io_error(error) == "disk":  # the lock is held, without a name
+                self._descriptor = descriptor
+                return
             os.close(descriptor)
             if not isinstance(error, BlockingIOError):
                 raise
@@ -180,7 +183,8 @@ class DiskHealth:
     def __init__(self, paths: GraphPaths, probe: Callable[[], object]) -> None:
         self._paths = paths
         self._probe = probe
-        self._problem = ""  # "disk" or "io" while paused
+        # "disk" or "io" while paused; at first, an earlier daemon may have left its notice.
+        self._problem: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -203,8 +207,13 @@ class DiskHealth:
                 found = (classify_io_error(error) or "io"), format_error(error)
         if found:
             self._pause(*found)
-        elif self._problem:
+        elif self._problem != "":
             self._go_on()
+
+    def close(self) -> None:
+        """End a pause with the daemon: nothing goes on by itself any more."""
+        if self._problem:
+            self._withdraw()
 
     def _pause(self, problem: str, why: str) -> None:
         if problem == self._problem:
@@ -219,8 +228,12 @@ class DiskHealth:
             notices.publish(self._paths, _NOTICE, text)
 
     def _go_on(self) -> None:
+        if self._problem:
+            logger.warning("%s can be written again: scheduling goes on", self._paths.root)
         self._problem = ""
-        logger.warning("%s can be written again: scheduling goes on", self._paths.root)
+        self._withdraw()
+
+    def _withdraw(self) -> None:
         try:
             notices.withdraw(self._paths, _NOTICE)
         except OSError as error:

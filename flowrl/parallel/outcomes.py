@@ -29,7 +29,6 @@ _DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended 
 CANCELLED = "cancelled on request"
 YIELDED = "it gave its slot to skills that waited"
 BACKOFF_CAP_SECONDS = 600.0
-MAX_REQUEUES = 20  # ends in a row for lack of disk space, some hours, until one is charged
 MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
 _MOST_DEFERRED_DOUBLINGS = 4  # work goes on soon after a full disk has room again
 
@@ -200,7 +199,7 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
         return _requeued(entry, status, why, context)
     last = event.log[-1] if event.log and REPORT not in event.log[-1] else ""
     why = f"{why}: {last}" if last and cause is not ExitCause.OOM else why
-    if code == EXIT_IO and entry.requeues < MAX_REQUEUES:
+    if code == EXIT_IO or event.full_disk:
         return _requeued(entry, status, why, context)
     if code == EXIT_USAGE:
         failed = Failed(why=why, attempt=status.attempt, at=context.now, log=event.log)

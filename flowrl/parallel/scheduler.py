@@ -25,6 +25,7 @@ from flowrl.errors import (
     FlowrlError,
     GraphError,
     SkillError,
+    classify_io_error,
     format_error,
     is_transient,
 )
@@ -155,6 +156,7 @@ class SkillScheduler:
     def close(self) -> None:
         """Unlock the folder; runs go on and are adopted by the next daemon."""
         self._launcher.close()
+        self._disk.close()
         self._lock.release()
         self._state = None
         self._pending.clear()
@@ -287,6 +289,18 @@ class SkillScheduler:
                 self._clear_sessions()
                 return self.state
             self.wait()
+
+    def when_there_is_room(self, work: Callable[[], object]) -> None:
+        """Call `work`, again every few seconds while the disk is full."""
+        while True:
+            try:
+                work()
+                return
+            except (FlowrlError, OSError) as error:
+                if classify_io_error(error) != "disk":
+                    raise
+                self._disk.report(error)
+            time.sleep(PROBE_SECONDS)
 
     def _clear_sessions(self) -> None:
         """Close the sessions of completed skills: runs that ended unwatched may have left some."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 
 import numpy as np
@@ -153,3 +154,13 @@ def test_without_a_resumable_state_there_is_nothing_to_load(tmp_path):
     assert not checkpoint.has_resume(tmp_path / "resume")
     with pytest.raises(ExpertMissingError, match="--no-resume"):
         checkpoint.load_resume(tmp_path / "resume", random_expert(0))
+
+
+def test_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):
+    def save(*_):
+        raise ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device [28]")
+
+    monkeypatch.setattr("orbax.checkpoint.StandardCheckpointer.save", save)
+    with pytest.raises(OSError, match="No space left") as found:
+        checkpoint.save_expert(tmp_path / "0", {"a": np.zeros(3)})
+    assert found.value.errno == errno.ENOSPC

@@ -26,11 +26,8 @@ def tree(number: int) -> dict:
 
 
 def save(folder: Path, number: int) -> None:
-    """Save, as a trainer does; Orbax tells of a full disk by a ValueError."""
-    try:
-        checkpoint.save_resume(folder, tree(number))
-    except ValueError as error:
-        raise OSError(28, str(error)) from error
+    """Save, as a trainer does."""
+    checkpoint.save_resume(folder, tree(number))
 
 
 def loaded(folder: Path) -> int:

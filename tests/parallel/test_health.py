@@ -10,10 +10,12 @@ import pytest
 
 from flowrl import cli, notices, storage
 from flowrl.errors import LaunchError
+from flowrl.launchers.base import Lost
 from flowrl.parallel import health
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.paths import GraphPaths
 from tests.parallel.scheduling import FakeBackend, FakeLauncher, lines, status, words
+from tests.parallel.stand_in_story import Place, ended
 
 
 @pytest.fixture
@@ -94,9 +96,43 @@ def test_a_daemon_cannot_start_on_a_read_only_disk_and_says_so_in_a_line(small_d
     done = subprocess.run(
         [os.sys.executable, *program], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 74, done.stderr
+    assert done.returncode == 2, done.stderr
     assert "Read-only file system" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_daemon_that_is_started_on_a_full_disk_waits_for_room(small_disk):
+    place = Place(small_disk)
+    big = fill(small_disk)
+    daemon = place.start("--target_skill=Collect Wood", "--launcher=local")
+    said: list[str] = []
+    while "paused (disk)" not in "".join(said):
+        said.append(daemon.stderr.readline())
+        assert said[-1], said
+    assert daemon.poll() is None
+    big.unlink()
+    code, rest = ended(daemon)
+    assert code == 0, [*said, rest]
+    assert place.statuses() == {"Collect Wood": "completed"}
+    assert "paused" not in notices.read(place.layout)
+
+
+def test_a_notice_of_a_pause_goes_with_its_daemon_or_at_the_next_start(start, world):
+    scheduler = start()
+    notices.publish(scheduler.layout, "paused", "paused (disk): of a daemon that was killed")
+    scheduler.tick()
+    assert notices.read(scheduler.layout) == {}
+    scheduler._disk._pause("disk", "it is full")
+    assert "paused" in notices.read(scheduler.layout)
+    scheduler.close()
+    assert notices.read(scheduler.layout) == {}
+
+
+def test_an_end_on_a_full_disk_charges_nothing(on_disk, small_disk, world):
+    fill(small_disk)
+    world.end("A", Lost("no trace"))
+    on_disk.tick()
+    assert on_disk.state.entries["A"].failures == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from flowrl.errors import EXIT_DIVERGED, EXIT_IO, EXIT_USAGE
 from flowrl.launchers.base import ExitCause, Exited, Lost
 from flowrl.parallel import outcomes
 from flowrl.parallel.events import RunEnded
-from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, MAX_REQUEUES, StepContext
+from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, StepContext
 from flowrl.parallel.status import Entry, Failed, Merging, Running, Waiting
 from flowrl.runs import REPORT, RunResult
 
@@ -112,13 +112,22 @@ def test_an_error_before_the_first_frame_says_nothing_of_where_it_came():
     assert second.status.run_id == "e0.a1.x"
 
 
-def test_lack_of_disk_space_is_charged_in_the_end():
-    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.EXIT, code=EXIT_IO), saved=True)
+@pytest.mark.parametrize(
+    ("outcome", "full_disk"),
+    [
+        (Exited(cause=ExitCause.EXIT, code=EXIT_IO), False),
+        (Exited(cause=ExitCause.EXIT, code=1), True),
+        (Exited(cause=ExitCause.SIGNAL, signal=7), True),
+        (Lost("its runner ended before it started anything"), True),
+    ],
+    ids=["trainer", "library", "signal", "runner"],
+)
+def test_lack_of_disk_space_is_never_charged(outcome, full_disk):
+    event = RunEnded("A", "e0.a1.x", outcome, saved=True, full_disk=full_disk)
     entry = ENTRY
-    for _ in range(MAX_REQUEUES):
+    for _ in range(100):
         entry = replace(outcomes.after_end(entry, event, context()), status=RUNNING)
     assert entry.failures == 0
-    assert outcomes.after_end(entry, event, context()).failures == 1
 
 
 def test_only_the_exit_code_of_a_trainer_that_exits_means_something():
