@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from flowrl.parallel.events import NewSkill
 from flowrl.parallel.state import SchedulerState, check_new_skills
 from flowrl.parallel.status import Entry, Running
 from flowrl.paths import session_name
+from flowrl.redaction import cleaned
 from flowrl.storage import records
 
 FORMAT = 1
@@ -63,7 +64,12 @@ class StateFile:
         Raises:
           FormatVersionError, FileRefusedError: as `load`.
         """
-        return _document(storage.read_bytes(self.path), str(self.path))
+        state = decode(storage.read_bytes(self.path), str(self.path))
+        shown = {
+            skill: replace(entry, status=cleaned(entry.status, ()))  # no terminal escapes
+            for skill, entry in state.entries.items()
+        }
+        return json.loads(self.encode(replace(state, entries=shown)))
 
     def save(self, state: SchedulerState) -> None:
         """Replace the file atomically."""

@@ -182,6 +182,7 @@ Natural = Annotated[int, at_least(0)]
 Positive = Annotated[int, at_least(1)]
 Share = Annotated[float, within(0.0, 1.0)]
 # A word can be part of a path; a phase can be shown on a terminal.
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no file can hold
 _WORD, _PHASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), re.compile(r"[a-z]{1,20}")
 Word = Annotated[str, _check(_WORD.fullmatch, "must be a plain word")]
 Phase = Annotated[str, _check(_PHASE.fullmatch, "must be a word of lower-case letters")]
@@ -226,6 +227,11 @@ def _plain(kind: type, expected: str) -> Reader:
         return value
 
     return read_plain
+
+
+def _text(_: Any, value: Any) -> str:
+    _expect(type(value) is str and not _SURROGATE.search(value), value, "text")
+    return value
 
 
 def _whole(_: Any, value: Any) -> int:
@@ -323,6 +329,6 @@ _READERS: dict[Any, Reader] = {
     datetime: _time,
     float: _finite,
     int: _whole,
-    str: _plain(str, "text"),
+    str: _text,
     tuple: _tuple,
 }
