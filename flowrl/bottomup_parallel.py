@@ -14,14 +14,21 @@ import stat
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from flowrl import config as configs
 from flowrl import console, notices, storage
 from flowrl.commands.status import training_screen
 from flowrl.config import BottomUpConfig, LaunchConfig, SkillConfig
-from flowrl.errors import EXIT_RESUMABLE, ConfigError, classify_io_error, format_error
-from flowrl.games.base import find_game
+from flowrl.errors import (
+    EXIT_RESUMABLE,
+    ConfigError,
+    GraphError,
+    SkillError,
+    classify_io_error,
+    format_error,
+)
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, slots, visible_devices
 from flowrl.launchers.local import LocalLauncher
@@ -34,6 +41,7 @@ from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
     SkillSources,
     check_graph_record,
+    open_graph,
     record_graph,
     skill_configs,
 )
@@ -42,8 +50,9 @@ from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Skill, load_library
-from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
+from flowrl.skills.skill import Skill
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import SkillCode, approve_skills, keep_approvals
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
@@ -99,12 +108,28 @@ def train_graph(config: BottomUpConfig) -> int:
             backend=backend,
             on_skill_complete=feeder.on_skill_complete,
             on_skill_failed=feeder.on_skill_failed,
+            on_add=partial(add_skill, backend, feeder),
         )
         feeder.take_up_state()
         feeder.add_next_skills()
         scheduler.run()
         feeder.add_blocked_skills()
         return feeder.exit_code()
+
+
+def add_skill(backend: TrainingBackend, feeder: Feeder, name: str) -> None:
+    """Add a skill that `flowrl add` has kept to a graph in training; twice is once.
+
+    Raises:
+      GraphError: no such skill is kept, or it does not go into the graph.
+      SkillError: its code has no approval.
+      ConfigError: its training cannot be as it says.
+    """
+    if name not in backend.graph.skills:
+        graph = backend.graph.plus([feeder.kept_skill(name)])
+        backend.skills = feeder.skills = skill_configs(feeder.config, graph.skills)
+        backend.graph = graph
+    feeder.add(backend.graph, name)
 
 
 def check_machine(config: BottomUpConfig) -> None:
@@ -146,16 +171,6 @@ def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
         )
 
 
-def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
-    """The skills of the library and of `--skills_dir`; for skills in training, the kept source."""
-    game, own = config.ppo.env_name, config.graph
-    library = load_library(game, own.skills_dir, trust=own.trust_skills)
-    skills = sources.over(library).values()
-    graph = SkillGraph(skills, capacity=find_game(game).capacity)
-    graph.check()
-    return graph
-
-
 class Feeder:
     """Adds the flow's skills to the scheduler, and reports to the flow how they ended."""
 
@@ -168,11 +183,11 @@ class Feeder:
         *,
         skills: Mapping[str, SkillConfig],
     ) -> None:
-        self._skills = skills
+        self.skills = skills
         self._flow = flow
         self._sources = sources
         self._scheduler = scheduler
-        self._config = config
+        self.config = config
 
     def add_next_skills(self) -> None:
         """Add skills until the frontier is blocked: the next one needs a skill in training."""
@@ -188,6 +203,31 @@ class Feeder:
         """Add the skills that do not need this one, which is given up."""
         self._flow.on_skill_failed(skill)
         self.add_next_skills()
+
+    def kept_skill(self, name: str) -> Skill:
+        """A skill that is kept with the graph, and whose code is approved.
+
+        Raises:
+          GraphError, SkillError: as `add_skill`.
+        """
+        skill = self._sources.recorded().get(name)
+        if skill is None:
+            raise GraphError(f"no skill {name!r} is kept with the graph; use flowrl add GRAPH FILE")
+        code = SkillCode.of(skill, self.config.ppo.env_name)
+        if ApprovalStore(self._scheduler.layout.approvals).find(code.digest) is None:
+            raise SkillError(f"the code of {name!r} has no approval; use flowrl add GRAPH FILE")
+        return skill
+
+    def add(self, graph: SkillGraph, name: str) -> None:
+        """Train one more skill of a graph that has grown, and what it needs."""
+        for each in self._flow.add(graph, name):
+            self._add(each, graph.skills[each])
+        for each in (*graph.all_needs(name), name):
+            match self._scheduler.state.entries[each].status:
+                case Held(why=why) if why == NOT_ASKED_FOR:
+                    self._scheduler.retry(each)
+                case _:
+                    pass
 
     def take_up_state(self) -> None:
         """Report what ended before this start, and hold skills that were not requested now."""
@@ -224,7 +264,7 @@ class Feeder:
             entry.skill
             for entry in entries
             if isinstance(entry.status, Completed)
-            and not (self._config.graph.strict and entry.status.below_goal)
+            and not (self.config.graph.strict and entry.status.below_goal)
         }
         if completed.issuperset(self._flow.requested):
             return 0
@@ -232,7 +272,7 @@ class Feeder:
 
     def _wants_more(self, entry: Entry, done: Completed) -> bool:
         """Whether the skill is below the goal, and that or the budget is larger than it was."""
-        ppo, budget = self._skills[entry.skill].ppo, self._config.schedule.skill_timesteps_budget
+        ppo, budget = self.skills[entry.skill].ppo, self.config.schedule.skill_timesteps_budget
         frames = ppo.total_timesteps
         if budget is not None:
             frames = min(frames, budget - entry.frames_used)

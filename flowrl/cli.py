@@ -14,6 +14,7 @@ from flowrl import arguments, console
 from flowrl.bottomup_parallel import train_graph
 from flowrl.commands.check import CheckCommand
 from flowrl.commands.control import (
+    AddCommand,
     CancelCommand,
     PauseCommand,
     PriorityCommand,
@@ -56,7 +57,7 @@ class CompletionCommand:
 
 PROGRAMS = {"train": BottomUpConfig, "sequential": SequentialConfig}
 GROUPS: Mapping[str, Mapping[str, type]] = {
-    "train": {**PROGRAMS},
+    "train": {**PROGRAMS, "add": AddCommand},
     "look": {
         "status": StatusCommand,
         "logs": LogsCommand,

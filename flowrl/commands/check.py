@@ -39,7 +39,7 @@ class CheckedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand:
-    """Say "ok" of skill files, or what is wrong; exit 1 if something is.
+    """Say ok of skill files, or what is wrong with them.
 
     Examples:
       flowrl check my_skills

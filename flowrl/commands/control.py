@@ -6,23 +6,32 @@ Each command leaves a request in the graph's folder, whether the scheduler is up
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import tyro
 
 from flowrl.arguments import GraphArgument, SkillArgument
+from flowrl.commands.check import skill_files
 from flowrl.commands.status import find_row, read_rows
 from flowrl.config import Positive
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
+from flowrl.launchers.sandbox import confinement
 from flowrl.parallel.events import MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of, in_words
+from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
+from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.skills.skill import load_skill
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import approve_skills
 from flowrl.storage import records
 
 _LOOK_SECONDS = 0.1
@@ -46,7 +55,7 @@ class ControlCommand:
           GraphError: there is no such skill, or its status does not admit the request.
         """
         paths = GraphPaths(self.graph_path)
-        if skill is None:
+        if skill is None or verb is Verb.ADD:
             read_rows(paths)  # the folder is a graph's
         else:
             skill = _checked_skill(paths, verb, skill)
@@ -58,7 +67,7 @@ class ControlCommand:
             data["outcome"] = response.outcome if response else None
             sys.stdout.write(json.dumps(data) + "\n")
         else:
-            start = f"python -m flowrl.bottomup_parallel --graph_path {self.graph_path}"
+            start = f"flowrl train {shlex.quote(str(self.graph_path))}"
             left = f"done when you start {start}"
             if daemon is not None:
                 left = under_way or f"left for {in_words(daemon)}"
@@ -126,6 +135,40 @@ class TrainMoreCommand(OneSkillCommand):
     def __call__(self) -> int:
         """Run the command."""
         return self._send(self.verb, self.skill, number=self.total_timesteps or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddCommand(ControlCommand):
+    """Add skills of your own to a graph, also while it trains.
+
+    Examples:
+      flowrl add exp/demo my_skills/fell_a_tree.py
+      flowrl add exp/demo my_skills --wait 60
+    """
+
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """Skill files, and folders of them; their code is checked and tried first."""
+
+    def __call__(self) -> int:
+        """Check the files, keep them with the graph, and ask the scheduler to train them.
+
+        Raises:
+          SkillError: the code of one is refused; nothing is changed.
+          GraphError, ConfigError: one does not go into the graph.
+        """
+        paths = GraphPaths(self.graph_path)
+        read_rows(paths)  # the folder is a graph's
+        config = recorded_config(paths)
+        game = config.ppo.env_name
+        skills = [load_skill(file, env_name=game) for file in skill_files(self.files)]
+        sources = SkillSources(paths)
+        skill_configs(config, open_graph(config, sources).plus(skills).skills)
+        confine = confinement(config.launch.sandbox).in_folder
+        found = approve_skills(paths, skills, game, trust=False, confine=confine)
+        for skill in skills:
+            ApprovalStore(paths.approvals).keep(found[skill.name])
+            sources.record(skill)
+        return max([self._send(Verb.ADD, skill.name) for skill in skills])
 
 
 @dataclass(frozen=True, kw_only=True)

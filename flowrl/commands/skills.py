@@ -15,13 +15,11 @@ from rich.text import Text
 
 from flowrl.arguments import GraphArgument, SkillArgument
 from flowrl.commands.status import read_rows
-from flowrl.config import BottomUpConfig, Positive
-from flowrl.games.base import find_game
+from flowrl.config import BottomUpConfig, Positive, with_flags
 from flowrl.parallel.recovery import recorded_config
-from flowrl.parallel.skill_sources import SkillSources, check_graph_record
+from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library
 
 _NEW = "not begun"
 _WIDTH = 140  # columns in a file or a pipe
@@ -44,11 +42,10 @@ class SkillsOfGraph:
         """The skills of the library and of files; for skills in training, the kept source."""
         layout = GraphPaths(self.graph_path)
         config = recorded_config(layout) if layout.config_json.exists() else BottomUpConfig()
-        game = self.env_name or config.ppo.env_name
-        check_graph_record(layout, dataclasses.replace(config.ppo, env_name=game))
-        folder, trust = self.skills_dir or config.graph.skills_dir, config.graph.trust_skills
-        skills = SkillSources(layout).over(load_library(game, folder, trust=trust))
-        return SkillGraph(skills.values(), capacity=find_game(game).capacity)
+        given = {"env_name": self.env_name, "skills_dir": self.skills_dir}
+        config = with_flags(config, **{name: value for name, value in given.items() if value})
+        check_graph_record(layout, config.ppo)
+        return open_graph(config, SkillSources(layout))
 
     def _statuses(self) -> dict[str, str]:
         paths = GraphPaths(self.graph_path)

@@ -31,10 +31,8 @@ class Flow:
         max_nodes: int | None = None,
     ) -> None:
         """Start after the skills that the scheduler already has (`known`)."""
-        self._graph = graph
-        self._order = skills_towards(graph, target=target, max_nodes=max_nodes)
-        self._needs = {name: graph.all_needs(name) for name in self._order}
-        self._weights = Counter(need for needs in self._needs.values() for need in needs)
+        self._order: tuple[str, ...] = ()
+        self._request(graph, skills_towards(graph, target=target, max_nodes=max_nodes))
         self._known = set(known)
         self._newest: str | None = None
         self.training_skills: set[str] = set(known)
@@ -54,6 +52,18 @@ class Flow:
         self.training_skills.add(name)
         self._newest = name
         return name, self._graph.skills[name]
+
+    def add(self, graph: SkillGraph, skill: str) -> tuple[str, ...]:
+        """Request one more skill of a graph that has grown; returns what is in training by that.
+
+        These are the skill and its needs, requirements first, without those that were known.
+        """
+        wanted = (*graph.all_needs(skill), skill)
+        self._request(graph, wanted)
+        new = tuple(name for name in wanted if name not in self._known)
+        self._known.update(new)
+        self.training_skills.update(new)
+        return new
 
     def dependencies(self, skill: str) -> tuple[str, ...]:
         """The skills that `skill` needs directly."""
@@ -77,6 +87,12 @@ class Flow:
     def on_skill_failed(self, skill: str) -> None:
         """Note that a skill is given up; the others go on without it."""
         self.training_skills.discard(skill)
+
+    def _request(self, graph: SkillGraph, skills: tuple[str, ...]) -> None:
+        self._graph = graph
+        self._order = tuple(dict.fromkeys((*self._order, *skills)))
+        self._needs = {name: graph.all_needs(name) for name in self._order}
+        self._weights = Counter(need for needs in self._needs.values() for need in needs)
 
     def _waits(self, skill: str) -> bool:
         return not self.training_skills.isdisjoint(self._needs[skill])

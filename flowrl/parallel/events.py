@@ -27,6 +27,7 @@ class Verb(StrEnum):
     RESUME = "resume"
     CANCEL = "cancel"
     PRIORITY = "priority"
+    ADD = "add"
     STOP = "stop"
     STOP_NOW = "stop_now"
 

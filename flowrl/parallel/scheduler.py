@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,12 @@ from flowrl.parallel.event_log import log_change
 from flowrl.parallel.events import (
     PAUSED,
     Command,
+    ControlRequest,
     Event,
     NewSkill,
     StatusChange,
     StopMode,
+    Verb,
 )
 from flowrl.parallel.executor import Backend, CommandExecutor
 from flowrl.parallel.health import PROBE_SECONDS, DaemonLock, DiskHealth, RunLimits
@@ -103,6 +106,7 @@ class SkillScheduler:
         self._pending: deque[Command] = deque()  # until the state that issued them is saved
         self._executor: CommandExecutor | None = None
         self._last_tick = self._clock()
+        self._on_add: Callable[[str], object] | None = None
         self._unreported: list[Entry] = []  # ends whose callback is to be called again
 
     def __enter__(self) -> SkillScheduler:
@@ -167,6 +171,7 @@ class SkillScheduler:
         backend: Backend | None = None,
         on_skill_complete: Callable[[str], object] | None = None,
         on_skill_failed: Callable[[str], object] | None = None,
+        on_add: Callable[[str], object] | None = None,
     ) -> None:
         """Set the backend and the callbacks; later calls add to earlier ones.
 
@@ -175,7 +180,11 @@ class SkillScheduler:
         malformed data can raise (`errors.SKILL_ERRORS`) is logged with its traceback and the others
         go on; it is called again if a full disk or the like was the reason. Any other exception is
         a bug and ends the daemon.
+
+        `on_add` is called with the name of a skill that a user asks to add to the graph; an error
+        of flowrl's is the request's refusal. It may be called twice for the same skill.
         """
+        self._on_add = on_add or self._on_add
         if backend is not None:
             self._executor = CommandExecutor(self._launcher, backend, self._limits, self._disk)
         given = {Completed: on_skill_complete, Failed: on_skill_failed}
@@ -244,7 +253,7 @@ class SkillScheduler:
         self._lock.check()
         self.save()  # in case the disk was full before
         self._disk.check()
-        requests = self._inbox.take()
+        requests = [self._with_skill_added(request) for request in self._inbox.take()]
         ended = [event for entry, _ in self.state.launched() for event in executor.poll_run(entry)]
         self._step([*requests, *ended], now, launching=self._disk.ok)
         log_responses(before, self.state.responses)
@@ -313,6 +322,18 @@ class SkillScheduler:
             self._launcher.clear(self.layout.training_runs.resolve(), done)
         except (FlowrlError, OSError) as error:
             logger.warning("sessions of ended runs may stay: %s", format_error(error))
+
+    def _with_skill_added(self, request: ControlRequest) -> ControlRequest:
+        """Carry out a request to add a skill; returns it, with a refusal if there was an error."""
+        if request.verb is not Verb.ADD or request.skill is None or request.refusal:
+            return request
+        try:
+            if self._on_add is None:
+                raise GraphError("this scheduler has a fixed set of skills")
+            self._on_add(request.skill)
+        except FlowrlError as error:
+            return replace(request, refusal=str(error))
+        return request
 
     def _apply(self, event: Event) -> None:
         """Apply one event between two ticks; nothing is started before the next one."""

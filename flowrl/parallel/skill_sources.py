@@ -16,10 +16,12 @@ from flowrl import config as configs
 from flowrl.config import BottomUpConfig, PPOConfig, SkillConfig
 from flowrl.errors import ConfigError, FileRefusedError, SkillError, closest
 from flowrl.experts.store import ExpertStore
+from flowrl.games.base import find_game
 from flowrl.parallel.run_folder import live_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
-from flowrl.skills.skill import Skill
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import Skill, load_library
 from flowrl.storage import records
 from flowrl.storage.records import Positive
 
@@ -137,6 +139,16 @@ def _like(now: Skill | None, kept: Skill) -> Skill:
     if now is None:
         return kept
     return dataclasses.replace(kept, embedded=now.embedded, training=now.training)
+
+
+def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
+    """Return the graph of the library and of `--skills_dir`; of skills in training as kept."""
+    game, own = config.ppo.env_name, config.graph
+    library = load_library(game, own.skills_dir, trust=own.trust_skills)
+    skills = sources.over(library).values()
+    graph = SkillGraph(skills, capacity=find_game(game).capacity)
+    graph.check()
+    return graph
 
 
 def read_skill_file(path: Path) -> Skill:

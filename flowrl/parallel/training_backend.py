@@ -57,9 +57,9 @@ class TrainingBackend:
     ) -> None:
         self._layout = layout
         self._config = config
-        self._graph = graph
+        self.graph = graph  # may grow while the scheduler runs
         self._devices = devices or {}
-        self._skills = skills or {}
+        self.skills = skills or {}
         # Raises now what would make every launch fail.
         sandbox.child_env("0", passed=config.launch.pass_env)
         self.confinement = confinement or sandbox.confinement(config.launch.sandbox, layout.root)
@@ -73,7 +73,7 @@ class TrainingBackend:
         """
         prepared = prepare_training_run(
             layout=self._layout,
-            graph=self._graph,
+            graph=self.graph,
             skill=request.skill,
             expert=request.expert,
             attempt=request.attempt,
@@ -175,7 +175,7 @@ class TrainingBackend:
         return {version.skill: index for index, version in experts.items()}
 
     def _of(self, skill: str) -> SkillConfig:
-        return self._skills.get(skill) or configs.for_skill(self._config, of_file={}, of_toml={})
+        return self.skills.get(skill) or configs.for_skill(self._config, of_file={}, of_toml={})
 
     def _within_budget(self, request: RunRequest) -> PPOConfig:
         config, left = self._of(request.skill).ppo, request.frames_left

@@ -277,6 +277,8 @@ class Transition:
                 if self.builder.stop_mode is not StopMode.STOP_NOW:
                     self.builder.stop_mode = StopMode(request.verb.value)
                 return ""
+            case Verb.ADD:  # the scheduler adds skills before it hands their requests on
+                return "" if request.skill else "add is for one skill; name it"
             case verb if request.skill is None:
                 return self._handle_for_all(verb)
             case verb:

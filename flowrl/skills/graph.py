@@ -61,6 +61,27 @@ class SkillGraph:
         for name in self.skills:
             self._require_possible(name)
 
+    def plus(self, skills: Iterable[Skill]) -> SkillGraph:
+        """Return a graph with more skills, in which all others have the needs that they have here.
+
+        Raises:
+          GraphError: a name is taken, a skill can never be learned, or it would provide what
+            another skill has from elsewhere.
+        """
+        new = list(skills)
+        for skill in new:
+            if skill.name in self.skills:
+                raise GraphError(f"the graph has {skill.name!r} already; give it another name")
+        grown = SkillGraph((*self.skills.values(), *new), capacity=self.capacity)
+        grown.check()
+        for name in self.skills:
+            if (now := set(grown.needs(name))) != set(self.needs(name)):
+                raise GraphError(
+                    f"{name} would need {', '.join(sorted(now))} instead of "
+                    f"{', '.join(sorted(self.needs(name)))}; rename what the new skill gains"
+                )
+        return grown
+
     def needs(self, name: str) -> tuple[str, ...]:
         """The direct providers of a skill's needs, in the order in which it names them.
 

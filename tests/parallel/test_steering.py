@@ -10,11 +10,15 @@ import time
 
 import pytest
 
-from flowrl import cli
+from flowrl import cli, storage
 from flowrl.errors import EXIT_RESUMABLE
+from flowrl.parallel.events import Verb
+from flowrl.parallel.requests import send_request
+from flowrl.parallel.skill_sources import SkillSources
 from tests.launchers.conftest import until
-from tests.parallel.making import WOOD
+from tests.parallel.making import WOOD, make_skill
 from tests.parallel.stand_in_story import Place, ended
+from tests.skills.making import skill_text
 
 LOCAL = ("--launcher=local", "--retry_backoff=0.05", f"--target_skill={WOOD}")
 WAIT = ("--wait", "60", "--json")
@@ -86,3 +90,73 @@ def test_a_program_that_is_interrupted_before_its_story_leaves_no_traceback(numb
     _, said = program.communicate(timeout=30)
     assert (program.returncode, said) == (130, "")
     assert time.monotonic() - began < 20
+
+
+@pytest.fixture
+def mine(place):
+    """A folder with a skill that no library has."""
+    folder = place.folder / "mine"
+    folder.mkdir()
+    text = skill_text().replace(WOOD, "Stack Wood").replace('{"wood": "n"}', '{"stack": "n"}')
+    (folder / "stack.py").write_text(text)
+    return folder
+
+
+def test_a_skill_is_added_to_a_graph_that_trains_and_to_one_that_does_not(place, mine, capsys):
+    daemon = place.start(*LOCAL)
+    until(lambda: place.statuses().get(WOOD) == "running" and place.launches(), seconds=60)
+    code, said = say(place, capsys, "add", str(mine), *WAIT)
+    assert (code, json.loads(said)["outcome"]) == (0, "done")
+    until(lambda: "Stack Wood" in place.launches(), seconds=60)
+    assert cli.main(["add", str(place.layout.root), str(mine)]) == 1
+    assert "the graph has 'Stack Wood' already" in capsys.readouterr().err
+
+    other = (mine / "stack.py").read_text().replace("Stack Wood", "Pile Wood")
+    (mine / "stack.py").write_text(other.replace('"stack"', '"pile"'))
+    place.open("gate")
+    assert ended(daemon)[0] == 0
+    assert set(place.statuses()) == {WOOD, "Stack Wood"}
+    code, said = say(place, capsys, "add", str(mine / "stack.py"))
+    assert (code, "Pile Wood: done when you start flowrl train" in said) == (0, True)
+    code, said = place.run(*LOCAL)
+    assert code == 0, said
+    assert place.statuses() == dict.fromkeys((WOOD, "Stack Wood", "Pile Wood"), "completed")
+    assert len(place.merged()) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("return inventory.wood >= n", "return open('/etc/passwd')"), "a call of 'open'"),
+        (("Stack Wood", "Place Table"), "the graph has 'Place Table' already"),
+        (('{"stack": "n"}', '{"wood": "n"}'), "would need Stack Wood instead of Collect Wood"),
+    ],
+    ids=["hostile", "taken", "rewires"],
+)
+def test_a_skill_that_does_not_fit_changes_nothing(place, mine, capsys, change, complaint):
+    place.open("gate")
+    assert place.run(*LOCAL)[0] == 0
+    (mine / "stack.py").write_text((mine / "stack.py").read_text().replace(*change))
+    before = storage.tree_digest(place.layout.root)
+    assert cli.main(["add", str(place.layout.root), str(mine)]) == 1
+    assert complaint in capsys.readouterr().err
+    assert storage.tree_digest(place.layout.root) == before
+
+
+def test_a_request_for_a_skill_that_nobody_checked_is_refused(place):
+    daemon = place.start(*LOCAL)
+    until(place.launches, seconds=60)
+    SkillSources(place.layout).record(make_skill("Tried By Nobody"))
+    for name in ("Steal Wood", "Tried By Nobody"):
+        send_request(place.layout, Verb.ADD, name)
+
+    def outcomes():
+        document = json.loads(place.layout.scheduler_state.read_text())
+        return [response["outcome"] for response in document["requests"]]
+
+    until(lambda: len(outcomes()) == 2, seconds=60)
+    place.open("gate")
+    assert ended(daemon)[0] == 0
+    assert "no skill 'Steal Wood' is kept with the graph" in outcomes()[0]
+    assert "the code of 'Tried By Nobody' has no approval" in outcomes()[1]
+    assert set(place.statuses()) == {WOOD}
