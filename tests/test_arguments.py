@@ -63,7 +63,7 @@ def test_the_environment_says_which_graph():
         (RetryCommand, "A --wait --json", "--wait has no value"),
         (RetryCommand, "A --json=yes", "--json takes no value"),
         (RetryCommand, "A --wait soon", "--wait is 'soon', not a number"),
-        (RollbackCommand, "twelve", "GENERATION is 'twelve', not a whole number"),
+        (RollbackCommand, "exp/demo twelve", "GENERATION is 'twelve', not a whole number"),
         (BottomUpConfig, "--merge_policy best", "--merge_policy is 'best', not one of frame_count"),
         (BottomUpConfig, "--lr 1 --lr=", "--lr has no value"),
         (BottomUpConfig, "--no-lr", "flowrl x has no flag --no-lr"),

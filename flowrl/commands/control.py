@@ -121,7 +121,9 @@ class RetryCommand(OneSkillCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainMoreCommand(OneSkillCommand):
-    """Train a completed skill on, as the same expert; what needs it waits for that.
+    """Train a completed skill on, as the same expert.
+
+    What needs it waits for that.
 
     Examples:
       flowrl train-more exp/demo "Collect Iron"
