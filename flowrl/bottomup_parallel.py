@@ -102,7 +102,7 @@ def train_graph(config: BottomUpConfig) -> int:
             target=config.graph.target_skill,
             max_nodes=config.graph.max_nodes,
         )
-        notices.publish(layout, "requested", f"asked for: {len(flow.requested)} skills")
+        notices.publish(layout, "requested", f"skills asked for: {len(flow.requested)}")
         feeder = Feeder(flow, sources, scheduler, config, skills=skills)
         scheduler.set_callbacks(
             backend=backend,

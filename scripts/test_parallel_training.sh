@@ -67,7 +67,7 @@ for row in status["skills"]:
         problems.append(f"{row['skill']} is not in {layout.manifest}")
     else:
         folder = store.verify(version)  # raises when a file is missing or damaged
-        print(f"{row['skill']}: expert {row['expert']}, {version.frames:,} frames, {folder}")
+        print(f"{row['skill']}: expert {row['expert']}, {version.frames:,} acted frames, {folder}")
 if left := sorted(layout.training_runs.glob("skill_*")):
     problems.append(f"run folders are left: {', '.join(map(str, left))}")
 print("\n".join(problems) or "3 skills are trained, merged and whole")

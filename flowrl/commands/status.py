@@ -50,8 +50,8 @@ _STYLE = {
 _WHY = "waits for / why"
 _LEAST_WHY = 30  # columns
 # The least columns of each while its figures change: nothing on the screen moves with them.
-_LEAST = {"status": 9, "frames": 10, "steps/s": 7, "time": 7, _WHY: _LEAST_WHY}
-_DROPPED_FIRST = ("attempt", "expert", "time", "steps/s", "frames", "at most")
+_LEAST = {"status": 9, "run frames": 10, "steps/s": 7, "time": 7, _WHY: _LEAST_WHY}
+_DROPPED_FIRST = ("attempt", "expert", "time", "steps/s", "run frames", "at most")
 _LEFT_ALIGNED = frozenset({"skill", "status", _WHY})
 _STOP_MODES = {
     StopMode.NONE: "",
@@ -262,7 +262,7 @@ def _cells(row: SkillRow) -> dict[str, Text | str]:
         "status": Text(shown, style=_STYLE.get(shown, _STYLE.get(row.status, ""))),
         "expert": "" if row.expert is None else str(row.expert),
         "attempt": "" if row.attempt is None else str(row.attempt),
-        "frames": "" if row.frames is None else f"{row.frames:,}",
+        "run frames": "" if row.frames is None else f"{row.frames:,}",
         "steps/s": "" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}",
         "success": "" if row.success_rate is None else f"{row.success_rate:.0%}",
         "time": clock(row.seconds),
