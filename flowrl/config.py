@@ -271,7 +271,7 @@ class SequentialConfig(BottomUpConfig):
         """Refuse more than one run at a time."""
         if (runs := self.schedule.max_parallel_skills) > 1:
             raise ConfigError(
-                f"--max_parallel_skills {runs} is for python -m flowrl.bottomup_parallel; "
+                f"--max_parallel_skills {runs} is for flowrl train; "
                 "here one skill is trained after another"
             )
 

@@ -184,7 +184,7 @@ def test_the_sequential_story_takes_the_same_flags_and_one_slot():
 
 
 def test_the_sequential_story_refuses_runs_side_by_side():
-    with pytest.raises(ConfigError, match=r"--max_parallel_skills 2 .*flowrl\.bottomup_parallel"):
+    with pytest.raises(ConfigError, match=r"--max_parallel_skills 2 .*flowrl train"):
         parse(SequentialConfig, ["--max_parallel_skills", "2"])
 
 

@@ -231,7 +231,7 @@ class StopCommand(ControlCommand):
     """Let the scheduler end once what runs is merged.
 
     Examples:
-      flowrl stop --graph-path exp/demo
+      flowrl stop exp/demo
       flowrl stop exp/demo --now --wait 60
     """
 
