@@ -13,6 +13,7 @@ import numpy as np
 
 from flowrl import config as configs
 from flowrl.config import PPOConfig
+from flowrl.envs.base import is_clipped
 from flowrl.envs.skill_module import TaskModule, open_module
 from flowrl.envs.tasks import check_gains, make_env
 from flowrl.envs.vector import BatchedEnv, BatchedState
@@ -57,6 +58,7 @@ class EvaluationReport:
     episodes: int
     mean_episode_length: float
     mean_episode_return: float
+    clipped_rewards: int
     steps: tuple[StepRate, ...]
 
     @property
@@ -73,6 +75,7 @@ class Tally(NamedTuple):
     lied: Any  # bool[B, tasks]; done without what the skill gains
     length: Any  # int32[B]
     total: Any  # f32[B]
+    clipped: Any  # int32[B]; timesteps whose reward was clipped
 
 
 Play = Callable[[Any, jax.Array, int], Tally]
@@ -111,6 +114,7 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
         episodes=episodes,
         mean_episode_length=float(tally.length.mean()),
         mean_episode_return=float(tally.total.mean()),
+        clipped_rewards=int(tally.clipped.sum()),
         steps=tuple(map(partial(_rate, episodes=episodes), run.plan, successes)),
     )
 
@@ -183,6 +187,7 @@ def _tally(state: BatchedState, count: int) -> Tally:
         lied=np.zeros((rows, columns), bool),
         length=np.zeros(rows, np.int32),
         total=np.zeros(rows, np.float32),
+        clipped=np.zeros(rows, np.int32),
     )
 
 
@@ -202,6 +207,7 @@ def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:
             lied=tally.lied | (acted & (fresh & output.lied)[:, None]),
             length=jnp.where(fresh, output.episode_length, tally.length),
             total=jnp.where(fresh, output.episode_return, tally.total),
+            clipped=tally.clipped + (fresh & is_clipped(output.reward)),
         )
         return (obs, state, key, tally), None
 

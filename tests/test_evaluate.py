@@ -36,6 +36,7 @@ def test_a_name_is_shown_as_it_is(name, monkeypatch, capsys):
         episodes=4,
         mean_episode_length=12.0,
         mean_episode_return=1.0,
+        clipped_rewards=0,
         steps=(step,),
     )
     monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: found)
@@ -56,6 +57,7 @@ def test_an_interval_holds_its_share_and_stays_a_share(successes, trials):
 class Dice:
     """A stand-in for a SkillEnv: worlds are numbers, and what an action does is drawn."""
 
+    reward = 1.0
     observation_size = 2
     num_actions = 3
     num_experts = 2
@@ -93,7 +95,7 @@ class Dice:
         )
         done = luck > 1.0
         return state, StepOutput(
-            *(luck, done, done, ~done & done, state.task, state.task, state.task),
+            *(luck * self.reward, done, done, ~done & done, state.task, state.task, state.task),
             *(state.success, ~done & done, state.length, state.total),
         )
 
@@ -109,6 +111,7 @@ def first_episodes(env: BatchedEnv, params: Any, key: jax.Array, count: int) -> 
         lied=jnp.zeros((count, 8), bool),
         length=jnp.zeros(count, jnp.int32),
         total=jnp.zeros(count, jnp.float32),
+        clipped=jnp.zeros(count, jnp.int32),
     )
     while not bool(tally.over.all()):
         obs, state, key, tally = act(pack(params), (obs, state, key, tally))
@@ -145,6 +148,14 @@ def test_first_episodes_do_not_depend_on_how_many_environments_there_are(folder)
     assert len(set(found.length.tolist())) > 3
     assert whole.success.shape == (ROWS, 2)
     assert 0 < whole.success[:, 1].sum() < ROWS
+
+
+def test_rewards_at_the_limit_are_counted_in_first_episodes(monkeypatch):
+    env = BatchedEnv(Dice(), stock=ROWS)  # type: ignore[arg-type]
+    assert not first_episodes(env, experts(), jax.random.key(7), 9).clipped.any()
+    monkeypatch.setattr(Dice, "reward", 1e7)
+    found = first_episodes(env, experts(), jax.random.key(7), 9)
+    assert np.array_equal(found.clipped, found.length)
 
 
 def test_a_second_evaluation_traces_nothing(folder, monkeypatch):

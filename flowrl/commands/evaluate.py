@@ -85,6 +85,8 @@ class EvaluateCommand:
                 interval = f"95 % interval {one.low:.1%} to {one.high:.1%}"
                 rate = f"{one.success_rate:.1%} succeed ({interval})"
                 sys.stdout.write(f"{one.count} x {one.skill}, expert {one.expert}: {rate}\n")
+            if found.clipped_rewards:
+                sys.stdout.write(f"{found.clipped_rewards:,} rewards were clipped to ±10,000\n")
         return 0 if found.success_rate >= self.at_least else 1
 
 

@@ -18,6 +18,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
+
+REWARD_LIMIT = 1e4  # of a timestep's reward, either way; what is beyond is clipped
 
 
 class StepOutput(NamedTuple):
@@ -29,7 +32,7 @@ class StepOutput(NamedTuple):
     """
 
     reward: jax.Array
-    """f32[B]: reward of the task in which the action was taken, with its success bonus."""
+    """f32[B]: reward of the task in which the action was taken, with its success bonus, clipped."""
     done: jax.Array
     """bool[B]: the episode ended with this step (last success, death or time limit)."""
     boundary: jax.Array
@@ -50,6 +53,11 @@ class StepOutput(NamedTuple):
     """int32[B]: steps of this episode so far, this one included."""
     episode_return: jax.Array
     """f32[B]: undiscounted sum of this episode's rewards so far, this one included."""
+
+
+def is_clipped(reward: jax.Array) -> jax.Array:
+    """bool: whether a reward, of any shape, is at the limit."""
+    return jnp.abs(reward) >= REWARD_LIMIT
 
 
 class WalkingEnv(Protocol):

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.envs.base import StepOutput
+from flowrl.envs.base import REWARD_LIMIT, StepOutput
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import FalseGainError, SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
@@ -218,6 +218,7 @@ class SkillEnv:
         """Move the plan on and say what the step was."""
         plan = state.plan
         reward = reward + self.success_bonus * completed
+        reward = jnp.clip(reward, -REWARD_LIMIT, REWARD_LIMIT)
         ended = over | (completed & (state.task == plan.last))
         columns = jnp.arange(state.success.shape[0])
         walked = WalkState(

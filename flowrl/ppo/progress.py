@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from flowrl import runs
 from flowrl.config import PPOConfig
+from flowrl.envs.base import REWARD_LIMIT
 from flowrl.paths import slug
 from flowrl.ppo.loop import (
     Counters,
@@ -34,6 +35,7 @@ class Reporter:
         self._trackers = Guarded([])
         self._shown_at = self._logged_at = self._printed_at = float("-inf")
         self._phase = ""
+        self._clipped = 0
         self._begin("compiling", Counters(acted=()))
 
     def begin_training(self, counters: Counters) -> None:
@@ -50,6 +52,8 @@ class Reporter:
     def report(self, update: UpdateReport) -> None:
         """Report an update: at most once in PROGRESS_SECONDS and `--log_seconds`, and the last."""
         now, last = time.monotonic(), update.ended
+        share = update.figures.get("clipped_rewards", 0.0)
+        self._clipped += round(share * frames_per_update(self._config))
         if last or now - self._shown_at >= PROGRESS_SECONDS:
             self._shown_at = now
             phase = "saving" if last else "training"
@@ -91,6 +95,8 @@ class Reporter:
             if progress.eta_seconds is not None:
                 left = timedelta(seconds=round(progress.eta_seconds))
                 line += f" · {speed:,.0f} steps/s · at most {left} left"
+            if self._clipped:
+                line += f" · {self._clipped:,} rewards clipped to ±{REWARD_LIMIT:,.0f}"
             logger.info("%s | %s", line, steps)
         try:
             runs.write_progress(self._paths, progress)

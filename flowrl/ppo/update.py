@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.config import PPOConfig
-from flowrl.envs.base import StepOutput
+from flowrl.envs.base import StepOutput, is_clipped
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed
 from flowrl.ppo import gae, optimizer
@@ -82,8 +82,9 @@ def learn(
     state, (counts, figures) = jax.lax.scan(move, state, minibatches)
     means = {name: figure.mean() for name, figure in figures.items()}
     output = batch.steps.output
+    means |= {"reward": output.reward.mean(), "value": batch.steps.value.mean()}
     return state, Stats(
-        figures={**means, "reward": output.reward.mean(), "value": batch.steps.value.mean()},
+        figures={**means, "clipped_rewards": is_clipped(output.reward).mean()},
         acted=jnp.bincount(rows.expert, length=num_experts),
         moves=(counts > 0).sum(axis=0),
         finite=all_finite((means["loss"], state.params)),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from flowrl.config import PPOConfig
+from flowrl.envs.base import REWARD_LIMIT, is_clipped
 from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.envs.tasks import library_functions, make_env, shared_functions
 from flowrl.envs.vector import BatchedEnv, BatchedState, Store
@@ -84,6 +85,23 @@ def test_a_skill_of_a_users_own_has_its_own_functions():
     assert found is module.tasks[0].functions
     assert not found.takes_count
     assert len(functions) == len(library_functions(CLASSIC)) + 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "kept"),
+    [(9_999.5, 10_000.0), (9_998.0, 9_999.0), (-9_000.0, -8_999.0), (3e38, 1e4), (-1e30, -1e4)],
+)
+def test_the_reward_of_a_timestep_is_clipped_with_its_bonus(reward, kept):
+    env = make_env(CLASSIC, module_of("Collect Wood"), max_task_steps=9)
+    _, output = env._walk(
+        env.begin_in(None),
+        None,
+        completed=jnp.asarray(True),
+        reward=jnp.float32(reward),
+        over=jnp.asarray(False),
+    )
+    assert output.reward == output.episode_return == kept
+    assert is_clipped(output.reward) == (abs(kept) == REWARD_LIMIT)
 
 
 def compiled_functions(module):

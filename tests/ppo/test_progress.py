@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,13 @@ RATES = Rates(
 )
 
 
-def update(frames: int, *, ended: bool = False) -> UpdateReport:
+def update(frames: int, *, ended: bool = False, clipped: float = 0.0) -> UpdateReport:
     counters = Counters(updates=frames // 64, frames=frames, acted=(frames, 0))
     return UpdateReport(
         learner=None,  # type: ignore[arg-type]
         counters=counters,
         rates=RATES,
-        figures={},
+        figures={"clipped_rewards": clipped},
         reached=False,
         ended=ended,
     )
@@ -58,6 +59,21 @@ def reporter(folder: Path) -> progress.Reporter:
     )
     assignment = Assignment(RunPaths(folder, 12), run)
     return progress.Reporter(assignment, PPOConfig(num_envs=8, num_steps=8))
+
+
+def test_rewards_that_were_clipped_are_counted_over_all_updates(tmp_path, now, caplog):
+    caplog.set_level("INFO", logger="flowrl")
+    shown = reporter(tmp_path)
+    shown.begin_training(Counters(acted=(0, 0)))
+    for frames, share in ((64, 0.0), (128, 3 / 64), (192, 1.0)):
+        now[0] += progress.LINE_SECONDS
+        shown.report(update(frames, clipped=share))
+    shown.close()
+    assert ["clipped" in line for line in caplog.messages] == [False, False, False, True, True]
+    assert "3 rewards clipped to ±10,000" in caplog.messages[3]
+    assert "67 rewards clipped to ±10,000" in caplog.messages[4]
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["clipped_rewards"] == 0.0
 
 
 def test_there_is_a_line_every_few_seconds_and_at_each_phase(tmp_path, now, caplog):
