@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flowrl.config import PPOConfig
@@ -33,6 +34,7 @@ def update(frames: int, *, ended: bool = False, clipped: float = 0.0) -> UpdateR
         counters=counters,
         rates=RATES,
         figures={"clipped_rewards": clipped},
+        claims=np.zeros((2, 2), np.int64),
         reached=False,
         ended=ended,
     )

@@ -142,7 +142,7 @@ BY_SYNTAX: dict[str, str | bytes] = {
     "nonlocal": reward("nonlocal n\nreturn 0.0"),
     "a walrus": reward("return (x := 1.0) + x"),
     "a walrus in a test": reward("if (jnp := n) > 0:\n    return 1.0\nreturn 0.0"),
-    "a comprehension": reward("return sum([x for x in range(9)])"),
+    "a comprehension of text": reward("return sum([x for x in 'abc'])"),
     "a comprehension's scope": reward("return [jnp for jnp in achievements][0]"),
     "a generator": reward("return max(x for x in achievements)"),
     "a nested function": reward("def f():\n    return f()\nreturn f()"),
@@ -246,6 +246,165 @@ BY_SYNTAX: dict[str, str | bytes] = {
     "no return": reward("x = n"),
     "an empty return": reward("return"),
 }
+
+# More bodies of a reward, a line each. Were one of them run, it would do no harm.
+_LINES = r"""
+return inventory.__dict__
+return inventory.__class__.__mro__[1].__subclasses__()
+return (1).__class__
+return [].__class__.__base__
+return {}.__class__
+return inventory._asdict()
+return inventory._fields
+return BlockType.__members__
+return BlockType.TREE.__init__.__globals__
+return BlockType.TREE.name
+return BlockType['TREE'].value
+return BlockType(5).value
+return Action
+return achievements.__array_interface__
+return achievements.__reduce__()
+return achievements.device
+return achievements.addressable_data(0)
+return achievements.block_until_ready()
+return achievements.tolist()
+return achievements.item()
+return achievements.view(n)
+return achievements.dtype.type
+return achievements.at[0].apply(abs)
+return achievements.at[0].get.__self__
+return achievements.sum.__func__
+return achievements.sum
+return jnp
+return jax
+return jnp.sum
+return (jnp, jax)[0]
+return {1: jnp}[1]
+return {'a': abs}['a']
+return {abs: 1}[abs]
+return {**inventory}
+return {'x': '{0.__class__}'}['x']
+return {'x': 1}.get('x')
+return {'x': 1}.items()
+return {'x': 1}.__class__
+return 'x'
+return 'x' 'y'
+return ('x')
+return ['x']
+return 'x' + 'y'
+return 'x' * 9
+return abs('x')
+return int('9')
+return float('nan')
+return float('inf')
+return 1e400
+return -1e400
+return 1e400 - 1e400
+return 1j
+return b'x'
+return jnp.nan
+return jnp.inf
+return -jnp.inf
+return jnp.NINF
+return jnp.loadtxt('x')
+return jnp.genfromtxt('x')
+return jnp.savez('x', n)
+return jnp.frombuffer(n)
+return jnp.from_dlpack(n)
+return jnp.array_str(n)
+return jnp.lax.sort(n)
+return jnp.jax.devices()
+return jnp.linalg.svd(achievements)
+return jnp.fft.fft(achievements)
+return jnp.ufunc(abs, 1, 1)
+return jnp.bincount(achievements)
+return jnp.unique(achievements)
+return jax.numpy.load('x')
+return jax.jit(abs)(n)
+return jax.vmap(abs)(n)
+return jax.grad(abs)(n)
+return jax.eval_shape(abs, n)
+return jax.make_jaxpr(abs)(n)
+return jax.device_put(n)
+return jax.device_get(n)
+return jax.local_devices()
+return jax.clear_caches()
+return jax.distributed.initialize()
+return jax.lax.cond(n > 1, abs, abs, n)
+return jax.lax.scan(abs, n, n)
+return jax.lax.map(abs, achievements)
+return jax.lax.switch(0, [abs], n)
+return jax.lax.custom_root(n, n, n, n)
+return jax.lax.psum(n, 'i')
+return jax.lax.infeed(n)
+return jax.tree.map(abs, inventory)
+return jax.tree_util.Partial(abs)(n)
+return jax.debug.breakpoint()
+return jax.monitoring.record_event('x')
+return jax.extend.core
+return jax.interpreters.xla
+return jax.export.export(abs)
+return jax.dlpack.to_dlpack(n)
+return jax.scipy.special.erf(n)
+return jax.random.bits(n)
+return np.load('x')
+return numpy.load('x')
+return os.getcwd()
+return sys.modules
+return math.sqrt(n)
+return builtins.open
+return dir()
+return vars(inventory)
+return id(n)
+return hash(n)
+return repr(n)
+return str(n)
+return print(n)
+return help()
+return memoryview(n)
+return object()
+return super()
+return isinstance(n, int)
+return callable(n)
+return iter(achievements)
+return next(achievements)
+return slice(n)
+return complex(n)
+return list(achievements)
+return dict(x=n)
+return map(abs, achievements)
+return filter(abs, achievements)
+return sorted(achievements)
+return task_is_done
+return task_reward.__defaults__
+return (lambda: n)()
+return [x for x in achievements]
+return [x for x in range(99)]
+return [x for x in range(n)]
+return [x async for x in achievements]
+return [jnp for jnp in (1, 2)]
+return [x for x in (open, abs)]
+return sum(x for x in jnp)
+return (x for x in (1, 2)).gi_frame
+return (x for x in (1, 2)).throw(n)
+return {x for x in (1, 2)}
+return {x: x for x in (1, 2)}
+return n if (y := n) else n
+return n @ n
+return n << 9
+return n >> 9
+return await n
+yield n
+raise n
+assert n
+del n
+import os
+from os import path
+global n
+pass
+...
+"""
+BY_SYNTAX |= {line: reward(line) for line in _LINES.strip().splitlines()}
 
 # What only shows when the functions are traced and computed.
 BY_DRY_RUN: dict[str, str] = {

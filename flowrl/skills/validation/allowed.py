@@ -23,7 +23,7 @@ _ADMITTED = (
     *(ast.Return, ast.Assign, ast.AugAssign, ast.If, ast.For, ast.Pass),
     *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Call, ast.Constant),
     *(ast.Attribute, ast.Subscript, ast.Name, ast.Tuple, ast.List, ast.Slice, ast.keyword),
-    ast.Dict,
+    *(ast.Dict, ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.In, ast.NotIn),
     *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow),
     *(ast.BitAnd, ast.BitOr, ast.BitXor, ast.Invert, ast.Not, ast.UAdd, ast.USub),
     *(ast.And, ast.Or, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
@@ -72,7 +72,7 @@ ATTRIBUTES = frozenset({"at", "ndim", "size", "T"})  # besides the items of the 
 
 # What to write instead of syntax, or of a name, that is not admitted.
 _REMEDIES = (
-    ("ListComp SetComp DictComp GeneratorExp", "write a for loop, or jnp over the whole array"),
+    ("SetComp DictComp", "write a list, or a for loop"),
     ("Lambda FunctionDef ClassDef", "write a helper function at the top of the file"),
     ("While Break Continue", f"write for i in range(k), k up to {RANGE_LIMIT}"),
     ("Import ImportFrom", "remove it: jnp, jax and the enums of the game are there"),
@@ -183,7 +183,7 @@ def _helper_problems(
     yield from _special_problem(helper)
     for name in (helper.name, *parameters(helper)):
         if not is_plain(name):
-            yield helper, f"the name {name!r}", "use plain names without a leading _"
+            yield helper, f"the name {name!r}", "use plain names without __"
         if name in _reserved(game) or (name == helper.name and name in taken):
             yield helper, f"{name} is given another meaning", "choose another name"
 
@@ -229,13 +229,16 @@ class _Checks:
             case ast.Call(func=func) if not isinstance(func, ast.Name | ast.Attribute):
                 called = ast.unparse(func)[:40]
                 return f"a call of {called!r}", f"call jnp functions or {sorted(CALLS)}"
-            case ast.For():
-                return self._loop(node)
+            case ast.For(iter=over, orelse=rest):
+                return None if not rest and self._is_bounded(over) else _UNBOUNDED
+            case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
+                bounded = [not loop.is_async and self._is_bounded(loop.iter) for loop in loops]
+                return None if all(bounded) else _UNBOUNDED
         return self._value(node)
 
     def _value(self, node: ast.AST) -> tuple[str, str] | None:
         match node:
-            case ast.keyword(arg=word) if word is None or not is_plain(word):
+            case ast.keyword(arg=word) if word is None or not is_plain(word) or word[0] == "_":
                 return "** or an unusual name in a call", "write the arguments out"
             case ast.Dict(keys=keys):
                 self.done |= {id(key) for key in keys if _is_text(key)}
@@ -255,7 +258,7 @@ class _Checks:
 
     def _name(self, node: ast.Name) -> tuple[str, str] | None:
         if not is_plain(node.id):
-            return f"the name {node.id!r}", "use plain names without a leading _"
+            return f"the name {node.id!r}", "use plain names without __"
         if isinstance(node.ctx, ast.Store):
             taken = node.id in self.helpers or node.id in _reserved(self.game)
             return (f"{node.id} is given another meaning", "choose another name") if taken else None
@@ -298,20 +301,21 @@ class _Checks:
         names = "closest are " if close else "there are "
         return f"{name} is not in {self.game.name}", names + ", ".join(close or sorted(known))
 
-    def _loop(self, node: ast.For) -> tuple[str, str] | None:
-        match node:
-            case ast.For(
-                iter=ast.Call(func=ast.Name(id="range") as name, args=[_, *_] as ends, keywords=[]),
-                orelse=[],
-            ) if _is_short(ends):
+    def _is_bounded(self, over: ast.expr) -> bool:
+        """Whether a loop runs over a short range, or over values that are written out."""
+        match over:
+            case ast.Call(func=ast.Name(id="range") as name, args=[_, *_] as ends, keywords=[]):
                 self.done.add(id(name))
-                return None
-            case ast.For(iter=ast.Tuple(elts=parts) | ast.List(elts=parts), orelse=[]) if (
-                len(parts) <= RANGE_LIMIT
-            ):
-                return None
-        remedy = f"use range(k), k up to {RANGE_LIMIT}, or values written out in brackets"
-        return "for runs over something else", remedy
+                return _is_short(ends)
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return len(parts) <= RANGE_LIMIT
+        return False
+
+
+_UNBOUNDED = (
+    "a loop over something else",
+    f"use range(k), k up to {RANGE_LIMIT}, or values written out in brackets",
+)
 
 
 def _is_short(ends: Sequence[ast.expr]) -> bool:
@@ -332,7 +336,7 @@ def position(node: Any) -> tuple[int, int]:
 
 def is_plain(word: str) -> bool:
     """Whether a name is plain; the parser has already brought it to NFKC."""
-    return word.isascii() and not word.startswith("_") and "__" not in word
+    return word.isascii() and "__" not in word
 
 
 def _dotted(node: ast.AST) -> str:

@@ -63,7 +63,7 @@ def check_skill_source(
     """
     module = parse_source(text, place)
     known: dict[str, ast.stmt] = {}
-    for index, node in enumerate(module.body):
+    for index, node in enumerate(part for line in module.body for part in _single(line)):
         if isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) in _IMPORTS:
             continue
         name = _top_level_name(node, place, first=index == 0)
@@ -222,6 +222,17 @@ def _check_size(module: ast.Module, place: str, *, limit_nodes: int) -> None:
             what = f"over {limit_nodes} nodes or {DEPTH_LIMIT} levels of syntax"
             raise _refusal(place, level[0], what, "make the code simpler")
         level = [child for node in level for child in ast.iter_child_nodes(node)]
+
+
+def _single(node: ast.stmt) -> list[ast.stmt]:
+    """An assignment of several values to as many names, each by itself."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
+            names
+        ) == len(values):
+            pairs = zip(names, values, strict=True)
+            return [ast.copy_location(ast.Assign([name], value), node) for name, value in pairs]
+    return [node]
 
 
 def _top_level_name(node: ast.stmt, place: str, *, first: bool) -> str:
