@@ -112,7 +112,8 @@ class Bench:
         shutil.rmtree(graph, ignore_errors=True)
         names = ",".join(skills)
         words = [story, names, "--graph_path", str(graph), "--total_timesteps", str(frames)]
-        words += ["--success_state_rate", "1", "--min_success_rate", "0", *flags, *self._words]
+        words += ["--success_state_rate", "1", "--min_success_rate", "0"]
+        words += ["--needs_success_rate", "0", *flags, *self._words]
         used, began, began_at = _processor_seconds(), time.perf_counter(), datetime.now(UTC)
         with Load() as load:
             self._run(words)

@@ -40,6 +40,7 @@ trap 'exit 130' INT TERM
   --max_nodes 3 \
   --max_parallel_skills 2 \
   --total_timesteps 5e4 \
+  --needs_success_rate 0 \
   --tmux_socket "$SOCKET" \
   --no-use_wandb \
   "$@"

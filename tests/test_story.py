@@ -10,8 +10,12 @@ import pytest
 
 from flowrl import bottomup, cli
 from flowrl.envs.skill_module import load_module
+from flowrl.experts.store import ExpertStore
 from flowrl.launchers.tmux import TmuxLauncher
+from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths, RunPaths
+from flowrl.runs import read_run
+from tests.parallel.faults import killed_at
 from tests.waiting import limit
 
 TINY = (
@@ -22,6 +26,7 @@ TINY = (
     "--total_timesteps=2048",
     "--max_task_steps=40",
     "--success_state_rate=0",
+    "--needs_success_rate=0",
 )
 SKILLS = {"Collect Wood": 0, "Place Table": 1}
 DEADLINE_SECONDS = limit(280.0)
@@ -118,9 +123,11 @@ def test_the_merged_experts_can_be_evaluated(graph, capfd):
 
 
 @pytest.mark.craftax
-def test_one_after_another(tmp_path, capsys):
+def test_one_after_another_and_then_on_over_a_killed_scheduler(tmp_path, capsys):
     root = tmp_path / "graph"
     words = ["--graph_path", str(root), "--target_skill", "Collect Wood", *TINY]
+    words.append("--min_success_rate=0")
+    words[words.index("--max_task_steps=40")] = "--max_task_steps=1"  # with hardly any success
     assert bottomup.main(words) == 0
     capsys.readouterr()
     assert cli.main(["status", str(root), "--json"]) == 0
@@ -129,3 +136,15 @@ def test_one_after_another(tmp_path, capsys):
     before = GraphPaths(root).manifest.read_bytes()
     assert bottomup.main(words) == 0
     assert GraphPaths(root).manifest.read_bytes() == before, "it was trained already"
+    (first,) = ExpertStore(GraphPaths(root)).manifest().experts.values()
+    assert cli.main(["train-more", str(root), "Collect Wood", "--total_timesteps=512"]) == 0
+    words[words.index("--max_task_steps=1")] = "--max_task_steps=40"
+    assert killed_at("scheduler.launched", "flowrl.bottomup", *words)
+    assert bottomup.main(words) == 0
+    (line,) = StateFile(GraphPaths(root).scheduler_state).load_document()["skills"]
+    (now,) = ExpertStore(GraphPaths(root)).manifest().experts.values()
+    assert now.lineage[0] == first.lineage[0]
+    assert [entry.run_id for entry in now.lineage[1:]] == [line["run_id"]]
+    assert now.frames == sum(entry.frames for entry in now.lineage) == first.frames + 512
+    assert read_run(GraphPaths(root).archive(0, "Collect Wood")).ancestors == (first,)
+    assert list(GraphPaths(root).training_runs.glob("skill_*")) == []
