@@ -15,6 +15,7 @@ from rich.logging import RichHandler
 from flowrl import __version__
 from flowrl.config import Config, parse
 from flowrl.errors import EXIT_INTERRUPTED, EXIT_IO, FlowrlError, classify_io_error, format_error
+from flowrl.paths import printable
 
 RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
 _WIDTH = 120  # columns of a file or a pipe
@@ -59,7 +60,7 @@ def guarded(program: Callable[[], int]) -> int:
     try:
         return program()
     except FlowrlError as error:
-        sys.stderr.write(f"flowrl: {error}\n")
+        _print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -69,8 +70,13 @@ def guarded(program: Callable[[], int]) -> int:
     except OSError as error:
         if not classify_io_error(error):
             raise
-        sys.stderr.write(f"flowrl: {format_error(error)}; repair that and start again to go on\n")
+        _print_error(f"{format_error(error)}; repair that and start again to go on")
         return EXIT_IO
+
+
+def _print_error(text: str) -> None:
+    """Print an error without what would steer the terminal: it may quote names of files."""
+    sys.stderr.write("\n".join(map(printable, f"flowrl: {text}".split("\n"))) + "\n")
 
 
 def start_logging() -> None:

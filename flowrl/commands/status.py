@@ -31,7 +31,7 @@ from flowrl.parallel.health import daemon_of, disk_shortage
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.state_file import StateFile
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths, printable, slug
 
 _WATCH_SECONDS = 1.0
 _WIDTH = 140  # columns in a file or a pipe
@@ -50,7 +50,7 @@ _STYLE = {
 _WHY = "waits for / why"
 _LEAST_WHY = 30  # columns
 # The least columns of each while its figures change: nothing on the screen moves with them.
-_LEAST = {"status": 9, "run frames": 10, "steps/s": 7, "time": 7, _WHY: _LEAST_WHY}
+_LEAST = {"status": 10, "run frames": 10, "steps/s": 7, "time": 7, _WHY: _LEAST_WHY}
 _DROPPED_FIRST = ("attempt", "expert", "time", "steps/s", "run frames", "at most")
 _LEFT_ALIGNED = frozenset({"skill", "status", _WHY})
 _STOP_MODES = {
@@ -131,9 +131,10 @@ def training_screen(paths: GraphPaths, console: Console) -> Live:
 
 def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) -> Group:
     """Return headings, notices, the table of skills, and the logs of failed skills."""
+    root = printable(str(paths.root))
     warnings = [*filter(None, [read_stop_mode(paths)]), *_notices(paths).values()]
     if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
-        again = f"flowrl train {shlex.quote(str(paths.root))}"
+        again = f"flowrl train {shlex.quote(root)}"
         warnings.append(f"no scheduler: runs go on, and nothing is started or merged until {again}")
     yellow = [Text(text, style="yellow") for text in warnings]
     logs = [
@@ -141,7 +142,7 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
         for row in rows
         if row.log
     ]
-    heading = Text(f"{paths.root}: {tally(rows)}\n{totals(paths, rows)}")
+    heading = Text(f"{root}: {tally(rows)}\n{totals(paths, rows)}")
     return Group(heading, *yellow, "", skill_table(rows, width), *logs)
 
 

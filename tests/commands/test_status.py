@@ -165,6 +165,16 @@ def test_a_failure_text_is_shown_as_it_is(tmp_path, capsys):
     assert why in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["status"], ["logs", "B"], ["plan", "B"], ["fsck"]])
+def test_a_folder_with_a_terminal_escape_in_its_name_is_shown_without(tmp_path, capfd, words):
+    for root in (tmp_path / "a\x1b[31mb", tmp_path / "missing\x1b[2J"):
+        if "missing" not in root.name:
+            save(root, ("A", running()))
+        cli.main([words[0], str(root), *words[1:]])
+        said = capfd.readouterr()
+        assert "\x1b" not in said.out + said.err
+
+
 @pytest.mark.parametrize("command", [["status"], ["logs", "A", "--graph-path"]])
 def test_a_folder_that_is_no_graph_ends_in_one_line(tmp_path, capsys, command):
     assert cli.main([*command, str(tmp_path)]) == 1
