@@ -197,7 +197,8 @@ class ScheduleConfig(Configuration):
     stall_timeout: AboveZero = 1800.0
     """Seconds without progress after which a run is ended and counts as failed."""
     run_timeout: AboveZero | None = None
-    """Seconds that one attempt may take, after which it is ended and counts as failed."""
+    """Seconds that one attempt may take, after which it is ended and counts as failed (default: a
+    day, and a second more for every 100 of total_timesteps)."""
 
 
 @dataclass(frozen=True, kw_only=True)

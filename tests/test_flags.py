@@ -316,6 +316,7 @@ def stall_timeout(bench):
 def run_timeout(bench):
     assert bench.scheduler().schedule.run_timeout is None
     assert bench.scheduler("--run_timeout=99").schedule.run_timeout == 99
+    assert bench.job("--total_timesteps=1_000_000").limit_seconds == 24 * 3600 + 10_000
 
 
 @arrives

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,6 +38,7 @@ class Job:
     results: tuple[str, ...] = ()  # files in the folder that a launch removes before the job starts
     cpus: tuple[int, ...] = ()  # the CPUs it may use; () means all
     sandbox: tuple[str, ...] = ()  # words put before argv to confine the job; () for none
+    limit_seconds: float = math.inf  # its caller ends one that takes longer
     passed: tuple[str, ...] = ()  # names of variables in `env` whose values must not be logged
 
 

@@ -51,7 +51,11 @@ class Backend(Protocol):
         ...
 
     def reopen(self, request: RunRequest, /) -> Job | None:
-        """Return the job of run `request.run_id`, unchanged; None without a folder."""
+        """Return the job of run `request.run_id`, unchanged; None without a folder.
+
+        Raises:
+          FileRefusedError: the run's record is damaged.
+        """
         ...
 
     def merge(self, request: RunRequest, /) -> Mapping[str, Any]:
@@ -110,7 +114,7 @@ class CommandExecutor:
     def prepare(self, request: RunRequest) -> Sequence[Event]:
         """Make the run's folder, or reopen that of a run that is to go on."""
         try:
-            job = self._backend.reopen(request) if request.run_id else None
+            job = self._reopened(request) if request.run_id else None
             handle = self.launcher.find(job) if job else None
             if job and handle and not isinstance(self._end_of(request, job, handle), Exited | Lost):
                 # It lives, or has finished after all.
@@ -220,10 +224,14 @@ class CommandExecutor:
         return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail, saved, full),)
 
     def _without_folder(self, request: RunRequest) -> Event:
-        """The run's folder is gone: it was merged and archived, or it is lost."""
+        """The run's folder is gone or damaged: it was merged and archived, or it is lost."""
         assert request.run_id is not None
-        result = self._backend.archived_result(request)
-        outcome = result or Lost("its run folder is gone")
+        why = "its run folder is gone"
+        try:
+            self._backend.reopen(request)
+        except FileRefusedError as error:
+            why = str(error)
+        outcome = self._backend.archived_result(request) or Lost(why)
         return events.RunEnded(request.skill, request.run_id, outcome)
 
     def _end_of(
@@ -253,7 +261,8 @@ class CommandExecutor:
         if status.stop_reason:
             self.stop_once(entry)
             return ()
-        if status.handle is not None and self._limits.seconds_left(status.handle) < 0:
+        handle = status.handle
+        if handle is not None and self._limits.seconds_left(handle, job.limit_seconds) < 0:
             return (events.RunLate(entry.skill, job.run_id, StopReason.OVERDUE),)
         progress = RunPaths(job.folder, entry.expert or 0).progress
         if self._limits.is_silent(job.run_id, progress):
@@ -281,10 +290,18 @@ class CommandExecutor:
     def _job(self, request: RunRequest) -> Job | None:
         known = self._jobs.get(request.skill)
         if known is None or known.run_id != request.run_id:
-            known = self._backend.reopen(request)
+            known = self._reopened(request)
         if known is not None:
             self._jobs[request.skill] = known
         return known
+
+    def _reopened(self, request: RunRequest) -> Job | None:
+        """The run's job, if it has a whole folder."""
+        try:
+            return self._backend.reopen(request)
+        except FileRefusedError as error:
+            logger.error("%s: %s", request.skill, error)
+            return None
 
 
 def _warn(what: str, skill: str, error: BaseException) -> None:

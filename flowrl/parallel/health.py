@@ -258,7 +258,7 @@ class RunLimits:
 
     Args:
       silent_seconds: the longest time without a change of progress.json.
-      run_seconds: the longest life of an attempt's process; None for no limit.
+      run_seconds: the longest life of an attempt's process; None for that of its job.
     """
 
     def __init__(
@@ -285,9 +285,9 @@ class RunLimits:
             return False
         return now - since > self._silent_seconds
 
-    def seconds_left(self, handle: Handle) -> float:
+    def seconds_left(self, handle: Handle, default: float = math.inf) -> float:
         """Return how much longer the run may take; below 0 when it is overdue."""
-        most = math.inf if self._run_seconds is None else self._run_seconds
+        most = default if self._run_seconds is None else self._run_seconds
         return most - age_seconds(handle.start_time)
 
     def forget(self, run_id: str) -> None:

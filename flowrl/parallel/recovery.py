@@ -47,7 +47,8 @@ def known_skills(
     """The skills that the folder knows and `state` does not: merged, in training, or tried once.
 
     Raises:
-      FileRefusedError: the manifest or a live run's record is damaged; says which.
+      FileRefusedError: the manifest is damaged; says which file.
+      FormatVersionError: another version of flowrl wrote a live run's record.
     """
     found: dict[str, NewSkill] = {}
 
@@ -79,7 +80,13 @@ def known_skills(
 def _live(layout: GraphPaths, manifest: Manifest) -> Iterator[tuple[TrainingRun, Running]]:
     """The runs that are not merged yet; whether they have ended is found when they are adopted."""
     for paths in live_runs(layout):
-        run, since = read_run(paths), _written(paths.run_json)
+        try:
+            run, since = read_run(paths), _written(paths.run_json)
+        except FormatVersionError:
+            raise
+        except FileRefusedError as error:
+            logger.error("%s; the skill begins a new run", error)
+            continue
         if run.run_id not in manifest.merged:
             facts = {"run_id": run.run_id, "attempt": run.attempt, "since": since}
             yield run, Running(handle=None, device=None, **facts)
@@ -162,7 +169,7 @@ def recover_state(layout: GraphPaths) -> str:
       A sentence about the new state; "" if nothing was wrong.
 
     Raises:
-      FileRefusedError: the manifest, a live run's record, a skill's file or config.json is damaged.
+      FileRefusedError: the manifest, a skill's file or config.json is damaged.
       FormatVersionError: another version of flowrl wrote the state.
     """
     fault = state_fault(layout)

@@ -36,6 +36,9 @@ from flowrl.runs import RunResult, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
 
+# A run that takes longer hangs, although it reports progress; --run_timeout overrules this.
+_LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
+
 
 class TrainingBackend:
     """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
@@ -92,10 +95,10 @@ class TrainingBackend:
 
     def reopen(self, request: RunRequest) -> Job | None:
         """The job of a run whose folder stays as it is; None without the folder."""
-        try:
-            return self._job(self._open(request), request)
-        except FileRefusedError:
+        if not self._layout.run(request.expert, request.skill).run_json.exists():
             return None
+        prepared = open_training_run(self._layout, request.expert, request.skill)
+        return self._job(prepared, request) if prepared.run.run_id == request.run_id else None
 
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Merge the run's experts into the global checkpoint, exactly once."""
@@ -156,6 +159,7 @@ class TrainingBackend:
                 env=env,
                 cache=sandbox.compile_cache(config.compile_cache, env).absolute(),
             ),
+            limit_seconds=_LEAST_LIMIT_SECONDS + config.total_timesteps / _SLOWEST_STEPS_PER_SECOND,
             passed=self._config.launch.pass_env,
         )
 

@@ -6,10 +6,12 @@ import pytest
 
 from flowrl import cli, notices, storage
 from flowrl.experts.store import ExpertStore
-from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
+from tests.launchers.conftest import nothing_survives, server_folder, until  # noqa: F401
 from tests.parallel.making import PICKAXE, TABLE, WOOD
-from tests.parallel.stand_in_story import Place
+from tests.parallel.stand_in_story import DEADLINE_SECONDS, Place
+from tests.sealing import rewrite
 
+SAPLING = "Collect Sapling"
 LOCAL = ("--launcher=local", "--retry_backoff=0.05")
 TO_TABLE, TO_PICKAXE = f"--target_skill={TABLE}", f"--target_skill={PICKAXE}"
 
@@ -63,3 +65,23 @@ def test_a_skill_without_a_whole_version_is_trained_again_once_a_user_says_so(pl
     assert place.launches() == [WOOD, TABLE, TABLE, PICKAXE]
     assert place.experts()[1] == (TABLE, 100)
     assert cli.main(["fsck", graph]) == 0
+
+
+def test_a_damaged_record_of_a_run_stops_its_skill_alone_and_is_named(place):
+    place.order({WOOD: {"gate": "gate"}, SAPLING: {"gate": "gate"}})
+    daemon = place.start(*LOCAL, "--max_nodes=2")
+    until(lambda: place.launches() and len(place.launches()) == 2, seconds=DEADLINE_SECONDS)
+    until(lambda: set(place.statuses().values()) == {"running"})
+    daemon.kill()
+    daemon.communicate()
+    path = place.layout.run(place.lines()[WOOD]["expert"], WOOD).run_json
+    rewrite(path, lambda facts: facts.update(attempt="first"))
+    place.open("gate")
+    code, said = place.run(*LOCAL, "--max_nodes=2")
+    assert code == 0, said
+    assert "run.json" in said
+    assert "attempt" in said
+    assert place.launches().count(WOOD) == 2
+    assert place.launches().count(SAPLING) == 1, "the other skill is not concerned"
+    assert set(place.statuses().values()) == {"completed"}
+    assert "Traceback" not in said

@@ -114,7 +114,9 @@ def test_a_run_counts_from_its_process_and_not_from_the_daemons_start(daemon, tm
 def test_a_process_of_unknown_age_is_not_overdue():
     handle = Handle(run_id="r", session="s", pid=2, start_time="another boot:7")
     assert RunLimits(silent_seconds=9.0, run_seconds=10.0).seconds_left(handle) == 10.0
-    assert RunLimits(silent_seconds=9.0, run_seconds=None).seconds_left(handle) == float("inf")
+    default = RunLimits(silent_seconds=9.0, run_seconds=None)
+    assert default.seconds_left(handle) == float("inf")
+    assert default.seconds_left(handle, 7.0) == 7.0
 
 
 def test_an_overdue_run_is_asked_once_and_its_silence_changes_nothing(start, world, monkeypatch):
