@@ -24,7 +24,7 @@ from flowrl.experts.repair import set_aside
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.parallel.events import NewSkill, SkillsAdded
-from flowrl.parallel.run_folder import live_runs
+from flowrl.parallel.run_folder import readable_runs
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
@@ -79,14 +79,8 @@ def known_skills(
 
 def _live(layout: GraphPaths, manifest: Manifest) -> Iterator[tuple[TrainingRun, Running]]:
     """The runs that are not merged yet; whether they have ended is found when they are adopted."""
-    for paths in live_runs(layout):
-        try:
-            run, since = read_run(paths), _written(paths.run_json)
-        except FormatVersionError:
-            raise
-        except FileRefusedError as error:
-            logger.error("%s; the skill begins a new run", error)
-            continue
+    for paths, run in readable_runs(layout):
+        since = _written(paths.run_json)
         if run.run_id not in manifest.merged:
             facts = {"run_id": run.run_id, "attempt": run.attempt, "since": since}
             yield run, Running(handle=None, device=None, **facts)

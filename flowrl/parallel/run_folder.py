@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl import storage
-from flowrl.errors import BusyError, FileRefusedError
+from flowrl.errors import BusyError, FileRefusedError, FormatVersionError
 from flowrl.launchers.run_status import becomes_free, lock_held
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import TrainingRun, read_run
@@ -49,6 +49,21 @@ def live_runs(layout: GraphPaths) -> Iterator[RunPaths]:
         found = _RUN_FOLDER.fullmatch(path.name)
         if found is not None and path.is_dir() and not path.is_symlink():
             yield RunPaths(path, int(found[1]))
+
+
+def readable_runs(layout: GraphPaths) -> Iterator[tuple[RunPaths, TrainingRun]]:
+    """The live runs with their records, but for those whose record is damaged.
+
+    Raises:
+      FormatVersionError: another version of flowrl wrote a record.
+    """
+    for paths in live_runs(layout):
+        try:
+            yield paths, read_run(paths)
+        except FormatVersionError:
+            raise
+        except FileRefusedError as error:
+            logger.error("%s; its skill begins a new run", error)
 
 
 def pinned_versions(layout: GraphPaths) -> frozenset[tuple[int, str]] | None:

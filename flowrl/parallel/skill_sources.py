@@ -17,9 +17,8 @@ from flowrl.config import BottomUpConfig, PPOConfig, SkillConfig
 from flowrl.errors import ConfigError, FileRefusedError, SkillError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
-from flowrl.parallel.run_folder import live_runs
+from flowrl.parallel.run_folder import readable_runs
 from flowrl.paths import GraphPaths
-from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library
 from flowrl.storage import records
@@ -130,8 +129,8 @@ class SkillSources:
     def _fixed(self) -> set[str]:
         """The skills with a merged expert or a live run."""
         merged = ExpertStore(self._paths).manifest().experts.values()
-        live = (read_run(place) for place in live_runs(self._paths))
-        return {version.skill for version in merged} | {run.skill for run in live}
+        live = {run.skill for _, run in readable_runs(self._paths)}
+        return {version.skill for version in merged} | live
 
 
 def _like(now: Skill | None, kept: Skill) -> Skill:

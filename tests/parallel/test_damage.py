@@ -73,7 +73,7 @@ def test_a_damaged_record_of_a_run_stops_its_skill_alone_and_is_named(place):
     until(lambda: place.launches() and len(place.launches()) == 2, seconds=DEADLINE_SECONDS)
     until(lambda: set(place.statuses().values()) == {"running"})
     daemon.kill()
-    daemon.communicate()
+    daemon.wait()
     path = place.layout.run(place.lines()[WOOD]["expert"], WOOD).run_json
     rewrite(path, lambda facts: facts.update(attempt="first"))
     place.open("gate")
