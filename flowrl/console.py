@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shlex
@@ -14,7 +15,14 @@ from rich.logging import RichHandler
 
 from flowrl import __version__
 from flowrl.config import Config, parse
-from flowrl.errors import EXIT_INTERRUPTED, EXIT_IO, FlowrlError, classify_io_error, format_error
+from flowrl.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_IO,
+    EXIT_USAGE,
+    FlowrlError,
+    classify_io_error,
+    format_error,
+)
 from flowrl.paths import printable
 
 RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
@@ -68,6 +76,9 @@ def guarded(program: Callable[[], int]) -> int:
         sys.stderr.close()  # the reader of the output has ended
         return 0
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            _print_error(f"{format_error(error)}; choose a shorter name")
+            return EXIT_USAGE
         if not classify_io_error(error):
             raise
         _print_error(f"{format_error(error)}; repair that and start again to go on")
