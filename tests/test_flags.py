@@ -368,7 +368,7 @@ def trust_folder(bench):
 def trust_skills(bench):
     folder = bench.folder / "mine"
     folder.mkdir()
-    reward = "def task_reward(n):\n    return sum([1.0 * n])"
+    reward = "def task_reward(n):\n    return sorted([1.0 * n])[0]"
     (folder / "own.py").write_text(skill_text(reward=reward).replace(WOOD, "Own Skill"))
     said = {}
     bench.monkeypatch.setattr(
@@ -376,7 +376,7 @@ def trust_skills(bench):
     )
     assert "Own Skill" in bench.handed_out(f"--skills_dir={folder}", "--trust_skills")
     assert said["trust"] is True
-    with pytest.raises(SkillError, match="a call of 'sum'"):
+    with pytest.raises(SkillError, match="a call of 'sorted'"):
         bench.handed_out(f"--skills_dir={folder}")
 
 
