@@ -216,6 +216,12 @@ class LaunchConfig(Configuration):
     sandbox: Sandbox = "auto"
     """Confine trainers to their own run folder, without network, by bubblewrap; auto: if it is
     there."""
+    run_memory: Positive | None = None
+    """Most bytes of memory of one run, e.g. 8G; a run that is seen with more is killed."""
+    run_disk: Positive | None = None
+    """Most bytes in the folder of one run, e.g. 2G; likewise."""
+    run_processes: Positive | None = None
+    """Most processes of one run; likewise."""
     pass_env: tuple[str, ...] = ()
     """Names of further environment variables that trainers get, e.g. --pass_env WANDB_API_KEY."""
     launcher: Literal["tmux", "local"] = "tmux"

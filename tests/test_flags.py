@@ -278,6 +278,22 @@ def skills_per_gpu(bench):
 
 
 @arrives
+def run_memory(bench):
+    assert bench.job("--run_memory=8G").limits == {"run_memory": 8_000_000_000}
+    assert bench.job().limits == {}
+
+
+@arrives
+def run_disk(bench):
+    assert bench.job("--run_disk=2e9").limits == {"run_disk": 2_000_000_000}
+
+
+@arrives
+def run_processes(bench):
+    assert bench.job("--run_processes=9").limits == {"run_processes": 9}
+
+
+@arrives
 def gpu_memory_mb(bench):
     program = bench.folder / "bin" / "nvidia-smi"
     storage.make_dir(program.parent)

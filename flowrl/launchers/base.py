@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class Job:
     cpus: tuple[int, ...] = ()  # the CPUs it may use; () means all
     sandbox: tuple[str, ...] = ()  # words put before argv to confine the job; () for none
     limit_seconds: float = math.inf  # its caller ends one that takes longer
+    limits: Mapping[str, int] = field(default_factory=dict)  # run_memory and others, by flag
     passed: tuple[str, ...] = ()  # names of variables in `env` whose values must not be logged
 
 

@@ -161,6 +161,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
         "grace_seconds": grace_seconds,
         "cpus": list(job.cpus),
         "sandbox": list(job.sandbox),
+        "limits": dict(job.limits),
     }
     environment = {"format": FORMAT, "environment": dict(job.env)}
     try:

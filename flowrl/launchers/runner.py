@@ -9,7 +9,7 @@ SIGHUP does not say whether the session was killed or the whole tmux server ende
 its server after the last session. So the runner keeps an idle connection to its server: one that
 is told to exit closes it, and so does the kernel for one that is killed.
 """
-# ruff: noqa: PTH100, PTH105, PTH108, PTH110, PTH118, PTH120, PTH123 — pathlib loads slowly
+# ruff: noqa: PTH100, PTH105, PTH108, PTH110, PTH118, PTH120, PTH123, PTH208 — pathlib loads slowly
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 FORMAT = 1
 EXIT_BUSY, EXIT_NOT_STARTED = 75, 127  # run.lock is held; the program cannot be executed
@@ -34,6 +35,7 @@ RESET = (*WATCHED, signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores the last tw
 SERVER_SECONDS, LOG_WRITER_SECONDS = 0.5, 30.0  # for a busy machine; both answer at once
 WRITE_ATTEMPTS, WRITE_PAUSE_SECONDS = 10, 0.5
 MAX_FILE_BYTES = 2**34
+LOOK_SECONDS = 0.5  # between two looks at what a job with limits uses
 
 
 def main(argv: list[str]) -> int:
@@ -66,11 +68,15 @@ def main(argv: list[str]) -> int:
     except OSError as error:  # a full disk: the job goes on
         report(f"start.json does not name the job: {error}")
     release()
-    status, received = wait_for(pid, spec, server)
+    excess: list[str] = []
+    look = partial(kill_beyond, pid, spec["limits"], folder, excess) if spec["limits"] else None
+    status, received = wait_for(pid, spec, server, look)
     number = death_signal(status, sandboxed=bool(spec["sandbox"]))
     ended = {"code": os.WEXITSTATUS(status)} if number is None else {"signal": number}
     oom = number == signal.SIGKILL and oom_kills() > kills_before
-    return finish(spec, folder, **ended, oom=oom, received=received)
+    detail = "".join(excess)
+    oom = oom or "--run_memory" in detail
+    return finish(spec, folder, **ended, oom=oom, received=received, detail=detail)
 
 
 def take_lock(path: str) -> bool:
@@ -109,7 +115,8 @@ def spawn(spec: dict, environment: dict[str, str]) -> tuple[int, Callable[[], No
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     least = min((limit for limit in (soft, hard) if limit >= 0), default=MAX_FILE_BYTES)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (min(least, MAX_FILE_BYTES), hard))
+    least = min(least, MAX_FILE_BYTES, spec["limits"].get("run_disk", MAX_FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (least, hard))
     if spec["cpus"]:
         os.sched_setaffinity(0, spec["cpus"])
     os.chdir(spec["cwd"])
@@ -129,11 +136,14 @@ def spawn(spec: dict, environment: dict[str, str]) -> tuple[int, Callable[[], No
     return pid, release
 
 
-def wait_for(pid: int, spec: dict, server: socket.socket | None) -> tuple[int, list[str]]:
+def wait_for(
+    pid: int, spec: dict, server: socket.socket | None, look: Callable[[], None] | None = None
+) -> tuple[int, list[str]]:
     """The job's wait status, and the names of the signals that the runner received meanwhile.
 
-    SIGHUP and SIGTERM reach the job as SIGTERM; SIGKILL follows after the grace period. A plain
-    waitpid would never act on SIGHUP: Python resumes it after every signal.
+    `look` is called twice a second. SIGHUP and SIGTERM reach the job as SIGTERM; SIGKILL follows
+    after the grace period. A plain waitpid would never act on SIGHUP: Python resumes it after
+    every signal.
     """
     received: list[str] = []
     deadline: float | None = None
@@ -143,7 +153,7 @@ def wait_for(pid: int, spec: dict, server: socket.socket | None) -> tuple[int, l
         if ended:
             return status, received
         left = 1e6 if deadline is None else max(0.0, deadline - time.monotonic())
-        info = signal.sigtimedwait(WATCHED, left)
+        info = next_signal(left, look)
         number = signal.Signals(info.si_signo) if info else signal.SIGCHLD
         if info is None and deadline is not None:
             os.kill(pid, signal.SIGKILL)
@@ -160,6 +170,59 @@ def wait_for(pid: int, spec: dict, server: socket.socket | None) -> tuple[int, l
                 ended = select.select([server], [], [], SERVER_SECONDS)[0]
                 received += ["server ended"] if ended else []
                 server.close()  # the server would wait for us
+
+
+def next_signal(seconds: float, look: Callable[[], None] | None) -> signal.struct_siginfo | None:
+    """The next signal, None after so many seconds; `look` is called twice in each."""
+    while look is not None and seconds > LOOK_SECONDS:
+        if info := signal.sigtimedwait(WATCHED, LOOK_SECONDS):
+            return info
+        look()
+        seconds -= LOOK_SECONDS
+    return signal.sigtimedwait(WATCHED, seconds)
+
+
+def kill_beyond(pid: int, limits: dict[str, int], folder: str, excess: list[str]) -> None:
+    """Kill a job that is seen to use more than it may, and add to `excess` what that is."""
+    processes = tree_of(pid)
+    used = {"run_memory": sum(map(resident_bytes, processes)), "run_processes": len(processes)}
+    if "run_disk" in limits:
+        used["run_disk"] = bytes_in(folder)
+    for name, most in limits.items():
+        if used[name] > most:
+            for one in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+            excess[:] = [f"it used {used[name]:,}, more than --{name} {most:,}"]
+            return
+
+
+def tree_of(pid: int) -> list[int]:
+    """A process and all that it and its descendants have started."""
+    found = [pid]
+    for one in found:  # which grows meanwhile
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{one}/task"):
+                with open(f"/proc/{one}/task/{thread}/children", encoding="ascii") as file:
+                    found += map(int, file.read().split())
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process holds now; 0 if it has ended."""
+    with suppress(OSError), open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def bytes_in(folder: str) -> int:
+    """The room that a folder takes on the disk."""
+    size = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(path, name)).st_blocks * 512
+    return size
 
 
 def send(pid: int, number: int, *, sandboxed: bool) -> None:

@@ -115,7 +115,8 @@ class Confinement:
         if self.disable_userns:
             words += ["--unshare-user", "--disable-userns"]
         words += ["--proc", "/proc", "--dev", "/dev"]
-        words += ["--size", str(_TMP_BYTES), "--tmpfs", "/tmp"]  # noqa: S108
+        for folder in ("/dev/shm", "/tmp"):  # noqa: S108
+            words += ["--size", str(_TMP_BYTES), "--tmpfs", folder]
         words += _home(env)
         words += _read_only(env)
         words += _devices(env)
@@ -131,7 +132,9 @@ class Confinement:
         if self.hidden is not None and not reads_graph:
             words += ["--remount-ro", str(self.hidden)]
         # Without capabilities a user id 0 may still write the kernel's settings that root owns.
-        return (*words, "--remount-ro", "/proc", "--remount-ro", "/", "--")
+        for folder in ("/proc", "/dev", "/"):
+            words += ["--remount-ro", folder]
+        return (*words, "--")
 
     def in_folder(self, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
         """As `around`, for a process whose only writable folder is also its working folder."""

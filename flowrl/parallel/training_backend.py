@@ -160,6 +160,11 @@ class TrainingBackend:
                 cache=sandbox.compile_cache(config.compile_cache, env).absolute(),
             ),
             limit_seconds=_LEAST_LIMIT_SECONDS + config.total_timesteps / _SLOWEST_STEPS_PER_SECOND,
+            limits={
+                name: value
+                for name, value in configs.flags(self._config.launch).items()
+                if name in ("run_memory", "run_disk", "run_processes") and value
+            },
             passed=self._config.launch.pass_env,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from flowrl.launchers import log_writer, run_status, runner
 from flowrl.launchers.base import ExitCause, Exited, Finished
 from flowrl.launchers.local import LocalLauncher
+from tests.launchers.confining import confined
 from tests.launchers.conftest import SLEEP, end_of, start_of, trainer_of, until
 
 
@@ -109,6 +111,12 @@ def test_a_killed_runner_leaves_nothing_half_written(local, make_job):
     assert not list(job.folder.glob(".*"))
 
 
+def confinable(job):
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    return confined(job)
+
+
 @contextmanager
 def small_cgroup(megabytes: int):
     """A cgroup below ours with little memory; skips where we may not make one."""
@@ -148,6 +156,31 @@ def test_a_trainer_that_runs_out_of_memory_is_told_apart(make_job):
         outcome = end_of(launcher, handle, job)
     assert isinstance(outcome, Exited)
     assert outcome.cause is ExitCause.OOM
+
+
+@pytest.mark.parametrize(
+    ("limits", "source", "cause"),
+    [
+        ({"run_memory": 100_000_000}, "x = b'x' * 300_000_000\n", ExitCause.OOM),
+        ({"run_disk": 1_000_000}, "for n in '123': open(n, 'wb').write(b'x' * 900_000)\n", None),
+        ({"run_processes": 8}, "import os\nfor _ in range(4): os.fork()\n", None),
+    ],
+    ids=["memory", "disk", "processes"],
+)
+@pytest.mark.parametrize("how", [confinable, lambda job: job], ids=["confined", "plain"])
+def test_a_run_beyond_its_limits_is_killed_and_says_so(local, make_job, limits, source, cause, how):
+    job = how(make_job(source + SLEEP, limits=limits))
+    outcome = end_of(local, local.launch(job), job)
+    assert isinstance(outcome, Exited)
+    assert outcome.cause is (cause or ExitCause.SIGNAL)
+    assert f"more than --{next(iter(limits))} {next(iter(limits.values())):,}" in outcome.detail
+    until(lambda: not run_status.lock_held(job.folder))
+
+
+def test_a_run_within_its_limits_is_left_alone(local, make_job):
+    limits = {"run_memory": 10**9, "run_disk": 10**7, "run_processes": 9}
+    job = make_job("import time; time.sleep(1.5)", limits=limits)
+    assert isinstance(end_of(local, local.launch(job), job), Finished)
 
 
 def test_a_short_log_is_kept_whole(tmp_path):
