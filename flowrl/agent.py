@@ -64,11 +64,7 @@ _AGAIN = "export the agent again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedExpert:
-    """One expert, with the plan of its skill.
-
-    `arrays` and `module` are the sha256 of its two files; `experts[local]` is the global index of
-    a local expert of the plan.
-    """
+    """One expert, with the plan of its skill; the sha256 of its two files, `arrays` and `module`."""
 
     index: Natural
     skill: SkillName
@@ -76,7 +72,6 @@ class ExportedExpert:
     arrays: Word
     module: Word
     plan: tuple[PlannedStep, ...]
-    experts: tuple[Natural, ...]
     max_task_steps: Positive
     approvals: tuple[CodeApproval, ...]
 
@@ -197,13 +192,13 @@ class Agent:
         Raises:
           GraphError: the agent has no such skill.
           SkillError: the plan's code is refused.
+          FileRefusedError, ExpertMissingError: the plan is not the one that was exported.
         """
         expert = self._expert(skill)
-        env = make_env(
-            self.record.env_name, self._module(expert), max_task_steps=expert.max_task_steps
-        )
+        module = self._module(expert)
+        env = make_env(self.record.env_name, module, max_task_steps=expert.max_task_steps)
         use_compile_cache(None)
-        packed = pack(stack_experts([self.params[index] for index in expert.experts]))
+        packed = pack(stack_experts([self.params[index] for index in module.experts]))
         act = jax.jit(partial(_act, env, self.record.activation))
         world_key, key = jax.random.split(jax.random.key(seed))
         state, done = jax.jit(lambda key: env.begin_in(env.new_world(key)))(world_key), False
@@ -213,11 +208,11 @@ class Agent:
             done = bool(output.done)
             yield AgentStep(
                 observation=np.asarray(observation),
-                skill=expert.plan[int(output.task)].skill,
-                expert=expert.experts[int(output.expert)],
+                skill=module.tasks[int(output.task)].skill,
+                expert=module.experts[int(output.expert)],
                 action=int(action),
                 reward=float(output.reward),
-                success=bool(output.task_success[len(expert.plan) - 1]),
+                success=bool(output.task_success[len(module.tasks) - 1]),
                 done=done,
             )
 
@@ -234,9 +229,13 @@ class Agent:
         path = self.folder / "plans" / f"{expert.name}.py"
         if _digest(storage.read_bytes(path)) != expert.module:
             raise FileRefusedError(f"{path} is not the plan that was exported; {_AGAIN}")
-        if self.trust_skills:
-            return load_module(path, approvals=expert.approvals)
-        return open_module(path)
+        trust = self.trust_skills
+        module = load_module(path, approvals=expert.approvals) if trust else open_module(path)
+        if missing := sorted(set(module.experts) - self.params.keys()):
+            raise ExpertMissingError(
+                f"{path} has the experts {missing}, which are not here; {_AGAIN}"
+            )
+        return module
 
 
 def _act(  # noqa: PLR0917 — jitted: its arguments are data
@@ -272,7 +271,6 @@ def _write_expert(
         arrays=_digest(arrays.read_bytes()),
         module=_digest(module.read_bytes()),
         plan=run.plan,
-        experts=run.experts,
         max_task_steps=run.config.get("max_task_steps", PPOConfig().max_task_steps),
         approvals=run.approvals,
     )
@@ -288,8 +286,9 @@ def _read_expert(folder: Path, expert: ExportedExpert, shapes: Mapping[str, Any]
         arrays = load(content)
     except SafetensorError as error:
         raise ExpertCorruptError(f"{path} is malformed ({error}); {_AGAIN}") from error
-    if {name: each.shape for name, each in arrays.items()} != shapes:
-        raise ExpertCorruptError(f"{path} has arrays of other names or shapes; {_AGAIN}")
+    forms = {name: (each.shape, each.dtype) for name, each in arrays.items()}
+    if forms != {name: (shape, np.float32) for name, shape in shapes.items()}:
+        raise ExpertCorruptError(f"{path} has arrays of other names, shapes or types; {_AGAIN}")
     return unflatten_dict(arrays, sep="/")
 
 

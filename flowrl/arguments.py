@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 
-from flowrl.errors import ConfigError, closest
+from flowrl.errors import ConfigError, closest, closest_file
 from flowrl.storage import records
 
 Origin = Literal["command line", "environment", "config file"]
@@ -251,7 +251,8 @@ def toml(path: Path, *, flag: str) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        near = closest_file(path) if isinstance(error, FileNotFoundError) else ""
+        why = f"{error.strerror}{near}" if isinstance(error, OSError) else error
         raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import ClassVar, TypeGuard
 
 EXIT_USAGE = 2
@@ -172,6 +174,12 @@ def closest(word: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(word.casefold(), names, n=3, cutoff=0.6)
     shown = ", ".join(repr(names[each]) for each in found)
     return f"; closest {'is' if len(found) == 1 else 'are'} {shown}" if found else ""
+
+
+def closest_file(path: Path) -> str:
+    """Return the end of a message about a missing file: which ones its folder has instead."""
+    folder = path.parent
+    return closest(path.name, os.listdir(folder)) if folder.is_dir() else ""
 
 
 def _errno_of(error: BaseException) -> int | None:

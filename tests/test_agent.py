@@ -11,7 +11,13 @@ import pytest
 
 import flowrl
 from flowrl import cli, storage
-from flowrl.errors import ExpertCorruptError, FileRefusedError, GraphError, SkillError
+from flowrl.errors import (
+    ExpertCorruptError,
+    ExpertMissingError,
+    FileRefusedError,
+    GraphError,
+    SkillError,
+)
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
@@ -135,6 +141,14 @@ def test_arrays_that_are_no_safetensors_or_of_other_shapes_are_refused(agent):
     _resealed(agent, arrays=_digest(path.read_bytes()))
     with pytest.raises(ExpertCorruptError, match="malformed"):
         flowrl.load_agent(agent)
+
+
+def test_a_plan_with_an_expert_that_is_not_here_is_refused(agent):
+    document = records.read_document(agent / "agent.json")
+    document["experts"] = document["experts"][1:]
+    records.write(agent / "agent.json", document)
+    with pytest.raises(ExpertMissingError, match=r"has the experts \[0\], which are not here"):
+        next(flowrl.load_agent(agent).play(TABLE))
 
 
 def test_hostile_code_of_an_agent_is_not_run_although_it_says_it_is_trusted(agent):

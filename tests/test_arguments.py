@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import arguments
+from flowrl import arguments, cli
 from flowrl.commands.control import PauseCommand, PriorityCommand, RetryCommand
 from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import RollbackCommand
@@ -154,6 +154,15 @@ def test_a_wrong_config_file_is_answered_in_one_line(tmp_path, text, expected):
         parse(BottomUpConfig, ["--config", str(file)])
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_answered_with_the_closest(tmp_path, capsys):
+    (tmp_path / "mine.toml").touch()
+    (tmp_path / "stack.py").touch()
+    with pytest.raises(ConfigError, match=r"No such file or directory; closest is 'mine\.toml'"):
+        parse(BottomUpConfig, ["--config", str(tmp_path / "mnie.toml")])
+    assert cli.main(["check", str(tmp_path / "stak.py")]) == 1
+    assert "closest is 'stack.py'" in capsys.readouterr().out
 
 
 def test_a_variable_that_is_almost_a_flag_is_refused(monkeypatch):

@@ -20,7 +20,7 @@ from flowrl.commands.status import find_row, read_rows, tally
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths, printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,8 @@ class PsCommand:
             sys.stdout.write(json.dumps(found, indent=2) + "\n")
             return 0
         for each in found:
-            sys.stdout.write(f"{each['graph']}: {in_words(each['scheduler'])}; {each['skills']}\n")
+            graph, by = printable(each["graph"]), in_words(each["scheduler"])
+            sys.stdout.write(f"{graph}: {by}; {each['skills']}\n")
         if not found:
             sys.stdout.write("no scheduler of yours is at work here; flowrl train begins one\n")
         return 0
@@ -104,5 +105,6 @@ def _schedulers() -> Iterator[dict[str, Any]]:
             paths = GraphPaths(root)
             with suppress(FileRefusedError):
                 if (daemon := daemon_of(paths.daemon_lock)) is not None:
-                    skills = tally(read_rows(paths))
+                    begun = paths.scheduler_state.is_file()
+                    skills = tally(read_rows(paths)) if begun else "it is starting"
                     yield {"graph": str(root), "scheduler": daemon, "skills": skills}

@@ -21,6 +21,7 @@ from flowrl.errors import (
     FileRefusedError,
     NameRefusedError,
     SkillError,
+    closest_file,
 )
 from flowrl.games.base import find_game, known_games
 from flowrl.paths import display_name, printable
@@ -248,7 +249,9 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
     try:
         text = storage.read_bytes(Path(path), limit_bytes=SOURCE_LIMIT_BYTES).decode("utf-8-sig")
     except FileRefusedError as error:
-        remedy = f"name a plain file of at most {SOURCE_LIMIT_BYTES:,} bytes"
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        near = closest_file(Path(path)) if missing else ""
+        remedy = f"name a plain file of at most {SOURCE_LIMIT_BYTES:,} bytes{near}"
         raise SkillError(printable(f"{place}:1: {error}; {remedy}")) from error
     except UnicodeDecodeError as error:
         raise SkillError(f"{place}:1: not UTF-8; save the file as UTF-8") from error
