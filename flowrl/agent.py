@@ -64,7 +64,7 @@ _AGAIN = "export the agent again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedExpert:
-    """One expert, with the plan of its skill; the sha256 of its two files, `arrays` and `module`."""
+    """One expert, with the plan of its skill; `arrays` and `module` are its files' sha256."""
 
     index: Natural
     skill: SkillName
@@ -232,9 +232,8 @@ class Agent:
         trust = self.trust_skills
         module = load_module(path, approvals=expert.approvals) if trust else open_module(path)
         if missing := sorted(set(module.experts) - self.params.keys()):
-            raise ExpertMissingError(
-                f"{path} has the experts {missing}, which are not here; {_AGAIN}"
-            )
+            what = f"{path} has the experts {missing}, which are not here"
+            raise ExpertMissingError(f"{what}; {_AGAIN}")
         return module
 
 

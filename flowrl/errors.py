@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, TypeGuard
@@ -179,7 +178,7 @@ def closest(word: str, known: Iterable[str]) -> str:
 def closest_file(path: Path) -> str:
     """Return the end of a message about a missing file: which ones its folder has instead."""
     folder = path.parent
-    return closest(path.name, os.listdir(folder)) if folder.is_dir() else ""
+    return closest(path.name, [each.name for each in folder.iterdir()]) if folder.is_dir() else ""
 
 
 def _errno_of(error: BaseException) -> int | None:

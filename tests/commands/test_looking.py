@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shlex
 import shutil
 import subprocess
@@ -104,17 +103,20 @@ def test_attach_becomes_a_client_of_the_runs_session(tmp_path, monkeypatch):
     records.write(layout.config_json, to_json(config))
     tmux = ["tmux", "-f", "/dev/null", "-L", "test"]
     subprocess.run([*tmux, "new-session", "-d", "-s", "flowrl_e0_A"], check=True)
-    child, screen = pty.fork()
-    if child == 0:
-        words = [sys.executable, "-m", "flowrl", "attach", str(layout.root), "a"]
-        os.execve(sys.executable, words, {**os.environ, "TERM": "xterm"})
+    screen, terminal = os.openpty()
+    client = subprocess.Popen(
+        [sys.executable, "-m", "flowrl", "attach", str(layout.root), "a"],
+        env={**os.environ, "TERM": "xterm"},
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
+    )
+    os.close(terminal)
     try:
         count = [*tmux, "display-message", "-p", "-t", "=flowrl_e0_A:", "#{session_attached}"]
         until(lambda: subprocess.getoutput(shlex.join(count)) == "1")
     finally:
         subprocess.run([*tmux, "kill-server"], check=True)
+        client.wait()
         os.close(screen)
-        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("status", [DONE, running()], ids=lambda status: status.kind)
