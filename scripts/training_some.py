@@ -11,7 +11,7 @@ import importlib
 import sys
 from typing import Any
 
-from flowrl import bottomup_parallel
+from flowrl.parallel import skill_sources
 from flowrl.skills.skill import load_library
 
 
@@ -23,7 +23,7 @@ def main(story: str, names: str, *words: str) -> int:
         library = load_library(*where, **how)
         return {name: library[name] for name in wanted}
 
-    bottomup_parallel.load_library = part_of_it
+    skill_sources.load_library = part_of_it
     return importlib.import_module(f"flowrl.{story}").main(words)
 
 

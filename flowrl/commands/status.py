@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import shutil
@@ -149,10 +148,11 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
 def settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
     """Return a line for each skill's newest run: the settings that are no defaults, and why."""
     lines = []
-    for row in rows:
-        for place in (paths.run, paths.archive) if row.expert is not None else ():
+    begun = [(row, row.expert) for row in rows if row.expert is not None]
+    for row, expert in begun:
+        for place in (paths.run, paths.archive):
             with suppress(FileRefusedError):
-                run = runs.read_run(place(row.expert, row.skill))
+                run = runs.read_run(place(expert, row.skill))
                 said = [f"{key} {run.config.get(key)} ({run.origins[key]})" for key in run.origins]
                 lines.append(f"{row.skill}: {', '.join(said) or 'all settings by default'}")
                 break
@@ -197,7 +197,7 @@ def totals(paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
         f"{sum(row.frames or 0 for row in rows):,} frames",
         f"{shutil.disk_usage(paths.root).free / 1e9:,.1f} GB free",
     ]
-    with contextlib.suppress(FlowrlError):  # no start has recorded its flags; fsck names damage
+    with suppress(FlowrlError):  # no start has recorded its flags; fsck names damage
         config = recorded_config(paths)
         used = sum(row.status in ("preparing", "running") for row in rows)
         goal = f"goal {config.ppo.success_state_rate:.0%} success in training"
