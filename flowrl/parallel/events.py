@@ -49,7 +49,8 @@ def why_not(verb: Verb, word: str) -> str:
     allowed = _ALLOWED.get(verb)
     if allowed is None or word in allowed:
         return ""
-    return f"it is {word}; {verb.value} is for skills that are {', '.join(sorted(allowed))}"
+    more = f"; use {Verb.TRAIN_MORE.value}" if verb is Verb.RETRY and word == "completed" else ""
+    return f"it is {word}; {verb.value} is for skills that are {', '.join(sorted(allowed))}{more}"
 
 
 class StopMode(StrEnum):

@@ -36,6 +36,10 @@ class RequestRecord:
     skill: Annotated[str, display_name] | None = None
     number: Annotated[int, records.within(-MOST_PRIORITY, MOST_FRAMES)] = 0
 
+    def __post_init__(self) -> None:
+        if self.verb is Verb.PRIORITY and self.number > MOST_PRIORITY:
+            raise ValueError(f"priority {self.number} is over {MOST_PRIORITY}")
+
 
 def send_request(
     paths: GraphPaths, verb: Verb, skill: str | None = None, *, number: int = 0

@@ -74,6 +74,7 @@ class TrainingBackend:
 
         config.json says with which flags the newest run was made.
         """
+        asked = {"total_timesteps": "flowrl train-more"} if request.more_frames else {}
         prepared = prepare_training_run(
             layout=self._layout,
             graph=self.graph,
@@ -82,7 +83,7 @@ class TrainingBackend:
             attempt=request.attempt,
             completed=self._trained(),
             config=self._within_budget(request),
-            origins=self._of(request.skill).origins,
+            origins={**self._of(request.skill).origins, **asked},
         )
         records.write(self._layout.config_json, configs.to_json(self._config))
         return self._job(prepared, request)

@@ -8,11 +8,18 @@ import signal
 import pytest
 
 from flowrl import bottomup, bottomup_parallel, cli, runs
+from flowrl.config import ScheduleConfig
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore
+from flowrl.parallel import outcomes
+from flowrl.parallel.events import MergeDone
+from flowrl.parallel.outcomes import StepContext
+from flowrl.parallel.status import Completed, Entry, Merging
 from flowrl.paths import GraphPaths
+from tests.parallel import making
 from tests.parallel.faults import killed_at
 from tests.parallel.making import TABLE, WOOD
+from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place, StandInBackend
 
 AT_ONCE = ("--retry_backoff=0", "--scheduler_poll_interval=0.2")
@@ -97,7 +104,9 @@ def test_the_request_waits_for_a_scheduler_and_says_how_many_frames(place, capsy
     assert "train-more Collect Wood: done when you start" in capsys.readouterr().out
     place.order()
     assert train(place) == 0
-    assert runs.read_run(place.layout.archive(0, WOOD)).config["total_timesteps"] == 200_000
+    record = runs.read_run(place.layout.archive(0, WOOD))
+    assert record.config["total_timesteps"] == 200_000
+    assert record.origins["total_timesteps"] == "flowrl train-more"
     assert lineage(place.layout) == [(100, 0.6), (100, 0.9)]
     assert place.lines()[WOOD].get("trained") is None
     assert train(place, "--strict") == 0
@@ -196,3 +205,36 @@ def test_after_a_rollback_a_skill_has_the_success_of_the_expert_that_counts(plac
     assert row(place, capsys)["success_rate"] == 0.9
     store = ExpertStore(place.layout)
     assert not repair.damage(store, store.manifest().experts[0])
+
+
+def test_a_lost_record_leaves_the_success_that_the_manifest_has(place, capsys):
+    place.layout.archive(0, WOOD).result_json.unlink()
+    place.layout.scheduler_state.unlink()
+    assert cli.main(["recover", str(place.layout.root)]) == 0
+    assert row(place, capsys)["success_rate"] == 0.6
+
+
+def test_a_continuation_that_loses_to_another_runs_copy_says_so(tmp_path):
+    layout = GraphPaths(tmp_path / "graph")
+    making.train(layout, WOOD, 0, {}, acted={0: 50})
+    more = making.prepare(layout, WOOD, 0, {})
+    assert making.train(layout, TABLE, 1, {WOOD: 0}, acted={0: 500, 1: 10})["taken"]
+    making.finish(more.layout, {0: 20})
+    done = making.merge(layout, more)
+    assert (done["taken"], done["goal"]) == (False, 0.8)
+    assert making.merge(layout, more)["taken"] is False, "also if it is merged again"
+    assert making.frames(layout) == {0: 550, 1: 10}
+    merging = Merging(
+        run_id="b", attempt=2, frames=9, success_rate=0.9, wall_seconds=1.0, since=NOW
+    )
+    before = Completed(
+        run_id="a", attempt=1, frames=9, success_rate=0.7, wall_seconds=1.0, at=NOW, budget=9
+    )
+    entry = Entry(skill=WOOD, needs=(), order=0, status=merging, expert=0, trained=before)
+    context = StepContext(now=NOW, schedule=ScheduleConfig(), devices={})
+    kept = outcomes.completed(entry, MergeDone(WOOD, "b", taken=False), context)
+    assert kept.status.run_id == "a"
+    assert kept.status.why.endswith("the copy of its expert that another run trained counts")
+    taken = outcomes.completed(entry, MergeDone(WOOD, "b", goal=0.8, budget=4), context)
+    assert (taken.status.run_id, taken.status.goal, taken.status.budget) == ("b", 0.8, 9)
+    assert (kept.trained, taken.trained) == (None, None)
