@@ -28,9 +28,10 @@ from flowrl.parallel.recovery import (
     state_fault,
 )
 from flowrl.parallel.run_folder import fail_run, live_runs, pinned_versions
-from flowrl.parallel.skill_sources import read_skill_file
+from flowrl.parallel.skill_sources import GraphRecord, read_skill_file
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import ExpertVersion, check_module, read_result, read_run
+from flowrl.storage import records
 
 REPAIR = "stop the scheduler and run flowrl fsck --repair"
 
@@ -110,6 +111,12 @@ def _check_skill_files(layout: GraphPaths) -> Iterator[Finding]:
         yield from _unreadable(layout, path, partial(read_skill_file, path))
 
 
+def _check_graph(layout: GraphPaths) -> Iterator[Finding]:
+    path = layout.graph_json
+    if path.exists():  # without it, the next start makes it of the runs' records
+        yield from _unreadable(layout, path, partial(records.read, path, GraphRecord))
+
+
 def _check_config(layout: GraphPaths) -> Iterator[Finding]:
     try:
         if layout.config_json.exists():
@@ -177,6 +184,7 @@ def _check_state(layout: GraphPaths) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[GraphPaths], Iterator[Finding]], ...] = (
     _check_runs,
     _check_skill_files,
+    _check_graph,
     _check_config,
     _check_experts,
     _check_history,

@@ -6,25 +6,33 @@ A skill's source is fixed once an expert is trained on it.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from flowrl import arguments, storage
+from flowrl import arguments, notices, storage
 from flowrl import config as configs
 from flowrl.config import BottomUpConfig, PPOConfig, SkillConfig
 from flowrl.errors import ConfigError, FileRefusedError, SkillError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
-from flowrl.parallel.run_folder import readable_runs
+from flowrl.parallel.run_folder import live_runs, readable_runs
 from flowrl.paths import GraphPaths
+from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library
 from flowrl.storage import records
-from flowrl.storage.records import Positive
+from flowrl.storage.records import Positive, Word
 
 logger = logging.getLogger(__name__)
+
+
+NOTICE = "library"
+_COMMON = ("env_name", "layer_size", "activation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,32 +42,68 @@ class GraphRecord:
     env_name: str
     layer_size: Positive
     activation: str
+    library: Mapping[str, Word] = field(default_factory=dict)  # embedded skill → its digest
 
 
 def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
     """Make sure that the graph's experts can be trained with this configuration.
 
+    Without graph.json, the record of a run says what the graph is.
+
     Raises:
       ConfigError: the graph is for another game or has networks of other sizes.
       FileRefusedError: graph.json is damaged.
     """
-    if not layout.graph_json.exists():
-        return
-    found = records.read(layout.graph_json, GraphRecord)
-    for field in dataclasses.fields(GraphRecord):
-        was, now = getattr(found, field.name), getattr(config, field.name)
+    recorded = layout.graph_json.exists()
+    found = records.read(layout.graph_json, GraphRecord) if recorded else _of_runs(layout)
+    for name in _COMMON if found else ():
+        was, now = getattr(found, name), getattr(config, name)
         if was != now:
             raise ConfigError(
-                f"--{field.name} is {now}, and the graph in {layout.root} was begun with {was}; "
-                f"use --{field.name} {was}, or another --graph_path"
+                f"--{name} is {now}, and the graph in {layout.root} was begun with {was}; "
+                f"use --{name} {was}, or another --graph_path"
             )
 
 
+def _of_runs(layout: GraphPaths) -> GraphRecord | None:
+    """What a merged or live run says, whichever can be read first."""
+    merged = ExpertStore(layout).manifest().experts.values()
+    archives = (layout.archive(version.index, version.skill) for version in merged)
+    for place in (*archives, *live_runs(layout)):
+        with suppress(FileRefusedError, records.MalformedError):
+            config = read_run(place).config
+            known = {name: config[name] for name in _COMMON if name in config}
+            return records.from_json(GraphRecord, known)
+    return None
+
+
 def record_graph(layout: GraphPaths, config: PPOConfig) -> None:
-    """Write graph.json if there is none."""
+    """Write graph.json if there is none; publish a notice of library skills that changed since."""
+    now = _library(config.env_name)
     if not layout.graph_json.exists():
-        facts = {item.name: getattr(config, item.name) for item in dataclasses.fields(GraphRecord)}
-        records.write(layout.graph_json, GraphRecord(**facts))
+        common = {name: getattr(config, name) for name in _COMMON}
+        records.write(layout.graph_json, GraphRecord(**common, library=now))
+    was = records.read(layout.graph_json, GraphRecord).library
+    changed = [name for name, digest in was.items() if now.get(name) != digest]
+    if not changed:
+        notices.withdraw(layout, NOTICE)
+        return
+    notices.publish(
+        layout,
+        NOTICE,
+        f"the library has other versions of {', '.join(changed)} than when this graph was begun: "
+        "trained skills stay as they were (skill_files/), others are trained as they are now; to "
+        "train all anew, choose another graph",
+    )
+
+
+def _library(env_name: str) -> dict[str, str]:
+    """The digest of each embedded skill's contract and code."""
+    found: dict[str, str] = {}
+    for name, skill in load_library(env_name).items():
+        facts = dataclasses.replace(skill, description="", training={}).to_json()
+        found[name] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return found
 
 
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from flowrl import cli
+from flowrl import cli, notices, storage
 from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig
-from flowrl.errors import ConfigError
-from flowrl.parallel.skill_sources import skill_configs
+from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.parallel import skill_sources
+from flowrl.parallel.skill_sources import check_graph_record, record_graph, skill_configs
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
+from flowrl.skills.skill import Amount
 from tests.parallel.making import LIBRARY, TABLE, WOOD, make_skill
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
@@ -74,3 +78,50 @@ def test_a_run_says_what_it_is_trained_with_and_status_shows_it(tmp_path, capsys
     shown = " ".join(capsys.readouterr().out.split())
     assert "Collect Wood: total_timesteps 2000 (command line), lr 0.25 (skill file)" in shown
     assert "Place Table: total_timesteps 2000 (command line)" in shown
+
+
+def trained(tmp_path) -> Place:
+    place = Place(tmp_path)
+    code, said = place.run("--target_skill", WOOD)
+    assert code == 0, said
+    return place
+
+
+def test_a_graph_without_a_record_is_what_its_runs_say(tmp_path):
+    place = trained(tmp_path)
+    place.layout.graph_json.unlink()
+    check_graph_record(place.layout, PPOConfig())
+    with pytest.raises(ConfigError, match=r"--layer_size is 32, and the graph in .* begun with 64"):
+        check_graph_record(place.layout, PPOConfig(layer_size=32))
+    with pytest.raises(ConfigError, match="--env_name is Craftax-Symbolic-v1, and the graph"):
+        check_graph_record(place.layout, PPOConfig(env_name="Craftax-Symbolic-v1"))
+    record_graph(place.layout, PPOConfig())
+    assert place.layout.graph_json.exists()
+
+
+def test_a_damaged_record_is_named_by_fsck_which_sets_it_aside(tmp_path, capsys):
+    place = trained(tmp_path)
+    path = place.layout.graph_json
+    path.write_text(path.read_text().replace("64", "65"))
+    with pytest.raises(FileRefusedError, match=r"graph\.json is damaged"):
+        check_graph_record(place.layout, PPOConfig())
+    assert cli.main(["fsck", str(place.layout.root)]) == 1
+    assert f"{path} is damaged or was edited" in capsys.readouterr().out
+    assert cli.main(["fsck", str(place.layout.root), "--repair"]) == 0
+    check_graph_record(place.layout, PPOConfig())
+
+
+def test_a_library_that_changed_is_told_and_its_trained_skills_stay(tmp_path, monkeypatch):
+    graph = GraphPaths(tmp_path / "graph")
+    storage.make_dir(graph.root)
+    record_graph(graph, PPOConfig())
+    assert notices.read(graph) == {}
+    changed = dataclasses.replace(LIBRARY[WOOD], gain={"wood": Amount(per=2, base=0)})
+    described = dataclasses.replace(LIBRARY[TABLE], description="A table.", training={"lr": 0.5})
+    library = {**LIBRARY, WOOD: changed, TABLE: described}
+    monkeypatch.setattr(skill_sources, "load_library", lambda _: library)
+    record_graph(graph, PPOConfig())
+    assert f"other versions of {WOOD} than" in notices.read(graph)["library"]
+    monkeypatch.setattr(skill_sources, "load_library", lambda _: LIBRARY)
+    record_graph(graph, PPOConfig())
+    assert notices.read(graph) == {}
