@@ -154,7 +154,8 @@ def settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
             with suppress(FileRefusedError):
                 run = runs.read_run(place(expert, row.skill))
                 said = [f"{key} {run.config.get(key)} ({run.origins[key]})" for key in run.origins]
-                lines.append(f"{row.skill}: {', '.join(said) or 'all settings by default'}")
+                what = ", ".join(said) or "all settings by default"
+                lines.append(printable(f"{row.skill}: {what}"))
                 break
     return lines
 
