@@ -229,8 +229,9 @@ def status_document(paths: GraphPaths) -> dict[str, Any]:
 
 
 def _now(paths: GraphPaths, console: Console) -> Group:
+    end = () if console.is_terminal else ("",)  # rich ends the last line on a terminal alone
     try:
-        return screen(paths, read_rows(paths), width=console.width)
+        return Group(screen(paths, read_rows(paths), width=console.width), *end)
     except FileRefusedError:
         return Group("starting …")
 

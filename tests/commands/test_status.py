@@ -244,3 +244,4 @@ def test_the_last_word_of_a_training_counts_all_that_is_completed(tmp_path, term
         save(tmp_path, ("A", DONE), ("B", DONE), ("C", DONE))
     text = console.export_text()
     assert "3 completed" in text
+    assert text.endswith("\n"), "what comes next is on a line of its own"
