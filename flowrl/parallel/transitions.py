@@ -170,6 +170,8 @@ class Transition:
         for entry in tuple(self.builder.entries.values()):
             if isinstance(entry.status, Completed):
                 self.builder.block_dependants(entry.skill)
+                if entry.status.why:  # a run that changed nothing may have left its folder
+                    self.commands.append(events.Discard(self._request(entry.skill)))
         for entry in active_entries(self.builder.entries):
             self._order_again(entry)
 

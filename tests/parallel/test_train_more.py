@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from flowrl import bottomup, bottomup_parallel, cli, runs
+from flowrl import bottomup, bottomup_parallel, cli, console, runs
 from flowrl.config import ScheduleConfig
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore
@@ -133,6 +133,22 @@ def test_a_skill_that_was_trained_on_in_vain_keeps_its_expert(place, capsys, ord
     assert "training on has changed nothing" in found["why"]
     assert why in found["why"] or "exit 1" in found["why"]
     assert not place.layout.run(0, WOOD).folder.exists()
+
+
+def test_the_folder_of_a_run_in_vain_is_moved_away_by_the_next_start(place, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    place.order({WOOD: {"success_rate": 0.3}})
+    ask_for_more(place)
+    with monkeypatch.context() as patched:
+        patched.setattr(StandInBackend, "discard", killed)
+        assert train(place) == console.EXIT_INTERRUPTED
+    assert place.layout.run(0, WOOD).folder.exists()
+    assert train(place) == 0
+    assert not place.layout.run(0, WOOD).folder.exists()
+    assert len(list(place.layout.failed_runs.iterdir())) == 1
+    assert lineage(place.layout) == [(100, 0.6)]
 
 
 def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, capsys):
