@@ -261,7 +261,8 @@ def _write_expert(
     arrays, module = folder / "experts" / f"{name}.safetensors", folder / "plans" / f"{name}.py"
     storage.make_dir(arrays.parent)
     storage.make_dir(module.parent)
-    save_file(flatten_dict(params, sep="/"), arrays)
+    leaves: Any = flatten_dict(params, sep="/")
+    save_file(leaves, arrays)
     module.write_bytes(storage.read_bytes(archive.module))
     return ExportedExpert(
         index=version.index,

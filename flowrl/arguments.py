@@ -35,8 +35,7 @@ SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL
 _GRAPH = "graph_path"
 _ENV = "FLOWRL_"
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
-_SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True)
-_SWITCH |= dict.fromkeys(("0", "false", "no", "off"), False)
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _MOST_DIGITS = 18
 
 
@@ -341,9 +340,9 @@ def _plain(kind: Any, words: Sequence[str]) -> Any:
         raise ValueError(f"takes one value, not {len(words)}")
     word = words[0]
     if kind is bool:
-        if word.lower() not in _SWITCH:
+        if word.lower() not in _ON + _OFF:
             raise ValueError(f"is {word!r}, not true or false")
-        return _SWITCH[word.lower()]
+        return word.lower() in _ON
     if kind is float:
         return _number(word)
     return count(word) if kind is int else word

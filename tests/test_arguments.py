@@ -10,8 +10,8 @@ from flowrl import arguments, cli
 from flowrl.commands.control import PauseCommand, PriorityCommand, RetryCommand
 from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import RollbackCommand
-from flowrl.config import BottomUpConfig, flags, parse
-from flowrl.errors import ConfigError
+from flowrl.config import BottomUpConfig, SequentialConfig, flags, parse
+from flowrl.errors import EXIT_INTERRUPTED, ConfigError
 from flowrl.paths import DEFAULT_GRAPH
 
 G = Path("exp/demo")
@@ -170,3 +170,22 @@ def test_a_variable_that_is_almost_a_flag_is_refused(monkeypatch):
     monkeypatch.setenv("FLOWRL_MAX_PARALEL_SKILLS", "2")
     with pytest.raises(ConfigError, match="closest is FLOWRL_MAX_PARALLEL_SKILLS"):
         parse(BottomUpConfig, [])
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"), [("train", BottomUpConfig), ("sequential", SequentialConfig)]
+)
+def test_the_programs_that_train_are_commands_with_the_same_flags(monkeypatch, word, kind):
+    seen = []
+    monkeypatch.setattr(cli, "train_graph", lambda config: seen.append(config) or 0)
+    assert cli.main([word, "exp/demo", "--lr", "3e-4", "--no-use_wandb"]) == 0
+    assert seen == [parse(kind, ["--graph-path=exp/demo", "--lr=3e-4"])]
+
+
+def test_an_interrupted_training_says_how_to_go_on(monkeypatch, capsys):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "train_graph", interrupted)
+    assert cli.main(["train", "exp/my demo"]) == EXIT_INTERRUPTED
+    assert "To go on: flowrl train 'exp/my demo'" in capsys.readouterr().err
