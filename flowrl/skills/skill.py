@@ -340,7 +340,8 @@ def _training(written: object, place: str) -> dict[str, Any]:
     try:
         return skill_settings(written)
     except ConfigError as error:
-        raise SkillError(f"{place}: {error}") from error
+        remedy = "" if ";" in str(error) else "; correct the value"
+        raise SkillError(f"{place}: {error}{remedy}") from error
 
 
 def _is_provided_by(value: Any, needs: Mapping[str, Amount]) -> bool:
