@@ -123,6 +123,26 @@ def test_a_skill_may_compute_much_less_than_the_game_itself(game):
     assert own > 20 * 2 * WORK_LIMIT
 
 
+def test_a_skill_that_is_always_done_or_never_is_refused():
+    """Such a skill would yield its gain for nothing, and every plan would use it."""
+    constant = {
+        "(n):\n    return n > 0": "task_is_done is true in every known state",
+        "(n):\n    return n < 0": "task_is_done is never true",
+        "(inventory):\n    return inventory.wood >= 0": "task_is_done is true in every known state",
+        "(timestep):\n    return timestep == timestep": "task_is_done is true in every known state",
+    }
+    honest = [
+        "(inventory, n):\n    return inventory.diamond > 8 + n",
+        "(achievements):\n    return achievements[3] > 0",
+        "(timestep):\n    return timestep >= 7",
+    ]
+    codes = [code_of(skill_text(f"def task_is_done{each}")) for each in [*constant, *honest]]
+    outcomes = try_codes(codes, QUICK)
+    for outcome, why in zip(outcomes, constant.values(), strict=False):
+        assert why in str(outcome)
+    assert all(isinstance(each, CodeApproval) for each in outcomes[len(constant) :])
+
+
 def test_code_is_tried_with_every_count_that_a_plan_may_have():
     chooses = code_of(reward("return 1.0 if n > 3 else 0.5"), trusted=False)
     late = code_of(reward("if n == 10:\n    return achievements\nreturn 0.0"), trusted=False)
