@@ -35,7 +35,7 @@ class ExportCommand:
         record = export_agent(GraphPaths(self.graph_path), self.output)
         names = ", ".join(each.skill for each in record.experts)
         sys.stdout.write(
-            f"{self.output}: {len(record.experts)} experts of generation {record.generation} for "
+            f"{self.output}: the experts of generation {record.generation} for "
             f"{record.env_name}: {names}\n"
         )
         return 0
