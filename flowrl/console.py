@@ -24,6 +24,7 @@ from flowrl.errors import (
     format_error,
 )
 from flowrl.paths import printable
+from flowrl.redaction import redacted, secrets_of
 
 RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
 _WIDTH = 120  # columns of a file or a pipe
@@ -86,8 +87,15 @@ def guarded(program: Callable[[], int]) -> int:
 
 
 def _print_error(text: str) -> None:
-    """Print an error without what would steer the terminal: it may quote names of files."""
+    """Print an error without what would steer the terminal, or is secret: it may quote anything."""
+    text = redacted(text, secrets_of(os.environ))
     sys.stderr.write("\n".join(map(printable, f"flowrl: {text}".split("\n"))) + "\n")
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    record.msg = redacted(record.getMessage(), secrets_of(os.environ))
+    record.args = ()
+    return True
 
 
 def start_logging() -> None:
@@ -98,5 +106,6 @@ def start_logging() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     if ERRORS.is_terminal:
         handler = RichHandler(console=ERRORS, show_path=False, log_time_format="%H:%M:%S")
+    handler.addFilter(_without_secrets)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("flowrl").setLevel(logging.INFO)

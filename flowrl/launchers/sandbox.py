@@ -65,6 +65,7 @@ _MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
 }
 
+_ONLINE = re.compile(r"(?i)(https?|all)_proxy|NETRC|WANDB_API_KEY").fullmatch
 _INHERITED = re.compile(
     "|".join(
         [
@@ -260,9 +261,7 @@ def _problem(probed: Confinement) -> str | None:
 
 def confined_env(env: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:
     """The environment of a confined trainer: without what only the network would need."""
-    kept = dict(env)
-    if "WANDB_API_KEY" not in passed:
-        kept.pop("WANDB_API_KEY", None)
+    kept = {name: value for name, value in env.items() if name in passed or not _ONLINE(name)}
     if kept.get("WANDB_MODE") != "disabled":
         kept["WANDB_MODE"] = "offline"
     kept["TMPDIR"] = "/tmp"  # noqa: S108

@@ -167,7 +167,7 @@ def _job(layout: GraphPaths, folder: Path, run: TrainingRun) -> Job:
         name=f"flowrl_compare_{run.run_id}",
         run_id=run.run_id,
         argv=(sys.executable, "-m", "flowrl.comparing", root, folder.name),
-        env={**sandbox.child_env(), "JAX_PLATFORMS": "cpu"},
+        env={**sandbox.confined_env(sandbox.child_env()), "JAX_PLATFORMS": "cpu"},
         cwd=Path.cwd(),
         folder=folder.absolute(),
         log=LOG,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrl import console
 from flowrl.errors import ConfigError
 from flowrl.launchers import log_writer, run_status
 from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
@@ -38,6 +40,65 @@ def test_what_a_user_passes_on_is_a_secret_whatever_its_name():
 def test_the_password_of_a_url_is_a_secret():
     environ = {"https_proxy": "http://ann:hunter2hunter2@proxy:3128", "HOME": "/home/ann"}
     assert secrets_of(environ) == ("hunter2hunter2",)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+        "a1b2c3d4e5f6a7b8c9d0",
+        "eyJhbGciOiJIUzI1NiJ9.e30x",
+    ],
+)
+def test_a_value_that_looks_like_a_token_is_a_secret_whatever_its_name(value):
+    assert value in secrets_of({"SETTING": value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/home/ann/a1b2c3d4e5f6a7b8c9d0e1f2",
+        "--xla_force_host_platform_device_count=8",
+        "Craftax-Classic-Symbolic-v1",
+        "GPU-8f3c1d2e-1111-2222-3333-444455556666",
+        "01234567890123456789",
+        "a:b1c2d3e4f5a6b7c8d9e0f1",
+        "en_US.UTF-8",
+    ],
+)
+def test_ordinary_values_are_no_secrets(value):
+    assert secrets_of({"SETTING": value}) == ()
+
+
+def test_passwords_of_urls_and_known_tokens_are_redacted_wherever_they_come_from():
+    token = "hf_abcdefghijklmnopqrstuv"
+    text = f"401 for {token} by http://ann:pw@proxy:3128/x and http://host:80/a@b"
+    clean = "401 for [redacted] by http://ann:[redacted]@proxy:3128/x and http://host:80/a@b"
+    assert redacted(text, ()) == clean
+    event = events.RunEnded("a", "b", Exited(cause=ExitCause.EXIT, detail=text), 3, (text,))
+    found = cleaned(event, ())
+    assert (found.outcome.detail, found.log) == (clean, (clean,))
+
+
+def test_a_password_is_found_as_it_is_spelt_in_the_url_and_decoded():
+    secrets = secrets_of({"https_proxy": "http://ann:p%40ssw%2Frd1@proxy"})
+    assert redacted("p%40ssw%2Frd1 p@ssw/rd1", secrets) == "[redacted] [redacted]"
+
+
+def test_neither_logging_nor_an_error_tells_a_secret(capfd, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    logger = logging.getLogger("flowrl.test")
+    monkeypatch.setattr(logging.root, "handlers", [])
+    console.start_logging()
+    logger.warning("said %s", SECRET)
+
+    def refused() -> int:
+        raise ConfigError(f"{SECRET} is no flag")
+
+    assert console.guarded(refused) == 2
+    said = capfd.readouterr().err
+    assert said.count("[redacted]") == 2
+    assert SECRET not in said
 
 
 def test_short_values_are_no_secrets():
