@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import tyro
 
 from flowrl import arguments
-from flowrl.arguments import GraphArgument, Origin, count
+from flowrl.arguments import GraphArgument, Origin
 from flowrl.errors import ConfigError, closest
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
@@ -28,18 +28,8 @@ from flowrl.storage.records import Share, above, at_least
 LEAST_GROUP = 32  # environments of a thread: a group costs as much again as some twenty
 
 
-Count = Annotated[
-    int,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT",
-        instance_from_str=lambda words: count(words[0]),
-        is_instance=lambda value: isinstance(value, int),
-        str_from_instance=lambda value: [str(value)],
-    ),
-]
-Natural = Annotated[Count, at_least(0)]
-Positive = Annotated[Count, at_least(1)]
+Natural = Annotated[int, at_least(0)]
+Positive = Annotated[int, at_least(1)]
 AboveZero = Annotated[float, above(0.0)]
 Seconds = Annotated[float, at_least(0.0)]
 Minutes = Annotated[float, at_least(0.0)]
@@ -113,7 +103,7 @@ class PPOConfig(Configuration):
     """An episode is cut when one step of its plan takes longer, unless its skill has a limit."""
     world_pool: Natural = 0
     """Worlds generated beforehand and reused for ever; 0 gives every episode a new one."""
-    seed: Count = 0
+    seed: int = 0
     """Seed of worlds, parameters and actions; attempt k of a run adds k - 1 to it."""
     frame_accounting: FrameAccounting = "acted"
     """Credit an expert with the steps it acted in, or with all steps of the run."""

@@ -17,7 +17,7 @@ from flowrl import config as configs
 from flowrl import console
 from flowrl.arguments import GraphArgument, SkillArgument
 from flowrl.commands.repair import existing_graph
-from flowrl.config import Count, Positive, PPOConfig, Sandbox
+from flowrl.config import Positive, PPOConfig, Sandbox
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths
@@ -40,7 +40,7 @@ class EvaluateCommand:
     """The skill's name, or its expert number."""
     episodes: Positive = 256
     """Episodes to play, each in a world of its own."""
-    seed: Count = 1_000_003
+    seed: int = 1_000_003
     """Seed of the worlds and actions."""
     at_least: float = 0.0
     """Exit with 1 when less than this share of the episodes completes the plan."""

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
 from flowrl.arguments import GraphArgument
-from flowrl.config import Count
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.repair import rollback
@@ -24,6 +23,7 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.recovery import recover_state, state_fault
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths
 
+_NUMBER = tyro.conf.arg(metavar="GENERATION")
 _GENERATION = "{generation:<4}  {written}  {experts:>3} experts  {frames:>14,} frames  {merged}"
 
 
@@ -76,7 +76,7 @@ class RollbackCommand:
 
     graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of the graph."""
-    generation: tyro.conf.Positional[Count | None] = None
+    generation: Annotated[int | None, tyro.conf.Positional, _NUMBER] = None
     """The generation to go back to; without it they are listed."""
     json: bool = False
     """Print JSON instead of lines."""
