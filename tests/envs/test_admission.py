@@ -20,7 +20,7 @@ from tests.envs.making import CLASSIC, STONE, WOOD, module_text
 from tests.ppo.modules import RELAY_PLAN, approved, relay_run, run_folder
 
 TRUSTED = WOOD._replace(
-    reward="(inventory):\n    return sum([float(k) for k in range(3)]) + inventory.wood"
+    reward="(inventory):\n    return sorted([float(k) for k in range(3)])[0] + inventory.wood"
 )
 
 
@@ -124,7 +124,7 @@ def test_trust_is_the_approvals_to_give_and_not_the_modules():
         load_module(text, approvals=[approval_of(text)])
     [task] = load_module(text, approvals=[approval_of(text, trusted=True)]).tasks
     names = task.functions.reward.__globals__["__builtins__"]
-    assert "sum" in names
+    assert "sorted" in names
     assert not {"__import__", "open", "eval", "exec", "getattr", "type", "compile"} & set(names)
 
 
@@ -134,8 +134,8 @@ def test_trust_of_one_step_reaches_no_other():
         CodeApproval(digest=digest, trusted=k == 1) for k, digest in enumerate(digests(text))
     ]
     first, second = load_module(text, approvals=approvals).tasks
-    assert "sum" not in first.functions.reward.__globals__["__builtins__"]
-    assert "sum" in second.functions.reward.__globals__["__builtins__"]
+    assert "sorted" not in first.functions.reward.__globals__["__builtins__"]
+    assert "sorted" in second.functions.reward.__globals__["__builtins__"]
 
 
 def test_a_count_that_was_not_tried_is_refused():
