@@ -1,6 +1,6 @@
 """Faults of real processes by the dozen: what each costs, and that nothing is lost or repeated.
 
-PYTHONPATH=. python scripts/chaos_processes.py [--kills 36] [--rounds 5] [--json FILE]
+PYTHONPATH=. python scripts/chaos_processes.py [--kills 36] [--rounds 5] [--only NAME] [--json FILE]
 
 The scheduler is killed at random instants while eight skills train in real tmux sessions on a
 private socket; every other fault gets `--rounds` trials of its own. Exit code 1 when anything
@@ -17,9 +17,10 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from tests.parallel import chaos_trials
+from tests.parallel import chaos_keeping, chaos_trials
 from tests.parallel.chaos_merging import six_mergers
 from tests.parallel.chaos_place import ChaosPlace, Trial
 
@@ -31,15 +32,29 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=36, help="of the scheduler")
     parser.add_argument("--rounds", type=int, default=5, help="of every other fault")
     parser.add_argument("--mergers", type=int, default=10, help="rounds of six mergers")
+    parser.add_argument("--keeping", type=int, default=40, help="kills of trainers, of runners")
+    parser.add_argument("--interruptions", type=int, default=20, help="rounds of Ctrl-C and start")
+    parser.add_argument("--only", default="", help="faults whose function's name holds this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     args = parser.parse_args()
     chance = random.Random(args.seed)
-    rows = [
-        row(chaos_trials.scheduler_killed_at_random, killed(args.kills, chance)),
-        *(row(trial, rounds(trial, args.rounds, chance)) for trial in chaos_trials.ALL[1:]),
-        row(six_mergers, (six_mergers_once(chance) for _ in range(args.mergers))),
-    ]
+    kept = {"runners_killed_after_results": {"skills": 8}} | {
+        "interrupted_again_and_again": {"rounds": args.interruptions},
+        "trainers_killed_at_random": {"kills": args.keeping},
+    }
+    times = {"runners_killed_after_results": args.keeping // 8}
+    faults = {
+        chaos_trials.scheduler_killed_at_random: killed(args.kills, chance),
+        **{trial: rounds(trial, args.rounds, chance) for trial in chaos_trials.ALL[1:]},
+        six_mergers: (six_mergers_once(chance) for _ in range(args.mergers)),
+        **{
+            trial: rounds(partial(trial, **kept[name]), times.get(name, 1), chance)
+            for name, trial in vars(chaos_keeping).items()
+            if name in kept
+        },
+    }
+    rows = [row(trial, found) for trial, found in faults.items() if args.only in trial.__name__]
     if args.json:
         args.json.write_text(json.dumps({"format": 1, "faults": rows}, indent=2) + "\n")
     return 1 if any(found["errors"] or any(found[name] for name in COUNTS) for found in rows) else 0

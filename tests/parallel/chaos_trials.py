@@ -137,6 +137,19 @@ def scheduler_stopped(place: ChaosPlace, chance: random.Random):
     return [_ended_well(place, daemon, "SIGSTOP of the scheduler", millis_since(began))]
 
 
+def slot_given(place: ChaosPlace, chance: random.Random):
+    """A run that holds the only slot while a skill waits: it gives it and goes on afterwards."""
+    place.order({WOOD: {"gate": "gate"}})
+    daemon = place.start("--max_nodes=2", "--max_parallel_skills=1", "--slot_minutes=0.02")
+    began = time.monotonic()
+    place.comes_to("Collect Sapling", "completed")
+    millis = millis_since(began)
+    place.started(WOOD, attempt=1)
+    runs = {line for line in (place.folder / "launches").read_text().splitlines() if WOOD in line}
+    assert runs == {f"{WOOD} {place.line(WOOD)['run_id']}"}
+    return [_ended_well(place, daemon, "a slot given to a skill that waits", millis, again=True)]
+
+
 def second_scheduler(place: ChaosPlace, chance: random.Random):
     """A second scheduler on the folder: exit code 75 and the first one's pid and host."""
     daemon = place.gated()
@@ -271,6 +284,7 @@ ALL: tuple[Callable[..., list[Trial]], ...] = (
     ctrl_c_typed,
     trainer_stopped,
     scheduler_stopped,
+    slot_given,
     second_scheduler,
     user_meddles,
     term_in_mid_merge,

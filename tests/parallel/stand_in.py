@@ -30,6 +30,7 @@ class Order:
     gate: str = ""  # it ends only when this file is there
     success_rate: float = 0.9
     seconds: float = 0.0  # it takes so long besides
+    lingers: float = 0.0  # and lives on so long with its result
 
 
 def main(argv: list[str]) -> int:
@@ -52,6 +53,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"{'again, ' * number}another error than before\n")
         return order.code
     _finish(place, run, order)
+    time.sleep(order.lingers)
     return 0
 
 

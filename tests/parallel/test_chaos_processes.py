@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.parallel import chaos_trials
+from tests.parallel import chaos_keeping, chaos_trials
 from tests.parallel.chaos_merging import six_mergers
 from tests.parallel.chaos_place import ChaosPlace
 
@@ -32,6 +32,22 @@ def test_nothing_is_lost_repeated_or_left_over(place, trial):
     for found in trial(place, random.Random(7)):
         counts = (found.relaunched, found.lost, found.merged_twice, found.left_over)
         assert counts == (0, 0, 0, 0), found
+
+
+KEEPING = [
+    chaos_keeping.runners_killed_after_results,
+    chaos_keeping.interrupted_again_and_again,
+    pytest.param(chaos_keeping.trainers_killed_at_random, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.tmux
+@pytest.mark.parametrize("trial", KEEPING, ids=lambda trial: trial.__name__)
+def test_what_was_learned_stays_and_nothing_else(place, trial):
+    for found in trial(place, random.Random(7)):
+        assert (found.relaunched, found.lost, found.merged_twice, found.left_over) == (0,) * 4, (
+            found
+        )
 
 
 def test_six_mergers_at_once_that_are_killed_merge_each_run_once(tmp_path):

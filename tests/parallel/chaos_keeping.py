@@ -1,0 +1,158 @@
+"""What was learned stays, and nothing else does: kills of trainers, of runners, and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from flowrl.launchers import process, run_status
+from flowrl.parallel.run_folder import live_runs
+from flowrl.paths import RunPaths
+from flowrl.runs import read_run
+from tests.launchers.conftest import until
+from tests.parallel.chaos_place import ChaosPlace, Trial
+from tests.parallel.making import LIBRARY
+from tests.parallel.stand_in_story import DEADLINE_SECONDS, ROOT, ended
+
+CHECKPOINT_SECONDS = 3.0
+_BEGUN = re.compile(r"training · update [\d,]+ · ([\d,]+) of")
+
+
+def runners_killed_after_results(place: ChaosPlace, chance: random.Random, *, skills: int = 2):
+    """kill -9 of every runner between result.json and exit.json: no run is made again."""
+    place.order({name: {"lingers": 60.0} for name in LIBRARY})
+    daemon = place.start(f"--max_nodes={skills}", "--max_parallel_skills=3")
+    killed: set[str] = set()
+    began = time.monotonic()
+    while daemon.poll() is None:
+        for paths in live_runs(place.layout):
+            pid = runner_of(paths) if paths.result_json.exists() else 0
+            if pid and str(paths.folder) not in killed:
+                killed.add(str(paths.folder))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    assert ended(daemon)[0] == 0
+    assert len(killed) == skills
+    millis = 1000 * (time.monotonic() - began) / skills
+    verdict = place.judged(
+        "kill -9 of the runner after a result", millis, skills=skills, calls_for={}
+    )
+    return [verdict, *[Trial(fault=verdict.fault, millis=millis)] * (skills - 1)]
+
+
+def interrupted_again_and_again(place: ChaosPlace, chance: random.Random, *, rounds: int = 2):
+    """Ctrl-C, its run ends unwatched, start again: no session, no process stays."""
+    place.tmux("new-session", "-d", "-s", "somebodys", "sleep", "3600")
+    flags = (f"--max_nodes={rounds}", "--max_parallel_skills=1")
+    began = time.monotonic()
+    for number in range(rounds):
+        place.order({name: {"gate": f"gate{number}"} for name in LIBRARY})
+        daemon = place.start(*flags)
+        until(lambda n=number: len(set(place.launches())) > n, seconds=DEADLINE_SECONDS)
+        time.sleep(chance.uniform(0.0, 0.5))
+        daemon.send_signal(signal.SIGINT if chance.random() < 0.8 else signal.SIGKILL)
+        ended(daemon)
+        place.open(f"gate{number}")
+        living = [*live_runs(place.layout)]
+        until(lambda runs=living: not any(map(runner_of, runs)), seconds=DEADLINE_SECONDS)
+    assert ended(place.start(*flags))[0] == 0
+    millis = 1000 * (time.monotonic() - began) / rounds
+    with contextlib.suppress(AssertionError):
+        until(lambda: not processes_of(place), seconds=5)
+    verdict = place.judged(
+        "Ctrl-C, ended unwatched, started again", millis, skills=rounds, calls_for={}
+    )
+    sessions = len(place.tmux("list-sessions")) - 1
+    left = verdict.left_over + sessions + len(processes_of(place))
+    return [Trial(fault=verdict.fault, millis=millis, lost=verdict.lost, left_over=left)] + [
+        Trial(fault=verdict.fault, millis=millis)
+    ] * (rounds - 1)
+
+
+def trainers_killed_at_random(place: ChaosPlace, chance: random.Random, *, kills: int = 2):
+    """kill -9 of real trainers: each goes on from a checkpoint of the last seconds.
+
+    `millis` is the training that was lost; `lost` counts kills that cost more than the seconds
+    between two checkpoints, and the time of two updates.
+    """
+    words = (
+        *(sys.executable, "-m", "flowrl.bottomup_parallel", str(place.layout.root)),
+        *("--max_nodes=2", "--max_parallel_skills=2", "--launcher=tmux", "--tmux_socket=chaos"),
+        *("--max_retries=1000", "--retry_backoff=0", "--success_state_rate=1", "--slot_minutes=0"),
+        *("--total_timesteps=1_000_000_000", f"--checkpoint_seconds={CHECKPOINT_SECONDS}"),
+        *("--num_envs=32", "--num_steps=16", "--lr=1e-9", "--log_seconds=0"),
+    )
+    daemon = subprocess.Popen(words, stderr=subprocess.DEVNULL, cwd=ROOT, env=place.env)
+    trials = []
+    try:
+        runs = until(lambda: two(place), seconds=DEADLINE_SECONDS)
+        ready_at = {paths.folder: 0.0 for paths in runs}
+        while len(trials) < kills:
+            due = [paths for paths in runs if ready_at[paths.folder] <= time.monotonic()]
+            for paths in due[: kills - len(trials)]:
+                trials.append(kill_and_see(paths))
+                ready_at[paths.folder] = time.monotonic() + chance.uniform(0.0, 8.0)
+            time.sleep(0.1)
+    finally:
+        daemon.kill()
+        daemon.wait()
+        place.end()
+    return trials
+
+
+def two(place: ChaosPlace) -> list[RunPaths]:
+    """The two runs, once each has a checkpoint."""
+    runs = [paths for paths in live_runs(place.layout) if any(paths.resume.glob("[0-9]*"))]
+    return runs if len(runs) == 2 else []
+
+
+def kill_and_see(paths: RunPaths) -> Trial:
+    """Kill the trainer, wait until the next one trains, and compare their frames."""
+    start = run_status.read_start(paths.folder, read_run(paths).run_id)
+    assert start is not None
+    assert start.job_pid is not None
+    offset = paths.training_log.stat().st_size
+    os.kill(start.job_pid, signal.SIGKILL)
+    newest, per_second = last_update(paths)
+
+    def resumed() -> re.Match[str] | None:
+        with paths.training_log.open(encoding="utf-8", errors="replace") as file:
+            file.seek(offset)
+            return _BEGUN.search(file.read())
+
+    found = until(resumed, seconds=DEADLINE_SECONDS)
+    lost_seconds = (newest - int(found[1].replace(",", ""))) / per_second
+    too_much = lost_seconds > CHECKPOINT_SECONDS + 2 * 512 / per_second
+    return Trial(fault="kill -9 of a trainer", millis=1000 * lost_seconds, lost=int(too_much))
+
+
+def last_update(paths: RunPaths) -> tuple[int, float]:
+    """The frames of the last whole line of metrics.jsonl, and frames per second."""
+    lines = paths.metrics.read_text().rpartition("\n")[0].splitlines()
+    last = json.loads(lines[-1])
+    return last["frames"], last["steps_per_second"]
+
+
+def runner_of(paths: RunPaths) -> int:
+    """The pid of a run's runner; 0 without one."""
+    return next(iter(process.with_last_argument(str(paths.spec_json.resolve()))), 0)
+
+
+def processes_of(place: ChaosPlace) -> list[int]:
+    """The processes whose command line names the graph, but for the tmux server."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes()
+            if str(place.layout.root).encode() in words and not words.startswith(b"tmux"):
+                found.append(int(folder.name))
+    return found
