@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import random
 import re
@@ -23,6 +24,7 @@ from tests.parallel.making import LIBRARY
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ROOT, ended
 
 CHECKPOINT_SECONDS = 3.0
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _BEGUN = re.compile(r"training · update [\d,]+ · ([\d,]+) of")
 
 
@@ -82,7 +84,7 @@ def trainers_killed_at_random(place: ChaosPlace, chance: random.Random, *, kills
     """kill -9 of real trainers: each goes on from a checkpoint of the last seconds.
 
     `millis` is the training that was lost; `lost` counts kills that cost more than the seconds
-    between two checkpoints, and the time of two updates.
+    between two checkpoints and the longest update, with its checkpoint.
     """
     words = (
         *(sys.executable, "-m", "flowrl.bottomup_parallel", str(place.layout.root)),
@@ -122,24 +124,24 @@ def kill_and_see(paths: RunPaths) -> Trial:
     assert start.job_pid is not None
     offset = paths.training_log.stat().st_size
     os.kill(start.job_pid, signal.SIGKILL)
-    newest, per_second = last_update(paths)
+    updates = seconds_by_frames(paths)
 
     def resumed() -> re.Match[str] | None:
         with paths.training_log.open(encoding="utf-8", errors="replace") as file:
             file.seek(offset)
-            return _BEGUN.search(file.read())
+            return _BEGUN.search(_COLOUR.sub("", file.read()))
 
     found = until(resumed, seconds=DEADLINE_SECONDS)
-    lost_seconds = (newest - int(found[1].replace(",", ""))) / per_second
-    too_much = lost_seconds > CHECKPOINT_SECONDS + 2 * 512 / per_second
+    lost_seconds = max(updates.values()) - updates[int(found[1].replace(",", ""))]
+    longest = max(map(operator.sub, list(updates.values())[1:], updates.values()))
+    too_much = lost_seconds > CHECKPOINT_SECONDS + longest
     return Trial(fault="kill -9 of a trainer", millis=1000 * lost_seconds, lost=int(too_much))
 
 
-def last_update(paths: RunPaths) -> tuple[int, float]:
-    """The frames of the last whole line of metrics.jsonl, and frames per second."""
+def seconds_by_frames(paths: RunPaths) -> dict[int, float]:
+    """How long the run had trained after so many frames, by the whole lines of metrics.jsonl."""
     lines = paths.metrics.read_text().rpartition("\n")[0].splitlines()
-    last = json.loads(lines[-1])
-    return last["frames"], last["steps_per_second"]
+    return {line["frames"]: line["seconds"] for line in map(json.loads, lines)}
 
 
 def runner_of(paths: RunPaths) -> int:
