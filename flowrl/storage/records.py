@@ -322,9 +322,7 @@ _READERS: dict[Any, Reader] = {
     Literal: _literal,
     Mapping: _mapping,
     NoneType: _plain(NoneType, "null"),
-    Path: lambda _, value: Path(
-        _plain(str, "text")(_, value)
-    ),  # names of files need not be Unicode
+    Path: lambda _, value: Path(_value(str, value)),
     Union: _union,
     UnionType: _union,
     bool: _plain(bool, "true or false"),
