@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load, save
 
 from flowrl import storage
 from flowrl.config import PPOConfig
@@ -262,14 +262,15 @@ def _write_expert(
     storage.make_dir(arrays.parent)
     storage.make_dir(module.parent)
     leaves: Any = flatten_dict(params, sep="/")
-    save_file(leaves, arrays)
-    module.write_bytes(storage.read_bytes(archive.module))
+    content, code = save(leaves), storage.read_bytes(archive.module)
+    storage.write_atomic(arrays, content)
+    storage.write_atomic(module, code)
     return ExportedExpert(
         index=version.index,
         skill=version.skill,
         frames=version.frames,
-        arrays=_digest(arrays.read_bytes()),
-        module=_digest(module.read_bytes()),
+        arrays=_digest(content),
+        module=_digest(code),
         plan=run.plan,
         max_task_steps=run.config.get("max_task_steps", PPOConfig().max_task_steps),
         approvals=run.approvals,
