@@ -12,6 +12,7 @@ import difflib
 import functools
 import inspect
 import os
+import re
 import tomllib
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -33,9 +34,11 @@ GraphArgument = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="GRAP
 SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL")]]
 
 _GRAPH = "graph_path"
-_ENV = "FLOWRL_"
+_ENV, _GRAPH_PATH = "FLOWRL_", "FLOWRL_GRAPH_PATH"
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_SWITCHES = ("true", "yes", "on", "false", "no", "off")  # 0 and 1 may be numbers of experts
+_INTERNAL = re.compile(r"FLOWRL_(FAULT|VENV|EXTRAS|PYTHON|ROOT|TEST_WORKERS|LLM_\w+)")
 _MOST_DIGITS = 18
 
 
@@ -180,17 +183,10 @@ def split(kind: type, words: Sequence[str], *, prog: str) -> Given:
         if not _is_flag(word):
             rest.append(word)
             continue
-        flag, equals, value = word.partition("=")
-        argument, switch = _find(kind, flag, prog)
-        if argument.type is bool:
-            if equals:
-                raise ConfigError(f"{flag} takes no value; to turn it off say --no-{argument.name}")
-            given[argument.name] = [switch]
-            continue
-        taken = [value] if equals else _following(argument, queue)
-        if not taken or "" in taken:
-            raise ConfigError(f"{flag} has no value; give one, or leave the flag out")
-        given[argument.name] = taken
+        argument, switch = _find(kind, word.partition("=")[0], prog)
+        taken = [switch] if argument.type is bool else []
+        taken += _following(argument, word, queue)
+        given[argument.name] = [*given.get(argument.name, ()), *taken] if argument.many else taken
     return given | _positionals(kind, rest, given, prog)
 
 
@@ -198,23 +194,26 @@ def environment(kind: type, env: Mapping[str, str]) -> Given:
     """Return what environment variables say: FLOWRL_GRAPH, FLOWRL_LR and so on.
 
     Raises:
-      ConfigError: a variable's name is almost a flag's.
+      ConfigError: a variable begins with FLOWRL_ and is none.
     """
     known = {_variable(name): argument for name, argument in arguments(kind).items()}
     for name in env:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
-        if name.startswith(_ENV) and name not in known and near:
-            raise ConfigError(f"the environment's {name} is no flag; closest is {near[0]}")
+        is_known = name in known or name == _GRAPH_PATH or _INTERNAL.fullmatch(name)
+        if name.startswith(_ENV) and not is_known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            other = f"; closest is {near[0]}" if near else ""
+            raise ConfigError(f"the environment's {name} is no flag{other}; unset it, or rename it")
     found = {argument.name: env[name] for name, argument in known.items() if env.get(name)}
-    return {
+    given = {
         name: value.split() if arguments(kind)[name].many else [value]
         for name, value in found.items()
     }
+    return given | graph_of_environment(kind, env)
 
 
 def graph_of_environment(kind: type, env: Mapping[str, str]) -> Given:
-    """Return FLOWRL_GRAPH for a class that has a graph, and nothing else."""
-    graph = env.get(_variable(_GRAPH))
+    """Return FLOWRL_GRAPH, or FLOWRL_GRAPH_PATH, for a class that has a graph, and nothing else."""
+    graph = env.get(_variable(_GRAPH)) or env.get(_GRAPH_PATH)
     return {_GRAPH: [graph]} if graph and _GRAPH in arguments(kind) else {}
 
 
@@ -286,12 +285,32 @@ def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
     raise ConfigError(f"{prog} has no flag {flag}{near}; see {prog} --help")
 
 
-def _following(argument: Argument, queue: deque[str]) -> list[str]:
-    """Take the words of a flag: the next one, or all up to the next flag."""
-    taken: list[str] = []
-    while queue and not queue[0].startswith("--") and (argument.many or not taken):
+def _following(argument: Argument, word: str, queue: deque[str]) -> list[str]:
+    """Take the words of a flag: what follows its `=`, the next one, or all up to the next flag."""
+    flag, equals, value = word.partition("=")
+    if argument.type is bool:
+        if equals or (queue and queue[0].lower() in _SWITCHES):
+            raise ConfigError(f"{flag} takes no value; to turn it off say --no-{argument.name}")
+        return []
+    taken = [value] if equals else []
+    while not equals and queue and not queue[0].startswith("--") and (argument.many or not taken):
         taken.append(queue.popleft())
+    if not taken or "" in taken:
+        raise ConfigError(f"{flag} has no value; give one, or leave the flag out")
+    if equals and queue and _is_one_more(argument, queue[0]):
+        more = f"{flag} {value} {queue[0]}"
+        raise ConfigError(f"{word} takes no further word, as {queue[0]!r}; say {more}")
     return taken
+
+
+def _is_one_more(argument: Argument, word: str) -> bool:
+    """Whether a word after `--list=…` was meant for the list; a path is none of it."""
+    if not argument.many or _is_flag(word) or "/" in word:
+        return False
+    try:
+        return bool(_plain(argument.type, [word]))
+    except ValueError:
+        return False
 
 
 def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
@@ -302,9 +321,11 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
     found: Given = {}
     if places and places[0].name == _GRAPH:
         graph, *places = places
-        spare = len(rest) > len(places) and not any(each.many for each in places)
+        files = any(each.many for each in places)
+        spare = len(rest) > len(places) and not files
         number = bool(places) and places[0].type is int
-        if rest and (spare or _names_folder(rest[0]) or (number and not rest[0].isdigit())):
+        folder = bool(rest) and _names_folder(rest[0]) and not (files and _holds_files(rest[0]))
+        if rest and (spare or folder or (number and not rest[0].isdigit())):
             found[graph.name] = [rest.pop(0)]
     for place in places:
         if rest:
@@ -320,6 +341,12 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
 def _names_folder(word: str) -> bool:
     """Whether a word is a graph where a skill, a number or a file could stand, too."""
     return not word.endswith(".py") and ("/" in word or os.path.isdir(word))  # noqa: PTH112 — no error for a name that is too long
+
+
+def _holds_files(word: str) -> bool:
+    """Whether a word is a folder of Python files and no graph."""
+    graph = any(Path(word, name).exists() for name in ("graph.json", "scheduler_state.json"))
+    return not graph and any(Path(word).glob("*.py"))
 
 
 def _value(argument: Argument, words: Sequence[str], origin: Origin) -> Any:

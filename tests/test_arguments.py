@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from flowrl import arguments, cli
-from flowrl.commands.control import PauseCommand, PriorityCommand, RetryCommand
+from flowrl.commands.check import CheckCommand, skill_files
+from flowrl.commands.control import AddCommand, PauseCommand, PriorityCommand, RetryCommand
 from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import RollbackCommand
 from flowrl.config import BottomUpConfig, SequentialConfig, flags, parse
@@ -37,6 +38,7 @@ def read(kind, line, graph=None):
         (PriorityCommand, "exp/demo Wood -5", {"graph_path": G, "skill": "Wood", "number": -5}),
         (PriorityCommand, "Wood 1k", {"graph_path": DEFAULT_GRAPH, "number": 1000}),
         (RollbackCommand, "exp/demo", {"graph_path": G, "generation": None}),
+        (RollbackCommand, "--json 1", {"graph_path": DEFAULT_GRAPH, "generation": 1}),
         (RollbackCommand, "12", {"graph_path": DEFAULT_GRAPH, "generation": 12}),
         (RollbackCommand, "exp/demo 12 --json", {"graph_path": G, "generation": 12, "json": True}),
         (LogsCommand, "exp/demo Wood -f", {"graph_path": G, "skill": "Wood", "follow": True}),
@@ -47,7 +49,34 @@ def test_the_graph_is_the_first_word_and_may_be_left_out(kind, line, expected):
     assert {name: found[name] for name in expected} == expected
 
 
+def test_a_list_grows_with_each_of_its_flags_and_ends_before_the_graph():
+    words = "--pass_env A --gpu_ids=0 exp/demo --pass_env B"
+    config = parse(BottomUpConfig, words.split())
+    assert (config.launch.pass_env, config.launch.gpu_ids) == (("A", "B"), (0,))
+    assert config.graph.graph_path == G
+
+
+def test_a_folder_of_skill_files_is_no_graph(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.py").touch()
+    found = read(AddCommand, f"{tmp_path}/mine", graph="exp/mine")
+    assert (found.graph_path, found.files) == (Path("exp/mine"), (tmp_path / "mine",))
+    (tmp_path / "mine" / "graph.json").touch()
+    found = read(AddCommand, f"{tmp_path}/mine a.py", graph="exp/mine")
+    assert (found.graph_path, found.files) == (tmp_path / "mine", (Path("a.py"),))
+
+
+def test_a_word_that_is_neither_graph_nor_file_is_answered_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "my_skills").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^my_skils is no folder and no file \*\.py; closest is"):
+        skill_files([Path("my_skils"), Path("a.py")])
+
+
 def test_the_environment_says_which_graph():
+    for name in ("FLOWRL_GRAPH", "FLOWRL_GRAPH_PATH"):
+        assert arguments.graph_of_environment(RetryCommand, {name: "g"}) == {"graph_path": ["g"]}
+        assert arguments.environment(BottomUpConfig, {name: "g"}) == {"graph_path": ["g"]}
     assert read(RetryCommand, "Wood", graph="exp/mine").graph_path == Path("exp/mine")
     assert read(RetryCommand, "exp/demo Wood", graph="exp/mine").graph_path == G
 
@@ -62,6 +91,19 @@ def test_the_environment_says_which_graph():
         (RetryCommand, "A --wait", "--wait has no value"),
         (RetryCommand, "A --wait --json", "--wait has no value"),
         (RetryCommand, "A --json=yes", "--json takes no value"),
+        (
+            BottomUpConfig,
+            "--anneal_lr False",
+            "--anneal_lr takes no value; to turn it off say --no",
+        ),
+        (BottomUpConfig, "--strict true", "--strict takes no value"),
+        (CheckCommand, "--trace False a.py", "--trace takes no value; to turn it off say --no-tr"),
+        (
+            BottomUpConfig,
+            "--gpu_ids=0 1",
+            "--gpu_ids=0 takes no further word, as '1'; say --gpu_ids",
+        ),
+        (BottomUpConfig, "--pass_env=A B", "--pass_env=A takes no further word"),
         (RetryCommand, "A --wait soon", "--wait is 'soon', not a number"),
         (RollbackCommand, "exp/demo twelve", "GENERATION is 'twelve', not a whole number"),
         (BottomUpConfig, "--merge_policy best", "--merge_policy is 'best', not one of frame_count"),
@@ -165,10 +207,16 @@ def test_a_file_that_is_not_there_is_answered_with_the_closest(tmp_path, capsys)
     assert "closest is 'stack.py'" in capsys.readouterr().out
 
 
-def test_a_variable_that_is_almost_a_flag_is_refused(monkeypatch):
+def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch):
     monkeypatch.setenv("FLOWRL_VENV", "/of/the/scripts")
+    monkeypatch.setenv("FLOWRL_LLM_URL", "http://llm")
+    assert parse(BottomUpConfig, []) == BottomUpConfig()
     monkeypatch.setenv("FLOWRL_MAX_PARALEL_SKILLS", "2")
     with pytest.raises(ConfigError, match="closest is FLOWRL_MAX_PARALLEL_SKILLS"):
+        parse(BottomUpConfig, [])
+    monkeypatch.delenv("FLOWRL_MAX_PARALEL_SKILLS")
+    monkeypatch.setenv("FLOWRL_XYZZY", "2")
+    with pytest.raises(ConfigError, match="FLOWRL_XYZZY is no flag; unset it"):
         parse(BottomUpConfig, [])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import tyro
 
 from flowrl.config import Sandbox
-from flowrl.errors import ConfigError, FlowrlError
+from flowrl.errors import ConfigError, FlowrlError, closest_file
 from flowrl.games.base import known_games
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
@@ -77,10 +77,15 @@ def skill_files(paths: Sequence[Path]) -> list[Path]:
     """The files that are named, and those in folders that are.
 
     Raises:
-      ConfigError: there is none at all, or none in a folder.
+      ConfigError: there is none at all, or none in a folder, or no such folder.
     """
     found = []
     for path in paths:
+        if path.suffix != ".py" and not path.exists():
+            raise ConfigError(
+                f"{printable(str(path))} is no folder and no file *.py{closest_file(path)}; "
+                "name skill files"
+            )
         inside = sorted(path.glob("*.py")) if path.is_dir() else [path]
         if not inside:
             raise ConfigError(f"{printable(str(path))} has no file *.py; name skill files")
