@@ -1,11 +1,12 @@
 """Removing secrets, a leaf for all that write texts: logs, the state, events, notices.
 
 A secret is the value of an environment variable whose name matches `_SECRET_NAME`, that is passed
-by `--pass_env`, or that looks like a token, and the password in any value that is a URL. Values
-below `LEAST_LENGTH` characters are not secrets: replacing them would tear ordinary words apart. A
-value is found as it is, as Python and JSON quote it, and line by line; a secret in another encoding
-is not found. Passwords of URLs and tokens of well-known services are found in any text, wherever
-they come from.
+by `--pass_env`, or that looks like a token, and the password in any value that is a URL, or a proxy
+without `http://`; a URL's user name of 16 characters or more is one, too. Values below
+`LEAST_LENGTH` characters are not secrets: replacing them would tear ordinary words apart. A value
+is found as it is, as Python and JSON quote it, and line by line; a secret in another encoding is
+not found. Passwords of URLs and tokens of well-known services are found in any text, wherever they
+come from.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 from urllib.parse import unquote
 
 REDACTED = "[redacted]"
-_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)([^/\s@]+)(?=@)")  # as of a proxy
+_NO_PORT, _LONG = r"(?!\d{1,5}[/?#,])", r"[^/:@]{16,}"  # a user name that long may be a token
+_USER = re.compile(rf"://(?:[^/:@]{{0,15}}:{_NO_PORT}|(?={_LONG}(?:@|:{_NO_PORT})))")
+_WORD, _URL_ENDS = re.compile(r"\S+"), re.compile(r"[,;\s]+")
 _KNOWN_TOKEN = re.compile(
     r"\b(?:sk-|gh[oprsu]_|github_pat_|glpat-|hf_|xox[abprs]-|AKIA|AIza|eyJ)[\w.-]{16,}"
 )
@@ -48,9 +51,16 @@ def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tupl
     found: set[str] = set()
     for name, value in environ.items():
         whole = [value] if is_secret(name, passed) or _is_token(value.strip()) else []
-        for secret in [*whole, *(match[2] for match in _URL_PASSWORD.finditer(value))]:
+        bare = "://" if name.lower().endswith("_proxy") and "://" not in value else ""
+        words = (bare + word for word in (*value.split(), *_URL_ENDS.split(value)))
+        for secret in [*whole, *(word[_password(word)] for word in words)]:
             found |= _spellings(secret) | _spellings(unquote(secret))
     return tuple(sorted(found, key=lambda word: (-len(word), word)))
+
+
+def has_secret(name: str, value: str) -> bool:
+    """Return whether a variable's value holds a secret, however short its password is."""
+    return redacted(value, secrets_of({name: value})) != value
 
 
 def redacted(text: str, secrets: Sequence[str]) -> str:
@@ -61,7 +71,9 @@ def redacted(text: str, secrets: Sequence[str]) -> str:
     >>> redacted("no route to http://ann:pw@proxy:3128", [])
     'no route to http://ann:[redacted]@proxy:3128'
     """
-    text = _URL_PASSWORD.sub(rf"\g<1>{REDACTED}", _KNOWN_TOKEN.sub(REDACTED, text))
+    text = _KNOWN_TOKEN.sub(REDACTED, text)
+    if "://" in text:
+        text = _WORD.sub(_without_password, text)
     if not any(secret in text for secret in secrets):
         return text
     return re.sub("|".join(map(re.escape, secrets)), REDACTED, text)
@@ -83,6 +95,18 @@ def cleaned(value: Any, secrets: Sequence[str]) -> Any:
         name: clean for name, text in texts.items() if (clean := cleaned(text, secrets)) != text
     }
     return replace(value, **changed) if changed else value
+
+
+def _password(word: str) -> slice:
+    """Return where the password of a URL is, up to the last @, or a user name that is a token."""
+    end = word.rfind("@")
+    user = _USER.search(word, 0, end + 1)
+    return slice(user.end(), end) if user else slice(0)
+
+
+def _without_password(match: re.Match[str]) -> str:
+    word, place = match[0], _password(match[0])
+    return f"{word[: place.start]}{REDACTED}{word[place.stop :]}" if word[place] else word
 
 
 def _spellings(value: str) -> set[str]:

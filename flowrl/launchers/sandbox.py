@@ -34,7 +34,7 @@ from pathlib import Path
 from flowrl.config import Sandbox
 from flowrl.errors import ConfigError
 from flowrl.paths import JobPaths
-from flowrl.redaction import is_secret
+from flowrl.redaction import has_secret, is_secret
 from flowrl.storage import make_dir
 
 logger = logging.getLogger(__name__)
@@ -260,8 +260,12 @@ def _problem(probed: Confinement) -> str | None:
 
 
 def confined_env(env: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:
-    """The environment of a confined trainer: without what only the network would need."""
-    kept = {name: value for name, value in env.items() if name in passed or not _ONLINE(name)}
+    """The environment of a confined trainer: without the network's settings, and secrets."""
+    kept = {
+        name: value
+        for name, value in env.items()
+        if name in passed or not (_ONLINE(name) or has_secret(name, value))
+    }
     if kept.get("WANDB_MODE") != "disabled":
         kept["WANDB_MODE"] = "offline"
     kept["TMPDIR"] = "/tmp"  # noqa: S108

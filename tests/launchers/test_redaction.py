@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -40,6 +41,42 @@ def test_what_a_user_passes_on_is_a_secret_whatever_its_name():
 def test_the_password_of_a_url_is_a_secret():
     environ = {"https_proxy": "http://ann:hunter2hunter2@proxy:3128", "HOME": "/home/ann"}
     assert secrets_of(environ) == ("hunter2hunter2",)
+
+
+URLS = {
+    "http://ann:hunt@er2secret@proxy:3128": "http://ann:[redacted]@proxy:3128",
+    "postgres://u:pa/ssword12@h/db": "postgres://u:[redacted]@h/db",
+    "https://0123456789abcdef0123456789abcdef@sentry.io/1": "https://[redacted]@sentry.io/1",
+    f"https://a-token-of-a-user:{'x' * 3000}@host/simple": "https://[redacted]@host/simple",
+    "https://ann@host.example/x:y@z": "https://ann@host.example/x:y@z",
+    "https://a.long.name.of.a.host:8080/me@x": "https://a.long.name.of.a.host:8080/me@x",
+    "http://ann:@host": "http://ann:@host",
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_all_of_a_url_that_is_secret_is_redacted(url):
+    assert redacted(f"no route to {url}; a@b", ()) == f"no route to {URLS[url]}; a@b"
+    hidden = set(secrets_of({"SERVER": url}))
+    assert bool(hidden) == (URLS[url] != url)
+    assert not any(secret in URLS[url] for secret in hidden)
+
+
+def test_each_password_of_a_list_of_urls_is_a_secret():
+    value = "amqp://a:first-one@h1,amqp://b:second-one@h2"
+    assert {"first-one", "second-one"} <= set(secrets_of({"BROKERS": value}))
+    assert redacted(value, ()) == "amqp://a:[redacted]@h2"
+
+
+def test_a_proxy_may_have_no_scheme():
+    environ = {"http_proxy": "ann:hunter2hunter2@proxy:3128", "no_proxy": "localhost,.example.org"}
+    assert secrets_of(environ) == ("hunter2hunter2",)
+
+
+def test_urls_without_an_end_cost_little_time():
+    began = time.monotonic()
+    redacted("://a:" * 100_000 + " ://" + "a" * 100_000 + "@" * 100_000, ())
+    assert time.monotonic() - began < 5.0
 
 
 @pytest.mark.parametrize(

@@ -419,3 +419,23 @@ def test_confined_trainers_are_given_no_key_that_only_the_network_needs():
     assert (confined_env["WANDB_MODE"], confined_env["A"]) == ("offline", "b")
     assert sandbox.confined_env(env, ["WANDB_API_KEY"])["WANDB_API_KEY"] == "x"
     assert sandbox.confined_env({"WANDB_MODE": "disabled"})["WANDB_MODE"] == "disabled"
+
+
+def test_confined_trainers_are_given_no_secret_by_value():
+    env = {
+        "FLOWRL_LLM_URL": "https://u:password123@h",
+        "WANDB_BASE_URL": "https://u:short@h",
+        "WANDB_NAME": "a1b2c3d4e5f6a7b8c9d0e1f2",
+        "WANDB_PROJECT": "craftax",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "CUDA_VISIBLE_DEVICES": "GPU-8f3c1d2e-1111-2222-3333-444455556666",
+        "PATH": "/usr/bin:/opt/a1b2c3d4e5f6a7b8c9d0e1f2/bin",
+    }
+    kept = sandbox.confined_env(env)
+    assert kept.keys() & env.keys() == {
+        "WANDB_PROJECT",
+        "XLA_FLAGS",
+        "CUDA_VISIBLE_DEVICES",
+        "PATH",
+    }
+    assert sandbox.confined_env(env, ["FLOWRL_LLM_URL"])["FLOWRL_LLM_URL"].endswith("@h")
