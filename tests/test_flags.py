@@ -80,6 +80,7 @@ class Bench:
             flow, names = Flow(*args, **facts), []
             while handed := flow.next_skill():
                 names.append(handed[0])
+                flow.on_skill_added(handed[0])
                 flow.on_skill_complete(handed[0])
             raise HandedOut(names)
 

@@ -15,7 +15,7 @@ class Flow:
 
     Skills that can start at once come first. If all remaining skills wait for one in training, one
     of them is returned and the frontier is blocked: what comes next may depend on how the training
-    ends. `training_skills` are the skills that were returned and have not ended.
+    ends. `training_skills` are the skills that were added and have not ended.
 
     >>> flow = Flow(SkillGraph([]), known=())
     >>> flow.next_skill() is None
@@ -43,27 +43,21 @@ class Flow:
         return self._order
 
     def next_skill(self) -> tuple[str, Skill] | None:
-        """Return the next skill and its definition; it counts as in training from now on."""
+        """Return the next skill and its definition; the same one until `on_skill_added`."""
         remaining = [name for name in self._order if name not in self._known]
         if not remaining:
             return None
         name = next((name for name in remaining if not self._waits(name)), remaining[0])
-        self._known.add(name)
-        self.training_skills.add(name)
-        self._newest = name
         return name, self._graph.skills[name]
 
     def add(self, graph: SkillGraph, skill: str) -> tuple[str, ...]:
-        """Request one more skill of a graph that has grown; returns what is in training by that.
+        """Request one more skill of a graph that has grown; returns what is to be added for it.
 
-        These are the skill and its needs, requirements first, without those that were known.
+        These are the skill and its needs, requirements first, without those that were added.
         """
         wanted = (*graph.all_needs(skill), skill)
         self._request(graph, wanted)
-        new = tuple(name for name in wanted if name not in self._known)
-        self._known.update(new)
-        self.training_skills.update(new)
-        return new
+        return tuple(name for name in wanted if name not in self._known)
 
     def dependencies(self, skill: str) -> tuple[str, ...]:
         """The skills that `skill` needs directly."""
@@ -79,6 +73,12 @@ class Flow:
         if self._newest is None or not self._waits(self._newest):
             return False
         return all(self._waits(name) for name in remaining)
+
+    def on_skill_added(self, skill: str) -> None:
+        """Note that the scheduler has a skill, which is in training from now on."""
+        self._known.add(skill)
+        self.training_skills.add(skill)
+        self._newest = skill
 
     def on_skill_complete(self, skill: str) -> None:
         """Note that a skill's expert is merged, which may unblock the frontier."""

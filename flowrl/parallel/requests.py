@@ -77,15 +77,16 @@ class Inbox:
             self._taken = []
             return []
 
-    def done(self) -> None:
-        """Remove the files of what was taken, now that the state with the responses is saved."""
-        for path in self._taken:
+    def done(self, requests: Collection[ControlRequest]) -> None:
+        """Remove the files of requests, now that the state with the responses is saved."""
+        ids = {request.id for request in requests}
+        for path in (path for path in self._taken if path.stem in ids):
             try:
                 storage.remove_file(path)
             except OSError as error:
                 self._ignored.add(path.name)
                 logger.warning("%s is ignored: %s", path, format_error(error))
-        self._taken = []
+        self._taken = [path for path in self._taken if path.stem not in ids]
 
     def _files(self) -> list[Path]:
         if self._folder.is_symlink() or not self._folder.is_dir():

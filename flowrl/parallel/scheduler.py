@@ -253,12 +253,13 @@ class SkillScheduler:
         self._lock.check()
         self.save()  # in case the disk was full before
         self._disk.check()
-        requests = [self._with_skill_added(request) for request in self._inbox.take()]
+        taken = (self._with_skill_added(request) for request in self._inbox.take())
+        requests = [request for request in taken if request]
         ended = [event for entry, _ in self.state.launched() for event in executor.poll_run(entry)]
         self._step([*requests, *ended], now, launching=self._disk.ok)
         log_responses(before, self.state.responses)
         if requests and self.save():
-            self._inbox.done()
+            self._inbox.done(requests)
         unreported, self._unreported = self._unreported, []
         self._report_ends(unreported)
         while self._disk.ok and self._pending and self.save():
@@ -323,16 +324,25 @@ class SkillScheduler:
         except (FlowrlError, OSError) as error:
             logger.warning("sessions of ended runs may stay: %s", format_error(error))
 
-    def _with_skill_added(self, request: ControlRequest) -> ControlRequest:
-        """Carry out a request to add a skill; returns it, with a refusal if there was an error."""
+    def _with_skill_added(self, request: ControlRequest) -> ControlRequest | None:
+        """Carry out a request to add a skill; returns it, with a refusal if there was an error.
+
+        None while the machine cannot do it, as on a full disk: the request waits in its folder.
+        """
         if request.verb is not Verb.ADD or request.skill is None or request.refusal:
             return request
+        if not self._disk.ok:
+            return None
         try:
             if self._on_add is None:
                 raise GraphError("this scheduler has a fixed set of skills")
             self._on_add(request.skill)
-        except FlowrlError as error:
-            return replace(request, refusal=str(error))
+        except (FlowrlError, OSError) as error:
+            if not is_transient(error):
+                return replace(request, refusal=format_error(error))
+            self._disk.report(error)
+            logger.warning("%s is not added yet: %s", request.skill, format_error(error))
+            return None
         return request
 
     def _apply(self, event: Event) -> None:
