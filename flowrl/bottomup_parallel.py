@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -102,7 +102,6 @@ def train_graph(config: BottomUpConfig) -> int:
             target=config.graph.target_skill,
             max_nodes=config.graph.max_nodes,
         )
-        notices.publish(layout, "requested", f"skills asked for: {len(flow.requested)}")
         feeder = Feeder(flow, sources, scheduler, config, skills=skills)
         scheduler.set_callbacks(
             backend=backend,
@@ -110,10 +109,9 @@ def train_graph(config: BottomUpConfig) -> int:
             on_skill_failed=feeder.on_skill_failed,
             on_add=partial(add_skill, backend, feeder),
         )
-        feeder.take_up_state()
-        feeder.add_next_skills()
+        scheduler.when_there_is_room(feeder.begin)
         scheduler.run()
-        feeder.add_blocked_skills()
+        scheduler.when_there_is_room(feeder.add_blocked_skills)
         return feeder.exit_code()
 
 
@@ -126,7 +124,7 @@ def add_skill(backend: TrainingBackend, feeder: Feeder, name: str) -> None:
       ConfigError: its training cannot be as it says.
     """
     if name not in backend.graph.skills:
-        graph = backend.graph.plus([feeder.kept_skill(name)])
+        graph = backend.graph.plus(feeder.kept_skills(name, backend.graph.skills))
         backend.skills = feeder.skills = skill_configs(feeder.config, graph.skills)
         backend.graph = graph
     feeder.add(backend.graph, name)
@@ -189,6 +187,13 @@ class Feeder:
         self._scheduler = scheduler
         self.config = config
 
+    def begin(self) -> None:
+        """Take up the state and add the first skills; may be called again after a full disk."""
+        count = len(self._flow.requested)
+        notices.publish(self._scheduler.layout, "requested", f"skills asked for: {count}")
+        self.take_up_state()
+        self.add_next_skills()
+
     def add_next_skills(self) -> None:
         """Add skills until the frontier is blocked: the next one needs a skill in training."""
         while not self._flow.check_frontier_blocked() and (skill := self._flow.next_skill()):
@@ -204,19 +209,21 @@ class Feeder:
         self._flow.on_skill_failed(skill)
         self.add_next_skills()
 
-    def kept_skill(self, name: str) -> Skill:
-        """A skill that is kept with the graph, and whose code is approved.
+    def kept_skills(self, name: str, graph: Collection[str]) -> list[Skill]:
+        """The approved skills that are kept and not in the graph: `name`, and what it may need.
 
         Raises:
           GraphError, SkillError: as `add_skill`.
         """
-        skill = self._sources.recorded().get(name)
-        if skill is None:
+        kept = self._sources.recorded()
+        if name not in kept:
             raise GraphError(f"no skill {name!r} is kept with the graph; use flowrl add GRAPH FILE")
-        code = SkillCode.of(skill, self.config.ppo.env_name)
-        if ApprovalStore(self._scheduler.layout.approvals).find(code.digest) is None:
+        store, game = ApprovalStore(self._scheduler.layout.approvals), self.config.ppo.env_name
+        new = [skill for skill in kept.values() if skill.name not in graph]
+        approved = [skill for skill in new if store.find(SkillCode.of(skill, game).digest)]
+        if kept[name] not in approved:
             raise SkillError(f"the code of {name!r} has no approval; use flowrl add GRAPH FILE")
-        return skill
+        return approved
 
     def add(self, graph: SkillGraph, name: str) -> None:
         """Train one more skill of a graph that has grown, and what it needs."""
@@ -284,6 +291,7 @@ class Feeder:
         self._sources.record(skill)
         needs, weight = self._flow.dependencies(name), self._flow.weight(name)
         self._scheduler.add_skill(name, skill, needs, priority=weight)
+        self._flow.on_skill_added(name)
 
 
 def open_scheduler(

@@ -154,6 +154,8 @@ class AddCommand(ControlCommand):
     def __call__(self) -> int:
         """Check the files, keep them with the graph, and ask the scheduler to train them.
 
+        Skills that are kept already are asked for again.
+
         Raises:
           SkillError: the code of one is refused; nothing is changed.
           GraphError, ConfigError: one does not go into the graph.
@@ -164,7 +166,9 @@ class AddCommand(ControlCommand):
         game = config.ppo.env_name
         skills = [load_skill(file, env_name=game) for file in skill_files(self.files)]
         sources = SkillSources(paths)
-        skill_configs(config, open_graph(config, sources).plus(skills).skills)
+        kept = sources.recorded()
+        new = [skill for skill in skills if kept.get(skill.name) != skill]
+        skill_configs(config, open_graph(config, sources).plus(new).skills)
         confine = confinement(config.launch.sandbox).in_folder
         found = approve_skills(paths, skills, game, trust=False, confine=confine)
         for skill in skills:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 
 import pytest
 
 from flowrl import storage
+from flowrl.bottomup_parallel import Feeder
+from flowrl.config import BottomUpConfig
 from flowrl.launchers.base import ExitCause
-from flowrl.parallel import requests
+from flowrl.launchers.local import LocalLauncher
+from flowrl.llm.flow import Flow
+from flowrl.parallel import health, requests
 from flowrl.parallel.events import StopMode, Verb
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.requests import MOST_AT_ONCE, send_request
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.status import Completed, Failed, StopReason
+from tests.parallel.making import GRAPH, TABLE, WOOD
 from tests.parallel.scheduling import Killed, exited, finished, lines, saved, status, words
 
 
@@ -319,6 +327,79 @@ def test_a_request_that_the_disk_cannot_read_is_read_later(start, monkeypatch):
         scheduler.tick()
     scheduler.tick()
     assert outcomes(scheduler)[name] == "done"
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("error", [FULL, OSError(errno.EIO, "Input/output error")])
+def test_a_skill_that_the_machine_cannot_add_now_is_added_later(start, error):
+    heard, errors = [], [error]
+
+    def on_add(skill):
+        heard.append(skill)
+        if errors:
+            raise errors.pop()
+        scheduler.add_skill(skill)
+
+    scheduler = two_skills(start)
+    scheduler.set_callbacks(on_add=on_add)
+    add = send_request(scheduler.layout, Verb.ADD, "C")
+    pause = send_request(scheduler.layout, Verb.PAUSE, "B")
+    scheduler.tick()
+    assert outcomes(scheduler) == {pause: "done"}, "the others do not wait"
+    assert not scheduler._inbox.waiting, "what has to wait does not keep the daemon awake"
+    scheduler.tick()
+    assert outcomes(scheduler) == {pause: "done", add: "done"}
+    assert heard == ["C", "C"]
+    assert not list(scheduler.layout.requests.iterdir())
+
+
+def test_no_skill_is_added_while_the_disk_is_full(start, monkeypatch):
+    scheduler = two_skills(start)
+    scheduler.set_callbacks(on_add=scheduler.add_skill)
+    with monkeypatch.context() as full:
+        full.setattr(health, "disk_shortage", lambda _: ("disk", "it is full"))
+        add = send_request(scheduler.layout, Verb.ADD, "C")
+        scheduler.tick()
+        assert outcomes(scheduler) == {}
+        assert "C" not in words(scheduler)
+    scheduler.tick()
+    assert outcomes(scheduler) == {add: "done"}
+    assert words(scheduler)["C"] == "running"
+
+
+def test_a_skill_that_cannot_be_added_for_another_reason_is_refused(start):
+    def on_add(skill):
+        raise OSError(errno.ENAMETOOLONG, "File name too long")
+
+    scheduler = two_skills(start)
+    scheduler.set_callbacks(on_add=on_add)
+    assert asked(scheduler, Verb.ADD, "C") == "refused: File name too long"
+
+
+@pytest.mark.parametrize("asked_later", [False, True])
+def test_a_skill_whose_source_cannot_be_kept_now_is_added_later(tmp_path, monkeypatch, asked_later):
+    errors, record = [FULL], SkillSources.record
+
+    def record_later(*args):
+        if errors:
+            raise errors.pop()
+        record(*args)
+
+    with SkillScheduler(tmp_path, launcher=LocalLauncher()) as scheduler:
+        flow = Flow(GRAPH, known=(), target=WOOD if asked_later else TABLE)
+        feeder = Feeder(
+            flow, SkillSources(scheduler.layout), scheduler, BottomUpConfig(), skills={}
+        )
+        if asked_later:
+            feeder.begin()
+        monkeypatch.setattr(SkillSources, "record", record_later)
+        add = partial(feeder.add, GRAPH, TABLE) if asked_later else feeder.begin
+        with pytest.raises(OSError, match="No space left"):
+            add()
+        add()
+        assert list(words(scheduler)) == [WOOD, TABLE]
 
 
 def test_a_requests_folder_that_is_a_link_is_not_followed(start, tmp_path):

@@ -108,8 +108,8 @@ def test_a_skill_is_added_to_a_graph_that_trains_and_to_one_that_does_not(place,
     code, said = say(place, capsys, "add", str(mine), *WAIT)
     assert (code, json.loads(said)["outcome"]) == (0, "done")
     until(lambda: "Stack Wood" in place.launches(), seconds=60)
-    assert cli.main(["add", str(place.layout.root), str(mine)]) == 1
-    assert "the graph has 'Stack Wood' already" in capsys.readouterr().err
+    code, said = say(place, capsys, "add", str(mine), *WAIT)
+    assert (code, json.loads(said)["outcome"]) == (0, "done"), "the same file may be sent again"
 
     other = (mine / "stack.py").read_text().replace("Stack Wood", "Pile Wood")
     (mine / "stack.py").write_text(other.replace('"stack"', '"pile"'))
@@ -122,6 +122,23 @@ def test_a_skill_is_added_to_a_graph_that_trains_and_to_one_that_does_not(place,
     assert code == 0, said
     assert place.statuses() == dict.fromkeys((WOOD, "Stack Wood", "Pile Wood"), "completed")
     assert len(place.merged()) == 3
+
+
+def test_skills_that_need_one_another_are_added_together(place, mine, capsys):
+    daemon = place.start(*LOCAL)
+    until(lambda: place.statuses().get(WOOD) == "running" and place.launches(), seconds=60)
+    first = (
+        (mine / "stack.py").read_text().replace("requirements = {}", 'requirements = {"log": 1}')
+    )
+    (mine / "stack.py").write_text(first)
+    text = first.replace("Stack Wood", "Hew Logs").replace('"log": 1', "").replace("stack", "log")
+    (mine / "hew.py").write_text(text.replace("inventory.log", "inventory.wood"))
+    code, said = say(place, capsys, "add", str(mine / "stack.py"), str(mine / "hew.py"), *WAIT[:2])
+    assert (code, said.count(": done")) == (0, 2), said
+    place.open("gate")
+    assert ended(daemon)[0] == 0
+    assert place.statuses() == dict.fromkeys((WOOD, "Hew Logs", "Stack Wood"), "completed")
+    assert place.launches() == [WOOD, "Hew Logs", "Stack Wood"]
 
 
 @pytest.mark.parametrize(
