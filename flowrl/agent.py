@@ -1,6 +1,6 @@
 """The merged experts of a graph as a folder of plain files, and an agent that acts with them.
 
-    agent.json                          what is here: game, sizes, experts, plans, digests
+    agent.json                          what is here: game, sizes, experts, digests
     experts/0_Collect_Wood.safetensors  the arrays of one expert, by their paths
     plans/0_Collect_Wood.py             the plan of one skill, as its expert was trained with
 
@@ -11,8 +11,8 @@ that of any skill file.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from safetensors.numpy import load, save
 from flowrl import storage
 from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput
-from flowrl.envs.skill_module import TaskModule, load_module, open_module
+from flowrl.envs.skill_module import TaskModule, load_module, open_modules
 from flowrl.envs.tasks import SkillEnv, WalkState, make_env
 from flowrl.errors import (
     ExpertCorruptError,
@@ -48,30 +48,34 @@ from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import (
     CodeApproval,
     ExpertVersion,
-    PlannedStep,
     SkillName,
     TrainingRun,
     check_module,
     expert_shapes,
     read_run,
 )
+from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Word
 
 _AGENT_JSON = "agent.json"
 _AGAIN = "export the agent again"
+# Begin an episode in a world of a key; act once, from a key and a state.
+_Walk = tuple[
+    Callable[[jax.Array], WalkState],
+    Callable[[jax.Array, WalkState], tuple[WalkState, jax.Array, jax.Array, StepOutput]],
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedExpert:
-    """One expert, with the plan of its skill; `arrays` and `module` are its files' sha256."""
+    """One expert, and the plan of its skill; `arrays` and `module` are its files' sha256."""
 
     index: Natural
     skill: SkillName
     frames: Natural
     arrays: Word
     module: Word
-    plan: tuple[PlannedStep, ...]
     max_task_steps: Positive
     approvals: tuple[CodeApproval, ...]
 
@@ -147,7 +151,7 @@ def export_agent(layout: GraphPaths, folder: Path) -> AgentRecord:
 
 
 def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
-    """Read an exported agent.
+    """Read an exported agent; its code is checked now, and tried unless it is the library's.
 
     Args:
       path: the folder that `flowrl export` wrote.
@@ -156,6 +160,8 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
     Raises:
       FileRefusedError: the folder is no agent, or agent.json is damaged.
       ExpertCorruptError: an expert's file is not the one that was exported.
+      ExpertMissingError: a plan has an expert that is not here.
+      SkillError: a plan's code is refused.
     """
     folder = Path(path)
     if not (folder / _AGENT_JSON).is_file():
@@ -163,7 +169,8 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
     record = records.read(folder / _AGENT_JSON, AgentRecord, remedy=_AGAIN)
     shapes = expert_shapes(*env_sizes(record.env_name), record.layer_size)
     params = {each.index: _read_expert(folder, each, shapes) for each in record.experts}
-    return Agent(folder=folder, record=record, params=params, trust_skills=trust_skills)
+    modules = _read_modules(folder, record.experts, trust_skills=trust_skills)
+    return Agent(record=record, params=params, modules=modules)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +182,12 @@ class Agent:
     ...     print(timestep.skill, timestep.action, timestep.reward)
     """
 
-    folder: Path
     record: AgentRecord
     params: Mapping[int, Any]
     """The arrays of each expert by its global index, as nested dicts."""
-    trust_skills: bool = False
+    modules: Mapping[int, TaskModule]
+    """The plan of each expert's skill."""
+    _walks: dict[int, _Walk] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def skills(self) -> tuple[str, ...]:
@@ -191,20 +199,17 @@ class Agent:
 
         Raises:
           GraphError: the agent has no such skill.
-          SkillError: the plan's code is refused.
-          FileRefusedError, ExpertMissingError: the plan is not the one that was exported.
         """
         expert = self._expert(skill)
-        module = self._module(expert)
-        env = make_env(self.record.env_name, module, max_task_steps=expert.max_task_steps)
-        use_compile_cache(None)
-        packed = pack(stack_experts([self.params[index] for index in module.experts]))
-        act = jax.jit(partial(_act, env, self.record.activation))
+        if expert.index not in self._walks:
+            self._walks[expert.index] = self._walk(expert)
+        begin, act = self._walks[expert.index]
+        module = self.modules[expert.index]
         world_key, key = jax.random.split(jax.random.key(seed))
-        state, done = jax.jit(lambda key: env.begin_in(env.new_world(key)))(world_key), False
+        state, done = begin(world_key), False
         while not done:
             key, now = jax.random.split(key)
-            state, observation, action, output = act(packed, now, state)
+            state, observation, action, output = act(now, state)
             done = bool(output.done)
             yield AgentStep(
                 observation=np.asarray(observation),
@@ -216,6 +221,15 @@ class Agent:
                 done=done,
             )
 
+    def _walk(self, expert: ExportedExpert) -> _Walk:
+        """The programs of a skill, which are compiled when they are first called."""
+        module = self.modules[expert.index]
+        env = make_env(self.record.env_name, module, max_task_steps=expert.max_task_steps)
+        use_compile_cache(None)
+        packed = pack(stack_experts([self.params[index] for index in module.experts]))
+        begin = jax.jit(lambda key: env.begin_in(env.new_world(key)))
+        return begin, partial(jax.jit(partial(_act, env, self.record.activation)), packed)
+
     def _expert(self, skill: str) -> ExportedExpert:
         for each in self.record.experts:
             if slug(skill).casefold() == slug(each.skill).casefold():
@@ -224,17 +238,6 @@ class Agent:
         raise GraphError(
             f"the agent has no skill {skill!r}{near}; it has: {', '.join(self.skills)}"
         )
-
-    def _module(self, expert: ExportedExpert) -> TaskModule:
-        path = self.folder / "plans" / f"{expert.name}.py"
-        if _digest(storage.read_bytes(path)) != expert.module:
-            raise FileRefusedError(f"{path} is not the plan that was exported; {_AGAIN}")
-        trust = self.trust_skills
-        module = load_module(path, approvals=expert.approvals) if trust else open_module(path)
-        if missing := sorted(set(module.experts) - self.params.keys()):
-            what = f"{path} has the experts {missing}, which are not here"
-            raise ExpertMissingError(f"{what}; {_AGAIN}")
-        return module
 
 
 def _act(  # noqa: PLR0917 — jitted: its arguments are data
@@ -271,7 +274,6 @@ def _write_expert(
         frames=version.frames,
         arrays=_digest(content),
         module=_digest(code),
-        plan=run.plan,
         max_task_steps=run.config.get("max_task_steps", PPOConfig().max_task_steps),
         approvals=run.approvals,
     )
@@ -291,6 +293,27 @@ def _read_expert(folder: Path, expert: ExportedExpert, shapes: Mapping[str, Any]
     if forms != {name: (shape, np.float32) for name, shape in shapes.items()}:
         raise ExpertCorruptError(f"{path} has arrays of other names, shapes or types; {_AGAIN}")
     return unflatten_dict(arrays, sep="/")
+
+
+def _read_modules(
+    folder: Path, experts: Sequence[ExportedExpert], *, trust_skills: bool
+) -> dict[int, TaskModule]:
+    """The plans, once their digests are right and their code is approved."""
+    paths = [folder / "plans" / f"{each.name}.py" for each in experts]
+    for path, expert in zip(paths, experts, strict=True):
+        if _digest(storage.read_bytes(path)) != expert.module:
+            raise FileRefusedError(f"{path} is not the plan that was exported; {_AGAIN}")
+    if trust_skills:
+        pairs = zip(paths, experts, strict=True)
+        modules = [load_module(path, approvals=each.approvals) for path, each in pairs]
+    else:  # approvals of the folder are those of its author
+        modules = open_modules(paths, ApprovalStore(None))
+    known = {each.index for each in experts}
+    for path, module in zip(paths, modules, strict=True):
+        if missing := sorted(set(module.experts) - known):
+            what = f"{path} has the experts {missing}, which are not here"
+            raise ExpertMissingError(f"{what}; {_AGAIN}")
+    return {each.index: module for each, module in zip(experts, modules, strict=True)}
 
 
 def _digest(content: bytes) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import flowrl
 from flowrl import cli, storage
+from flowrl.envs.skill_module import _codes
 from flowrl.errors import (
     ExpertCorruptError,
     ExpertMissingError,
@@ -21,7 +23,8 @@ from flowrl.errors import (
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
-from flowrl.runs import expert_shapes
+from flowrl.runs import CodeApproval, expert_shapes
+from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.storage import records
 from tests.experts.making import SHAPES
 from tests.parallel.making import PICKAXE, TABLE, WOOD, train
@@ -72,8 +75,9 @@ def test_an_agent_holds_the_arrays_and_plans_that_count(agent, merged):
     for index, version in store.manifest().experts.items():
         kept = checkpoint.load_expert(store.verify(version), checkpoint.like_of(SHAPES))
         assert checkpoint.array_digest(found.params[index]) == checkpoint.array_digest(kept)
-    plan = [(step.skill, step.expert) for step in found.record.experts[1].plan]
-    assert plan == [(WOOD, 0), (TABLE, 1)]
+    plan = found.modules[1]
+    steps = [(step.skill, plan.experts[step.expert_local]) for step in plan.tasks]
+    assert steps == [(WOOD, 0), (TABLE, 1)]
     assert json.loads((agent / "agent.json").read_text())["experts"][0]["skill"] == WOOD
 
 
@@ -148,27 +152,60 @@ def test_a_plan_with_an_expert_that_is_not_here_is_refused(agent):
     document["experts"] = document["experts"][1:]
     records.write(agent / "agent.json", document)
     with pytest.raises(ExpertMissingError, match=r"has the experts \[0\], which are not here"):
-        next(flowrl.load_agent(agent).play(TABLE))
+        flowrl.load_agent(agent)
 
 
-def test_hostile_code_of_an_agent_is_not_run_although_it_says_it_is_trusted(agent):
+def _rewritten(agent, old, new, **changes):
+    """Change code of the first expert's plan, and what agent.json says of it."""
     from flowrl.agent import _digest
 
     path = agent / "plans" / "0_Collect_Wood.py"
-    path.write_text(
-        path.read_text().replace("return inventory", "return open('/etc/passwd') or inventory")
-    )
-    found = flowrl.load_agent(agent)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    _resealed(agent, module=_digest(path.read_bytes()), **changes)
+    return path
+
+
+def test_a_plan_that_was_changed_is_refused(agent):
+    path = agent / "plans" / "0_Collect_Wood.py"
+    path.write_text(path.read_text() + "\n")
     with pytest.raises(FileRefusedError, match="is not the plan that was exported"):
-        next(found.play(WOOD))
+        flowrl.load_agent(agent)
+
+
+def test_hostile_code_of_an_agent_is_not_run_although_it_says_it_is_trusted(agent):
     approvals = [
         {**each, "trusted": True}
         for each in records.read_document(agent / "agent.json")["experts"][0]["approvals"]
     ]
-    _resealed(agent, module=_digest(path.read_bytes()), approvals=approvals)
-    found = flowrl.load_agent(agent)
+    hostile = "return open('/etc/passwd') or inventory"
+    _rewritten(agent, "return inventory", hostile, approvals=approvals)
     with pytest.raises(SkillError, match="open"):
-        next(found.play(WOOD))
+        flowrl.load_agent(agent)
+
+
+def test_an_agent_brings_no_approvals_of_its_own(agent):
+    path = _rewritten(
+        agent, "return gathered + 0.05 * closer", "return closer / (gathered - gathered)"
+    )
+    [code] = _codes(path)
+    ApprovalStore(agent / "plans" / "approvals").keep(CodeApproval(digest=code.digest))
+    with pytest.raises(SkillError, match="not finite"):
+        flowrl.load_agent(agent)
+
+
+def test_a_skill_is_compiled_once(agent, monkeypatch):
+    made = []
+
+    def walk(self, expert):
+        made.append(expert.skill)
+        output = SimpleNamespace(done=True, task=0, expert=0, reward=0.0, task_success=[True])
+        return lambda key: None, lambda key, state: (state, np.zeros(3), 1, output)
+
+    monkeypatch.setattr("flowrl.agent.Agent._walk", walk)
+    found = flowrl.load_agent(agent)
+    assert [len(list(found.play(WOOD, seed=seed))) for seed in range(3)] == [1, 1, 1]
+    assert made == [WOOD]
 
 
 def test_an_unknown_skill_is_refused_with_the_closest(agent):

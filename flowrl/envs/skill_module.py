@@ -94,13 +94,25 @@ def open_module(path: Path) -> TaskModule:
         layout = RunPaths(path.parent, int(path.stem))
         if layout.run_json.exists():
             return load_module(path, approvals=read_run(layout).approvals)
-    load_module(path)  # the syntax check comes before the dry run
+    return open_modules([path], ApprovalStore(path.parent / "approvals"))[0]
+
+
+def open_modules(paths: Sequence[Path], store: ApprovalStore) -> list[TaskModule]:
+    """The tasks of modules without a run.json; what the store does not approve is tried now.
+
+    Raises:
+      SkillError: a module departs from the frame, or the dry run refuses a step's functions.
+      CodeRefusedError: a function contains something that is not admitted.
+    """
+    for path in paths:
+        load_module(path)  # the syntax check comes before the dry run
+    codes = {code.digest: code for path in paths for code in _codes(path)}
     approvals = []
-    for outcome in approvals_of(_codes(path), ApprovalStore(path.parent / "approvals")):
+    for outcome in approvals_of(list(codes.values()), store):
         if isinstance(outcome, str):
             raise SkillError(outcome)
         approvals.append(outcome)
-    return load_module(path, approvals=approvals)
+    return [load_module(path, approvals=approvals) for path in paths]
 
 
 def load_module(

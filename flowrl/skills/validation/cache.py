@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,13 @@ class LibraryApprovals:
 
 
 class ApprovalStore:
-    """The approvals kept in a folder, one sealed file each; games bring those of their library."""
+    """The approvals kept in a folder, one sealed file each; games bring those of their library.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Without a folder there are no others.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder or Path(os.devnull)  # which holds no files
 
     def find(self, digest: str) -> CodeApproval | None:
         """The approval of this code, if it has one.
