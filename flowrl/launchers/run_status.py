@@ -260,7 +260,7 @@ def request_stop(folder: Path) -> None:
 
     The runner is found by its command line: its job can write any pid into start.json.
     """
-    for pid in process.with_last_argument(str(JobPaths(folder).spec_json.absolute())):
+    for pid in process.of_script(RUNNER, str(JobPaths(folder).spec_json.absolute())):
         start_time = process.start_time_of(pid)
         process.send(pid, start_time, signal.SIGTERM)
         process.send(pid, start_time, signal.SIGCONT)  # a stopped runner would never notice

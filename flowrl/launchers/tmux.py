@@ -39,7 +39,7 @@ RUN_OPTION = "@flowrl_run"
 FOLDER_OPTION = "@flowrl_folder"
 REPLY_SECONDS = 10.0
 
-_FIELDS = ("session_name", "pane_id", "pane_pid", "pid", RUN_OPTION, FOLDER_OPTION)
+_FIELDS = ("session_name", "pane_id", "pane_pid", "pid", "pane_dead", RUN_OPTION, FOLDER_OPTION)
 PANE_FORMAT = "\t".join(f"#{{{field}}}" for field in _FIELDS)
 _MISSING = "tmux is not installed; install it (apt install tmux) or use --launcher local"
 _ENDING = "server exited unexpectedly"
@@ -57,14 +57,15 @@ class Pane:
     pane: str
     pid: int
     server_pid: int
+    dead: bool  # as the server knows; it may be late to notice
     run_id: str
     folder: str
 
     @classmethod
     def parse(cls, line: str) -> Pane:
         """Read one line."""
-        session, pane, pid, server_pid, run_id, folder = line.split("\t")
-        return cls(session, pane, int(pid), int(server_pid), run_id, folder)
+        session, pane, pid, server_pid, dead, run_id, folder = line.split("\t")
+        return cls(session, pane, int(pid), int(server_pid), dead == "1", run_id, folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,21 +197,22 @@ class TmuxLauncher(Launcher):
         return super().wait(handles, timeout_seconds=timeout_seconds)
 
     def clear(self, runs: Path, done: Collection[Path]) -> None:
-        """Close the sessions of ended jobs that are done, or of a graph whose folder is gone.
+        """Close the sessions of ended jobs below `runs` that are done.
 
-        The others below `runs` stay to be read, without the writers of their logs, which tmux lets
+        The others below it stay to be read, without the writers of their logs, which tmux lets
         wait for more.
         """
         for pane in self._server.panes():
             folder = Path(unquote(pane.folder))
-            gone = not folder.parent.exists()
-            if process.start_time_of(pane.pid) or not (gone or folder.parent == runs):
+            if process.start_time_of(pane.pid) or folder.parent != runs:
                 continue
-            if gone or folder in done:
+            if not pane.dead:
+                self._servers.add(pane.server_pid)  # reminded while waiting, cleared next time
+            elif folder in done:
                 self._server.run("kill-pane", "-t", pane.pane)
-                continue
-            for pid in process.with_last_argument(str(folder / "training.log")):
-                process.send(pid, process.start_time_of(pid), signal.SIGKILL)
+            else:
+                for pid in process.of_script(LOG_WRITER, str(folder / "training.log")):
+                    process.send(pid, process.start_time_of(pid), signal.SIGKILL)
 
     def close(self) -> None:
         """Release what the launcher holds in this process; jobs go on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from flowrl.launchers import process
 from flowrl.launchers.base import Job
+from flowrl.launchers.run_status import LOG_WRITER
 from flowrl.launchers.tmux import TmuxLauncher
 from tests.launchers.conftest import SLEEP, MakeJob, end_of, start_of, until
 from tests.launchers.tmux_sessions import sessions
@@ -87,10 +89,10 @@ def test_a_renamed_session_is_found_under_its_new_name(tmux, of_graph):
 
 
 def log_writers(folder: Path) -> list[int]:
-    return process.with_last_argument(str(folder / "training.log"))
+    return process.of_script(LOG_WRITER, str(folder / "training.log"))
 
 
-def test_only_the_sessions_of_done_jobs_and_of_graphs_that_are_gone_are_closed(tmux, of_graph):
+def test_only_the_sessions_of_a_graphs_own_done_jobs_are_closed(tmux, of_graph):
     failing = "print('what went wrong'); raise SystemExit(1)"
     done, other, gone = (of_graph(graph, failing, "e0.a1.x") for graph in ("a", "b", "c"))
     runs = done.folder.parent
@@ -102,13 +104,29 @@ def test_only_the_sessions_of_done_jobs_and_of_graphs_that_are_gone_are_closed(t
         end_of(tmux, tmux.launch(job), job)
     tmux.launch(lives)
     shutil.rmtree(gone.folder.parent)
+    reader = subprocess.Popen(["tail", "-f", str(kept.folder / "training.log")])
     tmux.clear(runs, [done.folder, lives.folder])
-    assert sessions(tmux) == [f"{WOOD}_2", "flowrl_e1_Table", "flowrl_e2_Pick"]
+    assert sessions(tmux) == [f"{WOOD}_2", f"{WOOD}_3", "flowrl_e1_Table", "flowrl_e2_Pick"]
     text = tmux._server.run("capture-pane", "-p", "-S", "-", "-t", "=flowrl_e1_Table:").stdout
     assert "what went wrong" in text
     until(lambda: not log_writers(done.folder) and not log_writers(kept.folder))
     assert log_writers(lives.folder)
+    assert reader.poll() is None, "a user who reads the log is left alone"
+    reader.kill()
+    reader.wait()
     assert tmux.launch(replace(kept, run_id="e1.a2.x")).session == "flowrl_e1_Table"
+
+
+def test_a_pane_that_lives_where_its_process_cannot_be_seen_is_not_closed(
+    tmux, of_graph, monkeypatch
+):
+    job = of_graph("a", SLEEP, "e0.a1.x")
+    tmux.launch(job)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(process, "start_time_of", lambda _: "")
+        tmux.clear(job.folder.parent, [job.folder])
+    assert sessions(tmux) == [WOOD]
+    assert log_writers(job.folder)
 
 
 def test_clearing_without_a_server_does_nothing(tmux, tmp_path):

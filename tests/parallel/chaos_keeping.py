@@ -146,7 +146,7 @@ def seconds_by_frames(paths: RunPaths) -> dict[int, float]:
 
 def runner_of(paths: RunPaths) -> int:
     """The pid of a run's runner; 0 without one."""
-    return next(iter(process.with_last_argument(str(paths.spec_json.resolve()))), 0)
+    return next(iter(process.of_script(run_status.RUNNER, str(paths.spec_json.resolve()))), 0)
 
 
 def processes_of(place: ChaosPlace) -> list[int]:
