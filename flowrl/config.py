@@ -169,8 +169,8 @@ class ScheduleConfig(Configuration):
     max_parallel_skills: Positive = 3
     """Most runs side by side."""
     slot_minutes: Minutes = 10.0
-    """Minutes after which a run saves, gives its slot to a skill that waits for one, and queues
-    again behind all that wait; 0 for never."""
+    """Minutes of training after which a run saves, gives its slot to a skill that waits for one,
+    and queues again behind all that wait; 0 for never."""
     scheduler_poll_interval: AboveZero = 30.0
     """Seconds between fallback looks at the run folders; ends of runs are heard at once."""
     max_retries: Natural = 2

@@ -16,6 +16,7 @@ from rich.logging import RichHandler
 from flowrl import __version__
 from flowrl.config import Config, parse
 from flowrl.errors import (
+    EXIT_DISK_FULL,
     EXIT_INTERRUPTED,
     EXIT_IO,
     EXIT_USAGE,
@@ -70,7 +71,7 @@ def guarded(program: Callable[[], int]) -> int:
         return program()
     except FlowrlError as error:
         _print_error(str(error))
-        return error.exit_code
+        return EXIT_DISK_FULL if classify_io_error(error) == "disk" else error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -80,10 +81,10 @@ def guarded(program: Callable[[], int]) -> int:
         if error.errno == errno.ENAMETOOLONG:
             _print_error(f"{format_error(error)}; choose a shorter name")
             return EXIT_USAGE
-        if not classify_io_error(error):
+        if not (problem := classify_io_error(error)):
             raise
         _print_error(f"{format_error(error)}; repair that and start again to go on")
-        return EXIT_IO
+        return EXIT_DISK_FULL if problem == "disk" else EXIT_IO
 
 
 def _print_error(text: str) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import ClassVar, TypeGuard
 
 EXIT_USAGE = 2
-EXIT_IO = 74  # EX_IOERR: the disk is full, broken or read-only
+EXIT_DISK_FULL = 73  # EX_CANTCREAT
+EXIT_IO = 74  # EX_IOERR: a broken or read-only disk, missing rights, too few descriptors
 EXIT_BUSY = 75  # EX_TEMPFAIL: another daemon holds the folder
 EXIT_DIVERGED = 65  # EX_DATAERR: a loss or parameter is not finite
 EXIT_INTERRUPTED = 130  # Ctrl-C or SIGTERM

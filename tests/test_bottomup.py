@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from flowrl import bottomup, bottomup_parallel, console, notices
-from flowrl.errors import EXIT_IO
+from flowrl.errors import EXIT_DISK_FULL, EXIT_IO, FileRefusedError
 from flowrl.launchers.sandbox import may_pass
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, StandInBackend
@@ -75,8 +75,18 @@ def test_a_disk_without_room_for_the_folders_is_no_wrong_flag(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(bottomup_parallel.storage, "make_dir", fail)
-    assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == EXIT_IO
+    assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == EXIT_DISK_FULL
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_full_disk_has_an_exit_code_of_its_own():
+    def refused():
+        raise FileRefusedError("no room") from OSError(errno.ENOSPC, "No space left on device")
+
+    def broken():
+        raise OSError(errno.EIO, "Input/output error")
+
+    assert (console.guarded(refused), console.guarded(broken)) == (EXIT_DISK_FULL, EXIT_IO)
 
 
 def test_xla_does_not_report_a_slow_compilation_as_an_error(monkeypatch):

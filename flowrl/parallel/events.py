@@ -134,18 +134,22 @@ class RunLaunched(RunEvent):
     handle: Handle
 
 
+class RunTrains(RunEvent):
+    """The run has made an update since its launch."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunEnded(RunEvent):
     """How a run ended, the frames it had reached, and the last lines of its log.
 
-    It has `saved` a checkpoint if its next attempt can go on from one. With a `full_disk` the end
-    says nothing about the run.
+    It has `saved` so many checkpoints; its next attempt can go on from the newest. With a
+    `full_disk` the end says nothing about the run.
     """
 
     outcome: RunResult | Exited | Lost
     frames: int = 0
     log: tuple[str, ...] = ()
-    saved: bool = False
+    saved: int = 0
     full_disk: bool = False
 
 

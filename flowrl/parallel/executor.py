@@ -7,7 +7,9 @@ skill; the others go on. Any other exception is a bug and ends the daemon; runs 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from flowrl import storage
@@ -30,9 +32,10 @@ from flowrl.parallel.events import Event, RunCommand, RunRequest
 from flowrl.parallel.health import DiskHealth, RunLimits, read_log_tail
 from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status, StopReason
 from flowrl.paths import RunPaths
-from flowrl.runs import RunResult, read_progress, read_result
+from flowrl.runs import Progress, RunResult, read_progress, read_result
 
 logger = logging.getLogger(__name__)
+_CHECKPOINT = re.compile("[0-9]{1,9}")
 
 
 class Backend(Protocol):
@@ -217,8 +220,8 @@ class CommandExecutor:
         if isinstance(outcome, RunResult):
             return (events.RunEnded(entry.skill, status.run_id, outcome, outcome.frames),)
         paths = RunPaths(job.folder, request.expert)
-        frames, tail = _frames(job, paths), read_log_tail(paths.training_log)
-        saved = paths.resume.is_dir() and any(p.name.isdigit() for p in paths.resume.iterdir())
+        progress, tail = _progress(job, paths), read_log_tail(paths.training_log)
+        frames, saved = (progress.frames if progress else 0), _saved(paths.resume)
         self._disk.check()
         full = not self._disk.ok
         return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail, saved, full),)
@@ -264,8 +267,11 @@ class CommandExecutor:
         handle = status.handle
         if handle is not None and self._limits.seconds_left(handle, job.limit_seconds) < 0:
             return (events.RunLate(entry.skill, job.run_id, StopReason.OVERDUE),)
-        progress = RunPaths(job.folder, entry.expert or 0).progress
-        if self._limits.is_silent(job.run_id, progress):
+        paths = RunPaths(job.folder, entry.expert or 0)
+        progress = None if status.trains_since else _progress(job, paths)
+        if progress and self._limits.advances(progress):
+            return (events.RunTrains(entry.skill, job.run_id),)
+        if self._limits.is_silent(job.run_id, paths.progress):
             if self._disk.ok:
                 return (events.RunLate(entry.skill, job.run_id, StopReason.HUNG),)
             self._limits.forget(job.run_id)  # it cannot write its progress either
@@ -323,10 +329,19 @@ def _request(entry: Entry, status: Running) -> RunRequest:
     )
 
 
-def _frames(job: Job, paths: RunPaths) -> int:
-    """How far a run without a result got, by its own account."""
+def _progress(job: Job, paths: RunPaths) -> Progress | None:
+    """How far a run without a result got, by its own account; None if that cannot be read."""
     try:
         progress = read_progress(paths)
     except FileRefusedError:
+        return None
+    return progress if progress is not None and progress.run_id == job.run_id else None
+
+
+def _saved(resume: Path) -> int:
+    """How many checkpoints the run has saved, by the number of the newest one; 0 without any."""
+    try:
+        names = [path.name for path in resume.iterdir()]
+    except OSError:
         return 0
-    return progress.frames if progress is not None and progress.run_id == job.run_id else 0
+    return max((int(name) + 1 for name in names if _CHECKPOINT.fullmatch(name)), default=0)

@@ -21,7 +21,7 @@ from flowrl.errors import BusyError, ConfigError, classify_io_error, format_erro
 from flowrl.launchers.base import Handle
 from flowrl.launchers.process import boot_id
 from flowrl.paths import GraphPaths
-from flowrl.runs import REPORT
+from flowrl.runs import REPORT, Progress
 from flowrl.storage import locks
 
 logger = logging.getLogger(__name__)
@@ -272,6 +272,7 @@ class RunLimits:
         self._run_seconds = run_seconds
         self._monotonic = monotonic
         self._progress: dict[str, tuple[object, float]] = {}  # by run id: stamp, time
+        self._updates: dict[str, int] = {}  # by run id: the fewest since its launch
 
     def is_silent(self, run_id: str, progress: Path) -> bool:
         """Return whether the run has been silent for too long; only calls notice progress."""
@@ -285,6 +286,15 @@ class RunLimits:
             return False
         return now - since > self._silent_seconds
 
+    def advances(self, progress: Progress) -> bool:
+        """Return whether the run has made an update since its launch; only calls notice."""
+        if progress.phase == "compiling":
+            return False
+        # At first the file may be that of the launch before, which had got further.
+        least = min(progress.updates, self._updates.get(progress.run_id, progress.updates))
+        self._updates[progress.run_id] = least
+        return progress.updates > least
+
     def seconds_left(self, handle: Handle, default: float = math.inf) -> float:
         """Return how much longer the run may take; below 0 when it is overdue."""
         most = default if self._run_seconds is None else self._run_seconds
@@ -293,6 +303,7 @@ class RunLimits:
     def forget(self, run_id: str) -> None:
         """Drop a run that has ended, or measure its silence from now on."""
         self._progress.pop(run_id, None)
+        self._updates.pop(run_id, None)
 
 
 def age_seconds(start_time: str) -> float:

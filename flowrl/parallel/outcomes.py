@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from flowrl.config import ScheduleConfig
-from flowrl.errors import EXIT_DIVERGED, EXIT_IO, EXIT_USAGE
+from flowrl.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_IO, EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.launchers.base import ExitCause, Exited, Lost
 from flowrl.parallel.events import PAUSED, MergeDone, RunEnded
 from flowrl.parallel.status import (
@@ -29,6 +29,7 @@ _DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended 
 CANCELLED = "cancelled on request"
 YIELDED = "it gave its slot to skills that waited"
 BACKOFF_CAP_SECONDS = 600.0
+MAX_REQUEUES = 20  # ends by errors of the disk in a row, some hours, until one is charged
 MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
 _MOST_DEFERRED_DOUBLINGS = 4  # work goes on soon after a full disk has room again
 
@@ -61,18 +62,17 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
     match status.stop_reason:
         case StopReason.HUNG:
             why = "it showed no progress for too long"
-            return charged(entry, why, event.frames, context, goes_on=event.saved)
+            return charged(entry, why, event.frames, context, goes_on=bool(event.saved))
         case StopReason.OVERDUE:
             why = "it took longer than --run_timeout"
-            return charged(entry, why, event.frames, context, goes_on=event.saved)
+            return charged(entry, why, event.frames, context, goes_on=bool(event.saved))
         case StopReason.PAUSE:
             return _held(entry, status, PAUSED, context)
         case StopReason.CANCEL:
             failed = Failed(why=CANCELLED, attempt=status.attempt, at=context.now)
             return replace(entry, status=failed)
         case StopReason.YIELD if getattr(event.outcome, "cause", None) is ExitCause.STOPPED:
-            entry = _waiting_again(entry, YIELDED, None)
-            return replace(entry, status=replace(entry.status, queued_at=context.now))
+            return _after_yield(entry, event.outcome, event, context)
         case StopReason.NONE | StopReason.YIELD:
             return _by_cause(entry, event.outcome, event, context)
         case _:
@@ -187,6 +187,19 @@ def _finished(entry: Entry, status: Running, result: RunResult, context: StepCon
     return replace(entry, refusals=0, requeues=0, status=merging)
 
 
+def _after_yield(
+    entry: Entry, outcome: Exited | Lost, event: RunEnded, context: StepContext
+) -> Entry:
+    """Queue a run again that has saved and ended; one that had to be killed is charged."""
+    if isinstance(outcome, Exited) and outcome.code == EXIT_RESUMABLE:
+        entry = _waiting_again(entry, YIELDED, None)
+        return replace(entry, status=replace(entry.status, queued_at=context.now))
+    why = f"it did not save when it was to give its slot: {described(outcome)}"
+    if event.full_disk or getattr(outcome, "code", None) == EXIT_DISK_FULL:
+        return _requeued(entry, why, context, tries=entry.requeues)
+    return charged(entry, why, event.frames, context, goes_on=bool(event.saved))
+
+
 def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: StepContext) -> Entry:
     status = entry.status
     assert isinstance(status, Running)
@@ -195,31 +208,32 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
     if cause in _DELIBERATE:
         return _held(entry, status, why, context)
     code = outcome.code if isinstance(outcome, Exited) and cause is ExitCause.EXIT else None
+    lived_seconds = (context.now - status.since).total_seconds()
+    tries = 0 if lived_seconds > BACKOFF_CAP_SECONDS else entry.requeues
     if cause in _RESUMED:
-        return _requeued(entry, status, why, context)
+        return _requeued(entry, why, context, tries=tries)
     last = event.log[-1] if event.log and REPORT not in event.log[-1] else ""
     why = f"{why}: {last}" if last and cause is not ExitCause.OOM else why
-    if code == EXIT_IO or event.full_disk:
-        return _requeued(entry, status, why, context)
+    if code == EXIT_DISK_FULL or event.full_disk:
+        return _requeued(entry, why, context, tries=tries)
+    if code == EXIT_IO and entry.requeues < MAX_REQUEUES:
+        return _requeued(entry, why, context, tries=entry.requeues)
     if code == EXIT_USAGE:
         failed = Failed(why=why, attempt=status.attempt, at=context.now, log=event.log)
         return replace(entry, failures=entry.failures + 1, status=failed)
-    error_at = (event.frames or None) if code is not None else None
-    again = error_at is not None and error_at == entry.error_at
+    again = code is not None and event.saved == entry.error_at
     anew = again or code == EXIT_DIVERGED or cause is ExitCause.NO_RESULT
-    goes_on = event.saved and not anew
-    entry = replace(entry, error_at=error_at)
+    goes_on = bool(event.saved) and not anew
+    entry = replace(entry, error_at=event.saved if goes_on and code is not None else None)
     entry = charged(entry, why, event.frames, context, goes_on=goes_on, log=event.log)
     if cause is ExitCause.OOM and isinstance(entry.status, Waiting):
         entry = replace(entry, status=replace(entry.status, alone=True))
     return entry
 
 
-def _requeued(entry: Entry, status: Running, why: str, context: StepContext) -> Entry:
-    """The same attempt goes on, at once unless that has just been tried."""
-    lived_seconds = (context.now - status.since).total_seconds()
-    tries = 0 if lived_seconds > BACKOFF_CAP_SECONDS else entry.requeues
-    entry = replace(entry, requeues=tries + 1, error_at=None)
+def _requeued(entry: Entry, why: str, context: StepContext, *, tries: int) -> Entry:
+    """The same attempt goes on, at once at the first time."""
+    entry = replace(entry, requeues=tries + 1)
     return _waiting_again(entry, why, context.later(tries) if tries else None)
 
 

@@ -76,6 +76,7 @@ class Running:
     handle: Handle | None
     device: str | None
     since: datetime
+    trains_since: datetime | None = None  # its first update of this launch
     alone: bool = False
     stop_reason: StopReason = StopReason.NONE
 
@@ -161,6 +162,6 @@ class Entry:
     frames_used: Natural = 0  # by those attempts
     refusals: Natural = 0  # launches refused, or merges deferred, in a row
     requeues: Natural = 0  # uncharged ends in a row
-    error_at: Natural | None = None  # the frame at which the last attempt met an error
+    error_at: Natural | None = None  # the checkpoints saved when the last attempt met an error
     trained: Completed | None = None  # while a completed skill is trained on: what it was before
     more_frames: Natural = 0  # of the run that trains it on; 0 for --total_timesteps

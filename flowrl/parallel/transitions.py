@@ -53,7 +53,7 @@ from flowrl.parallel.status import (
 MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
 NO_DEVICES: Mapping[str, int] = MappingProxyType({})
 _UNCHARGED: Mapping[str, Any] = MappingProxyType(
-    {"failures": 0, "frames_used": 0, "refusals": 0, "requeues": 0}
+    {"failures": 0, "frames_used": 0, "refusals": 0, "requeues": 0, "error_at": None}
 )
 
 
@@ -127,17 +127,19 @@ class Transition:
             self._free_slots(active, without)
 
     def _free_slots(self, active: Iterable[Entry], count: int) -> None:
-        """Ask as many runs to end as skills wait, those that have held their slots longest first.
+        """Ask as many runs to end as skills wait, those that have trained longest first.
 
-        Runs that end for another reason count, too.
+        A run that has made no update since its launch has nothing to save, or hangs. Runs that end
+        for another reason count, too.
         """
         before = self._context.now - timedelta(minutes=self._context.schedule.slot_minutes)
         runs = [(entry, entry.status) for entry in active if isinstance(entry.status, Running)]
         ending = sum(bool(status.stop_reason) for _, status in runs)
         held = [
-            (status.since, entry)
+            (since, entry)
             for entry, status in runs
-            if status.handle and not status.stop_reason and status.since <= before
+            for since in [status.trains_since]
+            if since and since <= before and not status.stop_reason
         ]
         for _, entry in sorted(held, key=itemgetter(0))[: max(0, count - ending)]:
             self._ask_to_end(entry, StopReason.YIELD)
@@ -237,6 +239,11 @@ class Transition:
             self._put(outcomes.after_end(entry, event, self._context))
             if isinstance(self.builder.entries[event.skill].status, Merging):
                 self.commands.append(events.Merge(self._request(event.skill)))
+
+    def _trains(self, event: events.RunTrains) -> None:
+        entry = self._entry_of(event, Running)
+        if entry and isinstance(entry.status, Running):
+            self._set_status(entry, replace(entry.status, trains_since=self._context.now))
 
     def _late(self, event: events.RunLate) -> None:
         """Ask a silent or slow run to end, unless a user has already asked it to."""
@@ -478,6 +485,7 @@ HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.RunLaunched: Transition._launched,
     events.LaunchRefused: Transition._launch_refused,
     events.Deferred: Transition._deferred,
+    events.RunTrains: Transition._trains,
     events.RunEnded: Transition._ended,
     events.RunLate: Transition._late,
     events.MergeDone: Transition._merged,

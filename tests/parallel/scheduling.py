@@ -18,7 +18,8 @@ from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import Entry
-from flowrl.runs import RunResult
+from flowrl.paths import RunPaths
+from flowrl.runs import Progress, RunResult, write_progress
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -38,6 +39,20 @@ def finished(run_id: str, *, success_rate: float = 0.9, frames: int = 1000) -> R
         updates=3,
         wall_seconds=2.0,
         stopped_early=False,
+    )
+
+
+def progress(run_id: str, updates: int, *, phase: str = "training") -> Progress:
+    return Progress(
+        run_id=run_id,
+        updates=updates,
+        frames=10 * updates,
+        total_frames=100,
+        steps_per_second=1000.0,
+        step_success=(0.5,),
+        eta_seconds=0.1,
+        phase=phase,
+        updated_at=0.0,
     )
 
 
@@ -66,7 +81,9 @@ class Process:
     job: Job
     outcome: RunResult | Exited | Lost | None = None
     result: RunResult | None = None  # its result.json
-    saved: bool = True  # a checkpoint to go on from
+    saved: bool = True  # a checkpoint to go on from, a new one at each end
+    ends: int = 0
+    updates: int = 0
     launches: int = 0
     asked_to_end: bool = False
 
@@ -90,6 +107,14 @@ class World:
         if self.refusals.get(verb):
             raise self.refusals[verb].pop(0)
 
+    def advance(self, skill: str) -> None:
+        """Let the skill's trainer write that it has made an update."""
+        process = self.of(skill)
+        process.updates += 1
+        paths = RunPaths(process.job.folder, process.task.expert)
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        write_progress(paths, progress(process.job.run_id, process.updates))
+
     def living(self) -> list[Process]:
         return [p for p in self.runs.values() if p.launches and p.outcome is None]
 
@@ -107,6 +132,7 @@ class World:
         assert process.launches, f"{skill} is not launched"
         assert process.outcome is None, f"{skill} has ended before"
         process.outcome = outcome or finished(process.job.run_id)
+        process.ends += 1
         process.result = process.outcome if isinstance(process.outcome, RunResult) else result
 
 
@@ -249,7 +275,7 @@ class FakeLauncher:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "result.json").write_text(json.dumps({"format": 1, **asdict(process.result)}))
         elif process.outcome is not None and process.saved:
-            checkpoint = folder / f"{process.task.expert}_policies" / "resume" / "0"
+            checkpoint = folder / f"{process.task.expert}_policies" / "resume" / str(process.ends)
             checkpoint.mkdir(parents=True, exist_ok=True)
         return Finished(folder) if isinstance(process.outcome, RunResult) else process.outcome
 

@@ -6,13 +6,16 @@ for a skill is ordered in `orders.json` beside the graph's folder: see `Order`.
 
 from __future__ import annotations
 
+import itertools
 import json
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowrl import runs, storage
+from flowrl.errors import EXIT_RESUMABLE
 from flowrl.paths import RunPaths
 from flowrl.runs import ExpertReport, Progress, RunResult, TrainingRun
 from tests.experts.making import SHAPES, content_digest, make_expert
@@ -29,6 +32,7 @@ class Order:
     code: int = 1  # with this exit code
     gate: str = ""  # it ends only when this file is there
     success_rate: float = 0.9
+    update_seconds: float = 0.0  # until then it makes an update so often, and saves when asked
     seconds: float = 0.0  # it takes so long besides
     lingers: float = 0.0  # and lives on so long with its result
 
@@ -43,7 +47,14 @@ def main(argv: list[str]) -> int:
     order = Order(**orders.get(run.skill, {}))
     storage.append_line(here / "launches", f"{run.skill} {run.run_id}")
     sys.stdout.write(f"training {run.skill}, attempt {run.attempt}\n")
-    _tell_progress(place, run)
+    _tell_progress(place, run, updates=1)
+    if order.update_seconds:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_RESUMABLE))
+        for updates in itertools.takewhile(
+            lambda _: not (here / order.gate).exists(), itertools.count(2)
+        ):
+            _tell_progress(place, run, updates=updates)
+            time.sleep(order.update_seconds)
     _wait_for(here / order.gate)
     time.sleep(order.seconds)
     starts = (here / "launches").read_text().splitlines()
@@ -57,10 +68,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _tell_progress(place: RunPaths, run: TrainingRun) -> None:
+def _tell_progress(place: RunPaths, run: TrainingRun, *, updates: int) -> None:
     progress = Progress(
         run_id=run.run_id,
-        updates=1,
+        updates=updates,
         frames=10,
         total_frames=100,
         steps_per_second=1000.0,

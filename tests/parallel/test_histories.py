@@ -277,7 +277,7 @@ class Play:
                         outcome,
                         10,
                         said,
-                        saved=self.dice.random() < 0.7,
+                        saved=self.dice.randint(0, 3),
                     )
                 )
                 if self.unlucky():
@@ -288,7 +288,7 @@ class Play:
                             outcome,
                             10,
                             said,
-                            saved=self.dice.random() < 0.7,
+                            saved=self.dice.randint(0, 3),
                         )
                     )
             elif self.unlucky() and self.unlucky():

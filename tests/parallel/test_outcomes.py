@@ -8,12 +8,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flowrl.config import ScheduleConfig
-from flowrl.errors import EXIT_DIVERGED, EXIT_IO, EXIT_USAGE
+from flowrl.errors import (
+    EXIT_DISK_FULL,
+    EXIT_DIVERGED,
+    EXIT_IO,
+    EXIT_RESUMABLE,
+    EXIT_USAGE,
+)
 from flowrl.launchers.base import ExitCause, Exited, Lost
 from flowrl.parallel import outcomes
 from flowrl.parallel.events import RunEnded
-from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, StepContext
-from flowrl.parallel.status import Entry, Failed, Merging, Running, Waiting
+from flowrl.parallel.outcomes import BACKOFF_CAP_SECONDS, MAX_REQUEUES, StepContext
+from flowrl.parallel.status import Entry, Failed, Merging, Running, StopReason, Waiting
 from flowrl.runs import REPORT, RunResult
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -84,18 +90,24 @@ def test_a_budget_is_spent_from_its_last_frame_on(frames, status):
     assert isinstance(entry.status, status)
 
 
-def failed_at(entry: Entry, frames: int) -> Entry:
-    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.EXIT, code=1), frames, saved=True)
-    return outcomes.after_end(entry, event, context())
+def failed_at(entry: Entry, saved: int, frames: int = 8, code: int = 1) -> Entry:
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.EXIT, code=code), frames, saved=saved)
+    return outcomes.after_end(replace(entry, status=RUNNING), event, context(max_retries=9))
 
 
-@pytest.mark.parametrize(("frames", "anew"), [(8, True), (9, False)])
-def test_only_an_error_at_the_same_frame_again_begins_anew(frames, anew):
-    first = failed_at(ENTRY, 8)
+@pytest.mark.parametrize("frames", [8, 9, 0])
+@pytest.mark.parametrize(("saved", "anew"), [(3, True), (4, False)])
+def test_only_an_error_at_the_same_checkpoint_again_begins_anew(saved, anew, frames):
+    first = failed_at(ENTRY, 3)
     assert (first.status.run_id, first.frames_used) == ("e0.a1.x", 0)
-    second = failed_at(replace(first, status=RUNNING), frames)
+    second = failed_at(first, saved, frames)
     assert second.status.run_id == (None if anew else "e0.a1.x")
     assert second.frames_used == (frames if anew else 0), "frames are counted once"
+
+
+def test_a_new_run_does_not_know_of_the_errors_of_the_one_before():
+    second = failed_at(failed_at(ENTRY, 3), 3)
+    assert failed_at(second, 3).status.run_id == "e0.a1.x"
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -106,33 +118,62 @@ def test_a_run_goes_on_only_from_what_it_has_saved(saved):
     assert entry.frames_used == (0 if saved else 8)
 
 
-def test_an_error_before_the_first_frame_says_nothing_of_where_it_came():
-    first = failed_at(ENTRY, 0)
-    second = failed_at(replace(first, status=RUNNING), 0)
-    assert second.status.run_id == "e0.a1.x"
-
-
 @pytest.mark.parametrize(
     ("outcome", "full_disk"),
     [
-        (Exited(cause=ExitCause.EXIT, code=EXIT_IO), False),
+        (Exited(cause=ExitCause.EXIT, code=EXIT_DISK_FULL), False),
+        (Exited(cause=ExitCause.EXIT, code=EXIT_IO), True),
         (Exited(cause=ExitCause.EXIT, code=1), True),
         (Exited(cause=ExitCause.SIGNAL, signal=7), True),
         (Lost("its runner ended before it started anything"), True),
     ],
-    ids=["trainer", "library", "signal", "runner"],
+    ids=["trainer", "disk", "library", "signal", "runner"],
 )
 def test_lack_of_disk_space_is_never_charged(outcome, full_disk):
-    event = RunEnded("A", "e0.a1.x", outcome, saved=True, full_disk=full_disk)
+    event = RunEnded("A", "e0.a1.x", outcome, saved=1, full_disk=full_disk)
     entry = ENTRY
     for _ in range(100):
         entry = replace(outcomes.after_end(entry, event, context()), status=RUNNING)
     assert entry.failures == 0
 
 
+@pytest.mark.parametrize("lived_seconds", [0, 10 * BACKOFF_CAP_SECONDS])
+def test_another_error_of_the_disk_is_charged_after_so_many_ends(lived_seconds):
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.EXIT, code=EXIT_IO), saved=1)
+    later = replace(context(), now=NOW + timedelta(seconds=lived_seconds))
+    entry, charges = ENTRY, []
+    for _ in range(2 * MAX_REQUEUES + 2):
+        entry = replace(outcomes.after_end(entry, event, later), status=RUNNING)
+        charges.append(entry.failures)
+    assert charges == [*[0] * MAX_REQUEUES, *[1] * (MAX_REQUEUES + 1), 2]
+
+
+YIELDING = replace(ENTRY, status=replace(RUNNING, stop_reason=StopReason.YIELD))
+
+
+def test_a_run_that_has_saved_gives_its_slot_uncharged():
+    ended = Exited(cause=ExitCause.STOPPED, code=EXIT_RESUMABLE)
+    event = RunEnded("A", "e0.a1.x", ended, 8, saved=1)
+    entry = outcomes.after_end(YIELDING, event, context())
+    assert (entry.failures, entry.status.run_id) == (0, "e0.a1.x")
+    assert entry.status.queued_at == NOW
+
+
+@pytest.mark.parametrize("full_disk", [False, True])
+@pytest.mark.parametrize(
+    "facts", [{"signal": 9}, {"code": EXIT_IO}, {"code": 1}], ids=["killed", "disk", "error"]
+)
+def test_a_run_that_does_not_save_when_it_is_to_give_its_slot_is_charged(facts, full_disk):
+    ended = Exited(cause=ExitCause.STOPPED, **facts)
+    event = RunEnded("A", "e0.a1.x", ended, 8, saved=1, full_disk=full_disk)
+    entry = outcomes.after_end(YIELDING, event, context())
+    assert (entry.failures, entry.requeues) == ((0, 1) if full_disk else (1, 0))
+    assert (entry.status.run_id, entry.status.queued_at) == ("e0.a1.x", None)
+
+
 def test_only_the_exit_code_of_a_trainer_that_exits_means_something():
     ended = Exited(cause=ExitCause.OOM, code=EXIT_DIVERGED)
-    entry = outcomes.after_end(ENTRY, RunEnded("A", "e0.a1.x", ended, 8, saved=True), context())
+    entry = outcomes.after_end(ENTRY, RunEnded("A", "e0.a1.x", ended, 8, saved=1), context())
     assert entry.status.run_id == "e0.a1.x"
     assert entry.status.alone
 
@@ -166,7 +207,7 @@ def test_a_run_that_is_given_up_says_after_how_many_attempts():
 
 
 def test_a_run_that_is_given_up_has_used_its_frames():
-    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.OOM), 8, saved=True)
+    event = RunEnded("A", "e0.a1.x", Exited(cause=ExitCause.OOM), 8, saved=1)
     entry = outcomes.after_end(ENTRY, event, context(max_retries=0))
     assert isinstance(entry.status, Failed)
     assert entry.frames_used == 8

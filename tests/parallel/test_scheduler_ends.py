@@ -8,8 +8,9 @@ import time
 import pytest
 
 from flowrl.errors import (
+    EXIT_DISK_FULL,
     EXIT_DIVERGED,
-    EXIT_IO,
+    EXIT_RESUMABLE,
     EXIT_USAGE,
     BusyError,
     ExpertMissingError,
@@ -20,13 +21,25 @@ from flowrl.launchers.base import ExitCause, Lost
 from flowrl.parallel import requests
 from flowrl.parallel.events import Verb
 from flowrl.parallel.status import Held, Running
+from flowrl.paths import RunPaths
+from flowrl.runs import write_progress
 from tests.parallel.scheduling import (
     exited,
     finished,
     lines,
+    progress,
     status,
     words,
 )
+
+
+def trains(scheduler, world):
+    """Let all runs make an update that the daemon notices."""
+    scheduler.tick()
+    for _ in range(2):
+        for process in world.living():
+            world.advance(process.task.skill)
+        scheduler.tick()
 
 
 def test_a_run_out_of_memory_is_tried_again_alone_on_a_device(start, world, clock):
@@ -176,7 +189,7 @@ def test_a_full_disk_charges_no_attempt(start, world, clock):
     scheduler.tick()
     run_id = world.folders["A"]
     for _ in range(9):
-        world.end("A", exited(ExitCause.EXIT, code=EXIT_IO))
+        world.end("A", exited(ExitCause.EXIT, code=EXIT_DISK_FULL))
         scheduler.tick()
         clock.pass_seconds(3600)
         scheduler.tick()
@@ -362,7 +375,7 @@ def test_long_runs_give_their_slots_to_skills_that_wait_and_queue_again(start, w
     scheduler = start(max_parallel_skills=2, slot_minutes=10)
     for name in ("long", "longer"):
         scheduler.add_skill(name, priority=9)
-    scheduler.tick()
+    trains(scheduler, world)
     first = world.of("long").job.run_id
     clock.pass_seconds(3600)
     scheduler.tick()
@@ -373,7 +386,7 @@ def test_long_runs_give_their_slots_to_skills_that_wait_and_queue_again(start, w
     scheduler.tick()
     assert [process.asked_to_end for process in world.living()] == [True, True]
     for name in ("long", "longer"):
-        world.end(name, exited(ExitCause.STOPPED))
+        world.end(name, exited(ExitCause.STOPPED, code=EXIT_RESUMABLE))
     clock.pass_seconds(1)
     scheduler.tick()
     assert sorted(process.task.skill for process in world.living()) == ["a", "b"]
@@ -397,7 +410,7 @@ def test_only_as_many_runs_give_their_slots_as_skills_wait(
     scheduler = start(max_parallel_skills=2, slot_minutes=minutes)
     for name in "ab":
         scheduler.add_skill(name)
-    scheduler.tick()
+    trains(scheduler, world)
     clock.pass_seconds(seconds)
     scheduler.add_skill("waits")
     for _ in range(3):
@@ -409,7 +422,7 @@ def test_a_run_that_fails_when_it_is_to_give_its_slot_is_charged(start, world, c
     scheduler = start(max_parallel_skills=1, slot_minutes=1)
     for name in "ab":
         scheduler.add_skill(name)
-    scheduler.tick()
+    trains(scheduler, world)
     clock.pass_seconds(60)
     scheduler.tick()
     world.end("a", exited(ExitCause.SIGNAL, signal=11))
@@ -423,13 +436,67 @@ def test_skills_that_gave_their_slots_do_not_overtake_one_that_needs_a_device_al
     scheduler = start(max_parallel_skills=9, devices={"0": 2}, slot_minutes=1, retry_backoff=0)
     for name in "abc":
         scheduler.add_skill(name)
-    scheduler.tick()
+    trains(scheduler, world)
     world.end("a", exited(ExitCause.OOM))
     scheduler.tick()
     for name in "bc":
+        trains(scheduler, world)
         clock.pass_seconds(60)
         scheduler.tick()
         assert world.of(name).asked_to_end
-        world.end(name, exited(ExitCause.STOPPED))
+        world.end(name, exited(ExitCause.STOPPED, code=EXIT_RESUMABLE))
         scheduler.tick()
     assert [process.task.skill for process in world.living()] == ["a"]
+
+
+def test_a_run_that_has_made_no_update_keeps_its_slot(start, world, clock):
+    scheduler = start(max_parallel_skills=1, slot_minutes=1)
+    for name in "ab":
+        scheduler.add_skill(name)
+    scheduler.tick()
+    for _ in range(9):  # it compiles, or reads what the launch before had written
+        folder = world.of("a").job.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        write_progress(RunPaths(folder, 0), progress(folder.name, 5, phase="compiling"))
+        clock.pass_seconds(3600)
+        scheduler.tick()
+    write_progress(RunPaths(folder, 0), progress(folder.name, 5))
+    scheduler.tick()
+    assert not world.of("a").asked_to_end
+    write_progress(RunPaths(folder, 0), progress(folder.name, 6))
+    scheduler.tick()
+    clock.pass_seconds(60)
+    scheduler.tick()
+    scheduler.tick()
+    assert world.of("a").asked_to_end
+
+
+def test_two_runs_that_hang_and_share_a_slot_are_given_up(start, world, clock):
+    scheduler = start(max_parallel_skills=1, slot_minutes=1, max_retries=2, retry_backoff=0)
+    for name in "ab":
+        scheduler.add_skill(name)
+    for _ in range(9):
+        trains(scheduler, world)
+        clock.pass_seconds(60)
+        scheduler.tick()
+        scheduler.tick()
+        for process in world.living():
+            if process.asked_to_end:
+                world.end(process.task.skill, exited(ExitCause.STOPPED, signal=9))
+            else:
+                assert words(scheduler)["a"] == "failed", "nobody waits for the other's slot"
+        scheduler.tick()
+    assert words(scheduler) == {"a": "failed", "b": "running"}
+
+
+def test_checkpoints_are_counted_by_their_names_and_other_names_are_ignored(start, world):
+    scheduler = start()
+    scheduler.add_skill("A")
+    scheduler.tick()
+    resume = RunPaths(world.of("A").job.folder, 0).resume
+    for name in ("6", "9" * 200, "\u00b2", "-9", ".tmp-8"):
+        (resume / name).mkdir(parents=True)
+    world.end("A", exited(ExitCause.EXIT, code=1))
+    scheduler.tick()
+    assert scheduler.state.entries["A"].error_at == 7
+    assert start().state.entries["A"].error_at == 7

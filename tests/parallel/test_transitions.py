@@ -154,7 +154,7 @@ def test_a_run_that_begins_anew_is_discarded_and_one_that_goes_on_is_not():
     assert [type(item) for item in ordered] == [events.Discard]
     assert ordered[0].request.run_id == "e0.a1.x"
     for cause in (ExitCause.OOM, ExitCause.STOPPED):
-        ended = events.RunEnded("A", "e0.a1.x", Exited(cause=cause), saved=True)
+        ended = events.RunEnded("A", "e0.a1.x", Exited(cause=cause), saved=1)
         assert then(state, ended)[1] == []
 
 
