@@ -11,6 +11,7 @@ import pytest
 from flowrl.errors import CodeRefusedError
 from flowrl.games.base import COUNT
 from flowrl.games.craftax import CLASSIC, FULL
+from flowrl.skills.validation.execution import execute_functions
 from flowrl.skills.validation.syntax import (
     check_function,
     check_skill_source,
@@ -55,6 +56,8 @@ HONEST = {
     "clipping": "return jnp.clip(env_reward + health_penalty, -1, 1)",
     "everything asked": "return 0.0",
     "slices": "return player_intrinsics[1:3].sum() + closest_blocks[..., 0].sum()",
+    "a local of a later builtin": "sum = inventory_diff.wood\nreturn sum * 1.0",
+    "a local of the other function": "task_is_done = n > 1\nreturn task_is_done * 1.0",
     "a helper": "def f(x, k=2):\n    return k * x\nreturn f(inventory.wood)",
     "helpers of helpers": (
         "def f(x):\n    return 2 * x\ndef g(x):\n    y = f(x)\n    return y + 1\n"
@@ -340,3 +343,33 @@ def test_a_refusal_says_what_may_be_asked_for():
         check_skill_source(
             skill_text(is_done="def task_is_done(stat):\n    return 0"), "x.py", games=GAMES
         )
+
+
+LEAKS = {
+    "the least key": 'return min({"%s": 1})',
+    "keys that come apart": 'k, j = {"%s": 1, "b": 2}\nreturn k',
+    "keys that join a list": 'keys = []\nkeys += {"%s": 1}\nreturn keys[0]',
+    "a key of a helper": 'def f(x):\n    return max({"%s": x})\nreturn f(1)',
+}
+
+
+@pytest.mark.parametrize("body", LEAKS.values(), ids=LEAKS)
+def test_no_text_is_there_when_a_function_runs(body):
+    """Text could be formatted, and so tell a trace from a run: it is a number instead."""
+    source = reward(body, "n")
+    [function] = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    check_function(function, "skill.py", game=CLASSIC)
+    [call] = execute_functions([function], CLASSIC, place="skill.py")
+    assert isinstance(call(1), int)
+    assert ast.unparse(function) == ast.unparse(ast.parse(source)), "the digest is of this"
+
+
+def test_a_dict_by_names_is_the_same_with_numbers():
+    body = '"""wood"""\nweights = {"wood": 2, "stone": 3, 1: 5}\n'
+    body += 'return weights["wood"] * weights["stone"] * weights[1]'
+    calls = [
+        execute_functions(ast.parse(reward(each, "n")).body, CLASSIC, place="skill.py")[0]  # type: ignore[arg-type]
+        for each in (body, body.replace('"""wood"""\n', ""))
+    ]
+    assert [call(1) for call in calls] == [30, 30]
