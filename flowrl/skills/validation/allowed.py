@@ -2,7 +2,8 @@
 
 A function may have helper functions inside. Each may call only those above it: nothing recurs. A
 function is called and never a value, so nothing can be asked of it. Text stands only as the key of
-a dict and in the brackets that ask for one; nothing that is admitted executes text.
+a dict and in the brackets that ask for one; where a function runs, numbers stand in its place
+(`flowrl.skills.validation.execution`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _ADMITTED = (
 
 MODULES = frozenset({"jnp", "jax"})
 CALLS = frozenset({"abs", "min", "max", "len", "sum", "float", "int", "bool"})
+_LOCAL = {"sum", *FUNCTION_NAMES}  # names that a variable may have: kept skills have such ones
 NUMBERS = frozenset({"float", "int", "bool"})  # also values, as in .astype(float)
 # Builtins that a trusted skill's functions have besides: all but those that reach further.
 _TRUSTED_CALLS = """
@@ -199,7 +201,7 @@ def parameters(function: ast.FunctionDef) -> set[str]:
     return {parameter.arg for parameter in function.args.args}
 
 
-def _reserved(game: Game) -> Collection[str]:
+def _reserved(game: Game) -> frozenset[str]:
     return MODULES | CALLS | game.enums.keys() | {"range", *FUNCTION_NAMES}
 
 
@@ -260,10 +262,11 @@ class _Checks:
         if not is_plain(node.id):
             return f"the name {node.id!r}", "use plain names without __"
         if isinstance(node.ctx, ast.Store):
-            taken = node.id in self.helpers or node.id in _reserved(self.game)
+            reserved = _reserved(self.game) - _LOCAL
+            taken = node.id in self.helpers or node.id in reserved
             return (f"{node.id} is given another meaning", "choose another name") if taken else None
         if id(node) in self.called:
-            if node.id in CALLS | self.helpers:
+            if node.id in (CALLS - self.names) | self.helpers:
                 return None
             above = f"call jnp functions, {', '.join(sorted(CALLS))}, or a helper that is above"
             return f"a call of {node.id!r}", INSTEAD.get(node.id, above)
@@ -322,7 +325,9 @@ def _is_short(ends: Sequence[ast.expr]) -> bool:
     """Whether a range between these literals is within the limit."""
     numbers = [end.value for end in ends if isinstance(end, ast.Constant)]
     whole = [number for number in numbers if type(number) is int]
-    return len(whole) == len(ends) <= 3 and 0 not in whole[2:] and len(range(*whole)) <= RANGE_LIMIT
+    if len(whole) < len(ends) or len(ends) > 3 or 0 in whole[2:]:
+        return False
+    return max(map(abs, whole)) <= NUMBER_LIMIT and len(range(*whole)) <= RANGE_LIMIT
 
 
 def _is_text(node: ast.AST | None) -> bool:
