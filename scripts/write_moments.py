@@ -99,7 +99,10 @@ def drawn(real: dict[str, np.ndarray], game: Game) -> dict[str, np.ndarray]:
         if high == 4:  # some are out of sight, in both coordinates
             hidden = random.random(shape).take([0], axis=2) < 0.4
             values = np.where(hidden, OUT_OF_SIGHT, values)
-        ends = [np.zeros(shape[1:]), np.full(shape[1:], OUT_OF_SIGHT if high == 4 else high)]
+        ends = [
+            np.full(shape[1:], max(low, 0)),
+            np.full(shape[1:], OUT_OF_SIGHT if high == 4 else high),
+        ]
         rows[name] = np.concatenate([values, np.stack(ends)]).astype(leaf.dtype)
     return rows
 

@@ -460,6 +460,12 @@ BY_DRY_RUN: dict[str, str] = {
     ),
     "many sines": reward("return jnp.sin(jnp.arange(6000) * inventory.wood).sum()"),
     "a long sort": reward("return jnp.sort(jnp.arange(999) * inventory.wood)[0]"),
+    "singular values": reward(
+        "return jnp.linalg.norm(jnp.full((64, 64), inventory.wood * 1.0), 2)"
+    ),
+    "a sum of singular values": reward(
+        "return jnp.linalg.norm(jnp.ones((9, 9)) * inventory.wood, ord=-2) * 1.0"
+    ),
     "a product of matrices": reward(
         "x = (jnp.arange(1600) * inventory.wood).reshape(40, 40)\nreturn jnp.dot(x, x).sum()"
     ),

@@ -55,6 +55,8 @@ def test_each_culprit_is_refused_and_the_others_are_approved():
         "jax.debug.callback(abs, inventory.wood)\nreturn 0.0": "uses debug_callback",
         "jax.debug.print('x')\nreturn 0.0": "uses debug",
         "return jax.lax.while_loop(lambda x: x > 0, lambda x: x - 1, inventory.wood)": "uses while",
+        "return jnp.linalg.qr(jnp.eye(9) + inventory.wood)[1][0, 0]": "uses geqrf|uses qr",
+        "return jnp.linalg.det(jnp.eye(9) + inventory.wood)": "uses lu",
         "return jax.lax.scan(lambda c, x: (c + 1, x), 0, length=5000)[0]": "over 2000 operations",
         "return jnp.ones((1000, 1001)).sum()": "makes an array of shape (1000, 1001)",
         "return jax.random.uniform(jax.random.key(id(n)))": "raises NameError",
@@ -141,6 +143,12 @@ def test_a_skill_that_is_always_done_or_never_is_refused():
     for outcome, why in zip(outcomes, constant.values(), strict=False):
         assert why in str(outcome)
     assert all(isinstance(each, CodeApproval) for each in outcomes[len(constant) :])
+
+
+def test_a_timestep_is_never_zero_where_code_is_tried():
+    text = reward("return 1.0 / timestep + 1.0 / episode_timestep", "timestep, episode_timestep")
+    [outcome] = try_codes([code_of(text, trusted=False)], QUICK)
+    assert isinstance(outcome, CodeApproval), outcome
 
 
 def test_code_is_tried_with_every_count_that_a_plan_may_have():

@@ -1,8 +1,8 @@
 """The only place that executes skill code; alone because it imports JAX.
 
 What is executed has passed the syntax check, or its author lifted that check for it. Its namespace
-holds JAX, the game's enums and a few builtins, and nothing else. Of code that passed, each text, which
-is the key of a dict, is a number when it runs: no value can be formatted or told apart by its name.
+holds JAX, the game's enums and a few builtins, and nothing else. Text in code that
+passed, the keys of dicts, is replaced by numbers before it runs: so nothing can be formatted.
 """
 
 from __future__ import annotations
