@@ -217,7 +217,7 @@ class LaunchConfig(Configuration):
     launcher: Literal["tmux", "local"] = "tmux"
     """Run each skill in a tmux session, or as a plain child process."""
     tmux_socket: str | None = None
-    """Name of the tmux server's socket (default: the user's own server)."""
+    """Name or path of the tmux server's socket (default: the user's own server)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,8 @@ class AttachCommand:
         socket = None
         if paths.config_json.exists():
             socket = recorded_config(paths).launch.tmux_socket
-        tmux = [program, *(["-L", socket] if socket else [])]
+        address = ["-S" if "/" in socket else "-L", socket] if socket else []
+        tmux = [program, *address]
         target = ["-t", f"={row.session}"]
         there = row.session and not subprocess.call(
             [*tmux, "has-session", *target], stderr=subprocess.DEVNULL

@@ -220,7 +220,7 @@ def confinement(
         return Confinement()
     program = shutil.which("bwrap")
     said = _CONFINED + (_OFFLINE if network_wanted else "")
-    hidden = graph.resolve() if graph else None
+    hidden = Path(os.path.realpath(graph)) if graph else None
     found = Confinement(program=program, hidden=hidden, disable_userns=True, said=said)
     problem = _MISSING if program is None else _problem(found)
     if problem and program is not None:  # an older bubblewrap

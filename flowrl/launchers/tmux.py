@@ -163,8 +163,11 @@ class TmuxLauncher(Launcher):
         """Check that jobs can be launched at all.
 
         Raises:
-          ConfigError: tmux is missing or too old.
+          ConfigError: tmux is missing or too old, or there is no folder for its socket.
         """
+        socket = self._server.socket_path
+        if socket is not None and not Path(socket).parent.is_dir():
+            raise ConfigError(f"--tmux_socket {socket}: its folder does not exist; make it first")
         if shutil.which("tmux") is None:
             raise ConfigError(_MISSING)
         try:

@@ -95,13 +95,16 @@ def test_ps_shows_the_graphs_that_have_a_scheduler(tmp_path, capsys):
 
 
 @pytest.mark.tmux
-def test_attach_becomes_a_client_of_the_runs_session(tmp_path, monkeypatch):
+@pytest.mark.parametrize("flag", ["-L", "-S"])
+def test_attach_becomes_a_client_of_the_runs_session(tmp_path, monkeypatch, flag):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
+    socket = "test" if flag == "-L" else "./test"
     monkeypatch.delenv("TMUX", raising=False)
     layout = save(tmp_path / "graph", ("A", running()))
-    config = with_flags(BottomUpConfig(), tmux_socket="test")
+    config = with_flags(BottomUpConfig(), tmux_socket=socket)
     records.write(layout.config_json, to_json(config))
-    tmux = ["tmux", "-f", "/dev/null", "-L", "test"]
+    tmux = ["tmux", "-f", "/dev/null", flag, socket]
     subprocess.run([*tmux, "new-session", "-d", "-s", "flowrl_e0_A"], check=True)
     screen, terminal = os.openpty()
     client = subprocess.Popen(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl import cli
 from flowrl.errors import ConfigError
 from flowrl.launchers import process, run_status, runner, sandbox
 from flowrl.launchers.base import ExitCause, Exited, Finished, Lost
@@ -439,3 +440,9 @@ def test_confined_trainers_are_given_no_secret_by_value():
         "PATH",
     }
     assert sandbox.confined_env(env, ["FLOWRL_LLM_URL"])["FLOWRL_LLM_URL"].endswith("@h")
+
+
+def test_a_graph_that_is_a_link_to_itself_is_refused_in_one_line(tmp_path, capsys):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert cli.main(["train", str(tmp_path / "loop"), "--launcher=local"]) == 2
+    assert "loop cannot be written" in capsys.readouterr().err.splitlines()[-1]

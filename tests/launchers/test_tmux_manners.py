@@ -201,3 +201,9 @@ def test_a_run_does_not_mind_its_users(tmux, make_job):
         os.kill(pid or 0, signal.SIGCONT)
     tmux.stop(found, job.folder)
     assert cause_of(end_of(tmux, found, job)) is ExitCause.STOPPED
+
+
+def test_a_socket_needs_a_folder_that_exists(tmp_path):
+    TmuxLauncher(str(tmp_path / "socket")).check()
+    with pytest.raises(ConfigError, match=r"nowhere/socket: its folder does not exist"):
+        TmuxLauncher(str(tmp_path / "nowhere" / "socket")).check()
