@@ -12,7 +12,7 @@ from typing import Any
 
 from flowrl import config as configs
 from flowrl import storage
-from flowrl.config import BottomUpConfig, PPOConfig, SkillConfig
+from flowrl.config import BottomUpConfig, LaunchConfig, PPOConfig, SkillConfig
 from flowrl.errors import FileRefusedError
 from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import MERGE_RULES
@@ -161,11 +161,7 @@ class TrainingBackend:
                 cache=sandbox.compile_cache(config.compile_cache, env).absolute(),
             ),
             limit_seconds=_LEAST_LIMIT_SECONDS + config.total_timesteps / _SLOWEST_STEPS_PER_SECOND,
-            limits={
-                name: value
-                for name, value in configs.flags(self._config.launch).items()
-                if name in ("run_memory", "run_disk", "run_processes") and value
-            },
+            limits=_limits(self._config.launch),
             passed=self._config.launch.pass_env,
         )
 
@@ -217,6 +213,16 @@ class TrainingBackend:
             free = [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in taken]
             self._pinned[folder] = tuple(free[:width])
         return self._pinned[folder]
+
+
+def _limits(launch: LaunchConfig) -> dict[str, int]:
+    """The limits of a run that were given, by flag."""
+    limits = {
+        "run_memory": launch.run_memory,
+        "run_disk": launch.run_disk,
+        "run_processes": launch.run_processes,
+    }
+    return {name: value for name, value in limits.items() if value}
 
 
 def _cpus_in_use(paths: RunPaths) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ def test_fault_12_no_expert_is_replaced_before_the_manifest_says_so(layout, monk
     assert contents(layout) == before
     monkeypatch.delenv("FLOWRL_FAULT")
     merge(layout, ready)
-    assert contents(layout) == {0: (20, f"{ready.run.run_id} expert 0")}
+    assert contents(layout) == {0: (30, f"{ready.run.run_id} expert 0")}  # it began from the first
     assert ExpertStore(layout).manifest().merged.count(ready.run.run_id) == 1
 
 

@@ -23,7 +23,7 @@ from tests.skills.making import skill_text
 
 CLASSIC = "Craftax-Classic-Symbolic-v1"
 NEW = reward("return 0.25 * inventory_diff.wood")
-TRUSTED = reward("return sum(float(k) for k in range(3)) * 0.25")
+TRUSTED = reward("return sorted([float(k) for k in range(3)])[1] * 0.25")
 BAD = reward("return 1.0 / inventory.wood")
 
 
