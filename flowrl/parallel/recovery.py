@@ -194,8 +194,27 @@ def _disagreements(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
         elif isinstance(done := entry.trained or entry.status, Completed):
             if owner is None:
                 yield f"{entry.skill} is completed, but no expert of it is in the manifest"
-            elif owner.own_run and owner.own_run.run_id != done.run_id:
+            elif _is_of_another_run(owner, done, manifest, training=entry.trained is not None):
                 yield f"{entry.skill} has another expert than that of run {done.run_id}"
+
+
+def _is_of_another_run(
+    owner: ExpertVersion, done: Completed, manifest: Manifest, *, training: bool
+) -> bool:
+    """Whether the expert that counts neither came of the run `done` nor replaced its expert.
+
+    A dependant's copy of an earlier version, merged later, replaces it; so does the skill's next
+    run, which the state knows once it is no longer `training`.
+    """
+    if owner.own_run is None:
+        return False
+    if done.run_id not in manifest.merged:
+        return True
+    place = {run_id: place for place, run_id in enumerate(manifest.merged)}
+    after = place[done.run_id]
+    if place.get(owner.own_run.run_id, -1) > after:
+        return not training
+    return place.get(owner.lineage[-1].run_id, -1) < after
 
 
 def _recorded_graph(layout: GraphPaths) -> SkillGraph:

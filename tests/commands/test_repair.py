@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from flowrl.errors import ExpertError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.run_folder import fail_run
 from flowrl.parallel.state_file import StateFile
-from flowrl.parallel.status import Running
+from flowrl.parallel.status import FRESH, Running
 from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file
 from tests.experts.making import all_files
 from tests.parallel.making import (
@@ -22,6 +23,7 @@ from tests.parallel.making import (
     frames,
     merge,
     prepare,
+    train,
 )
 from tests.sealing import rewrite
 
@@ -64,6 +66,31 @@ def test_a_rollback_that_was_killed_before_the_state_is_found_and_ended(graph, c
     assert "Place Table is completed, but no expert of it is in the manifest" in said
     assert fsck(capsys, graph, "--repair")[0] == 0
     assert statuses(graph)[TABLE] == "waiting"
+
+
+def test_a_dependants_copy_that_replaces_a_continuation_is_no_damage(graph, capsys):
+    dependant = prepare(graph, PICKAXE, 2, {WOOD: 0, TABLE: 1})
+    train(graph, WOOD, 0, {}, acted={0: 10})
+    assert "has another expert than that of run" in fsck(capsys, graph)[1]
+    assert flowrl(capsys, "recover", graph.root)[0] == 0
+    finish(dependant.layout, {0: 30, 1: 0, 2: 5})
+    merge(graph, dependant)
+    assert frames(graph)[0] == 100, "the copy of the version before counts"
+    assert fsck(capsys, graph) == (0, f"{graph.root}: clean\n")
+    assert flowrl(capsys, "rollback", graph.root, 3)[0] == 0
+    assert statuses(graph)[WOOD] == "completed"
+    state = StateFile(graph.scheduler_state).load()
+    assert state.entries[WOOD].status.run_id == ExpertStore(graph).manifest().merged[2]
+
+
+def test_a_continuation_that_is_merged_and_not_yet_in_the_state_is_no_damage(graph, capsys):
+    state = StateFile(graph.scheduler_state).load()
+    entry = state.entries[WOOD]
+    training = replace(entry, trained=entry.status, status=FRESH)
+    state = replace(state, entries={**state.entries, WOOD: training})
+    StateFile(graph.scheduler_state).save(state)
+    train(graph, WOOD, 0, {}, acted={0: 10})
+    assert fsck(capsys, graph) == (0, f"{graph.root}: clean\n")
 
 
 @pytest.mark.parametrize(
