@@ -118,12 +118,15 @@ def _check_graph(layout: GraphPaths) -> Iterator[Finding]:
 
 
 def _check_config(layout: GraphPaths) -> Iterator[Finding]:
+    path = layout.config_json
     try:
-        if layout.config_json.exists():
+        if path.exists():
             recorded_config(layout)
-    except (FileRefusedError, ConfigError) as error:
-        remedy = "none is needed: it is written again when the scheduler starts"
-        yield Finding("warning", str(error), layout.config_json, remedy)
+    except FormatVersionError as error:
+        yield Finding("warning", str(error), path, "use that version")
+    except (FileRefusedError, ConfigError) as error:  # the next run that is made writes it again
+        fix = partial(_set_aside, layout, path, str(error))
+        yield Finding("warning", str(error), path, fix=fix)
 
 
 def _check_experts(layout: GraphPaths) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.parallel.events import NewSkill, SkillsAdded
 from flowrl.parallel.run_folder import readable_runs
-from flowrl.parallel.skill_sources import SkillSources
+from flowrl.parallel.skill_sources import SkillSources, read_graph_record
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import FRESH, Completed, Running, Status
@@ -218,13 +218,14 @@ def _is_of_another_run(
 
 
 def _recorded_graph(layout: GraphPaths) -> SkillGraph:
-    """The skills that this graph trains, from config.json and skill_files/."""
+    """The skills that this graph trains, from the recorded configuration and skill_files/."""
     try:
         config = recorded_config(layout)
     except (FileRefusedError, ConfigError) as error:
         raise FileRefusedError(
-            f"{error}. Nothing else says what the graph is for: move {layout.scheduler_state} away "
-            "and start the scheduler with the flags it began with, which makes both files anew"
+            f"{error}. Run flowrl fsck {layout.root} --repair, which goes on with graph.json; "
+            f"without that, move {layout.scheduler_state} away and start the scheduler with the "
+            "flags it began with, which makes all of them anew"
         ) from error
     game = config.ppo.env_name
     skills = SkillSources(layout).over(load_library(game, config.graph.skills_dir))
@@ -232,13 +233,16 @@ def _recorded_graph(layout: GraphPaths) -> SkillGraph:
 
 
 def recorded_config(layout: GraphPaths) -> BottomUpConfig:
-    """The configuration of the last start.
+    """The flags with which the newest run was made; before the first, what graph.json says.
 
     Raises:
-      FileRefusedError: config.json is missing or damaged.
+      FileRefusedError: config.json is damaged, or it and graph.json are missing.
       ConfigError: a value cannot be used, or names an unknown environment.
     """
-    data = records.read_document(layout.config_json)
+    if layout.graph_json.exists() and not layout.config_json.exists():
+        data = asdict(read_graph_record(layout))
+    else:
+        data = records.read_document(layout.config_json)
     try:
         config = configs.from_json(BottomUpConfig, data)
         find_game(config.ppo.env_name)

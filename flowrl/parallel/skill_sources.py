@@ -17,7 +17,7 @@ from pathlib import Path
 from flowrl import arguments, notices, storage
 from flowrl import config as configs
 from flowrl.config import BottomUpConfig, PPOConfig, SkillConfig
-from flowrl.errors import ConfigError, FileRefusedError, SkillError, closest
+from flowrl.errors import ConfigError, FileRefusedError, FormatVersionError, SkillError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.parallel.run_folder import live_runs, readable_runs
@@ -55,7 +55,7 @@ def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
       FileRefusedError: graph.json is damaged.
     """
     recorded = layout.graph_json.exists()
-    found = records.read(layout.graph_json, GraphRecord) if recorded else _of_runs(layout)
+    found = read_graph_record(layout) if recorded else _of_runs(layout)
     for name in _COMMON if found else ():
         was, now = getattr(found, name), getattr(config, name)
         if was != now:
@@ -63,6 +63,23 @@ def check_graph_record(layout: GraphPaths, config: PPOConfig) -> None:
                 f"--{name} is {now}, and the graph in {layout.root} was begun with {was}; "
                 f"use --{name} {was}, or another --graph_path"
             )
+
+
+def read_graph_record(layout: GraphPaths) -> GraphRecord:
+    """Read graph.json.
+
+    Raises:
+      FileRefusedError: it is missing or damaged; says what to do.
+    """
+    try:
+        return records.read(layout.graph_json, GraphRecord)
+    except FormatVersionError:
+        raise
+    except FileRefusedError as error:
+        raise FileRefusedError(
+            f"{error}; or run flowrl fsck {layout.root} --repair, which sets it aside: the next "
+            "start makes it anew of the runs' records"
+        ) from error
 
 
 def _of_runs(layout: GraphPaths) -> GraphRecord | None:
@@ -83,7 +100,7 @@ def record_graph(layout: GraphPaths, config: PPOConfig) -> None:
     if not layout.graph_json.exists():
         common = {name: getattr(config, name) for name in _COMMON}
         records.write(layout.graph_json, GraphRecord(**common, library=now))
-    was = records.read(layout.graph_json, GraphRecord).library
+    was = read_graph_record(layout).library
     changed = [name for name, digest in was.items() if now.get(name) != digest]
     if not changed:
         notices.withdraw(layout, NOTICE)

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from flowrl.config import PPOConfig
 from flowrl.errors import ExpertError
 from flowrl.experts.store import ExpertStore
+from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.run_folder import fail_run
+from flowrl.parallel.skill_sources import record_graph
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import FRESH, Running
 from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file
@@ -140,6 +143,22 @@ def test_a_configuration_that_makes_no_sense_is_named(graph, capsys, key):
     code, said = flowrl(capsys, "recover", graph.root)
     assert code == 1
     assert "start the scheduler with the flags it began with" in said
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"format": 1}'], ids=["none", "torn", "no seal"])
+def test_without_its_configuration_a_graph_is_what_its_record_says(graph, capsys, content):
+    """A scheduler that is killed before its first run leaves no config.json."""
+    record_graph(graph, PPOConfig(env_name="Craftax-Classic-Symbolic-v1", layer_size=32))
+    graph.config_json.unlink()
+    if content is not None:
+        graph.config_json.write_text(content)
+        assert fsck(capsys, graph)[1].startswith("warning: ")
+        assert fsck(capsys, graph, "--repair")[0] == 0
+    ppo = recorded_config(graph).ppo
+    assert (ppo.env_name, ppo.layer_size) == ("Craftax-Classic-Symbolic-v1", 32)
+    flip(graph.scheduler_state)
+    code, said = flowrl(capsys, "recover", graph.root)
+    assert (code, "(2 completed)" in said) == (0, True), said
 
 
 def test_a_whole_state_is_not_touched(graph, capsys):

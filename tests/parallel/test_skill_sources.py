@@ -103,7 +103,7 @@ def test_a_damaged_record_is_named_by_fsck_which_sets_it_aside(tmp_path, capsys)
     place = trained(tmp_path)
     path = place.layout.graph_json
     path.write_text(path.read_text().replace("64", "65"))
-    with pytest.raises(FileRefusedError, match=r"graph\.json is damaged"):
+    with pytest.raises(FileRefusedError, match=r"graph\.json is damaged.* fsck .* --repair, which"):
         check_graph_record(place.layout, PPOConfig())
     assert cli.main(["fsck", str(place.layout.root)]) == 1
     assert f"{path} is damaged or was edited" in capsys.readouterr().out
