@@ -68,7 +68,9 @@ def train_graph(config: BottomUpConfig) -> int:
     confinement = sandbox.confinement(
         config.launch.sandbox, layout.root, network_wanted=config.ppo.use_wandb
     )
-    skills_towards(graph, target=config.graph.target_skill, max_nodes=config.graph.max_nodes)
+    target, most = config.graph.target_skill, config.graph.max_nodes
+    for name in skills_towards(graph, target=target, max_nodes=most):
+        graph.plan(name)  # now, not when it is its turn
     approvals = approve_skills(
         layout,
         graph.skills.values(),

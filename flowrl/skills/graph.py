@@ -2,8 +2,9 @@
 
 Edges are derived: a skill depends on the skills whose gains it requires. Where several
 skills yield enough of an item, the provider is chosen the same way every time: the one that the
-skill names in `provided_by`; else skills of the user's own, then embedded ones; of these those that
-can be learned earliest, among them one whose gain grows with its count, among them the first.
+skill names in `provided_by`; else skills of the user's own, then embedded ones (before an embedded
+one whose gain grows with its count, only own ones whose gain does); of these those that can be
+learned earliest, among them one whose gain grows, among them the first.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class SkillGraph:
         """Return a graph with more skills, in which all others have the needs that they have here.
 
         Raises:
-          GraphError: a name is taken, a skill can never be learned, or it would provide what
-            another skill has from elsewhere.
+          GraphError: a name is taken, a skill can never be learned or has no plan, or it would
+            provide what another skill has from elsewhere.
         """
         new = list(skills)
         for skill in new:
@@ -74,6 +75,8 @@ class SkillGraph:
                 raise GraphError(f"the graph has {skill.name!r} already; give it another name")
         grown = SkillGraph((*self.skills.values(), *new), capacity=self.capacity)
         grown.check()
+        for skill in new:
+            grown.plan(skill.name)
         for name in self.skills:
             if (now := set(grown.needs(name))) != set(self.needs(name)):
                 raise GraphError(

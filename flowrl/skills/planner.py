@@ -198,7 +198,10 @@ class _Search:
 def _prefer_own(
     skills: Mapping[str, Skill], chosen: dict[str, dict[str, str]], *, capacity: int
 ) -> None:
-    """Let the user's own skills provide what embedded ones do, where that closes no circle."""
+    """Let the user's own skills provide what embedded ones do, where that closes no circle.
+
+    One that yields a fixed amount does not take the place of one that yields as much as is asked.
+    """
     served: dict[str, list[str]] = {}  # item → skills that have it from an embedded one
     for name, providers in chosen.items():
         for item, provider in providers.items():
@@ -209,7 +212,8 @@ def _prefer_own(
             needed = {own.name, *all_providers(own.name, chosen)}
             for name in [name for name in served[item] if name not in needed]:
                 need = direct_needs(skills[name])[item]
-                if count_for(own, item, need, capacity=capacity) is not None:
+                grows = own.gain[item].per or not skills[chosen[name][item]].gain[item].per
+                if grows and count_for(own, item, need, capacity=capacity) is not None:
                     chosen[name][item] = own.name
                     served[item].remove(name)
 

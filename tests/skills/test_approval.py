@@ -80,6 +80,16 @@ def test_a_refused_skill_ends_the_program_before_anything_is_written(layout, fol
     assert not layout.root.exists()
 
 
+def test_a_skill_without_a_plan_ends_the_program_before_anything_is_written(layout, folder, capsys):
+    mine = folder(wood=skill_text().replace('{"wood": "n"}', '{"wood": 2}'))
+    (mine / "wood.py").write_text((mine / "wood.py").read_text().replace('"Wood"', f'"{WOOD}"'))
+    words = [f"--graph_path={layout.root}", f"--skills_dir={mine}", "--launcher=local"]
+    parsed = parse(BottomUpConfig, [*words, f"--target_skill={PICKAXE}"])
+    assert console.guarded(lambda: bottomup_parallel.train_graph(parsed)) == 1
+    assert "nothing can provide" in capsys.readouterr().err
+    assert not layout.root.exists()
+
+
 def test_trusted_code_is_admitted_by_the_flag_alone_and_the_status_says_so(layout, folder):
     mine = folder(fell=TRUSTED)
     with pytest.raises(SkillError, match=r"fell\.py:13: "):

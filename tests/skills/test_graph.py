@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import CycleError, GraphError, UnknownNeedError
+from flowrl.games.craftax import CLASSIC
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Amount, Skill, Step
+from flowrl.skills.skill import Amount, Skill, Step, load_library
 from tests.skills.making import skill
 from tests.skills.simulation import simulate
 
@@ -322,6 +323,25 @@ def test_a_users_own_skill_does_not_provide_what_it_depends_on_itself():
     graph = SkillGraph([*embedded(*BASICS), better])
     assert graph.needs("Make Wood Pickaxe") == ("Collect Wood", "Place Table")
     assert graph.needs("Make Stone Pickaxe")[0] == "Better Wood"
+
+
+def test_an_own_skill_of_a_fixed_gain_leaves_the_librarys_plans_as_they_are():
+    library = load_library(CLASSIC.name)
+    own = skill("Gather Two Wood", {"wood": 2})
+    graph = SkillGraph([*library.values(), own], capacity=CLASSIC.capacity)
+    before = SkillGraph(library.values(), capacity=CLASSIC.capacity)
+    for name in library:
+        assert graph.plan(name) == before.plan(name)
+    fixed = skill("Find Two Wood", {"wood": 2})
+    crate = skill("Make Crate", {"crate": 1}, {"wood": 2})
+    graph = SkillGraph([*embedded(fixed, crate), own])
+    assert graph.needs("Make Crate") == ("Gather Two Wood",)
+
+
+def test_a_skill_without_a_plan_does_not_go_into_a_graph():
+    graph = SkillGraph([skill("Gather Two Wood", {"wood": 2}), TABLE])
+    with pytest.raises(GraphError, match="nothing can provide 1 near_table, 1 wood before 'Make Wood"):
+        graph.plus([WOOD_PICKAXE])
 
 
 @pytest.mark.parametrize("own", [False, True])
