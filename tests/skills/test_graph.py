@@ -340,7 +340,9 @@ def test_an_own_skill_of_a_fixed_gain_leaves_the_librarys_plans_as_they_are():
 
 def test_a_skill_without_a_plan_does_not_go_into_a_graph():
     graph = SkillGraph([skill("Gather Two Wood", {"wood": 2}), TABLE])
-    with pytest.raises(GraphError, match="nothing can provide 1 near_table, 1 wood before 'Make Wood"):
+    with pytest.raises(
+        GraphError, match="nothing can provide 1 near_table, 1 wood before 'Make Wood"
+    ):
         graph.plus([WOOD_PICKAXE])
 
 
