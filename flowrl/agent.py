@@ -11,6 +11,7 @@ that of any skill file.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,7 +126,7 @@ def export_agent(layout: GraphPaths, folder: Path) -> AgentRecord:
     manifest = store.manifest()
     if not manifest.experts:
         raise ExpertMissingError(f"{layout.root} has no merged expert yet; train a skill first")
-    if folder.exists():
+    if os.path.lexists(folder):
         raise FileRefusedError(f"{folder} exists already; name another folder, or remove it")
     prepared = folder.with_name(f".tmp-{folder.name}")
     storage.remove_tree(prepared)  # of an export that was killed

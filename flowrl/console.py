@@ -28,6 +28,7 @@ from flowrl.paths import printable
 from flowrl.redaction import redacted, secrets_of
 
 RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
+_BAD_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 _WIDTH = 120  # columns of a file or a pipe
 ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
 
@@ -78,8 +79,8 @@ def guarded(program: Callable[[], int]) -> int:
         sys.stderr.close()  # the reader of the output has ended
         return 0
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            _print_error(f"{format_error(error)}; choose a shorter name")
+        if error.errno in _BAD_NAME:
+            _print_error(f"{format_error(error)}; choose another name")
             return EXIT_USAGE
         if not (problem := classify_io_error(error)):
             raise

@@ -54,7 +54,8 @@ def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tupl
         bare = "://" if name.lower().endswith("_proxy") and "://" not in value else ""
         words = (bare + word for word in (*value.split(), *_URL_ENDS.split(value)))
         for secret in [*whole, *(word[_password(word)] for word in words)]:
-            found |= _spellings(secret) | _spellings(unquote(secret))
+            for part in (secret, secret.partition(":")[2]):  # that of a long user name, too
+                found |= _spellings(part) | _spellings(unquote(part))
     return tuple(sorted(found, key=lambda word: (-len(word), word)))
 
 

@@ -88,6 +88,20 @@ def test_an_agent_is_never_written_over_something(agent, merged, capsys):
     assert storage.tree_digest(agent) == before
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("loop", "exists already"), ("file/agent", "Not a directory"), ("loop/x", "")],
+)
+def test_an_agent_for_a_place_that_cannot_be_is_refused_in_one_line(
+    merged, tmp_path, capsys, place, said
+):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    assert cli.main(["export", str(merged.root), "-o", str(tmp_path / place)]) in (1, 2)
+    assert said in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
+
+
 def test_a_graph_without_experts_is_not_exported(tmp_path, capsys):
     assert cli.main(["export", str(tmp_path), "-o", str(tmp_path / "agent")]) == 1
     assert "has no merged expert yet" in capsys.readouterr().err

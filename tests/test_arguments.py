@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowrl import arguments, cli
-from flowrl.commands.check import CheckCommand, skill_files
+from flowrl.commands.check import CheckCommand
 from flowrl.commands.control import AddCommand, PauseCommand, PriorityCommand, RetryCommand
 from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import RollbackCommand
@@ -66,11 +66,16 @@ def test_a_folder_of_skill_files_is_no_graph(tmp_path):
     assert (found.graph_path, found.files) == (tmp_path / "mine", (Path("a.py"),))
 
 
-def test_a_word_that_is_neither_graph_nor_file_is_answered_in_one_line(tmp_path, monkeypatch):
+def test_a_word_that_is_neither_graph_nor_file_is_answered_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
     (tmp_path / "my_skills").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"^my_skils is no folder and no file \*\.py; closest is"):
-        skill_files([Path("my_skils"), Path("a.py")])
+    assert cli.main(["add", "my_skils", "a.py"]) == 2
+    said = (
+        "flowrl: my_skils is no folder and no file *.py; closest is 'my_skills'; name skill files"
+    )
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_the_environment_says_which_graph():
@@ -207,7 +212,7 @@ def test_a_file_that_is_not_there_is_answered_with_the_closest(tmp_path, capsys)
     assert "closest is 'stack.py'" in capsys.readouterr().out
 
 
-def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch):
+def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("FLOWRL_VENV", "/of/the/scripts")
     monkeypatch.setenv("FLOWRL_LLM_URL", "http://llm")
     assert parse(BottomUpConfig, []) == BottomUpConfig()
@@ -218,6 +223,8 @@ def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch):
     monkeypatch.setenv("FLOWRL_XYZZY", "2")
     with pytest.raises(ConfigError, match="FLOWRL_XYZZY is no flag; unset it"):
         parse(BottomUpConfig, [])
+    assert cli.main(["status", "exp/demo"]) == 2
+    assert "FLOWRL_XYZZY is no flag; unset it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def skill_files(paths: Sequence[Path]) -> list[Path]:
         if path.suffix != ".py" and not path.exists():
             raise ConfigError(
                 f"{printable(str(path))} is no folder and no file *.py{closest_file(path)}; "
-                "name skill files"
+                "name skill files, or folders that exist"
             )
         inside = sorted(path.glob("*.py")) if path.is_dir() else [path]
         if not inside:

@@ -160,11 +160,12 @@ class AddCommand(ControlCommand):
           SkillError: the code of one is refused; nothing is changed.
           GraphError, ConfigError: one does not go into the graph.
         """
+        files = skill_files(self.files)
         paths = GraphPaths(self.graph_path)
         read_rows(paths)  # the folder is a graph's
         config = recorded_config(paths)
         game = config.ppo.env_name
-        skills = [load_skill(file, env_name=game) for file in skill_files(self.files)]
+        skills = [load_skill(file, env_name=game) for file in files]
         sources = SkillSources(paths)
         kept = sources.recorded()
         new = [skill for skill in skills if kept.get(skill.name) != skill]

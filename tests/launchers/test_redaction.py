@@ -68,6 +68,11 @@ def test_each_password_of_a_list_of_urls_is_a_secret():
     assert redacted(value, ()) == "amqp://a:[redacted]@h2"
 
 
+def test_the_password_after_a_long_user_name_is_a_secret_by_itself():
+    secrets = secrets_of({"INDEX": "https://a-token-of-a-user:hunter2hunter2@host"})
+    assert redacted("401 for hunter2hunter2", secrets) == "401 for [redacted]"
+
+
 def test_a_proxy_may_have_no_scheme():
     environ = {"http_proxy": "ann:hunter2hunter2@proxy:3128", "no_proxy": "localhost,.example.org"}
     assert secrets_of(environ) == ("hunter2hunter2",)
