@@ -306,6 +306,8 @@ class CommandExecutor:
         try:
             return self._backend.reopen(request)
         except FileRefusedError as error:
+            if is_transient(error):
+                raise
             logger.error("%s: %s", request.skill, error)
             return None
 

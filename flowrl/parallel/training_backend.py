@@ -13,13 +13,13 @@ from typing import Any
 from flowrl import config as configs
 from flowrl import storage
 from flowrl.config import BottomUpConfig, LaunchConfig, PPOConfig, SkillConfig
-from flowrl.errors import FileRefusedError
+from flowrl.errors import FileRefusedError, is_transient
 from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import MERGE_RULES
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
-from flowrl.launchers.run_status import lock_held
+from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import (
@@ -95,10 +95,19 @@ class TrainingBackend:
         return self._job(resumed, request)
 
     def reopen(self, request: RunRequest) -> Job | None:
-        """The job of a run whose folder stays as it is; None without the folder."""
-        if not self._layout.run(request.expert, request.skill).run_json.exists():
+        """The job of a run whose folder stays as it is; None without the folder.
+
+        A process whose run has no whole record is asked to end: its result could not be merged.
+        """
+        paths = self._layout.run(request.expert, request.skill)
+        try:
+            prepared = open_training_run(self._layout, request.expert, request.skill)
+        except FileRefusedError as error:
+            if not is_transient(error) and lock_held(paths.folder):
+                request_stop(paths.folder.resolve())
+            if paths.run_json.exists():
+                raise
             return None
-        prepared = open_training_run(self._layout, request.expert, request.skill)
         return self._job(prepared, request) if prepared.run.run_id == request.run_id else None
 
     def merge(self, request: RunRequest) -> Mapping[str, Any]:

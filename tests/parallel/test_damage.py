@@ -67,20 +67,25 @@ def test_a_skill_without_a_whole_version_is_trained_again_once_a_user_says_so(pl
     assert cli.main(["fsck", graph]) == 0
 
 
-def test_a_damaged_record_of_a_run_stops_its_skill_alone_and_is_named(place):
-    place.order({WOOD: {"gate": "gate"}, SAPLING: {"gate": "gate"}})
+@pytest.mark.parametrize("harm", [rewrite, None], ids=["damaged", "lost"])
+def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
+    place.order({WOOD: {"gate": "never"}, SAPLING: {"gate": "gate"}})
     daemon = place.start(*LOCAL, "--max_nodes=2")
     until(lambda: place.launches() and len(place.launches()) == 2, seconds=DEADLINE_SECONDS)
     until(lambda: set(place.statuses().values()) == {"running"})
     daemon.kill()
     daemon.wait()
     path = place.layout.run(place.lines()[WOOD]["expert"], WOOD).run_json
-    rewrite(path, lambda facts: facts.update(attempt="first"))
+    if harm:
+        harm(path, lambda facts: facts.update(attempt="first"))
+    else:
+        path.unlink()
+    place.order()
     place.open("gate")
     code, said = place.run(*LOCAL, "--max_nodes=2")
     assert code == 0, said
     assert "run.json" in said
-    assert "attempt" in said
+    assert "attempt" in said if harm else "its run folder is gone" in said
     assert place.launches().count(WOOD) == 2
     assert place.launches().count(SAPLING) == 1, "the other skill is not concerned"
     assert set(place.statuses().values()) == {"completed"}

@@ -8,7 +8,7 @@ import pytest
 
 from flowrl.errors import FileRefusedError, GraphError, LaunchError
 from flowrl.launchers.base import ExitCause
-from tests.parallel.scheduling import exited, status, words
+from tests.parallel.scheduling import FakeBackend, exited, status, words
 
 BUGS = (AssertionError, AttributeError, NotImplementedError, MemoryError)
 DATA_ERRORS = (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError, GraphError)
@@ -95,6 +95,24 @@ def test_a_limit_of_the_machine_is_met_again_and_nothing_is_lost(start, world, c
         clock.pass_seconds(3600)
     assert words(scheduler) == {"A": "completed"}
     assert len(world.runs) == len(world.ledger) == 1
+
+
+def test_a_run_whose_record_the_machine_cannot_read_now_is_not_lost(start, world, monkeypatch):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    scheduler = start(max_retries=0)
+    with monkeypatch.context() as limited:
+
+        def refuse(*_):
+            raise FileRefusedError("run.json cannot be read") from OSError(errno.EMFILE, "limit")
+
+        limited.setattr(FakeBackend, "reopen", refuse)
+        scheduler.tick()
+        assert words(scheduler) == {"A": "running"}
+    world.end("A")
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed"}
 
 
 def test_a_cancel_that_does_not_arrive_is_sent_again(start, world):
