@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -193,9 +193,9 @@ def tally(rows: Sequence[SkillRow]) -> str:
 
 
 def totals(paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
-    """Return goal, slots in use, frames of all skills and free disk space, in one line."""
+    """Return goal, slots in use, frames in merged experts and free disk space, in one line."""
     parts = [
-        f"{sum(row.frames or 0 for row in rows):,} frames",
+        f"{sum(_merged_frames(paths).values()):,} frames merged",
         f"{shutil.disk_usage(paths.root).free / 1e9:,.1f} GB free",
     ]
     with suppress(FlowrlError):  # no start has recorded its flags; fsck names damage
@@ -316,7 +316,8 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
             "graph (GRAPH comes first), or let flowrl train make one"
         )
     lines = StateFile(paths.scheduler_state).load_document()["skills"]
-    return [_row(paths, line) for line in lines]
+    completed = {line["skill"] for line in lines if line["status"] == "completed"}
+    return [_row(paths, line, completed) for line in lines]
 
 
 def read_stop_mode(paths: GraphPaths) -> str:
@@ -353,7 +354,7 @@ def _status_word(row: SkillRow) -> str:
     return "cancelled" if row.status == "failed" and row.why == CANCELLED else row.status
 
 
-def _row(paths: GraphPaths, line: Mapping[str, Any]) -> SkillRow:
+def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> SkillRow:
     facts = {name: line[name] for name in _OF_STATE if name in line}
     seconds = line.get("wall_seconds")
     if line["status"] == "running":
@@ -363,7 +364,10 @@ def _row(paths: GraphPaths, line: Mapping[str, Any]) -> SkillRow:
             facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
             facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
     below = line["status"] == "completed" and line["success_rate"] < line.get("goal", 0.0)
-    more = f"flowrl train-more GRAPH {shlex.quote(line['skill'])}" if below else ""
+    weak = [line["skill"]] if below else completed & set(line.get("blocked_by", ()))
+    graph = shlex.quote(printable(str(paths.root)))
+    more = "; ".join(f"flowrl train-more {graph} {shlex.quote(skill)}" for skill in sorted(weak))
+    why = _STOP_REASONS.get(line.get("stop_reason", "")) or line.get("why")
     return SkillRow(
         **facts,
         seconds=seconds,
@@ -371,7 +375,7 @@ def _row(paths: GraphPaths, line: Mapping[str, Any]) -> SkillRow:
         waits_for=tuple(line.get("blocked_by") or line["waits_for"]),
         waits=_waits(line),
         below_goal=below,
-        why=_STOP_REASONS.get(line.get("stop_reason", ""), "") or line.get("why") or more,
+        why="; ".join(filter(None, [why, more])),
         log=tuple(line.get("log", ())),
     )
 

@@ -6,7 +6,6 @@ active or blocked) is computed when it is needed; 1,000 skills take less than a 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -168,17 +167,17 @@ class StateBuilder:
 
         A run that has begun goes on.
         """
-        if not isinstance(entry.status, Waiting | Blocked) or getattr(entry.status, "run_id", None):
+        status = entry.status
+        if not isinstance(status, Waiting | Blocked) or getattr(status, "run_id", None):
             return entry
+        waiting = status.waiting if isinstance(status, Blocked) else status
         needs = (self.entries[need] for need in entry.needs)
         by = tuple(dict.fromkeys(name for need in needs for name in self._roots(need)))
         if by:
             blockers = (self.entries[name] for name in by)
             why = "; ".join(filter(None, (self._shortage(blocker) for blocker in blockers)))
-            return replace(entry, status=Blocked(blocked_by=by, why=why))
-        attempt = entry.trained.attempt + 1 if entry.trained else 1
-        blocked = isinstance(entry.status, Blocked)
-        return replace(entry, status=Waiting(attempt=attempt)) if blocked else entry
+            return replace(entry, status=Blocked(blocked_by=by, why=why, waiting=waiting))
+        return replace(entry, status=waiting)
 
     def _roots(self, entry: Entry) -> tuple[str, ...]:
         """The skills that keep dependants of this entry from starting."""
@@ -187,12 +186,11 @@ class StateBuilder:
         return entry.status.blocked_by if isinstance(entry.status, Blocked) else ()
 
     def _shortage(self, entry: Entry) -> str:
-        """What is to be done about a completed skill that succeeds too seldom to be built on."""
+        """How often a completed skill succeeds, if that is too seldom for it to be built on."""
         status = entry.status
         if not isinstance(status, Completed) or status.success_rate >= self._least:
             return ""
-        rates = f"{status.success_rate:.1%} of {self._least:.1%}"
-        return f"{entry.skill} has {rates}: flowrl train-more GRAPH {shlex.quote(entry.skill)}"
+        return f"{entry.skill} has {status.success_rate:.1%} of {self._least:.1%}"
 
 
 def active_entries(entries: Mapping[str, Entry]) -> list[Entry]:

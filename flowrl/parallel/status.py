@@ -51,7 +51,13 @@ class Blocked:
 
     kind: ClassVar[str] = "blocked"
     blocked_by: tuple[str, ...]
-    why: str = ""  # what is to be done about those that succeed too seldom
+    why: str = ""  # those of them that succeed too seldom, and how often
+    waiting: Waiting = Waiting()  # as which it goes on
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that comes next."""
+        return self.waiting.attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +116,13 @@ class Completed:
     success_rate: float
     wall_seconds: float
     at: datetime
-    goal: Share = 0.0  # the run's --success_state_rate; 0 if that is not known
-    budget: Natural = 0  # --total_timesteps of its largest run
+    goal: Share = 0.0  # --success_state_rate of its last run, also one in vain; 0: not known
+    budget: Natural = 0  # --total_timesteps of its largest run, the same
     why: str = ""  # a later run has changed nothing
 
     @property
     def below_goal(self) -> bool:
-        """Whether the run spent its frames without reaching its goal."""
+        """Whether its frames were spent without reaching its goal; False if that is not known."""
         return self.success_rate < self.goal
 
 

@@ -64,7 +64,7 @@ def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, capsys):
     assert cli.main(["status", str(tmp_path)]) == 0
     head, sums, _, columns, first, second, *_ = capsys.readouterr().out.splitlines()
     assert head == f"{tmp_path}: 1 completed, 1 failed"
-    assert sums.startswith("2,000 frames · ")
+    assert sums.startswith("0 frames merged · ")
     assert sums.endswith(" GB free")
     assert " ".join(columns.split()) == (
         "skill status expert attempt run frames success time waits for / why"
@@ -124,6 +124,13 @@ def test_a_narrow_table_keeps_skill_status_success_and_reason(tmp_path, width):
     assert ("attempt" in head) == (width == 140)
 
 
+def test_the_frames_of_the_heading_are_those_of_merged_experts(graph, capsys):
+    merged = sum(version.frames for version in manifest_of(graph).experts.values())
+    assert merged
+    assert cli.main(["status", str(graph.root)]) == 0
+    assert f"{merged:,} frames merged · " in capsys.readouterr().out
+
+
 def test_the_heading_says_goal_slots_frames_and_room(tmp_path, capsys):
     layout = save(tmp_path, ("A", running()), ("B", DONE))
     tell_progress(layout.run(0, "A"))
@@ -131,7 +138,7 @@ def test_the_heading_says_goal_slots_frames_and_room(tmp_path, capsys):
     records.write(layout.config_json, facts)
     assert cli.main(["status", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "\ngoal 90% success in training · 1 of 3 slots · 2,512 frames · " in said
+    assert "\ngoal 90% success in training · 1 of 3 slots · 0 frames merged · " in said
 
 
 def test_columns_stay_where_they_are_while_figures_come_and_go(tmp_path):

@@ -289,6 +289,20 @@ def test_all_roots_of_a_blockage_are_named_and_lifted_one_by_one():
     assert state.entries["D"].status == Blocked(blocked_by=("C",))
 
 
+def test_a_skill_that_is_no_longer_blocked_waits_as_it_did_before():
+    skills = [NewSkill(skill="A"), NewSkill(skill="B", needs=("A",))]
+    state, _ = step(SchedulerState(), [events.SkillsAdded(tuple(skills))], NOW, ScheduleConfig())
+    retried = Waiting(attempt=3, alone=True, why="oom")
+    b = replace(state.entries["B"], status=retried, failures=2)
+    state = replace(state, entries={**state.entries, "B": b})
+    for _ in range(2):
+        state, _ = step(state, [events.Hold("A")], NOW, ScheduleConfig(), launching=False)
+        state = decode(encode(state), "again")
+        assert state.entries["B"].status == Blocked(blocked_by=("A",), waiting=retried)
+        state, _ = step(state, [events.Retry("A")], NOW, ScheduleConfig(), launching=False)
+        assert state.entries["B"].status == retried
+
+
 def test_nothing_is_due_but_what_lies_ahead():
     entry = replace(state_of_all().entries["skill 1"], skill="x", order=0)
     state = state_of_entries([entry], next_expert=2)
