@@ -245,8 +245,8 @@ class Feeder:
             match entry.status:
                 case Completed() as done:
                     self._flow.on_skill_complete(entry.skill)
-                    if requested and self._wants_more(entry, done):
-                        self._scheduler.train_more(entry.skill)
+                    if requested:
+                        self._train_more(entry, done)
                 case Held(why=why) if requested and why == NOT_ASKED_FOR:
                     self._scheduler.retry(entry.skill)
                 case Waiting() | Blocked() if not requested and entry.trained is None:
@@ -279,14 +279,18 @@ class Feeder:
             return 0
         return EXIT_RESUMABLE if self._scheduler.stopped_on_request else 1
 
-    def _wants_more(self, entry: Entry, done: Completed) -> bool:
-        """Whether the skill is below the goal, and that or the budget is larger than it was."""
-        ppo, budget = self.skills[entry.skill].ppo, self.config.schedule.skill_timesteps_budget
-        frames = ppo.total_timesteps
-        if budget is not None:
-            frames = min(frames, budget - entry.frames_used)
-        larger = ppo.success_state_rate > done.goal or frames > done.budget
-        return larger and done.success_rate < ppo.success_state_rate
+    def _train_more(self, entry: Entry, done: Completed) -> None:
+        """Train a skill on that is below the goal, if that or the budget is larger than ever.
+
+        A state that was made anew does not know them (0): nothing is larger than that.
+        """
+        ppo, most = self.skills[entry.skill].ppo, self.config.schedule.skill_timesteps_budget
+        goal = ppo.success_state_rate
+        budget = ppo.total_timesteps if most is None else min(ppo.total_timesteps, most)
+        left = budget if most is None else min(budget, most - entry.frames_used)
+        larger = 0 < done.goal < goal or 0 < done.budget < left
+        if larger and done.success_rate < goal:
+            self._scheduler.train_more(entry.skill, goal=goal, budget=budget)
 
     def _add(self, name: str, skill: Skill) -> None:
         """Add a skill; of those that are ready, the one that most others need starts first."""

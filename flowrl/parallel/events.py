@@ -205,9 +205,12 @@ class Retry(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainMore(Event):
-    """Train a completed skill on."""
+    """Train a completed skill on, towards a goal and with a budget of frames."""
 
     skill: str
+    goal: float = 0.0
+    budget: int = 0
+    frames: int = 0  # of this run; 0 for --total_timesteps
 
 
 @dataclass(frozen=True, slots=True)

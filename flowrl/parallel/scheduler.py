@@ -236,10 +236,13 @@ class SkillScheduler:
         self._check_known(skill_name)
         self._apply(events.Retry(skill_name))
 
-    def train_more(self, skill_name: str) -> None:
-        """Let a completed skill train on from its own expert; its dependants wait for that."""
+    def train_more(self, skill_name: str, *, goal: float = 0.0, budget: int = 0) -> None:
+        """Let a completed skill train on from its own expert; its dependants wait for that.
+
+        The skill's `goal` and `budget` are at least these afterwards, even if it was in vain.
+        """
         self._check_known(skill_name)
-        self._apply(events.TrainMore(skill_name))
+        self._apply(events.TrainMore(skill_name, goal, budget))
 
     def hold(self, skill_name: str, why: str = PAUSED) -> None:
         """Pause a skill until it is retried; a running one saves what it has and ends."""

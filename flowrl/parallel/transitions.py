@@ -172,8 +172,6 @@ class Transition:
         for entry in tuple(self.builder.entries.values()):
             if isinstance(entry.status, Completed):
                 self.builder.block_dependants(entry.skill)
-                if entry.status.why:  # a run that changed nothing may have left its folder
-                    self.commands.append(events.Discard(self._request(entry.skill)))
         for entry in active_entries(self.builder.entries):
             self._order_again(entry)
 
@@ -304,7 +302,7 @@ class Transition:
         if verb is Verb.PRIORITY:
             self.builder.put(replace(entry, priority=request.number))
         elif verb is Verb.TRAIN_MORE:
-            self._train_more(entry, request.number)
+            self._train_more(events.TrainMore(skill, frames=request.number))
         else:
             VERBS[verb](self, entry)
         return ""
@@ -336,10 +334,13 @@ class Transition:
                 return
         self._set_status(replace(entry, **_UNCHARGED), waiting)
 
-    def _train_more(self, entry: Entry, frames: int = 0) -> None:
+    def _train_more(self, asked: events.TrainMore) -> None:
         """Let another run of a completed skill start from its own expert."""
+        entry = self.builder.entries[asked.skill]
         if isinstance(done := entry.status, Completed):
-            entry = replace(entry, trained=done, more_frames=max(0, frames), **_UNCHARGED)
+            goal, budget = max(done.goal, asked.goal), max(done.budget, asked.budget)
+            tried = replace(done, goal=goal, budget=budget)
+            entry = replace(entry, trained=tried, more_frames=max(0, asked.frames), **_UNCHARGED)
             self._set_status(entry, Waiting(attempt=done.attempt + 1))
 
     def _pause(self, entry: Entry, why: str = PAUSED) -> None:
@@ -491,7 +492,7 @@ HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.MergeDone: Transition._merged,
     events.MergeRefused: Transition._merge_refused,
     events.Retry: lambda self, event: self._retry(self.builder.entries[event.skill]),
-    events.TrainMore: lambda self, event: self._train_more(self.builder.entries[event.skill]),
+    events.TrainMore: Transition._train_more,
     events.Hold: lambda self, event: self._pause(self.builder.entries[event.skill], event.why),
     ControlRequest: Transition._handle_request,
     events.Stopped: Transition._end_stop,

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from flowrl import bottomup, bottomup_parallel, cli, console, runs
+from flowrl import bottomup, bottomup_parallel, cli, runs
 from flowrl.config import ScheduleConfig
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore
@@ -67,7 +67,7 @@ def lineage(layout: GraphPaths) -> list[tuple[int, float | None]]:
 def test_a_skill_below_its_goal_is_shown_so_and_fails_a_strict_start(place, capsys):
     found = row(place, capsys)
     assert (found["status"], found["below_goal"], found["goal"]) == ("completed", True, 0.8)
-    assert found["why"] == "flowrl train-more GRAPH 'Collect Wood'"
+    assert found["why"] == f"flowrl train-more {place.layout.root} 'Collect Wood'"
     assert cli.main(["status", str(place.layout.root)]) == 0
     assert "1 below goal" in capsys.readouterr().out
     assert train(place, "--strict") == 1
@@ -91,6 +91,26 @@ def test_a_larger_goal_or_budget_trains_on_once_from_the_skills_own_expert(place
     assert record.ancestors == (before,)
     assert place.merged() == (first, record.run_id)
     assert row(place, capsys)["success_rate"] == 0.7
+
+
+@pytest.mark.parametrize(
+    "flag", ["--success_state_rate=0.85", "--total_timesteps=20000000"], ids=["goal", "budget"]
+)
+def test_a_larger_goal_or_budget_in_vain_is_not_tried_again(place, flag):
+    place.order({WOOD: {"success_rate": 0.3}})
+    for _ in range(3):
+        assert train(place, flag) == 0
+    assert place.launches() == [WOOD, WOOD]
+    assert lineage(place.layout) == [(100, 0.6)]
+
+
+def test_a_state_that_was_made_anew_knows_no_goal_that_could_be_smaller(place, capsys):
+    place.layout.scheduler_state.unlink()
+    place.layout.archive(0, WOOD).run_json.unlink()
+    assert cli.main(["recover", str(place.layout.root)]) == 0
+    assert row(place, capsys)["below_goal"] is False
+    assert train(place, "--success_state_rate=0.99", "--total_timesteps=20000000") == 0
+    assert place.launches() == [WOOD]
 
 
 @pytest.mark.parametrize("flag", ["--success_state_rate=0.5", "--total_timesteps=5000"])
@@ -135,22 +155,6 @@ def test_a_skill_that_was_trained_on_in_vain_keeps_its_expert(place, capsys, ord
     assert not place.layout.run(0, WOOD).folder.exists()
 
 
-def test_the_folder_of_a_run_in_vain_is_moved_away_by_the_next_start(place, monkeypatch):
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    place.order({WOOD: {"success_rate": 0.3}})
-    ask_for_more(place)
-    with monkeypatch.context() as patched:
-        patched.setattr(StandInBackend, "discard", killed)
-        assert train(place) == console.EXIT_INTERRUPTED
-    assert place.layout.run(0, WOOD).folder.exists()
-    assert train(place) == 0
-    assert not place.layout.run(0, WOOD).folder.exists()
-    assert len(list(place.layout.failed_runs.iterdir())) == 1
-    assert lineage(place.layout) == [(100, 0.6)]
-
-
 def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bottomup_parallel, "TrainingBackend", StandInBackend)
     place = Place(tmp_path)
@@ -158,7 +162,8 @@ def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, c
     assert train(place, target=TABLE) == 1
     found = row(place, capsys, TABLE)
     assert (found["status"], found["waits_for"]) == ("blocked", [WOOD])
-    assert found["why"] == "Collect Wood has 6.0% of 50.0%: flowrl train-more GRAPH 'Collect Wood'"
+    remedy = f"flowrl train-more {place.layout.root} 'Collect Wood'"
+    assert found["why"] == f"Collect Wood has 6.0% of 50.0%; {remedy}"
     place.order({WOOD: {"success_rate": 0.4}})
     ask_for_more(place)
     assert train(place, target=TABLE) == 1
