@@ -22,7 +22,7 @@ from flowrl.commands.status import find_row, read_rows
 from flowrl.config import Positive
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.launchers.sandbox import confinement
-from flowrl.parallel.events import MOST_PRIORITY, Response, Verb, why_not
+from flowrl.parallel.events import DONE, MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
@@ -62,17 +62,19 @@ class ControlCommand:
         name = send_request(paths, verb, skill, number=number)
         daemon = daemon_of(paths.daemon_lock)
         response, under_way = _await_response(paths, name, self.wait)
+        outcome = response.outcome if response else None
+        if verb is Verb.TRAIN_MORE and outcome == DONE:
+            outcome = "asked"  # the training itself is seen in flowrl status
         if self.json:
             data = {"id": name, "verb": verb, "skill": skill, "number": number, "daemon": daemon}
-            data["outcome"] = response.outcome if response else None
+            data["outcome"] = outcome
             sys.stdout.write(json.dumps(data) + "\n")
         else:
             start = f"flowrl train {shlex.quote(str(self.graph_path))}"
             left = f"done when you start {start}"
             if daemon is not None:
                 left = under_way or f"left for {in_words(daemon)}"
-            result = response.outcome if response else left
-            sys.stdout.write(f"{verb.value} {skill or 'all'}: {result}\n")
+            sys.stdout.write(f"{verb.value} {skill or 'all'}: {outcome or left}\n")
         if response is None:
             return EXIT_BUSY if self.wait else 0
         return 1 if response.refused else 0

@@ -147,6 +147,19 @@ def test_the_answer_is_waited_for_and_a_refusal_is_an_error(tmp_path, capsys, mo
     assert "pause A: refused: no" in capsys.readouterr().out
 
 
+def test_a_skill_that_is_to_train_more_is_asked_and_not_done(tmp_path, capsys, monkeypatch):
+    layout = save(tmp_path, ("A", DONE))
+    response = Response(id="1-0badcafe", verb="train-more", skill="A", at=NOW, outcome="done")
+    monkeypatch.setattr(control, "send_request", lambda *_, **__: response.id)
+    file = StateFile(layout.scheduler_state)
+    file.save(dataclasses.replace(file.load(), responses=(response,)))
+    words = ["train-more", str(tmp_path), "A", "--wait", "9"]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == "train-more A: asked\n"
+    assert cli.main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outcome"] == "asked"
+
+
 @pytest.mark.parametrize("verb", ["pause", "cancel"])
 def test_a_request_is_not_done_while_the_run_that_it_ends_still_saves(tmp_path, capsys, verb):
     asked = dataclasses.replace(running(), stop_reason=StopReason(verb))
