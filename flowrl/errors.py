@@ -70,6 +70,10 @@ class FormatVersionError(FileRefusedError):
     """A file was written by a version of flowrl that this one cannot read."""
 
 
+class KeptSkillError(FormatVersionError):
+    """A skill that is kept with a graph, and whose code this version does not admit any more."""
+
+
 class ExpertError(FlowrlError):
     """An expert checkpoint cannot be used."""
 

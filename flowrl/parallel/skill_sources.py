@@ -17,7 +17,14 @@ from pathlib import Path
 from flowrl import arguments, notices, storage
 from flowrl import config as configs
 from flowrl.config import BottomUpConfig, PPOConfig, SkillConfig
-from flowrl.errors import ConfigError, FileRefusedError, FormatVersionError, SkillError, closest
+from flowrl.errors import (
+    ConfigError,
+    FileRefusedError,
+    FormatVersionError,
+    KeptSkillError,
+    SkillError,
+    closest,
+)
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.parallel.run_folder import live_runs, readable_runs
@@ -115,12 +122,13 @@ def record_graph(layout: GraphPaths, config: PPOConfig) -> None:
 
 
 def _library(env_name: str) -> dict[str, str]:
-    """The digest of each embedded skill's contract and code."""
-    found: dict[str, str] = {}
-    for name, skill in load_library(env_name).items():
-        facts = dataclasses.replace(skill, description="", training={}).to_json()
-        found[name] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return found
+    """The digest of the contract and code of each embedded skill."""
+    return {name: _digest(skill) for name, skill in load_library(env_name).items()}
+
+
+def _digest(skill: Skill) -> str:
+    facts = dataclasses.replace(skill, description="", training={}).to_json()
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:
@@ -152,24 +160,31 @@ class SkillSources:
 
     def __init__(self, paths: GraphPaths) -> None:
         self._paths = paths
+        self.refused: set[Path] = set()  # kept files whose code this version does not admit
 
     def record(self, skill: Skill) -> None:
         """Keep the skill's source, unless one is kept that an expert was trained on."""
         path = self._paths.skill_file(skill.name)
-        if not path.exists() or skill.name not in self._fixed():
+        if not path.exists() or path in self.refused or skill.name not in self._fixed():
             storage.make_dir(path.parent)
             records.write(path, skill.to_json())
+            self.refused.discard(path)
 
     def recorded(self) -> dict[str, Skill]:
-        """Return every kept skill by name.
+        """Return every kept skill by name, without those that this version refuses.
 
         Raises:
           FileRefusedError: a file is damaged; says which.
         """
         skills: dict[str, Skill] = {}
         for path in sorted(self._paths.skill_files.glob("*.json")):
-            skill = read_skill_file(path)
-            skills[skill.name] = skill
+            try:
+                skill = read_skill_file(path)
+            except KeptSkillError as error:
+                self.refused.add(path)
+                logger.warning("%s", error)
+            else:
+                skills[skill.name] = skill
         return skills
 
     def over(self, library: Mapping[str, Skill]) -> dict[str, Skill]:
@@ -177,7 +192,7 @@ class SkillSources:
         fixed = self._fixed()
         recorded = self.recorded().items()
         kept = {name: skill for name, skill in recorded if name in fixed or name not in library}
-        kept = {name: _like(library.get(name), skill) for name, skill in kept.items()}
+        kept = {name: self._like(library.get(name), skill) for name, skill in kept.items()}
         for name, skill in kept.items():
             if name in library and library[name] != skill:
                 logger.warning(
@@ -187,6 +202,17 @@ class SkillSources:
                 )
         return {**library, **kept}
 
+    def _like(self, now: Skill | None, kept: Skill) -> Skill:
+        """The kept skill, with the present settings of its training, which may change.
+
+        One that the library does not have any more is embedded if it was when the graph was begun.
+        """
+        if now is not None:
+            return dataclasses.replace(kept, embedded=now.embedded, training=now.training)
+        path = self._paths.graph_json
+        was = records.read(path, GraphRecord).library if path.exists() else {}
+        return dataclasses.replace(kept, embedded=was.get(kept.name) == _digest(kept))
+
     def _fixed(self) -> set[str]:
         """The skills with a merged expert or a live run."""
         merged = ExpertStore(self._paths).manifest().experts.values()
@@ -194,19 +220,15 @@ class SkillSources:
         return {version.skill for version in merged} | live
 
 
-def _like(now: Skill | None, kept: Skill) -> Skill:
-    """The kept skill, with the present settings of its training, which may change."""
-    if now is None:
-        return kept
-    return dataclasses.replace(kept, embedded=now.embedded, training=now.training)
-
-
 def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
     """Return the graph of the library and of `--skills_dir`; of skills in training as kept."""
     game, own = config.ppo.env_name, config.graph
     library = load_library(game, own.skills_dir, trust=own.trust_skills)
     skills = sources.over(library).values()
-    graph = SkillGraph(skills, capacity=find_game(game).capacity)
+    capacity = find_game(game).capacity
+    graph = SkillGraph(skills, capacity=capacity)
+    if sources.refused:  # what needs them is left out, too
+        graph = SkillGraph([graph.skills[name] for name in graph.order()], capacity=capacity)
     graph.check()
     return graph
 
@@ -216,9 +238,13 @@ def read_skill_file(path: Path) -> Skill:
 
     Raises:
       FileRefusedError: it is damaged.
+      KeptSkillError: an earlier version admitted its code, this one does not.
     """
     data = records.read_document(path)
     try:
         return Skill.from_json(data)
     except SkillError as error:
-        raise FileRefusedError(f"{path} is damaged: {error}; restore it") from error
+        raise KeptSkillError(
+            f"{path}: this version of flowrl refuses it: {error}; to go on with this skill, "
+            "correct it in a file of its name, and use flowrl add or --skills_dir"
+        ) from error

@@ -11,10 +11,17 @@ from flowrl import cli, notices, storage
 from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.parallel import skill_sources
-from flowrl.parallel.skill_sources import check_graph_record, record_graph, skill_configs
+from flowrl.parallel.skill_sources import (
+    SkillSources,
+    check_graph_record,
+    open_graph,
+    record_graph,
+    skill_configs,
+)
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
-from flowrl.skills.skill import Amount
+from flowrl.skills.skill import Amount, Skill
+from flowrl.storage import records
 from tests.parallel.making import LIBRARY, TABLE, WOOD, make_skill
 from tests.parallel.stand_in_story import Place
 from tests.skills.making import skill_text
@@ -125,3 +132,54 @@ def test_a_library_that_changed_is_told_and_its_trained_skills_stay(tmp_path, mo
     monkeypatch.setattr(skill_sources, "load_library", lambda _: LIBRARY)
     record_graph(graph, PPOConfig())
     assert notices.read(graph) == {}
+
+
+def keep(layout: GraphPaths, *skills: Skill) -> None:
+    """Skills as an earlier version kept them, which checked their code by rules of its own."""
+    storage.make_dir(layout.skill_files)
+    for skill in skills:
+        records.write(layout.skill_file(skill.name), skill.to_json())
+
+
+def test_a_kept_skill_that_this_version_refuses_stops_only_what_needs_it(tmp_path, caplog):
+    layout, config = GraphPaths(tmp_path), BottomUpConfig()
+    code = "def task_reward(inventory):\n    return jnp.where(inventory.wood > 9, jnp.inf, 0.0)"
+    old = dataclasses.replace(make_skill("Old", gain="old"), reward=code)
+    new = make_skill("New", gain="new", needs=("old",))
+    keep(layout, old, new, make_skill("Other", gain="other"))
+    sources = SkillSources(layout)
+    graph = open_graph(config, sources)
+    assert graph.skills.keys() == {*LIBRARY, "Other"}
+    assert (
+        f"{layout.skill_file('Old')}: this version of flowrl refuses it: skill 'Old':"
+        in caplog.text
+    )
+    assert "jnp.inf is not admitted" in caplog.text
+    assert "correct it in a file of its name, and use flowrl add or --skills_dir" in caplog.text
+    assert cli.main(["fsck", str(tmp_path)]) == 1
+    right = dataclasses.replace(old, reward=code.replace("jnp.inf", "9.0"))
+    sources._fixed = lambda: {"Old"}  # an expert was trained on it
+    sources.record(right)
+    assert open_graph(config, SkillSources(layout)).skills.keys() == {*graph.skills, "Old", "New"}
+    sources.record(old)
+    assert sources.recorded()["Old"].reward == right.reward
+
+
+@pytest.mark.parametrize("name", ["sum", "task_is_done"])
+def test_a_kept_skill_may_have_a_local_that_is_a_later_word(tmp_path, name):
+    code = f"def task_reward(inventory):\n    {name} = inventory.wood\n    return {name} * 0.5"
+    keep(GraphPaths(tmp_path), dataclasses.replace(make_skill("Old"), reward=code))
+    assert SkillSources(GraphPaths(tmp_path)).recorded()["Old"].reward == code
+
+
+def test_a_library_skill_that_a_later_version_drops_is_not_an_own_one(tmp_path):
+    layout = GraphPaths(tmp_path)
+    storage.make_dir(layout.root)
+    record_graph(layout, PPOConfig())
+    own = make_skill("Own")
+    replaced = dataclasses.replace(LIBRARY[TABLE], reward=own.reward)
+    keep(layout, LIBRARY[WOOD], own, replaced)
+    found = SkillSources(layout).over({})
+    assert {name: skill.embedded for name, skill in found.items()} == {
+        **{WOOD: True, "Own": False, TABLE: False}
+    }
