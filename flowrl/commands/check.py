@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tyro
 
-from flowrl.config import Sandbox
+from flowrl.config import PPOConfig, Sandbox, with_flags
 from flowrl.errors import ConfigError, FlowrlError, closest_file
 from flowrl.games.base import known_games
 from flowrl.launchers.sandbox import confinement
@@ -138,9 +138,13 @@ def check_files(
 def _read(path: Path) -> Skill | str:
     """The skill, or why its syntax is refused."""
     try:
-        return load_skill(path)
+        skill = load_skill(path)
+        with_flags(PPOConfig(), **skill.training).check()
+    except ConfigError as error:
+        return f"{printable(str(path))}:1: training: {error}"
     except FlowrlError as error:
         return str(error)
+    return skill
 
 
 def _games(skill: Skill) -> list[str]:

@@ -53,6 +53,13 @@ def test_a_good_skill_file_is_said_to_be_ok(tmp_path, capsys):
     assert f"{file}: ok: Collect Wood, for Craftax-Classic-Symbolic" in capsys.readouterr().out
 
 
+def test_settings_that_make_no_sense_together_are_refused_by_a_check(tmp_path, capsys):
+    file = tmp_path / "wood.py"
+    file.write_text(skill_text(head='training = {"num_minibatches": 7}\n'))
+    assert cli.main(["check", str(file), "--no-trace"]) == 1
+    assert f"{file}:1: training: --num_envs 64" in capsys.readouterr().out
+
+
 def test_a_check_of_no_files_is_refused(capsys):
     assert cli.main(["check"]) == 2
     assert "FILES is missing: flowrl check FILES …" in capsys.readouterr().err

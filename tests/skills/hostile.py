@@ -226,6 +226,13 @@ BY_SYNTAX: dict[str, str | bytes] = {
     "a word too many": constant(GAIN, f"{GAIN}\n__name__ = 'x'"),
     "trust by the file itself": constant(GAIN, f"{GAIN}\ntrusted = True"),
     "a function too many": skill_text(head="def helper(n):\n    return n\n"),
+    "helpers in a circle": skill_text(
+        head="def f(x):\n    return g(x)\ndef g(x):\n    return f(x)\n",
+        reward="def task_reward(n):\n    return f(n)",
+    ),
+    "a constant for a feature": skill_text(
+        head="timestep = 3\n", reward="def task_reward(n):\n    return n * timestep"
+    ),
     "a function twice": skill_text(reward=f"{REWARD}\n\n\n{REWARD}"),
     "code between": skill_text(is_done=f"print(1)\n{IS_DONE}"),
     "code at the end": GOOD + "\nprint(1)\n",

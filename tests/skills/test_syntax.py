@@ -373,3 +373,18 @@ def test_a_dict_by_names_is_the_same_with_numbers():
         for each in (body, body.replace('"""wood"""\n', ""))
     ]
     assert [call(1) for call in calls] == [30, 30]
+
+
+def test_a_constant_may_stand_below_the_helper_that_uses_it():
+    head = "def f(x):\n    return x * K\nK = 2\n"
+    text = skill_text(head=head, reward="def task_reward(n):\n    return f(n)")
+    function = check_skill_source(text, "x.py", games=GAMES).body[-1]
+    written = ast.parse(ast.unparse(function)).body
+    [call] = execute_functions(written, CLASSIC, place="x.py")  # type: ignore[arg-type]
+    assert call(3) == 6
+
+
+def test_a_constant_with_a_features_name_is_refused_as_that():
+    text = skill_text(head="n = 3\n", reward="def task_reward():\n    return n * 1.0")
+    with pytest.raises(CodeRefusedError, match=r"x\.py:2: n is the name of a feature; choose an"):
+        check_skill_source(text, "x.py", games=GAMES)

@@ -26,7 +26,7 @@ from flowrl.runs import CodeApproval
 from flowrl.skills.validation.syntax import without_annotations
 from flowrl.storage import records
 
-CHECKS_VERSION = 1  # raised whenever a check refuses what it admitted before
+CHECKS_VERSION = 1  # raised only where a kept approval must not count any more: all are void then
 _ROLES = ("task_is_done", "task_reward")
 _LIMIT_BYTES = 10_000
 

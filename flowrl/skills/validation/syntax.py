@@ -6,7 +6,7 @@ says what code may reach; what it costs, and what it returns, is measured by the
 process with limits.
 
 Helper functions and named constants of a file are moved into the functions that use them, so that
-a skill is two functions wherever it goes. Each may use only those above it: nothing recurs.
+a skill is two functions wherever it goes. A helper may call only those above it: nothing recurs.
 Annotations and the imports of jax are dropped, and are never executed.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from flowrl.errors import CodeRefusedError
-from flowrl.games.base import Game
+from flowrl.games.base import COUNT, Game
 from flowrl.skills.validation.allowed import (
     FUNCTION_NAMES,
     INSTEAD,
@@ -74,7 +74,7 @@ def check_skill_source(
             literal(node.value, place)
     for missing in sorted({"name", "gain", *FUNCTION_NAMES} - known.keys()):
         raise _refusal(place, None, f"{missing} is missing", "a skill file must define it")
-    functions = _composed(known, place)
+    functions = _composed(known, place, games)
     if not fitting_games(functions, games, trusted=trusted):
         # Of the game that has most of what the file names.
         problems = (first_problem(functions, game, trusted=trusted) for game in games)
@@ -87,30 +87,36 @@ def check_skill_source(
     return admitted
 
 
-def _composed(known: Mapping[str, ast.stmt], place: str) -> list[ast.FunctionDef]:
+def _composed(
+    known: Mapping[str, ast.stmt], place: str, games: Sequence[Game]
+) -> list[ast.FunctionDef]:
     """The two functions, with the helpers and named constants moved into them that they use.
 
     Args:
       known: what the file defines, by name, in its order.
 
     Raises:
-      CodeRefusedError: a function gives one of them another meaning, or none uses it.
+      CodeRefusedError: one has the name of a feature, a function gives it another meaning, or none
+        uses it.
     """
     own = (_DOCSTRING, *CONSTANTS, *FUNCTION_NAMES)
     shared = {name: node for name, node in known.items() if name not in own}
+    for name in shared.keys() & {COUNT}.union(*(game.features for game in games)):
+        what = f"{name} is the name of a feature"
+        raise _refusal(place, shared[name], what, "choose another name")
     unused, composed = dict(shared), []
     for function in (known[name] for name in FUNCTION_NAMES):
         assert isinstance(function, ast.FunctionDef)
         for name in shared.keys() & (names_in(function, ast.Store) | parameters(function)):
             what = f"{function.name} gives {name} another meaning"
             raise _refusal(place, function, what, "choose another name")
-        words, used = names_in(function, ast.Load), []
-        for name, node in reversed(shared.items()):  # each uses only those above it
-            if name in words:
-                words |= names_in(node, ast.Load)
-                used.insert(0, node)
-                unused.pop(name, None)
-        composed.append(_with(function, used) if used else function)
+        words, used = names_in(function, ast.Load), set[str]()
+        while new := (words & shared.keys()) - used:
+            used |= new
+            words = words.union(*(names_in(shared[name], ast.Load) for name in new))
+        unused = {name: node for name, node in unused.items() if name not in used}
+        parts = [node for name, node in shared.items() if name in used]
+        composed.append(_with(function, parts) if parts else function)
     for name, node in unused.items():
         close = difflib.get_close_matches(name, CONSTANTS, n=1)
         remedy = f"did you mean {close[0]}?" if close else "remove it, or correct its name"
