@@ -61,11 +61,7 @@ from flowrl.storage.records import Natural, Positive, Word
 
 _AGENT_JSON = "agent.json"
 _AGAIN = "export the agent again"
-# Begin an episode in a world of a key; act once, from a key and a state.
-_Walk = tuple[
-    Callable[[jax.Array], WalkState],
-    Callable[[jax.Array, WalkState], tuple[WalkState, jax.Array, jax.Array, StepOutput]],
-]
+_Walk = tuple[Callable[..., Any], Callable[..., Any]]  # begin in a world of a key; act once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,21 +296,18 @@ def _read_modules(
     folder: Path, experts: Sequence[ExportedExpert], *, trust_skills: bool
 ) -> dict[int, TaskModule]:
     """The plans, once their digests are right and their code is approved."""
-    paths = [folder / "plans" / f"{each.name}.py" for each in experts]
-    for path, expert in zip(paths, experts, strict=True):
+    plans = {folder / "plans" / f"{each.name}.py": each for each in experts}
+    for path, expert in plans.items():
         if _digest(storage.read_bytes(path)) != expert.module:
             raise FileRefusedError(f"{path} is not the plan that was exported; {_AGAIN}")
     if trust_skills:
-        pairs = zip(paths, experts, strict=True)
-        modules = [load_module(path, approvals=each.approvals) for path, each in pairs]
-    else:  # approvals of the folder are those of its author
-        modules = open_modules(paths, ApprovalStore(None))
-    known = {each.index for each in experts}
-    for path, module in zip(paths, modules, strict=True):
-        if missing := sorted(set(module.experts) - known):
-            what = f"{path} has the experts {missing}, which are not here"
-            raise ExpertMissingError(f"{what}; {_AGAIN}")
-    return {each.index: module for each, module in zip(experts, modules, strict=True)}
+        modules = [load_module(path, approvals=each.approvals) for path, each in plans.items()]
+    else:  # approvals in the folder are its author's
+        modules = open_modules(list(plans), ApprovalStore(Path(os.devnull)))
+    found = dict(zip((each.index for each in plans.values()), modules, strict=True))
+    if missing := sorted({index for each in modules for index in each.experts} - found.keys()):
+        raise ExpertMissingError(f"{folder} lacks the experts {missing} of its plans; {_AGAIN}")
+    return found
 
 
 def _digest(content: bytes) -> str:

@@ -34,7 +34,7 @@ GraphArgument = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="GRAP
 SkillArgument = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SKILL")]]
 
 _GRAPH = "graph_path"
-_ENV, _GRAPH_PATH = "FLOWRL_", "FLOWRL_GRAPH_PATH"
+_ENV = "FLOWRL_"
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _SWITCHES = ("true", "yes", "on", "false", "no", "off")  # 0 and 1 may be numbers of experts
@@ -196,25 +196,18 @@ def environment(kind: type, env: Mapping[str, str]) -> Given:
     Raises:
       ConfigError: a variable begins with FLOWRL_ and is none.
     """
-    known = {_variable(name): argument for name, argument in arguments(kind).items()}
+    known = {f"{_ENV}{name.upper()}": argument for name, argument in arguments(kind).items()}
+    known[f"{_ENV}GRAPH"] = arguments(kind)[_GRAPH]
     for name in env:
-        is_known = name in known or name == _GRAPH_PATH or _INTERNAL.fullmatch(name)
-        if name.startswith(_ENV) and not is_known:
+        if name.startswith(_ENV) and name not in known and not _INTERNAL.fullmatch(name):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             other = f"; closest is {near[0]}" if near else ""
             raise ConfigError(f"the environment's {name} is no flag{other}; unset it, or rename it")
-    found = {argument.name: env[name] for name, argument in known.items() if env.get(name)}
-    given = {
-        name: value.split() if arguments(kind)[name].many else [value]
-        for name, value in found.items()
+    return {
+        argument.name: env[name].split() if argument.many else [env[name]]
+        for name, argument in known.items()
+        if env.get(name)
     }
-    return given | graph_of_environment(kind, env)
-
-
-def graph_of_environment(kind: type, env: Mapping[str, str]) -> Given:
-    """Return FLOWRL_GRAPH, or FLOWRL_GRAPH_PATH, for a class that has a graph, and nothing else."""
-    graph = env.get(_variable(_GRAPH)) or env.get(_GRAPH_PATH)
-    return {_GRAPH: [graph]} if graph and _GRAPH in arguments(kind) else {}
 
 
 def config_file(kind: type, path: Path) -> Given:
@@ -265,10 +258,6 @@ def _is_flag(word: str) -> bool:
     return word.startswith("--") or (len(word) > 1 and word[0] == "-" and not word[1].isdigit())
 
 
-def _variable(name: str) -> str:
-    return _ENV + ("GRAPH" if name == _GRAPH else name.upper())
-
-
 def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
     """The argument of a flag, and whether it is turned on or off."""
     known = arguments(kind)
@@ -297,20 +286,11 @@ def _following(argument: Argument, word: str, queue: deque[str]) -> list[str]:
         taken.append(queue.popleft())
     if not taken or "" in taken:
         raise ConfigError(f"{flag} has no value; give one, or leave the flag out")
-    if equals and queue and _is_one_more(argument, queue[0]):
-        more = f"{flag} {value} {queue[0]}"
-        raise ConfigError(f"{word} takes no further word, as {queue[0]!r}; say {more}")
+    more = queue[0] if equals and argument.many and queue else "--"
+    could_be = get_args(argument.type)[:1] != (int,) or more[:1].isdigit()
+    if could_be and "/" not in more and not _is_flag(more):
+        raise ConfigError(f"{word} takes no further word, as {more!r}; say {flag} {value} {more}")
     return taken
-
-
-def _is_one_more(argument: Argument, word: str) -> bool:
-    """Whether a word after `--list=…` was meant for the list; a path is none of it."""
-    if not argument.many or _is_flag(word) or "/" in word:
-        return False
-    try:
-        return bool(_plain(argument.type, [word]))
-    except ValueError:
-        return False
 
 
 def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
@@ -324,8 +304,8 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
         files = any(each.many for each in places)
         spare = len(rest) > len(places) and not files
         number = bool(places) and places[0].type is int
-        folder = bool(rest) and _names_folder(rest[0]) and not (files and _holds_files(rest[0]))
-        if rest and (spare or folder or (number and not rest[0].isdigit())):
+        names = rest and (_names_folder(rest[0], files=files) or (number and not rest[0].isdigit()))
+        if spare or names:
             found[graph.name] = [rest.pop(0)]
     for place in places:
         if rest:
@@ -338,15 +318,12 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
     return found
 
 
-def _names_folder(word: str) -> bool:
+def _names_folder(word: str, *, files: bool) -> bool:
     """Whether a word is a graph where a skill, a number or a file could stand, too."""
+    if files and any(Path(word).glob("*.py")):
+        names = ("graph.json", "scheduler_state.json")
+        return any(Path(word, name).exists() for name in names)
     return not word.endswith(".py") and ("/" in word or os.path.isdir(word))  # noqa: PTH112 — no error for a name that is too long
-
-
-def _holds_files(word: str) -> bool:
-    """Whether a word is a folder of Python files and no graph."""
-    graph = any(Path(word, name).exists() for name in ("graph.json", "scheduler_state.json"))
-    return not graph and any(Path(word).glob("*.py"))
 
 
 def _value(argument: Argument, words: Sequence[str], origin: Origin) -> Any:

@@ -139,9 +139,11 @@ def _command(name: str, words: Sequence[str]) -> Any:
         near = closest(name, [*ALL, "--version"]) or f"; there are {', '.join(ALL)}"
         raise ConfigError(f"there is no command {name!r}{near}")
     kind = COMMANDS[name]
-    arguments.environment(BottomUpConfig, os.environ)  # refuses FLOWRL_GRPAH, say
-    environment = arguments.graph_of_environment(kind, os.environ)
-    layers: dict[arguments.Origin, arguments.Given] = {"environment": environment}
+    given = arguments.environment(BottomUpConfig, os.environ)  # refuses FLOWRL_GRPAH, say
+    graph = {"graph_path"} & given.keys() & arguments.arguments(kind).keys()
+    layers: dict[arguments.Origin, arguments.Given] = {
+        "environment": {name: given[name] for name in graph}
+    }
     return arguments.read(kind, words, prog=f"flowrl {name}", layers=layers)[0]
 
 

@@ -21,7 +21,6 @@ from urllib.parse import unquote
 REDACTED = "[redacted]"
 _NO_PORT, _LONG = r"(?!\d{1,5}[/?#,])", r"[^/:@]{16,}"  # a user name that long may be a token
 _USER = re.compile(rf"://(?:[^/:@]{{0,15}}:{_NO_PORT}|(?={_LONG}(?:@|:{_NO_PORT})))")
-_WORD, _URL_ENDS = re.compile(r"\S+"), re.compile(r"[,;\s]+")
 _KNOWN_TOKEN = re.compile(
     r"\b(?:sk-|gh[oprsu]_|github_pat_|glpat-|hf_|xox[abprs]-|AKIA|AIza|eyJ)[\w.-]{16,}"
 )
@@ -51,11 +50,13 @@ def secrets_of(environ: Mapping[str, str], passed: Collection[str] = ()) -> tupl
     found: set[str] = set()
     for name, value in environ.items():
         whole = [value] if is_secret(name, passed) or _is_token(value.strip()) else []
-        bare = "://" if name.lower().endswith("_proxy") and "://" not in value else ""
-        words = (bare + word for word in (*value.split(), *_URL_ENDS.split(value)))
-        for secret in [*whole, *(word[_password(word)] for word in words)]:
-            for part in (secret, secret.partition(":")[2]):  # that of a long user name, too
-                found |= _spellings(part) | _spellings(unquote(part))
+        url = value if "://" in value or not name.lower().endswith("_proxy") else f"://{value}"
+        words = (word[_password(word)] for word in (url, *re.split(r"[,;\s]+", url)))
+        for secret in (
+            *whole,
+            *(part for word in words for part in (word, word.partition(":")[2])),
+        ):
+            found |= _spellings(secret) | _spellings(unquote(secret))
     return tuple(sorted(found, key=lambda word: (-len(word), word)))
 
 
@@ -74,7 +75,7 @@ def redacted(text: str, secrets: Sequence[str]) -> str:
     """
     text = _KNOWN_TOKEN.sub(REDACTED, text)
     if "://" in text:
-        text = _WORD.sub(_without_password, text)
+        text = re.sub(r"\S+", _without_password, text)
     if not any(secret in text for secret in secrets):
         return text
     return re.sub("|".join(map(re.escape, secrets)), REDACTED, text)

@@ -165,7 +165,7 @@ def test_a_plan_with_an_expert_that_is_not_here_is_refused(agent):
     document = records.read_document(agent / "agent.json")
     document["experts"] = document["experts"][1:]
     records.write(agent / "agent.json", document)
-    with pytest.raises(ExpertMissingError, match=r"has the experts \[0\], which are not here"):
+    with pytest.raises(ExpertMissingError, match=r"lacks the experts \[0\] of its plans"):
         flowrl.load_agent(agent)
 
 

@@ -19,8 +19,10 @@ G = Path("exp/demo")
 
 
 def read(kind, line, graph=None):
-    layers = {"environment": arguments.graph_of_environment(kind, {"FLOWRL_GRAPH": graph or ""})}
-    return arguments.read(kind, line.split(), prog="flowrl x", layers=layers)[0]
+    environment = arguments.environment(BottomUpConfig, {"FLOWRL_GRAPH": graph or ""})
+    return arguments.read(kind, line.split(), prog="flowrl x", layers={"environment": environment})[
+        0
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,7 @@ def test_the_graph_is_the_first_word_and_may_be_left_out(kind, line, expected):
 
 
 def test_a_list_grows_with_each_of_its_flags_and_ends_before_the_graph():
+    assert parse(BottomUpConfig, ["--gpu_ids=0", "mine"]).graph.graph_path == Path("mine")
     words = "--pass_env A --gpu_ids=0 exp/demo --pass_env B"
     config = parse(BottomUpConfig, words.split())
     assert (config.launch.pass_env, config.launch.gpu_ids) == (("A", "B"), (0,))
@@ -80,7 +83,6 @@ def test_a_word_that_is_neither_graph_nor_file_is_answered_in_one_line(
 
 def test_the_environment_says_which_graph():
     for name in ("FLOWRL_GRAPH", "FLOWRL_GRAPH_PATH"):
-        assert arguments.graph_of_environment(RetryCommand, {name: "g"}) == {"graph_path": ["g"]}
         assert arguments.environment(BottomUpConfig, {name: "g"}) == {"graph_path": ["g"]}
     assert read(RetryCommand, "Wood", graph="exp/mine").graph_path == Path("exp/mine")
     assert read(RetryCommand, "exp/demo Wood", graph="exp/mine").graph_path == G

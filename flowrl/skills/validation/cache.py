@@ -14,7 +14,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,13 +38,10 @@ class LibraryApprovals:
 
 
 class ApprovalStore:
-    """The approvals kept in a folder, one sealed file each; games bring those of their library.
+    """The approvals kept in a folder, one sealed file each; games bring those of their library."""
 
-    Without a folder there are no others.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder or Path(os.devnull)  # which holds no files
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def find(self, digest: str) -> CodeApproval | None:
         """The approval of this code, if it has one.
