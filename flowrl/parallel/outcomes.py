@@ -71,8 +71,6 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
         case StopReason.CANCEL:
             failed = Failed(why=CANCELLED, attempt=status.attempt, at=context.now)
             return replace(entry, status=failed)
-        case StopReason.YIELD if getattr(event.outcome, "cause", None) is ExitCause.STOPPED:
-            return _after_yield(entry, event.outcome, event, context)
         case StopReason.NONE | StopReason.YIELD:
             return _by_cause(entry, event.outcome, event, context)
         case _:
@@ -187,19 +185,6 @@ def _finished(entry: Entry, status: Running, result: RunResult, context: StepCon
     return replace(entry, refusals=0, requeues=0, status=merging)
 
 
-def _after_yield(
-    entry: Entry, outcome: Exited | Lost, event: RunEnded, context: StepContext
-) -> Entry:
-    """Queue a run again that has saved and ended; one that had to be killed is charged."""
-    if isinstance(outcome, Exited) and outcome.code == EXIT_RESUMABLE:
-        entry = _waiting_again(entry, YIELDED, None)
-        return replace(entry, status=replace(entry.status, queued_at=context.now))
-    why = f"it did not save when it was to give its slot: {described(outcome)}"
-    if event.full_disk or getattr(outcome, "code", None) == EXIT_DISK_FULL:
-        return _requeued(entry, why, context, tries=entry.requeues)
-    return charged(entry, why, event.frames, context, goes_on=bool(event.saved))
-
-
 def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: StepContext) -> Entry:
     status = entry.status
     assert isinstance(status, Running)
@@ -207,10 +192,15 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
     cause = outcome.cause if isinstance(outcome, Exited) else None
     if cause in _DELIBERATE:
         return _held(entry, status, why, context)
-    code = outcome.code if isinstance(outcome, Exited) and cause is ExitCause.EXIT else None
+    yields = cause is ExitCause.STOPPED and status.stop_reason is StopReason.YIELD
+    own = cause is ExitCause.EXIT or yields  # what yields without saving ends by its own fault
+    code = outcome.code if isinstance(outcome, Exited) and own else None
     lived_seconds = (context.now - status.since).total_seconds()
     tries = 0 if lived_seconds > BACKOFF_CAP_SECONDS else entry.requeues
-    if cause in _RESUMED:
+    if yields and code == EXIT_RESUMABLE:
+        entry = _waiting_again(entry, YIELDED, None)
+        return replace(entry, status=replace(entry.status, queued_at=context.now))
+    if cause in _RESUMED and not yields:
         return _requeued(entry, why, context, tries=tries)
     last = event.log[-1] if event.log and REPORT not in event.log[-1] else ""
     why = f"{why}: {last}" if last and cause is not ExitCause.OOM else why

@@ -160,15 +160,15 @@ def test_a_run_that_has_saved_gives_its_slot_uncharged():
 
 
 @pytest.mark.parametrize("full_disk", [False, True])
-@pytest.mark.parametrize(
-    "facts", [{"signal": 9}, {"code": EXIT_IO}, {"code": 1}], ids=["killed", "disk", "error"]
-)
+@pytest.mark.parametrize("facts", [{"signal": 9}, {"code": 1}, {"code": EXIT_DIVERGED}])
 def test_a_run_that_does_not_save_when_it_is_to_give_its_slot_is_charged(facts, full_disk):
     ended = Exited(cause=ExitCause.STOPPED, **facts)
     event = RunEnded("A", "e0.a1.x", ended, 8, saved=1, full_disk=full_disk)
     entry = outcomes.after_end(YIELDING, event, context())
     assert (entry.failures, entry.requeues) == ((0, 1) if full_disk else (1, 0))
-    assert (entry.status.run_id, entry.status.queued_at) == ("e0.a1.x", None)
+    anew = not full_disk and facts == {"code": EXIT_DIVERGED}
+    assert entry.status.run_id == (None if anew else "e0.a1.x")
+    assert entry.status.queued_at is None
 
 
 def test_only_the_exit_code_of_a_trainer_that_exits_means_something():
