@@ -89,6 +89,8 @@ def train_graph(config: BottomUpConfig) -> int:
             recover_graph(layout)
             scheduler.add_skills(known_skills(layout, graph, scheduler.state))
             record_graph(layout, config.ppo)
+            if config.command:
+                notices.publish(layout, "command", config.command)
             notices.publish(layout, sandbox.NOTICE, confinement.said)
 
         scheduler.when_there_is_room(set_up)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -252,6 +253,8 @@ class BottomUpConfig(Configuration):
         default_factory=dict, compare=False
     )
     """Which flags were given, and where; not a flag itself."""
+    command: Annotated[str, tyro.conf.Suppress] = field(default="", compare=False)
+    """The command that was given, for hints on how to go on; not a flag itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +297,8 @@ def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str | None = 
             layers["config file"] = arguments.config_file(kind, Path(given["config"][0]))
     config, origins = arguments.read(kind, words, prog=prog, layers=layers)
     if layers:
-        config = dataclasses.replace(config, origins=origins)  # type: ignore[call-arg]
+        command = shlex.join([*prog.split(), *words])
+        config = dataclasses.replace(config, origins=origins, command=command)  # type: ignore[call-arg]
     return checked(config)
 
 
@@ -321,7 +325,7 @@ def flags(config: Configuration) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for item in dataclasses.fields(config):
-        if item.name == "origins":
+        if item.name in ("origins", "command"):
             continue
         value = getattr(config, item.name)
         values |= flags(value) if isinstance(value, Configuration) else {item.name: value}

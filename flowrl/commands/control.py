@@ -6,7 +6,6 @@ Each command leaves a request in the graph's folder, whether the scheduler is up
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ import tyro
 
 from flowrl.arguments import GraphArgument, SkillArgument
 from flowrl.commands.check import skill_files
-from flowrl.commands.status import find_row, read_rows
+from flowrl.commands.status import find_row, last_command, read_rows
 from flowrl.config import Positive
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.launchers.sandbox import confinement
@@ -70,8 +69,7 @@ class ControlCommand:
             data["outcome"] = outcome
             sys.stdout.write(json.dumps(data) + "\n")
         else:
-            start = f"flowrl train {shlex.quote(str(self.graph_path))}"
-            left = f"done when you start {start}"
+            left = f"done when you start {last_command(paths)}"
             if daemon is not None:
                 left = under_way or f"left for {in_words(daemon)}"
             sys.stdout.write(f"{verb.value} {skill or 'all'}: {outcome or left}\n")

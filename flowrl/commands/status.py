@@ -25,7 +25,7 @@ from flowrl import notices, runs
 from flowrl.arguments import GraphArgument
 from flowrl.errors import FileRefusedError, FlowrlError, GraphError, closest
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.events import StopMode
+from flowrl.parallel.events import PAUSED, StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.recovery import recorded_config
@@ -133,8 +133,11 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
     root = printable(str(paths.root))
     warnings = [*filter(None, [read_stop_mode(paths)]), *_notices(paths).values()]
     if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
-        again = f"flowrl train {shlex.quote(root)}"
-        warnings.append(f"no scheduler: runs go on, and nothing is started or merged until {again}")
+        again = last_command(paths)
+        warnings.append(f"no scheduler: runs go on; nothing is started or merged until {again}")
+    if any(row.status == "held" and row.why == PAUSED for row in rows):
+        resume = f"to go on with paused skills: flowrl resume {shlex.quote(root)} --all"
+        warnings.append(f"{resume}, then {last_command(paths)}" if all_ended(rows) else resume)
     yellow = [Text(text, style="yellow") for text in warnings]
     logs = [
         Text(f"\n{row.skill}, the last lines of its log:\n  " + "\n  ".join(row.log), style="dim")
@@ -248,6 +251,7 @@ def _merged_frames(paths: GraphPaths) -> dict[str, int]:
 def _notices(paths: GraphPaths) -> dict[str, str]:
     """Return the notices, a full disk (which no notice can be written to), a damaged manifest."""
     texts = dict(notices.read(paths))
+    texts.pop("command", None)  # shown only where it is needed
     if "paused" not in texts and (found := disk_shortage(paths)):
         texts["paused"] = f"paused ({found[0]}): {found[1]}"
     try:
@@ -323,6 +327,11 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
 def read_stop_mode(paths: GraphPaths) -> str:
     """Return how a user stops the scheduler, in words; "" when nobody does."""
     return _STOP_MODES[StateFile(paths.scheduler_state).load_document()["stop_mode"]]
+
+
+def last_command(paths: GraphPaths) -> str:
+    """Return the command of the last start, to be given again: its flags say what is trained."""
+    return printable(notices.read(paths).get("command") or "the same command as before")
 
 
 def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:

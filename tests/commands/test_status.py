@@ -7,16 +7,18 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from flowrl import cli
+from flowrl import cli, notices
 from flowrl import config as configs
 from flowrl.commands import status
 from flowrl.commands.status import clock, read_rows, skill_table, tally, training_screen
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.experts.store import ExpertStore
+from flowrl.parallel.events import PAUSED
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.status import Failed
@@ -24,6 +26,7 @@ from flowrl.storage import records
 from tests.commands.making import (
     DONE,
     FAILED,
+    HELD,
     NOW,
     WAITING,
     running,
@@ -93,6 +96,28 @@ def test_json_has_the_frames_of_a_run_and_those_of_its_expert(graph, capsys):
     wood, table = json.loads(capsys.readouterr().out)["skills"]
     merged = {version.skill: version.frames for version in manifest_of(graph).experts.values()}
     assert (wood["expert_frames"], table["expert_frames"]) == (merged[WOOD], merged[TABLE])
+
+
+def test_hints_name_the_command_of_the_last_start(tmp_path, capsys):
+    """Another command would ask for other skills."""
+    layout = save(tmp_path, ("A", WAITING), ("B", replace(HELD, why=PAUSED)))
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert "merged until the same command as before" in " ".join(capsys.readouterr().out.split())
+    words = [str(tmp_path), "--target_skill", "Collect Wood", "--lr=3e-4"]
+    config = configs.parse(BottomUpConfig, words, prog="flowrl train")
+    last = f"flowrl train {tmp_path} --target_skill 'Collect Wood' --lr=3e-4"
+    assert config.command == last
+    notices.publish(layout, "command", config.command)
+    assert cli.main(["status", str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"merged until {last}" in said
+    assert f"to go on with paused skills: flowrl resume {tmp_path} --all" in said
+    assert cli.main(["resume", str(tmp_path), "B"]) == 0
+    assert f"done when you start {last}" in capsys.readouterr().out
+    layout = save(tmp_path, ("B", replace(HELD, why=PAUSED)))
+    assert f"--all, then {last}" in " ".join(
+        shown(status.screen(layout, read_rows(layout))).split()
+    )
 
 
 def test_a_graph_says_whether_somebody_schedules_it(tmp_path, capsys):

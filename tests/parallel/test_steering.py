@@ -52,7 +52,8 @@ def test_a_daemon_is_paused_resumed_and_stopped_from_another_terminal(place, cap
 
     code, said = say(place, capsys, "resume", WOOD)
     assert code == 0
-    assert "done when you start" in said
+    assert "done when you start python -m flowrl.bottomup" in said
+    assert "--launcher" in said, "the whole command of the last start"
     code, said = say(place, capsys, "priority", WOOD, "5", "--wait", "0.2")
     assert (code, "done when you start" in said) == (75, True)
 
