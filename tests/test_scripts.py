@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+WOOD, SAPLING, DRINK, TABLE = "Collect Wood", "Collect Sapling", "Collect Drink", "Place Table"
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 PARTS = ("bash", "sed", "dirname", "cat", "cksum", "id", "mkdir")  # of the machine, for scripts
 
@@ -64,6 +66,27 @@ def test_only_the_tests_install_what_developers_need(machine, script, extras):
     (call,) = [line for line in said if line.startswith("CALL uv")]
     assert call.endswith(f"-e {SCRIPTS.parent}{extras}")
     assert "-q" not in shlex.split(call), "the installation shows how far it is"
+
+
+@pytest.mark.parametrize(
+    ("flags", "measured"), [("", [WOOD, SAPLING, DRINK, TABLE]), ("--max_nodes 2", [WOOD, DRINK])]
+)
+def test_a_smaller_demo_measures_the_skills_that_it_has_completed(tmp_path, flags, measured):
+    done = [{"skill": name, "status": "completed"} for name in (WOOD, DRINK)]
+    document = {"skills": [*done, {"skill": SAPLING, "status": "failed"}]}
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/bash
+        case "$*" in
+          "-c "*) exec {sys.executable} "$@" ;;
+          *--json) echo '{json.dumps(document)}' ;;
+          *) echo "$*" ;;
+        esac""")
+    python.chmod(0o755)
+    work = (SCRIPTS / "demo.sh").read_text().partition("\nsetup\n")[2]
+    begin = f"set -euo pipefail; set -- {flags}; PYTHON={python}; FLOWRL_ROOT={tmp_path}\n"
+    said = subprocess.check_output(["bash", "-c", begin + work], text=True)
+    assert re.findall(r"evaluate exp/demo (.*) --episodes", said) == measured
+    assert ("--at_least 0.8" in said) == (not flags)
 
 
 def test_what_a_script_imports_is_there():
