@@ -27,7 +27,7 @@ from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
 from flowrl.parallel.state_file import StateFile
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths, printable
 from flowrl.skills.skill import load_skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import approve_skills
@@ -135,7 +135,15 @@ class TrainMoreCommand(OneSkillCommand):
     """So many environment steps more, at most (default: the scheduler's own --total_timesteps)."""
 
     def __call__(self) -> int:
-        """Run the command."""
+        """Run the command; says so if the skill's goal would end the training at once."""
+        paths = GraphPaths(self.graph_path)
+        row = find_row(read_rows(paths), self.skill, paths.root)
+        if row.goal and row.success_rate is not None and row.success_rate >= row.goal:
+            sys.stderr.write(
+                f"flowrl: {printable(row.skill)} has {row.success_rate:.1%} success of its goal "
+                f"{row.goal:.1%} already, so this would end after one update; raise "
+                "--success_state_rate at the next start\n"
+            )
         return self._send(self.verb, self.skill, number=self.total_timesteps or 0)
 
 

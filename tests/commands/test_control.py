@@ -26,7 +26,7 @@ def test_a_retry_is_left_for_the_scheduler(tmp_path, capsys, status, word):
     assert [(r.verb, r.skill) for r in Inbox(layout).take()] == [(Verb.RETRY, "A B")]
     said = capsys.readouterr().out
     assert "retry A B: done when you start" in said
-    assert f"done when you start flowrl train {tmp_path}" in said
+    assert "done when you start the same command as before" in said
 
 
 @pytest.mark.parametrize("status", [DONE, running()], ids=lambda status: status.kind)
@@ -44,6 +44,16 @@ def test_two_retries_at_once_are_two_requests(tmp_path):
     for _ in range(2):
         assert cli.main(["retry", "A", "--graph-path", str(tmp_path)]) == 0
     assert len(Inbox(layout).take()) == 2
+
+
+@pytest.mark.parametrize(("goal", "warned"), [(0.8, True), (0.9, False), (0.0, False)])
+def test_training_on_says_that_the_goal_is_reached(tmp_path, capsys, goal, warned):
+    save(tmp_path, ("A", dataclasses.replace(DONE, goal=goal)))
+    assert cli.main(["train-more", str(tmp_path), "A"]) == 0
+    said = (
+        "A has 87.5% success of its goal 80.0% already, so this would end after one update; raise "
+    )
+    assert (said + "--success_state_rate" in capsys.readouterr().err) == warned
 
 
 def test_a_good_skill_file_is_said_to_be_ok(tmp_path, capsys):
