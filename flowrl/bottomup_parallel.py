@@ -36,6 +36,7 @@ from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.parallel.events import NOT_ASKED_FOR
+from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
@@ -105,6 +106,7 @@ def train_graph(config: BottomUpConfig) -> int:
             known=scheduler.state.entries,
             target=config.graph.target_skill,
             max_nodes=config.graph.max_nodes,
+            added=sources.added - cancelled_skills(scheduler),
         )
         feeder = Feeder(flow, sources, scheduler, config, skills=skills)
         scheduler.set_callbacks(
@@ -117,6 +119,12 @@ def train_graph(config: BottomUpConfig) -> int:
         scheduler.run()
         scheduler.when_there_is_room(feeder.add_blocked_skills)
         return feeder.exit_code()
+
+
+def cancelled_skills(scheduler: SkillScheduler) -> set[str]:
+    """The skills that a user has given up."""
+    ended = {name: entry.status for name, entry in scheduler.state.entries.items()}
+    return {n for n, one in ended.items() if isinstance(one, Failed) and one.why == CANCELLED}
 
 
 def add_skill(backend: TrainingBackend, feeder: Feeder, name: str) -> None:
@@ -266,20 +274,24 @@ class Feeder:
                 self._add(*skill)
 
     def exit_code(self) -> int:
-        """0 if all requested skills are completed, 85 after `flowrl stop`, else 1.
+        """0 if all requested skills are completed, else 1; 85 if `flowrl stop` left any to train.
 
-        With `--strict`, a skill below its goal does not count as completed.
+        What is held or blocked is not left: the same command would not train it. With `--strict`,
+        a skill below its goal does not count as completed.
         """
-        entries = self._scheduler.state.entries.values()
+        known = self._scheduler.state.entries
+        entries = known.values()
         completed = {
             entry.skill
             for entry in entries
             if isinstance(entry.status, Completed)
             and not (self.config.graph.strict and entry.status.below_goal)
         }
-        if completed.issuperset(self._flow.requested):
-            return 0
-        return EXIT_RESUMABLE if self._scheduler.stopped_on_request else 1
+        left = {entry.skill for entry in entries if isinstance(entry.status, Waiting)}
+        left.update(name for name in self._flow.requested if name not in known)
+        if self._scheduler.stopped_on_request and left:
+            return EXIT_RESUMABLE
+        return 0 if completed.issuperset(self._flow.requested) else 1
 
     def _train_more(self, entry: Entry, done: Completed) -> None:
         """Train a skill on that is below the goal, if that or the budget is larger than ever.

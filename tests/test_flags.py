@@ -14,7 +14,7 @@ import pytest
 from flowrl import bottomup_parallel, config, storage
 from flowrl.bottomup_parallel import Feeder
 from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig, with_flags
-from flowrl.errors import EXIT_DIVERGED, ConfigError, SkillError
+from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, ConfigError, SkillError
 from flowrl.experts.merge import MERGE_RULES
 from flowrl.launchers import sandbox as sandboxes
 from flowrl.launchers.local import LocalLauncher
@@ -24,7 +24,7 @@ from flowrl.parallel import training_backend
 from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources, skill_configs
-from flowrl.parallel.status import Completed
+from flowrl.parallel.status import Completed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
@@ -105,6 +105,9 @@ def flag(name: str, value) -> list[str]:
     return [f"--{name}={value}"]
 
 
+DONE = Completed(
+    run_id="x", attempt=1, frames=1, success_rate=0.6, wall_seconds=1.0, at=NOW, goal=0.8
+)
 TRAINING = dataclasses.fields(PPOConfig)
 NAMES = {item.name for item in TRAINING}
 OF_THE_GRAPH = [name for name in config.flags(BottomUpConfig()) if name not in NAMES | {"config"}]
@@ -202,17 +205,39 @@ def needs_success_rate(bench):
 @arrives
 def strict(bench):
     flow, scheduler = SimpleNamespace(requested=(WOOD,)), bench.scheduler()
-    done = Completed(
-        run_id="x", attempt=1, frames=1, success_rate=0.6, wall_seconds=1.0, at=NOW, goal=0.8
-    )
     codes = []
     with scheduler:
-        scheduler.add_skills([NewSkill(skill=WOOD, expert=0, status=done)])
+        scheduler.add_skills([NewSkill(skill=WOOD, expert=0, status=DONE)])
         for words in [], ["--strict"]:
             config = bench.parsed(*words)
             feeder = Feeder(flow, SkillSources(bench.layout), scheduler, config, skills={})
             codes.append(feeder.exit_code())
     assert codes == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("wood", "stack", "stopped", "code"),
+    [
+        (DONE, Held(why="not asked for", attempt=1, at=NOW), False, 0),
+        (DONE, Held(why="not asked for", attempt=1, at=NOW), True, 0),
+        (DONE, Waiting(), True, EXIT_RESUMABLE),
+        (Held(why="paused", attempt=1, at=NOW), DONE, True, 1),
+        (None, DONE, True, EXIT_RESUMABLE),
+    ],
+)
+def test_the_exit_code_counts_what_was_asked_for_and_what_is_left(
+    bench, wood, stack, stopped, code
+):
+    scheduler = bench.scheduler()
+    with scheduler:
+        for n, (name, status) in enumerate(((WOOD, wood), ("Stack Wood", stack))):
+            expert = n if status is DONE else None
+            if status is not None:
+                scheduler.add_skills([NewSkill(skill=name, expert=expert, status=status)])
+        scheduler.stopped_on_request = stopped
+        flow = SimpleNamespace(requested=(WOOD,))
+        feeder = Feeder(flow, SkillSources(bench.layout), scheduler, bench.parsed(), skills={})
+        assert feeder.exit_code() == code
 
 
 @arrives

@@ -29,11 +29,17 @@ class Flow:
         known: Collection[str],
         target: str | None = None,
         max_nodes: int | None = None,
+        added: Collection[str] = (),
     ) -> None:
-        """Start after the skills that the scheduler already has (`known`)."""
+        """Start after the skills that the scheduler already has (`known`).
+
+        The skills of `added` are asked for besides, as far as the graph has them.
+        """
         self._order: tuple[str, ...] = ()
-        self._request(graph, skills_towards(graph, target=target, max_nodes=max_nodes))
         self._known = set(known)
+        self._request(graph, skills_towards(graph, target=target, max_nodes=max_nodes))
+        for name in sorted(graph.skills.keys() & set(added)):
+            self.add(graph, name)
         self._newest: str | None = None
         self.training_skills: set[str] = set(known)
 

@@ -160,6 +160,7 @@ class SkillSources:
 
     def __init__(self, paths: GraphPaths) -> None:
         self._paths = paths
+        self.added: frozenset[str] = frozenset()  # kept skills of the user's that `over` adds
         self.refused: set[Path] = set()  # kept files whose code this version does not admit
 
     def record(self, skill: Skill) -> None:
@@ -193,6 +194,8 @@ class SkillSources:
         recorded = self.recorded().items()
         kept = {name: skill for name, skill in recorded if name in fixed or name not in library}
         kept = {name: self._like(library.get(name), skill) for name, skill in kept.items()}
+        new = (name for name, skill in kept.items() if name not in library and not skill.embedded)
+        self.added = frozenset(new)
         for name, skill in kept.items():
             if name in library and library[name] != skill:
                 logger.warning(

@@ -125,6 +125,24 @@ def test_a_skill_is_added_to_a_graph_that_trains_and_to_one_that_does_not(place,
     assert len(place.merged()) == 3
 
 
+def test_an_added_skill_is_asked_for_at_every_start_until_it_is_cancelled(place, mine, capsys):
+    place.order({WOOD: {"gate": "gate"}, "Stack Wood": {"gate": "gate"}})
+    daemon = place.start(*LOCAL)
+    until(lambda: place.statuses().get(WOOD) == "running" and place.launches(), seconds=60)
+    assert say(place, capsys, "add", str(mine), *WAIT)[0] == 0
+    until(lambda: "Stack Wood" in place.launches(), seconds=60)
+    assert say(place, capsys, "stop", "--now", *WAIT)[0] == 0
+    assert ended(daemon)[0] == EXIT_RESUMABLE
+    daemon = place.start(*LOCAL)
+    until(lambda: set(place.statuses().values()) == {"running"}, seconds=60)
+    assert say(place, capsys, "cancel", "Stack Wood", *WAIT)[0] == 0
+    place.open("gate")
+    assert ended(daemon)[0] == 1
+    code, said = place.run(*LOCAL)
+    assert code == 0, said
+    assert place.statuses() == {WOOD: "completed", "Stack Wood": "failed"}
+
+
 def test_skills_that_need_one_another_are_added_together(place, mine, capsys):
     daemon = place.start(*LOCAL)
     until(lambda: place.statuses().get(WOOD) == "running" and place.launches(), seconds=60)
