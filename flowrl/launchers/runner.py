@@ -28,6 +28,7 @@ from functools import partial
 
 FORMAT = 1
 EXIT_BUSY, EXIT_NOT_STARTED = 75, 127  # run.lock is held; the program cannot be executed
+ASKED = (85, 130, 128 + signal.SIGTERM)  # a job ends so that was asked to: 85 once it has saved
 FORWARDED = (signal.SIGHUP, signal.SIGTERM)  # as SIGTERM
 TYPED = (signal.SIGINT, signal.SIGQUIT)  # the terminal sends them itself, except to a sandbox
 WATCHED = (*FORWARDED, *TYPED, signal.SIGCHLD)
@@ -39,7 +40,10 @@ LOOK_SECONDS = 0.5  # between two looks at what a job with limits uses
 
 
 def main(argv: list[str]) -> int:
-    """Run the job that the spec describes; returns its exit code, or 128 + its signal."""
+    """Run the job that the spec describes; returns its exit code, or 128 + its signal.
+
+    It is 0 for a job that was asked to end: tmux keeps the sessions of failures alone.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.umask(0o077)
@@ -303,7 +307,8 @@ def finish(spec: dict, folder: str, **facts: object) -> int:
         except OSError as error:
             report(f"exit.json cannot be written, attempt {attempt + 1}: {error}")
             time.sleep(WRITE_PAUSE_SECONDS)
-    return record["code"] if record["code"] is not None else 128 + int(record["signal"])
+    code = record["code"] if record["code"] is not None else 128 + int(record["signal"])
+    return 0 if code in ASKED else code
 
 
 def write_record(folder: str, name: str, record: dict) -> None:

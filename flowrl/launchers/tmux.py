@@ -2,9 +2,9 @@
 
 tmux is never asked whether a job lives or how it ended; the job's folder says that. Sessions are
 on the user's own server: options are set per session, and one without our run id is never touched.
-tmux closes the session of a job that succeeds; that of a failed job stays to be read, and the next
-attempt runs in it. Jobs are told apart by their folders, also those of graphs that share a server.
-A name that another program uses gets a number.
+tmux closes the session of a job that succeeds or was asked to end; that of a failed job stays to
+be read, and the next attempt runs in it. Jobs are told apart by their folders, also those of graphs
+that share a server. A name that another program uses gets a number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from libtmux.exc import LibTmuxException
 
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process
-from flowrl.launchers.base import Finished, Handle, Job, Outcome
+from flowrl.launchers.base import Handle, Job, Outcome
 from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, Launcher
 from flowrl.launchers.sandbox import may_pass
 from flowrl.paths import JobPaths
@@ -44,6 +44,7 @@ PANE_FORMAT = "\t".join(f"#{{{field}}}" for field in _FIELDS)
 _MISSING = "tmux is not installed; install it (apt install tmux) or use --launcher local"
 _ENDING = "server exited unexpectedly"
 _NO_SERVER = ("no server running", "No such file or directory", "no current target")
+_CLOSED = ("can't find pane", *_NO_SERVER)
 _COLUMNS, _LINES = "160", "48"
 _PAUSE_SECONDS = 0.05
 _FORMER_RUN_SECONDS = 1.0
@@ -157,7 +158,7 @@ class TmuxLauncher(Launcher):
     def __init__(self, socket: str | None = None, *, grace_seconds: float = GRACE_SECONDS) -> None:
         super().__init__(grace_seconds=grace_seconds)
         self._server = TmuxServer(socket)
-        self._servers: set[int] = set()  # the pids of those in which a job has succeeded
+        self._servers: set[int] = set()  # the pids of those in which a job has ended
 
     def check(self) -> None:
         """Check that jobs can be launched at all.
@@ -190,7 +191,7 @@ class TmuxLauncher(Launcher):
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
         """How the job ended, or None while it lives."""
         outcome = super().poll(handle, folder)
-        if isinstance(outcome, Finished) and handle.server_pid is not None:
+        if outcome is not None and handle.server_pid is not None:
             self._servers.add(handle.server_pid)
         return outcome
 
@@ -237,9 +238,9 @@ class TmuxLauncher(Launcher):
             panes = self._server.panes()
             own = [pane for pane in panes if pane.folder == _quoted(job.folder)]
             living = [pane for pane in own if process.start_time_of(pane.pid)]
-            if own and not living:
-                return self._respawn(job, own[0])
-            if own and living[0].run_id == job.run_id:
+            if own and not living and (handle := self._respawn(job, own[0])) is not None:
+                return handle
+            if living and living[0].run_id == job.run_id:
                 return _handle(job, living[0])
             if not own and (handle := self._begin(job, _free_name(job, panes))) is not None:
                 return handle
@@ -263,13 +264,18 @@ class TmuxLauncher(Launcher):
             self._server.run("kill-pane", "-t", Pane.parse(reply.stdout[0]).pane)
         raise LaunchError(f"tmux cannot start {name}: {reply.why}")
 
-    def _respawn(self, job: Job, pane: Pane) -> Handle:
-        """Start a job in the dead pane of a former one: attached clients stay attached."""
+    def _respawn(self, job: Job, pane: Pane) -> Handle | None:
+        """Start a job in the dead pane of a former one: attached clients stay attached.
+
+        None when tmux has closed it meanwhile.
+        """
         reply = self._server.run(
             *("respawn-pane", "-k", "-t", pane.pane, "--", *_runner(job)),
             *_options(job, pane.pane),
             *(";", "display-message", "-p", "-t", pane.pane, PANE_FORMAT),
         )
+        if any(words in reply.why for words in _CLOSED):
+            return None
         if reply.returncode != 0:
             raise LaunchError(f"tmux cannot restart {pane.session}: {reply.why}")
         return _handle(job, Pane.parse(reply.stdout[0]))

@@ -37,7 +37,9 @@ def test_a_second_runner_of_a_folder_does_nothing(local, make_job):
     assert local.poll(handle, job.folder) is None
 
 
-@pytest.mark.parametrize(("source", "code"), [("raise SystemExit(3)", 3), (SLEEP, 128 + 9)])
+@pytest.mark.parametrize(
+    ("source", "code"), [("raise SystemExit(3)", 3), ("raise SystemExit(85)", 0), (SLEEP, 128 + 9)]
+)
 def test_the_runner_exits_as_its_trainer_did(make_job, source, code):
     job = make_job(source)
     run_status.prepare(job, grace_seconds=1.0)

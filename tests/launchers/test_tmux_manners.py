@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from flowrl.bottomup_parallel import open_launcher
 from flowrl.config import LaunchConfig
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process, run_status
-from flowrl.launchers.base import ExitCause, Finished
+from flowrl.launchers.base import ExitCause, Exited, Finished
 from flowrl.launchers.tmux import TmuxLauncher
 from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, until
 from tests.launchers.tmux_sessions import cause_of, sessions, somebody_attached
@@ -28,6 +29,31 @@ def test_the_session_of_a_job_that_succeeds_ends_with_it(tmux, make_job):
     assert isinstance(end_of(tmux, with_a_log, job), Finished)
     until(lambda: tmux.wait([], timeout_seconds=0) or sessions(tmux) == [keeper.name])
     until(lambda: (job.folder / "training.log").read_text() == "done\n")
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(85)", "raise SystemExit(130)", SLEEP])
+def test_the_session_of_a_job_that_was_asked_to_end_ends_with_it(tmux, make_job, end):
+    keeper = make_job(SLEEP, name="flowrl_e1_x")
+    tmux.launch(keeper)
+    job = make_job(end)
+    handle = tmux.launch(job)
+    if end == SLEEP:
+        start_of(job)
+        tmux.stop(handle, job.folder)
+    assert isinstance(end_of(tmux, handle, job), Exited)
+    until(lambda: tmux.wait([], timeout_seconds=0) or sessions(tmux) == [keeper.name])
+
+
+def test_a_pane_that_closes_while_its_next_run_begins_is_no_failure(tmux, make_job, monkeypatch):
+    job = make_job("raise SystemExit(1)")
+    end_of(tmux, tmux.launch(job), job)
+    panes = tmux._server.panes()
+    tmux._server.run("kill-pane", "-t", panes[0].pane)
+    answers = iter([panes])
+    real = tmux._server.panes
+    monkeypatch.setattr(tmux._server, "panes", lambda: next(answers, None) or real())
+    again = replace(job, run_id="e0.a2.x", argv=make_job(SLEEP).argv)
+    assert tmux.poll(tmux.launch(again), again.folder) is None
 
 
 def test_a_failed_session_stays_to_be_read(server_folder, make_job):
