@@ -6,6 +6,7 @@ Each command leaves a request in the graph's folder, whether the scheduler is up
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -252,7 +253,18 @@ class StopCommand(ControlCommand):
     """Let the runs save what they have and end; the next start goes on with them."""
 
     def __call__(self) -> int:
-        """Run the command."""
+        """Run the command.
+
+        Raises:
+          GraphError: no scheduler is running; nothing is left that would end the next one.
+        """
+        paths = GraphPaths(self.graph_path)
+        read_rows(paths)  # the folder is a graph's
+        if daemon_of(paths.daemon_lock) is None:
+            raise GraphError(
+                f"no scheduler is running for {paths.root}, so nothing is stopped; runs that still "
+                f"go on end by flowrl pause {shlex.quote(str(paths.root))} --all and the next start"
+            )
         return self._send(Verb.STOP_NOW if self.now else Verb.STOP, None)
 
 
@@ -271,12 +283,13 @@ def _await_response(
     until = time.monotonic() + wait_seconds
     under_way = ""
     while wait_seconds:
+        nobody = daemon_of(paths.daemon_lock) is None  # before the look: it may respond and end
         document = StateFile(paths.scheduler_state).load_document()
         for data in (each for each in document["requests"] if each["id"] == name):
             under_way = _under_way(paths, document, data)
             if not under_way:
                 return records.from_json(Response, data), ""
-        if time.monotonic() > until:
+        if nobody or time.monotonic() > until:
             break
         time.sleep(_LOOK_SECONDS)
     return None, under_way

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -111,8 +112,6 @@ def test_every_skill_file_gets_one_line_that_names_it(tmp_path, capsys):
         (["pause", "A"], Verb.PAUSE, 0),
         (["cancel", "0"], Verb.CANCEL, 0),
         (["priority", "a", "-7"], Verb.PRIORITY, -7),
-        (["stop"], Verb.STOP, 0),
-        (["stop", "--now"], Verb.STOP_NOW, 0),
         (["pause", "--all"], Verb.PAUSE, 0),
         (["resume", "--all"], Verb.RESUME, 0),
     ],
@@ -124,7 +123,7 @@ def test_every_command_leaves_its_request_and_says_that_nobody_is_up(
     assert cli.main([*words, "--graph-path", str(tmp_path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     (request,) = Inbox(layout).take()
-    skill = None if verb in (Verb.STOP, Verb.STOP_NOW) or "--all" in words else "A"
+    skill = None if "--all" in words else "A"
     assert (request.verb, request.skill, request.number) == (verb, skill, number)
     assert (said["id"], said["skill"], said["daemon"]) == (request.id, skill, None)
     assert said["outcome"] is None
@@ -219,3 +218,19 @@ def test_a_damaged_state_is_no_answer(tmp_path, capsys):
     layout.scheduler_state.write_bytes(content)
     assert cli.main(["status", str(tmp_path)]) == 1
     assert "flowrl recover" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["stop"], ["stop", "--now", "--wait", "60"]])
+def test_a_stop_without_a_scheduler_leaves_nothing_for_the_next_one(tmp_path, capsys, words):
+    layout = save(tmp_path, ("A", WAITING))
+    assert cli.main([*words, str(tmp_path)]) == 1
+    assert f"no scheduler is running for {tmp_path}" in capsys.readouterr().err
+    assert not layout.requests.exists()
+
+
+def test_nobody_waits_for_a_scheduler_that_is_not_there(tmp_path, capsys):
+    save(tmp_path, ("A", HELD))
+    began = time.monotonic()
+    assert cli.main(["retry", str(tmp_path), "A", "--wait", "60"]) == 75
+    assert "done when you start" in capsys.readouterr().out
+    assert time.monotonic() - began < 30
