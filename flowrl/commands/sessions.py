@@ -63,10 +63,10 @@ class AttachCommand:
     """The skill's name, or its expert number."""
 
     def __call__(self) -> int:
-        """Become `tmux attach`.
+        """Become `tmux attach`, or inside the same tmux server `tmux switch-client`.
 
         Raises:
-          ConfigError: tmux is missing.
+          ConfigError: tmux is missing, or the terminal is inside another server.
           GraphError: the skill has no session.
         """
         paths = GraphPaths(self.graph_path)
@@ -79,16 +79,28 @@ class AttachCommand:
             socket = recorded_config(paths).launch.tmux_socket
         address = ["-S" if "/" in socket else "-L", socket] if socket else []
         tmux = [program, *address]
-        target = ["-t", f"={row.session}"]
-        there = row.session and not subprocess.call(
-            [*tmux, "has-session", *target], stderr=subprocess.DEVNULL
+        env = {name: value for name, value in os.environ.items() if name != "TMUX"}
+        listed = subprocess.run(
+            [*tmux, "list-panes", "-t", f"={row.session}:", "-F", "#{pid}"],
+            check=False,
+            env=env,
+            capture_output=True,
+            text=True,
         )
-        if not there:
+        server = row.session and listed.stdout.partition("\n")[0]
+        if not server:
             raise GraphError(
                 f"{row.skill} is {row.status} and has no tmux session; "
                 f'flowrl logs {paths.root} "{row.skill}" shows its log'
             )
-        os.execv(program, [*tmux, "attach-session", *target])  # noqa: S606 — no shell is wanted
+        here = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
+        if here not in ("", server):
+            raise ConfigError(
+                "this terminal is inside another tmux server than the run's; leave it (Ctrl-B D) "
+                f'and attach from there, or see flowrl logs {paths.root} "{row.skill}" -f'
+            )
+        verb = "switch-client" if here else "attach-session"
+        os.execv(program, [*tmux, verb, "-t", f"={row.session}"])  # noqa: S606 — no shell is wanted
 
 
 def _schedulers() -> Iterator[dict[str, Any]]:

@@ -282,11 +282,15 @@ class TmuxLauncher(Launcher):
 
 
 def _environment() -> dict[str, str]:
-    """What a server that we start, and so all its sessions, inherit: nothing secret."""
+    """What a server that we start, and so all its sessions, inherit: nothing secret.
+
+    Without TMUX, so that a graph has one server, whichever its scheduler is started in.
+    """
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith("TMUX") or (may_pass(name) and not secrets_of({name: value}))
+        if name == "TMUX_TMPDIR"
+        or (name not in ("TMUX", "TMUX_PANE") and may_pass(name) and not secrets_of({name: value}))
     }
 
 

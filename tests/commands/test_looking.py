@@ -122,6 +122,40 @@ def test_attach_becomes_a_client_of_the_runs_session(tmp_path, monkeypatch, flag
         os.close(screen)
 
 
+@pytest.mark.tmux
+@pytest.mark.parametrize("server", ["same", "other"])
+def test_attach_inside_tmux_switches_its_client_or_says_why_not(tmp_path, monkeypatch, server):
+    """Typed in a pane, to which a client is attached."""
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("TMUX", raising=False)
+    layout = save(tmp_path / "graph", ("A", running()))
+    outer = ["tmux", "-f", "/dev/null", *(["-L", "other"] if server == "other" else [])]
+    subprocess.run(["tmux", "-f", "/dev/null", "new", "-d", "-s", "flowrl_e0_A"], check=True)
+    subprocess.run([*outer, "new", "-d", "-s", "user", "bash --norc"], check=True)
+    screen, terminal = os.openpty()
+    client = subprocess.Popen(
+        [*outer, "attach", "-t", "=user"],
+        env={**os.environ, "TERM": "xterm"},
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
+    )
+    os.close(terminal)
+    try:
+        until(lambda: subprocess.getoutput(shlex.join([*outer, "list-clients"])))
+        typed = f"{sys.executable} -m flowrl attach {layout.root} a 2> {tmp_path}/said"
+        subprocess.run([*outer, "send-keys", "-t", "=user:", typed, "Enter"], check=True)
+        if server == "same":
+            seen = [*outer, "list-clients", "-F", "#{session_name}"]
+            until(lambda: subprocess.getoutput(shlex.join(seen)) == "flowrl_e0_A")
+        else:
+            said = tmp_path / "said"
+            until(lambda: said.exists() and "inside another tmux server" in said.read_text())
+    finally:
+        subprocess.run([*outer, "kill-server"], check=True)
+        subprocess.run(["tmux", "kill-server"], check=False)
+        client.wait()
+        os.close(screen)
+
+
 @pytest.mark.parametrize("status", [DONE, running()], ids=lambda status: status.kind)
 def test_a_skill_without_a_session_is_not_attached_to(tmp_path, monkeypatch, capsys, status):
     monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))

@@ -77,6 +77,13 @@ def test_a_server_that_flowrl_starts_knows_no_secret(tmux, make_job, monkeypatch
     assert "PATH=" in known
 
 
+def test_a_scheduler_inside_another_server_uses_the_users_own(tmux, make_job, monkeypatch):
+    handle = tmux.launch(make_job(SLEEP))
+    path = tmux._server.run("display-message", "-p", "#{socket_path}").stdout[0]
+    monkeypatch.setenv("TMUX", f"{path},{handle.server_pid},0")
+    assert TmuxLauncher()._server.panes() == []
+
+
 def test_an_empty_server_ends(tmux, make_job):
     job = make_job(SUCCEED % "e0.a1.x")
     handle = tmux.launch(job)
