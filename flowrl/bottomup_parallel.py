@@ -46,7 +46,7 @@ from flowrl.parallel.skill_sources import (
     record_graph,
     skill_configs,
 )
-from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Waiting
+from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Waiting, percent
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
@@ -202,7 +202,10 @@ class Feeder:
     def begin(self) -> None:
         """Take up the state and add the first skills; may be called again after a full disk."""
         count = len(self._flow.requested)
-        notices.publish(self._scheduler.layout, "requested", f"skills asked for: {count}")
+        goal = percent(self.config.ppo.success_state_rate)
+        slots = self.config.schedule.max_parallel_skills
+        text = f"skills asked for: {count}; goal: {goal} success in training; slots: {slots}"
+        notices.publish(self._scheduler.layout, "requested", text)
         self.take_up_state()
         self.add_next_skills()
 

@@ -31,7 +31,9 @@ def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch
     assert bottomup.main([f"--graph_path={place.layout.root}", "--target_skill", TABLE]) == 0
     assert place.launches() == [WOOD, TABLE]
     assert set(place.statuses().values()) == {"completed"}
-    assert notices.read(place.layout)["requested"] == "skills asked for: 2"
+    assert notices.read(place.layout)["requested"] == (
+        "skills asked for: 2; goal: 80% success in training; slots: 1"
+    )
 
 
 @pytest.mark.usefixtures("unchanged_sigterm")

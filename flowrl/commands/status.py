@@ -23,13 +23,13 @@ from rich.text import Text
 
 from flowrl import notices, runs
 from flowrl.arguments import GraphArgument
-from flowrl.errors import FileRefusedError, FlowrlError, GraphError, closest
+from flowrl.errors import FileRefusedError, GraphError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import PAUSED, StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
 from flowrl.parallel.outcomes import CANCELLED
-from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.status import percent
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, printable, slug
 
 _WATCH_SECONDS = 1.0
@@ -196,16 +196,13 @@ def tally(rows: Sequence[SkillRow]) -> str:
 
 
 def totals(paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
-    """Return goal, slots in use, frames in merged experts and free disk space, in one line."""
+    """Return slots in use, frames in merged experts and free disk space, in one line."""
+    used = sum(row.status in ("preparing", "running") for row in rows)
     parts = [
+        *([f"slots in use: {used}"] if used else []),
         f"{sum(_merged_frames(paths).values()):,} frames merged",
         f"{shutil.disk_usage(paths.root).free / 1e9:,.1f} GB free",
     ]
-    with suppress(FlowrlError):  # no start has recorded its flags; fsck names damage
-        config = recorded_config(paths)
-        used = sum(row.status in ("preparing", "running") for row in rows)
-        goal = f"goal {config.ppo.success_state_rate:.0%} success in training"
-        parts = [goal, f"{used} of {config.schedule.max_parallel_skills} slots", *parts]
     return " · ".join(parts)
 
 
@@ -271,7 +268,7 @@ def _cells(row: SkillRow) -> dict[str, Text | str]:
         "attempt": "" if row.attempt is None else str(row.attempt),
         "run frames": "" if row.frames is None else f"{row.frames:,}",
         "steps/s": "" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}",
-        "success": "" if row.success_rate is None else f"{row.success_rate:.0%}",
+        "success": "" if row.success_rate is None else percent(row.success_rate),
         "time": clock(row.seconds),
         "at most": clock(row.eta_seconds),
         _WHY: Text("; ".join(filter(None, reasons))),

@@ -21,6 +21,7 @@ from flowrl.parallel.status import (
     Running,
     Status,
     Waiting,
+    percent,
 )
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def sentence(before: Status | None, entry: Entry, now: datetime) -> str:
         case Merging(why=why, not_before=datetime() as due):
             return f"is merged {_in(due, now)}: {why}"
         case Completed(success_rate=rate, frames=frames, wall_seconds=seconds, why=why):
-            done = f"{rate:.0%} success in training after {frames:,} frames in {seconds:.0f} s"
+            done = f"{percent(rate)} success in training after {frames:,} frames in {seconds:.0f} s"
             return f"is done: expert {entry.expert}, {why or done}"
         case Failed(why=why, attempt=attempt):
             cancelled = f"is {why}; `flowrl retry` trains it anew"
@@ -88,7 +89,8 @@ def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime
     if isinstance(before, Blocked):
         return "is no longer blocked"
     if isinstance(before, Completed):
-        return f"is trained on from {before.success_rate:.0%} success, attempt {status.attempt}"
+        rate = percent(before.success_rate)
+        return f"is trained on from {rate} success, attempt {status.attempt}"
     how = "goes on" if status.run_id else "tries again"
     if isinstance(before, Failed | Held):
         return f"{how}, attempt {status.attempt}"

@@ -18,6 +18,15 @@ from flowrl.launchers.base import Handle
 from flowrl.storage.records import Natural, Share
 
 
+def percent(share: float) -> str:
+    """Return a share as percent, with a decimal where it is not whole.
+
+    >>> percent(0.8), percent(0.995), percent(0.9999)
+    ('80%', '99.5%', '99.9%')
+    """
+    return f"{int(round(share * 1000, 6)) / 10:g}%"
+
+
 class StopReason(StrEnum):
     """Why a running skill was asked to end."""
 

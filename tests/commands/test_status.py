@@ -16,13 +16,12 @@ from flowrl import cli, notices
 from flowrl import config as configs
 from flowrl.commands import status
 from flowrl.commands.status import clock, read_rows, skill_table, tally, training_screen
-from flowrl.config import BottomUpConfig, PPOConfig
+from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import PAUSED
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.status import Failed
-from flowrl.storage import records
 from tests.commands.making import (
     DONE,
     FAILED,
@@ -156,14 +155,20 @@ def test_the_frames_of_the_heading_are_those_of_merged_experts(graph, capsys):
     assert f"{merged:,} frames merged · " in capsys.readouterr().out
 
 
+def test_a_success_rate_below_100_percent_is_never_shown_as_that(tmp_path, capsys):
+    save(tmp_path, ("A", replace(DONE, success_rate=0.996, goal=0.999)))
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert "99.6%" in capsys.readouterr().out
+
+
 def test_the_heading_says_goal_slots_frames_and_room(tmp_path, capsys):
     layout = save(tmp_path, ("A", running()), ("B", DONE))
     tell_progress(layout.run(0, "A"))
-    facts = configs.to_json(BottomUpConfig(ppo=PPOConfig(success_state_rate=0.9)))
-    records.write(layout.config_json, facts)
+    notices.publish(layout, "requested", "skills asked for: 2; goal: 99.5% success; slots: 3")
     assert cli.main(["status", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "\ngoal 90% success in training · 1 of 3 slots · 0 frames merged · " in said
+    assert "\nslots in use: 1 · 0 frames merged · " in said
+    assert "\nskills asked for: 2; goal: 99.5% success; slots: 3\n" in said
 
 
 def test_columns_stay_where_they_are_while_figures_come_and_go(tmp_path):
