@@ -118,7 +118,7 @@ def test_a_skill_is_added_to_a_graph_that_trains_and_to_one_that_does_not(place,
     assert ended(daemon)[0] == 0
     assert set(place.statuses()) == {WOOD, "Stack Wood"}
     code, said = say(place, capsys, "add", str(mine / "stack.py"))
-    assert (code, "Pile Wood: done when you start flowrl train" in said) == (0, True)
+    assert (code, "Pile Wood: done when you start python -m flowrl" in said) == (0, True)
     code, said = place.run(*LOCAL)
     assert code == 0, said
     assert place.statuses() == dict.fromkeys((WOOD, "Stack Wood", "Pile Wood"), "completed")
