@@ -71,7 +71,7 @@ def test_a_table_has_one_line_per_skill_and_no_empty_columns(tmp_path, capsys):
     assert " ".join(columns.split()) == (
         "skill status expert attempt run frames success time waits for / why"
     )
-    assert " ".join(first.split()) == "Boil Water completed 0 1 2,000 88% 0:01:30"
+    assert " ".join(first.split()) == "Boil Water completed 0 1 2,000 87.5% 0:01:30"
     assert " ".join(second.split()) == "Make Tea failed 1 3 exit 1"
 
 
