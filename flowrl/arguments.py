@@ -200,8 +200,9 @@ def environment(kind: type, env: Mapping[str, str]) -> Given:
     known[f"{_ENV}GRAPH"] = arguments(kind)[_GRAPH]
     for name in env:
         if name.startswith(_ENV) and name not in known and not _INTERNAL.fullmatch(name):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            other = f"; closest is {near[0]}" if near else ""
+            words = [each.removeprefix(_ENV) for each in known]
+            near = difflib.get_close_matches(name.removeprefix(_ENV), words, n=1, cutoff=0.6)
+            other = f"; closest is {_ENV}{near[0]}" if near else ""
             raise ConfigError(f"the environment's {name} is no flag{other}; unset it, or rename it")
     return {
         argument.name: env[name].split() if argument.many else [env[name]]

@@ -134,7 +134,8 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
     warnings = [*filter(None, [read_stop_mode(paths)]), *_notices(paths).values()]
     if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
         again = last_command(paths)
-        warnings.append(f"no scheduler: runs go on; nothing is started or merged until {again}")
+        live = "runs go on; " if any(row.status == "running" for row in rows) else ""
+        warnings.append(f"no scheduler: {live}nothing is started or merged until {again}")
     if any(row.status == "held" and row.why == PAUSED for row in rows):
         resume = f"to go on with paused skills: flowrl resume {shlex.quote(root)} --all"
         warnings.append(f"{resume}, then {last_command(paths)}" if all_ended(rows) else resume)

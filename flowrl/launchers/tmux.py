@@ -289,8 +289,7 @@ def _environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name == "TMUX_TMPDIR"
-        or (name not in ("TMUX", "TMUX_PANE") and may_pass(name) and not secrets_of({name: value}))
+        if name == "TMUX_TMPDIR" or (may_pass(name) and not secrets_of({name: value}))
     }
 
 

@@ -99,7 +99,8 @@ def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime
 
 def _running(before: Status | None, entry: Entry, status: Running) -> str:
     if isinstance(before, Running) and before.handle is not None:
-        return f"is asked to end ({status.stop_reason.value})" if status.stop_reason else ""
+        asked = status.stop_reason and status.stop_reason is not before.stop_reason
+        return f"is asked to end ({status.stop_reason.value})" if asked else ""
     session = status.handle.session if status.handle else ""
     where = session if status.device is None else f"{session}, device {status.device}"
     return f"is training as expert {entry.expert}, attempt {status.attempt}, session {where}"

@@ -104,8 +104,9 @@ def log_responses(before: Collection[Response], after: Collection[Response]) -> 
     """Log the responses that are in `after` alone."""
     for response in after:
         if response not in before:
-            verb, skill = response.verb or "malformed", response.skill or ""
-            logger.info("request %s %s: %s", verb, skill, response.outcome)
+            verb = "stop --now" if response.verb == Verb.STOP_NOW else response.verb or "malformed"
+            words = " ".join(filter(None, [verb, response.skill]))
+            logger.info("request %s: %s", words, response.outcome)
 
 
 def _read_request(path: Path) -> ControlRequest:

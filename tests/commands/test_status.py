@@ -282,3 +282,10 @@ def test_the_last_word_of_a_training_counts_all_that_is_completed(tmp_path, term
     text = console.export_text()
     assert "3 completed" in text
     assert text.endswith("\n"), "what comes next is on a line of its own"
+
+
+def test_without_runs_no_run_is_said_to_go_on(tmp_path, capsys):
+    save(tmp_path / "graph", ("A", WAITING))
+    assert cli.main(["status", str(tmp_path / "graph")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no scheduler: nothing is started" in said

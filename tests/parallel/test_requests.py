@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
@@ -15,9 +17,9 @@ from flowrl.launchers.base import ExitCause
 from flowrl.launchers.local import LocalLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import health, requests
-from flowrl.parallel.events import StopMode, Verb
+from flowrl.parallel.events import Response, StopMode, Verb
 from flowrl.parallel.health import daemon_of
-from flowrl.parallel.requests import MOST_AT_ONCE, send_request
+from flowrl.parallel.requests import MOST_AT_ONCE, log_responses, send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.status import Completed, Failed, StopReason
@@ -435,3 +437,11 @@ def test_a_users_wish_is_not_replaced_by_the_schedulers_own(start, world):
     world.end("A", finished(world.folders["A"]))
     scheduler.tick()
     assert isinstance(status(scheduler, "A"), Completed)
+
+
+def test_a_request_is_logged_in_the_words_of_the_command_line(caplog):
+    caplog.set_level("INFO", logger="flowrl")
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    stop = Response(id="x", verb="stop_now", skill=None, at=at, outcome="done")
+    log_responses([], [stop, replace(stop, verb="pause", skill="A")])
+    assert caplog.messages == ["request stop --now: done", "request pause A: done"]

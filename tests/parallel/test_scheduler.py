@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -21,7 +22,8 @@ from flowrl.parallel import SkillScheduler
 from flowrl.parallel.event_log import sentence
 from flowrl.parallel.events import NOT_ASKED_FOR, PAUSED, NewSkill
 from flowrl.parallel.outcomes import CANCELLED
-from flowrl.parallel.status import Completed, Entry, Failed, Held
+from flowrl.parallel.status import Completed, Entry, Failed, Held, StopReason
+from tests.commands.making import running
 from tests.parallel.making import make_skill
 from tests.parallel.scheduling import (
     lines,
@@ -259,6 +261,14 @@ def failed(why):
 )
 def test_a_line_of_the_story_says_how_the_skill_goes_on(status, said):
     assert sentence(None, Entry(skill="A", needs=(), order=0, status=status), NOW) == said
+
+
+def test_a_run_is_said_to_be_asked_to_end_once():
+    before = running()
+    asked = replace(before, stop_reason=StopReason.PAUSE)
+    entry = Entry(skill="A", needs=(), order=0, status=asked)
+    assert sentence(before, entry, NOW) == "is asked to end (pause)"
+    assert not sentence(replace(asked, trains_since=NOW), entry, NOW)
 
 
 def test_a_scheduler_uses_tmux_unless_it_is_given_a_launcher(tmp_path):
