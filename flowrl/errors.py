@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, TypeGuard
 
 EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: skills are left to train, and no scheduler lives
 EXIT_DISK_FULL = 73  # EX_CANTCREAT
 EXIT_IO = 74  # EX_IOERR: a broken or read-only disk, missing rights, too few descriptors
 EXIT_BUSY = 75  # EX_TEMPFAIL: another daemon holds the folder

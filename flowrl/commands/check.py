@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from flowrl.config import PPOConfig, Sandbox, with_flags
-from flowrl.errors import ConfigError, FlowrlError, closest_file
+from flowrl.errors import ConfigError, FlowrlError, GraphError, closest_file
 from flowrl.games.base import known_games
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
-from flowrl.skills.skill import Skill, load_skill
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import Skill, load_library, load_skill
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import (
     Confine,
@@ -34,6 +36,7 @@ class CheckedFile:
     file: str
     skill: str | None = None
     games: tuple[str, ...] = ()
+    plans: Mapping[str, str] = field(default_factory=dict)  # by game, among the library's skills
     why: str | None = None
 
 
@@ -96,8 +99,14 @@ def skill_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _line(checked: CheckedFile) -> str:
-    good = f"{printable(checked.file)}: ok: {checked.skill}, for {', '.join(checked.games)}"
-    return good if checked.why is None else checked.why
+    if checked.why is not None:
+        return checked.why
+    plans = list(dict.fromkeys(checked.plans.values()))
+    if len(plans) > 1:
+        plans = [f"{plan} ({game})" for game, plan in checked.plans.items()]
+    games = ", ".join(checked.games)
+    told = printable("; ".join(plans))
+    return f"{printable(checked.file)}: ok: {checked.skill}, for {games}; plan: {told}"
 
 
 def check_files(
@@ -124,15 +133,37 @@ def check_files(
             why.setdefault(number, outcome)
         else:
             good.setdefault(number, []).append(code.env_name)
+    plans = _plans({number: skill for number, skill in enumerate(read) if number in good}, good)
     return [
         CheckedFile(
             file=str(path),
             skill=skill.name if isinstance(skill := read[number], Skill) else None,
             games=tuple(good.get(number, ())),
+            plans=plans.get(number, {}),
             why=None if number in good else why[number],
         )
         for number, path in enumerate(files)
     ]
+
+
+def _plans(
+    skills: Mapping[int, Any], games: Mapping[int, Sequence[str]]
+) -> dict[int, dict[str, str]]:
+    """The steps to each skill, or why there are none, among the library and these skills."""
+    found: dict[int, dict[str, str]] = {}
+    for game in known_games():
+        fit = {number: skill for number, skill in skills.items() if game.name in games[number]}
+        own = {skill.name: skill for skill in fit.values()}
+        graph = SkillGraph(
+            {**(load_library(game.name) if own else {}), **own}.values(), capacity=game.capacity
+        )
+        for number, skill in fit.items():
+            try:
+                steps = [f"{step.skill} × {step.count}" for step in graph.plan(skill.name)]
+                found.setdefault(number, {})[game.name] = ", ".join(steps)
+            except GraphError as error:
+                found.setdefault(number, {})[game.name] = f"no plan yet: {error}"
+    return found
 
 
 def _read(path: Path) -> Skill | str:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from flowrl import notices, runs
 from flowrl.arguments import GraphArgument
-from flowrl.errors import FileRefusedError, GraphError, closest
+from flowrl.errors import EXIT_UNAVAILABLE, FileRefusedError, GraphError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import PAUSED, StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
@@ -103,7 +103,10 @@ class StatusCommand:
     """Print JSON instead of a table."""
 
     def __call__(self) -> int:
-        """Print the status once, or again and again until every skill has ended."""
+        """Print the status once, or again and again until every skill has ended.
+
+        Returns 69 if there is no scheduler though something is left to do, else 0.
+        """
         paths = GraphPaths(self.graph_path)
         console = Console(width=None if sys.stdout.isatty() else _WIDTH)
         while True:
@@ -116,8 +119,10 @@ class StatusCommand:
                 console.print(screen(paths, rows, width=console.width))
                 for line in settings(paths, rows) if self.verbose else ():
                     console.print(line, highlight=False, markup=False)
-            if not self.watch or all_ended(rows):
+            if all_ended(rows):
                 return 0
+            if not self.watch:
+                return EXIT_UNAVAILABLE if daemon_of(paths.daemon_lock) is None else 0
             time.sleep(_WATCH_SECONDS)
 
 

@@ -24,7 +24,7 @@ def test_every_file_of_a_folder_is_told_by_a_line(tmp_path, capsys):
     assert main(["check", str(folder), "--no-trace"]) == 1
     first, second = capsys.readouterr().out.splitlines()
     games = "Craftax-Classic-Symbolic-v1, Craftax-Symbolic-v1"
-    assert first == f"{folder / 'a.py'}: ok: Collect Wood, for {games}"
+    assert first == f"{folder / 'a.py'}: ok: Collect Wood, for {games}; plan: Collect Wood × 1"
     assert second.startswith(f"{folder / 'b.py'}:2: Import does not belong in a skill file; remove")
 
 
@@ -35,7 +35,15 @@ def test_files_and_folders_may_be_mixed_and_are_told_as_json(tmp_path, capsys):
     good, bad = json.loads(capsys.readouterr().out)
     assert (good["skill"], bad["skill"]) == ("Collect Wood", None)
     assert good["why"] is None
+    assert set(good["plans"].values()) == {"Collect Wood × 1"}
     assert bad["games"] == []
+
+
+def test_the_plan_is_one_among_the_librarys_skills(tmp_path, capsys):
+    wants = skill_text().replace("requirements = {}", 'requirements = {"wood_pickaxe": "1"}')
+    folder = written(tmp_path / "mine", a=wants.replace("Collect Wood", "Fell Trees"))
+    assert main(["check", str(folder), "--no-trace"]) == 0
+    assert "Make Wood Pickaxe × 1, Fell Trees × 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [[], ["empty"]], ids=["nothing", "an empty folder"])
