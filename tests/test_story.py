@@ -67,7 +67,7 @@ def archives(layout):
 @pytest.mark.craftax
 @pytest.mark.tmux
 def test_both_skills_are_trained_and_merged(graph, socket, capsys):
-    assert cli.main(["status", str(graph.root), "--json"]) in (0, 69)
+    assert cli.main(["status", str(graph.root), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["ended"]
     assert {row["skill"]: row["expert"] for row in facts["skills"]} == SKILLS
@@ -130,7 +130,7 @@ def test_one_after_another_and_then_on_over_a_killed_scheduler(tmp_path, capsys)
     words[words.index("--max_task_steps=40")] = "--max_task_steps=1"  # with hardly any success
     assert bottomup.main(words) == 0
     capsys.readouterr()
-    assert cli.main(["status", str(root), "--json"]) in (0, 69)
+    assert cli.main(["status", str(root), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["skills"]
     assert (row["skill"], row["status"], row["expert"]) == ("Collect Wood", "completed", 0)
     before = GraphPaths(root).manifest.read_bytes()

@@ -136,6 +136,7 @@ class TrainingBackend:
         start_reader()  # for the next merge; the dependants of this one run already
         with suppress(FileRefusedError):  # the folder is gone, or another attempt's
             archive_run(self._layout, self._open(request).layout)
+        storage.remove_leftovers(self._layout.training_runs)  # of a removal that met an error
 
     def discard(self, request: RunRequest) -> Path | None:
         """Move a failed attempt's folder to `training_runs/failed/`."""

@@ -10,9 +10,9 @@ from tests.commands.making import DONE, save
 def test_a_notice_is_shown_until_it_is_withdrawn(tmp_path, capsys):
     layout = save(tmp_path, ("A", DONE))
     notices.publish(layout, "disk", "paused (disk): no room in the graph's folder")
-    assert cli.main(["status", str(tmp_path)]) in (0, 69)
+    assert cli.main(["status", str(tmp_path)]) == 0
     assert "paused (disk): no room" in capsys.readouterr().out
-    assert cli.main(["status", str(tmp_path), "--json"]) in (0, 69)
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)["notices"]) == ["disk"]
     notices.withdraw(layout, "disk")
     notices.withdraw(layout, "disk")

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowrl import storage
 from flowrl.launchers import process, run_status
 from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
@@ -196,8 +195,6 @@ def children_of(pid: int) -> list[str]:
 
 def report(load: Load, seconds: float) -> dict[str, Any]:
     merged = load.merged()
-    # A removal that a lack of descriptors has interrupted is finished by the next start.
-    storage.remove_leftovers(load.root / "runs")
     state = json.loads((load.root / "graph" / "scheduler_state.json").read_text())
     completed = {line["run_id"] for line in state["skills"] if line["status"] == "completed"}
     wanted = len(completed) if load.stopped else load.runs

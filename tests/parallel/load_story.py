@@ -90,6 +90,7 @@ class LoadBackend:
 
     def archive(self, task: RunRequest) -> None:
         self.discard(task)
+        storage.remove_leftovers(self.root / "runs")
 
     def recover(self) -> None:
         """Remove what a daemon that was killed has merged and not put away."""

@@ -42,7 +42,7 @@ def test_a_dependant_trains_on_the_previous_version_of_a_damaged_expert(place, c
     assert code == 0, said
     assert f"version {broken.version} (150 frames) is in" in said
     assert place.experts()[0] == (WOOD, 100)
-    assert cli.main(["status", str(place.layout.root)]) in (0, 69)
+    assert cli.main(["status", str(place.layout.root)]) == 0
     assert "expert 0 (Collect Wood) was damaged" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["fsck", str(place.layout.root), "--repair"]) == 0
     assert "damage_expert_0" not in notices.read(place.layout)

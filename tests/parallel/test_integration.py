@@ -286,7 +286,7 @@ def test_status_can_be_read_at_any_moment(place, capsys):
     while True:
         looks += 1
         running = daemon.poll() is None
-        assert cli.main(["status", str(place.layout.root), "--json"]) in (0, 69)
+        assert cli.main(["status", str(place.layout.root), "--json"]) == 0
         skills = json.loads(capsys.readouterr().out)["skills"]
         fresh = sum(skill["status"] == "completed" for skill in skills)
         assert fresh >= completed

@@ -16,10 +16,13 @@ from pathlib import Path
 import pytest
 
 from flowrl import storage
+from flowrl.config import BottomUpConfig
 from flowrl.errors import FileRefusedError, ResultRefusedError
 from flowrl.experts.merge import UseCandidate
 from flowrl.experts.store import ExpertStore
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, read_run, write_result
@@ -27,6 +30,7 @@ from tests import sealing
 from tests.experts.making import all_files, content_digest, contents, make_expert
 from tests.parallel.faults import Fault, in_clean_process, killed_at, meet_fault
 from tests.parallel.making import (
+    GRAPH,
     PICKAXE,
     SWORD,
     TABLE,
@@ -455,6 +459,23 @@ POINTS = [
     "remove_tree.renamed",
     "merge.removed",
 ]
+
+
+def test_a_removal_that_an_error_has_interrupted_is_finished_by_the_next_archiving(
+    layout, monkeypatch
+):
+    """As a lack of descriptors interrupts it: the folder has its other name already."""
+    ready = prepare(layout, WOOD, 0, {})
+    finish(ready.layout, {0: 10})
+    backend = TrainingBackend(layout, BottomUpConfig(), GRAPH)
+    request = RunRequest(skill=WOOD, expert=0, attempt=1, run_id=ready.run.run_id)
+    backend.merge(request)
+    monkeypatch.setenv("FLOWRL_FAULT", "remove_tree.renamed:raise")
+    with pytest.raises(OSError, match="injected"):
+        backend.archive(request)
+    monkeypatch.delenv("FLOWRL_FAULT")
+    backend.archive(request)
+    assert list(layout.training_runs.iterdir()) == []
 
 
 @pytest.fixture
