@@ -27,7 +27,7 @@ from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
 from flowrl.storage.records import Share, above, at_least
 
-LEAST_GROUP = 32  # environments of a thread: a group costs as much again as some twenty
+LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 
 
 Natural = Annotated[int, at_least(0)]
@@ -77,9 +77,17 @@ class PPOConfig(Configuration):
     num_envs: Positive = 64
     """Environments stepped side by side."""
     acting_threads: Positive | None = None
-    """Threads that step the environments on a CPU, each a share of them; which worlds and actions
-    are drawn depends on their number (default: one for each CPU the run may use, while each
-    has 32 environments or more)."""
+    """Threads that step the environments on a CPU (default: one for each CPU the run may use,
+    while each has 32 environments or more)."""
+    num_devices: Natural = 1
+    """Devices that share the environments; 0 takes all that the run may see."""
+    env_shards: Positive | None = None
+    """Shards of the environments, each with keys and worlds of its own: which worlds and actions
+    are drawn depends on their number, not on the devices or threads that compute them (default:
+    the greater of devices and acting threads)."""
+    grad_sync_period: Positive = 1
+    """Updates after which the devices agree: 1 averages every gradient; more lets each device move
+    its own copy of the parameters, and then averages the copies."""
     num_steps: Positive = 64
     """Steps of every environment per update."""
     update_epochs: Positive = 4
@@ -127,16 +135,35 @@ class PPOConfig(Configuration):
 
     def check(self) -> None:
         """Make sure that environments and rows can be divided evenly."""
-        rows = self.num_envs * self.num_steps
-        if rows % self.num_minibatches:
-            raise ConfigError(
-                f"--num_envs {self.num_envs} × --num_steps {self.num_steps} = {rows} rows do not "
-                f"divide into --num_minibatches {self.num_minibatches}; choose a divisor of {rows}"
+        flag, shards = next(
+            (name, value)
+            for name, value in (
+                ("env_shards", self.env_shards),
+                ("acting_threads", self.acting_threads),
+                ("num_devices", self.num_devices or 1),
             )
-        if self.acting_threads is not None and self.num_envs % self.acting_threads:
+            if value is not None and (name != "acting_threads" or value > self.num_devices)
+        )
+        if self.num_envs % shards:
+            below = self.num_envs // shards * shards
+            near = " or ".join(str(n) for n in (below, below + shards) if n)
             raise ConfigError(
-                f"--acting_threads {self.acting_threads} cannot share --num_envs {self.num_envs} "
-                f"evenly; choose a divisor of {self.num_envs}"
+                f"--num_envs {self.num_envs} cannot be shared evenly by --{flag} {shards}; "
+                f"choose {near}"
+            )
+        if self.num_devices and shards % self.num_devices:
+            raise ConfigError(
+                f"--env_shards {shards} cannot be dealt evenly to --num_devices "
+                f"{self.num_devices}; choose a multiple of {self.num_devices}"
+            )
+        rows = self.num_envs // shards * self.num_steps
+        if rows % self.num_minibatches:
+            of = f"--num_envs {self.num_envs} × --num_steps {self.num_steps}"
+            shared = f" / {shards} shards" if shards > 1 else ""
+            near = ", ".join(map(str, divisors_near(rows, self.num_minibatches)))
+            raise ConfigError(
+                f"{of}{shared} = {rows} rows do not divide into --num_minibatches "
+                f"{self.num_minibatches}; choose {near}"
             )
 
 
@@ -232,6 +259,27 @@ class TrainConfig(Configuration):
     """The generated module; its folder holds run.json and takes the checkpoints."""
     resume: bool = True
     """Continue from the checkpoint of a stopped or killed trainer when there is one."""
+    num_processes: Positive = 1
+    """Processes that share the devices; without a coordinator all are started on this machine."""
+    coordinator: str | None = None
+    """HOST:PORT at which process 0 listens, if each process is started by hand or by an engine;
+    it has no password, so use it in trusted networks only."""
+    process_id: Natural = 0
+    """Number of this process, below num_processes."""
+    peer_timeout: Positive = 10
+    """Seconds without a sign of life after which another process counts as lost."""
+
+    def check(self) -> None:
+        """Make sure that the processes can share the devices."""
+        if self.process_id >= self.num_processes:
+            raise ConfigError(
+                f"--process_id {self.process_id} must be below --num_processes {self.num_processes}"
+            )
+        if self.num_processes > 1 and self.ppo.num_devices % self.num_processes:
+            raise ConfigError(
+                f"--num_devices {self.ppo.num_devices} cannot be shared evenly by --num_processes "
+                f"{self.num_processes}; choose a multiple of {self.num_processes}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -449,14 +497,29 @@ def for_skill(
     return SkillConfig(ppo=ppo, origins=origins)
 
 
-def threads_for(num_envs: int, cpus: int) -> int:
+def divisors_near(number: int, wanted: int) -> tuple[int, ...]:
+    """Return the nearest divisors of a number below and above a wanted one.
+
+    >>> divisors_near(384, 10)
+    (8, 12)
+    """
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    below, above = (n for n in divisors if n < wanted), (n for n in divisors if n > wanted)
+    return tuple(n for n in (max(below, default=0), min(above, default=0)) if n)
+
+
+def threads_for(config: PPOConfig, cpus: int) -> int:
     """Return the most threads that `cpus` have room for and that share the environments evenly.
 
-    >>> threads_for(64, 4), threads_for(96, 4), threads_for(64, 0)
-    (2, 3, 1)
+    >>> [threads_for(PPOConfig(num_envs=envs), cpus) for envs, cpus in ((64, 4), (96, 4), (64, 0))]
+    [2, 3, 1]
     """
-    fit = [n for n in range(2, cpus + 1) if num_envs % n == 0 and num_envs // n >= LEAST_GROUP]
-    return max(fit, default=1)
+
+    def fits(threads: int) -> bool:
+        size, rest = divmod(config.num_envs, threads)
+        return not (rest or size < LEAST_SHARD or size * config.num_steps % config.num_minibatches)
+
+    return max(filter(fits, range(2, cpus + 1)), default=1)
 
 
 @functools.cache

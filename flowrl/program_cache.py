@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import export
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
@@ -49,6 +50,7 @@ class ProgramSpec(NamedTuple):
 
     `key` holds plain values that are compiled in, besides those of the cache. `arguments` returns
     the arguments or their shapes; it is called only to trace. The arguments `donate` are given up.
+    `shardings` says for each argument how it lies on several devices; () is one device.
     """
 
     name: str
@@ -56,6 +58,7 @@ class ProgramSpec(NamedTuple):
     arguments: Callable[[], tuple[Any, ...]]
     key: Mapping[str, Any] = {}
     donate: tuple[int, ...] = ()
+    shardings: tuple[Sharding, ...] = ()
 
 
 def register_results(*types: type) -> None:
@@ -80,23 +83,53 @@ class Program:
         self._executable.result()
 
 
+class ProgramOnEach:
+    """One program, compiled for several devices; a call runs where its last argument lies."""
+
+    def __init__(self, programs: Mapping[jax.Device, Callable[..., Any]]) -> None:
+        self._programs = programs
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the program of the device on which the last argument lies."""
+        (device,) = jax.tree.leaves(args[-1])[0].devices()
+        return self._programs[device](*args)
+
+    def wait(self) -> None:
+        """Wait until the programs are ready; raises what prevented that."""
+        for program in self._programs.values():
+            if isinstance(program, Program):
+                program.wait()
+
+
 class ProgramCache:
     """Loads kept programs, and makes and keeps those that are missing.
 
     Args:
       folder: None keeps nothing: programs are jitted functions, compiled at their first call.
       key: plain values that are compiled into every program of this cache.
+      device: of programs that lie on one device; None is JAX's default.
     """
 
-    def __init__(self, folder: Path | None = None, key: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        key: Mapping[str, Any] | None = None,
+        device: jax.Device | None = None,
+    ) -> None:
         self._folder = folder
         self._key = dict(key or {})
+        self._device = device
+
+    def on(self, device: jax.Device) -> ProgramCache:
+        """The same programs on another device."""
+        return ProgramCache(self._folder, self._key, device)
 
     def begin(self, spec: ProgramSpec) -> Callable[..., Any]:
         """The program, loaded or compiled in a thread; its first call waits until it is ready."""
         if self._folder is None:
             return jax.jit(spec.function, donate_argnums=spec.donate)
-        return Program(_threads.submit(_load_or_make, self.path(self._folder, spec), spec))
+        path = self.path(self._folder, spec)
+        return Program(_threads.submit(_load_or_make, path, spec, self._device))
 
     def path(self, folder: Path, spec: ProgramSpec) -> Path:
         """Where a program is kept: its name and a digest of everything that goes into it."""
@@ -109,7 +142,7 @@ class ProgramCache:
             "key": {**self._key, **spec.key},
             "donate": spec.donate,
             "sources": digest_of_sources(),
-            "devices": [device.device_kind for device in jax.devices()],
+            "devices": _kinds_of_devices(spec),
             "settings": settings,
         }
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -120,9 +153,12 @@ class ProgramCache:
 def digest_of_sources() -> str:
     """sha256 over our own modules, the versions of the libraries and XLA_FLAGS.
 
-    A game's code is no part of it: a cache has that in its key.
+    A game's code is no part of it: a cache has that in its key. Neither is the number of host
+    devices: a program's own number is in its key.
     """
-    total = hashlib.sha256(f"{sys.version}\n{os.environ.get('XLA_FLAGS', '')}\n".encode())
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if "force_host_platform_device_count" not in flag]
+    total = hashlib.sha256(f"{sys.version}\n{' '.join(flags)}\n".encode())
     for library in _LIBRARIES:
         total.update(f"{library} {version(library)}\n".encode())
     package = Path(__file__).parent
@@ -132,27 +168,38 @@ def digest_of_sources() -> str:
     return total.hexdigest()
 
 
-def _load_or_make(path: Path, spec: ProgramSpec) -> Callable[..., Any]:
+def _kinds_of_devices(spec: ProgramSpec) -> list[str]:
+    devices = set().union(*(sharding.device_set for sharding in spec.shardings))
+    return [device.device_kind for device in devices or jax.devices()[:1]]
+
+
+def _load_or_make(path: Path, spec: ProgramSpec, device: jax.Device | None) -> Callable[..., Any]:
     """The executable of a kept program, or of one that is made and kept now."""
     if path.exists():
-        return _load_or_make_now(path, spec)
+        return _load_or_make_now(path, spec, device)
     # One process at a time makes a program; one that has waited too long makes it, too.
     with (
         suppress(BusyError),
         locks.held(path.parent / "locks" / path.name, timeout_seconds=_WAIT_SECONDS),
     ):
-        return _load_or_make_now(path, spec)
-    return _load_or_make_now(path, spec)
+        return _load_or_make_now(path, spec, device)
+    return _load_or_make_now(path, spec, device)
 
 
-def _load_or_make_now(path: Path, spec: ProgramSpec) -> Callable[..., Any]:
+def _load_or_make_now(
+    path: Path, spec: ProgramSpec, device: jax.Device | None
+) -> Callable[..., Any]:
     kept = _read(path)
     with _tracing:
         content = _export(spec) if kept is None else kept
         whole = export.deserialize(bytearray(content))
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in whole.in_avals]
         args, _ = jax.tree.unflatten(whole.in_tree, shapes)
-        lowered = jax.jit(whole.call, donate_argnums=spec.donate).lower(*args)
+        placed: dict[str, Any] = {"in_shardings": spec.shardings or None}
+        if device is not None and not spec.shardings:
+            placed = dict.fromkeys(("in_shardings", "out_shardings"), SingleDeviceSharding(device))
+        jitted = jax.jit(whole.call, donate_argnums=spec.donate, **placed)
+        lowered = jitted.lower(*args)
     executable = lowered.compile()
     if kept is None:
         _keep(path, content)  # after compiling: what is kept is in JAX's cache, too
@@ -171,7 +218,8 @@ def _export(spec: ProgramSpec) -> bytes:
         return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf))
 
     shapes = jax.tree.map(like, tuple(map(_leaves, arguments)))
-    return bytes(export.export(jax.jit(of_leaves))(*shapes).serialize())
+    jitted = jax.jit(of_leaves, in_shardings=spec.shardings or None)
+    return bytes(export.export(jitted)(*shapes).serialize())
 
 
 def _leaves(tree: Any) -> tuple[Any, ...]:

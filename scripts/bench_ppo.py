@@ -68,12 +68,12 @@ class Ours:
     update: UpdateReport
 
     def __init__(self, run: Opened) -> None:
-        groups = tuple(_along(run, group) for group in run.learner.groups)
+        shards = tuple(_along(run, shard) for shard in run.learner.shards)
         self._updates = train(
             run.env,
             run.config,
             run.programs,
-            learner=run.learner._replace(groups=groups),
+            learner=run.learner._replace(shards=shards),
             counters=Counters(acted=(0,) * run.env.num_experts),
         )
 
@@ -83,11 +83,11 @@ class Ours:
         jax.block_until_ready(self.update.learner)
 
 
-def _along(run: Opened, group: RolloutState) -> RolloutState:
-    """A group of environments with its episodes begun evenly along the plan."""
-    walk = group.env.walk
+def _along(run: Opened, shard: RolloutState) -> RolloutState:
+    """A shard of environments with its episodes begun evenly along the plan."""
+    walk = shard.env.walk
     walk = walk._replace(task=spread(walk.task, run.plan))
-    return group._replace(env=group.env._replace(walk=walk))
+    return shard._replace(env=shard.env._replace(walk=walk))
 
 
 def measured(case: Case, *, rounds: int) -> list[Row]:
@@ -105,21 +105,21 @@ def measured(case: Case, *, rounds: int) -> list[Row]:
 def _parts(case: str, run: Opened, last: UpdateReport, *, updates: int) -> list[Row]:
     """What one of flowrl's updates consists of; the learner of `last` is donated."""
     env, programs = run.env, run.programs
-    state, groups = last.learner
+    state, shards = last.learner
     rate = np.float32(run.config.lr)
     seconds: dict[str, list[float]] = {"acting": [], "learning": [], "restocking": []}
-    threads = ThreadPoolExecutor(len(groups))
+    threads = ThreadPoolExecutor(len(shards))
     for _ in range(updates):
         clock = [time.perf_counter()]
         padded = programs.pad(state.params)
-        found = jax.block_until_ready(list(threads.map(partial(programs.act, padded), groups)))
+        found = jax.block_until_ready(list(threads.map(partial(programs.act, padded), shards)))
         clock.append(time.perf_counter())
         learnt = programs.learn(state, tuple(batch for _, batch, _ in found), rate)
         state, _ = jax.block_until_ready(learnt)
         clock.append(time.perf_counter())
         envs = threads.map(env.restock, [key for *_, key in found], [g.env for g, *_ in found])
         envs = jax.block_until_ready(list(envs))
-        groups = [group._replace(env=env) for (group, *_), env in zip(found, envs, strict=True)]
+        shards = [shard._replace(env=env) for (shard, *_), env in zip(found, envs, strict=True)]
         clock.append(time.perf_counter())
         for part, began, ended in zip(seconds, clock, clock[1:], strict=False):
             seconds[part].append(ended - began)

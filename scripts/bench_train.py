@@ -31,7 +31,7 @@ def main() -> None:
     print(f"{run.env.num_experts} experts, {run.env.num_tasks} tasks, {config.num_envs} envs")
     print(f"ready after {time.perf_counter() - began:.1f} s")
     learner, seconds = run.learner, []
-    threads = ThreadPoolExecutor(len(learner.groups))
+    threads = ThreadPoolExecutor(len(learner.shards))
     rate = np.float32(config.lr)
     for _ in range(UPDATES):
         began = time.perf_counter()

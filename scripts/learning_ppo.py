@@ -112,7 +112,7 @@ def _ours(goal: Goal, seed: int) -> tuple[Reached, int]:
     config, env, learner = run.config, run.env, run.learner
     run.programs.wait()
     newest, episodes = Newest(), EpisodeLog(config.num_envs, env.num_tasks)
-    threads = ThreadPoolExecutor(len(learner.groups))
+    threads = ThreadPoolExecutor(len(learner.shards))
     reached, began = None, time.perf_counter()
     for number in range(MOST_UPDATES):
         rate = np.float32(learning_rate(config, number))

@@ -18,8 +18,8 @@ from flowrl.paths import RunPaths
 from flowrl.ppo import trainer
 from flowrl.ppo.loop import Learner
 from flowrl.ppo.programs import Programs
-from flowrl.ppo.rollout import with_threads
 from flowrl.ppo.run_io import read_assignment
+from flowrl.ppo.sharding import with_shards
 from flowrl.runs import PlannedStep, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library, parse_skill
@@ -72,7 +72,7 @@ def opened(plan: Sequence[PlannedStep], config: PPOConfig) -> Opened:
     """The run of a plan, with fresh experts in fresh environments."""
     with tempfile.TemporaryDirectory() as folder:
         layout = _run_folder(Path(folder), plan, config)
-        config = with_threads(config)
+        config = with_shards(config)
         train_config = TrainConfig(ppo=config, module_path=layout.module)
         trainer.use_compile_cache(config.compile_cache)
         module = load_module(layout.module)

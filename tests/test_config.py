@@ -30,6 +30,8 @@ from flowrl.errors import ConfigError
 OTHER = {
     "num_envs": 16,
     "acting_threads": 4,
+    "num_devices": 2,
+    "env_shards": 8,
     "num_steps": 32,
     "num_minibatches": 2,
     "activation": "relu",
@@ -151,7 +153,14 @@ def test_what_is_no_whole_number_is_refused(word):
     ("change", "flag"),
     [
         ({"num_envs": 0}, "--num_envs is 0"),
-        ({"num_envs": 3, "num_steps": 5}, "--num_minibatches 8"),
+        ({"num_envs": 3, "num_steps": 5}, "--num_minibatches 8; choose 5, 15"),
+        ({"num_envs": 10, "num_devices": 3}, "--num_devices 3; choose 9 or 12"),
+        ({"env_shards": 4, "num_devices": 3}, "--env_shards 4 cannot be dealt .* multiple of 3"),
+        (
+            {"num_envs": 12, "num_steps": 32, "env_shards": 4, "num_minibatches": 10},
+            "= 96 rows .* choose 8, 12",
+        ),
+        ({"grad_sync_period": 0}, "--grad_sync_period is 0"),
         ({"acting_threads": 0}, "--acting_threads is 0"),
         ({"acting_threads": 3, "num_envs": 64}, "--acting_threads 3"),
         ({"lr": 0.0}, "--lr"),

@@ -61,7 +61,7 @@ def is_clipped(reward: jax.Array) -> jax.Array:
 
 
 class WalkingEnv(Protocol):
-    """A batch of environments that walk one plan; all methods are pure and can be jitted.
+    """A batch of environments that walk one plan; its methods are pure and can be jitted.
 
     `state` is a pytree whose leaves have a leading axis: B, or the number of pooled worlds.
     Its shapes and dtypes never change, so a jitted step compiles once. B is a static argument
@@ -86,6 +86,10 @@ class WalkingEnv(Protocol):
     @property
     def num_tasks(self) -> int:
         """Length of the plan; `task_success` may have more columns, which say nothing."""
+        ...
+
+    def on(self, device: jax.Device) -> WalkingEnv:
+        """The same environments, for states that lie on this device."""
         ...
 
     def like(self, num_envs: int) -> tuple[Any, Any]:

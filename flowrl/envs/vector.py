@@ -67,6 +67,16 @@ class BatchedEnv:
         self.num_tasks = env.num_tasks
         self._cache = ProgramCache() if cache is None else cache
         self._firsts: dict[int, Callable[..., Any]] = {}
+        self._on: dict[jax.Device, BatchedEnv] = {}
+
+    def on(self, device: jax.Device) -> BatchedEnv:
+        """The same environments with their programs on another device."""
+        if device not in self._on:
+            cache, stock = self._cache.on(device), 0 if self.world_pool else self.size
+            self._on[device] = BatchedEnv(
+                self.env, stock=stock, world_pool=self.world_pool, cache=cache
+            )
+        return self._on[device]
 
     def begin_worlds(self) -> None:
         """Compile the program that generates worlds, which is needed first, in a thread."""

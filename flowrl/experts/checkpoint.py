@@ -42,7 +42,7 @@ def save_expert(folder: Path, params: Any) -> None:
         storage.remove_tree(left)
     prepared = folder.with_name(f".tmp-{folder.name}").absolute()
     try:
-        with _orbax().StandardCheckpointer() as checkpointer:
+        with _checkpointer() as checkpointer:
             checkpointer.save(prepared, _nested(_leaves(params)))
     except ValueError as error:
         for number in (errno.ENOSPC, errno.EDQUOT):
@@ -73,7 +73,7 @@ def load_expert(folder: Path, like: Tree) -> Tree:
     _refuse_difference(folder, _stored_forms(folder), expected)
     target = _nested({path: np.zeros(shape, dtype) for path, (shape, dtype) in expected.items()})
     try:
-        with _orbax().StandardCheckpointer() as checkpointer:
+        with _checkpointer() as checkpointer:
             found = _named(checkpointer.restore(folder.absolute(), target))
     except _UNREADABLE as error:
         raise _corrupt(folder, error) from error
@@ -128,6 +128,16 @@ def has_resume(folder: Path) -> bool:
     return bool(_numbered(folder))
 
 
+def _checkpointer() -> Any:
+    """Reads and writes by this process alone; others of the same run are not waited for."""
+    ocp = _orbax()
+    if jax.process_count() == 1:
+        return ocp.StandardCheckpointer()
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+    return ocp.StandardCheckpointer(multiprocessing_options=alone)
+
+
 def _orbax() -> Any:
     """Import Orbax when a checkpoint is read or written: a first update need not wait for it."""
     import orbax.checkpoint as ocp
@@ -144,7 +154,7 @@ def _numbered(folder: Path) -> list[int]:
 
 def _stored_forms(folder: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     try:
-        with _orbax().StandardCheckpointer() as checkpointer:
+        with _checkpointer() as checkpointer:
             metadata = checkpointer.metadata(folder.absolute()).item_metadata
         if metadata is None:
             raise ValueError("it holds no description of its arrays")

@@ -206,7 +206,7 @@ class TrainingBackend:
         most = self._config.schedule.max_parallel_skills
         side_by_side = min(most, self._config.graph.max_nodes or most)
         cpus = self._config.launch.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
-        threads = configs.threads_for(config.num_envs, cpus)
+        threads = configs.threads_for(config, cpus)
         return dataclasses.replace(config, acting_threads=threads)
 
     def _cpus(self, folder: Path) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from flowrl.ppo.sharding import ONE_DEVICE, Axis
+
 
 def advantages(
     rewards: jax.Array,
@@ -45,10 +47,12 @@ def advantages(
     return found
 
 
-def normalised(advantage: jax.Array, expert: jax.Array, *, num_experts: int) -> jax.Array:
+def normalised(
+    advantage: jax.Array, expert: jax.Array, *, num_experts: int, axis: Axis = ONE_DEVICE
+) -> jax.Array:
     """Advantages f32 `[T, B]` with mean 0 and deviation 1 among the rows of each expert.
 
-    `expert` int32 `[T, B]` says whose row is whose.
+    `expert` int32 `[T, B]` says whose row is whose; the rows of all devices of `axis` count.
 
     Experts earn rewards of different scales, so one mean over all of them would turn the
     difference between tasks into a reason to like or dislike actions. Taken once over the whole
@@ -56,8 +60,8 @@ def normalised(advantage: jax.Array, expert: jax.Array, *, num_experts: int) -> 
     gets 0 there: nothing is known to compare it with.
     """
     flat, owner = advantage.ravel(), expert.ravel()
-    counts = jnp.bincount(owner, length=num_experts)
+    counts = axis.total(jnp.bincount(owner, length=num_experts))
     rows = jnp.maximum(counts, 1).astype(flat.dtype)
-    centred = flat - (jax.ops.segment_sum(flat, owner, num_experts) / rows)[owner]
-    variance = jax.ops.segment_sum(centred**2, owner, num_experts) / rows
+    centred = flat - (axis.total(jax.ops.segment_sum(flat, owner, num_experts)) / rows)[owner]
+    variance = axis.total(jax.ops.segment_sum(centred**2, owner, num_experts)) / rows
     return (centred / (jnp.sqrt(variance)[owner] + 1e-8)).reshape(advantage.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,8 @@ from flowrl.errors import TrainingError
 from flowrl.networks.grouped import Packed
 from flowrl.ppo.metrics import EpisodeLog, Rates
 from flowrl.ppo.programs import Programs
-from flowrl.ppo.rollout import RolloutBatch, RolloutState, group_size, num_groups
+from flowrl.ppo.rollout import RolloutBatch, RolloutState
+from flowrl.ppo.sharding import shard_size
 from flowrl.ppo.update import Stats, TrainState
 
 
@@ -27,7 +28,7 @@ class Learner(NamedTuple):
     """Everything on the device that changes from update to update."""
 
     train: TrainState  # leaves [E, …]
-    groups: tuple[RolloutState, ...]  # of every group of environments
+    shards: tuple[RolloutState, ...]  # of every shard of this process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class UpdateReport:
     claims: np.ndarray  # int[tasks, 2], steps done in this start, and those without their gains
     reached: bool  # whether the success rate ends the run early
     ended: bool  # whether this update is the last one
+    stop: int  # exit code to stop with, if some process was asked to; else 0
 
 
 def num_updates(config: PPOConfig) -> int:
@@ -76,11 +78,14 @@ def start(
     env: WalkingEnv, config: PPOConfig, programs: Programs, *, train: TrainState, key: jax.Array
 ) -> Learner:
     """A learner in fresh environments; `train` has leaves `[E, …]`."""
-    groups = []
-    for reset_key, act_key in programs.group_keys(key):
-        obs, state = env.reset(reset_key, group_size(config))
-        groups.append(_without_aliases(RolloutState(state, obs, act_key)))
-    return Learner(train, tuple(groups))
+    placement, keys = programs.placement, programs.shard_keys(key)
+    shards = []
+    for number, device in placement.local_shards:
+        reset_key, act_key = placement.put(keys[number], device)
+        obs, state = placement.env_on(env, device).reset(reset_key, shard_size(config))
+        own = _without_aliases(RolloutState(state, obs, act_key))
+        shards.append(placement.put(own, device))
+    return Learner(placement.replicate(train), tuple(shards))
 
 
 def train(
@@ -90,25 +95,32 @@ def train(
     *,
     learner: Learner,
     counters: Counters,
+    stop: Callable[[], int | None] = lambda: None,
 ) -> Iterator[UpdateReport]:
     """Update, at least once, until the budget is spent or success is frequent enough.
 
-    `learner` is donated.
+    `stop` is called before every update; all processes hear of its exit code, and report it.
+
+    Reports come after updates at which all devices have the same parameters: every
+    `grad_sync_period`-th one and the last. `learner` is donated.
 
     Raises:
       TrainingError: a loss or a parameter is not finite.
     """
     started = time.monotonic() - counters.seconds
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
-    ended, claims = False, np.zeros((env.num_tasks, 2), np.int64)
-    with ThreadPoolExecutor(num_groups(config), thread_name_prefix="acting") as threads:
+    apart: int | np.ndarray = 0  # int32[D, E], steps since the devices' copies were equal
+    reached, ended, claims = False, False, np.zeros((env.num_tasks, 2), np.int64)
+    code = 0
+    with ThreadPoolExecutor(programs.placement.threads(config)) as threads:
         while not ended:
             lr = np.float32(learning_rate(config, counters.updates))
-            learner, stats = update(env, programs, learner, lr, threads=threads)
+            learner, stats = update(env, programs, learner, lr, threads=threads, stop=stop() or 0)
+            code = max(code, int(stats.stop))
             counters = Counters(
                 updates=counters.updates + 1,
                 frames=counters.frames + stats.done.size,
-                acted=tuple(map(int, np.add(counters.acted, stats.acted))),
+                acted=tuple(map(int, np.add(counters.acted, stats.acted.sum(axis=0)))),
                 seconds=time.monotonic() - started,
             )
             _check_finite(stats, config, counters)
@@ -120,8 +132,13 @@ def train(
             )
             claims = claims + stats.claims[: env.num_tasks]
             rates = episodes.rates()
+            spent = counters.updates >= num_updates(config)
+            apart = apart + stats.acted
+            if counters.updates % config.grad_sync_period and not spent:
+                continue
+            learner, apart = _agreed(config, programs, learner, apart), 0
             reached = rates.reach(config.success_state_rate)
-            ended = reached or counters.updates >= num_updates(config)
+            ended = reached or spent
             yield UpdateReport(
                 learner=learner,
                 counters=counters,
@@ -130,6 +147,7 @@ def train(
                 claims=claims,
                 reached=reached,
                 ended=ended,
+                stop=code,
             )
 
 
@@ -140,26 +158,44 @@ def update(
     lr: np.float32,
     *,
     threads: Executor,
+    stop: int = 0,
 ) -> tuple[Learner, Stats]:
     """Act, learn, and restock the environments with worlds; `learner` is donated.
 
-    Each group of environments is stepped by a thread of its own, and restocked by it while the
-    others learn. The returned stats are NumPy arrays of the shapes that `Stats` says.
+    Each shard is stepped by one thread, and restocked by it while the others learn. The returned
+    stats are NumPy arrays of the shapes that `Stats` says.
     """
-    padded = programs.pad(learner.train.params)
-    acted = list(threads.map(partial(_act, programs, padded), learner.groups))
-    restocking = [threads.submit(env.restock, key, state.env) for state, _, key in acted]
-    train, stats = programs.learn(learner.train, tuple(batch for _, batch, _ in acted), lr)
+    placement = programs.placement
+    copies = placement.copies(programs.pad(learner.train.params))
+    acted = list(threads.map(partial(_act, programs, copies), learner.shards))
+    homes = zip(placement.local_shards, acted, strict=True)
+    restocking = [
+        threads.submit(placement.env_on(env, device).restock, key, state.env)
+        for (_, device), (state, _, key) in homes
+    ]
+    batches = placement.join_shards([batch for _, batch, _ in acted])
+    stops = placement.join_rows(np.full(len(placement.devices), stop, np.int32))
+    train, stats = programs.learn(learner.train, batches, lr, stops)
     ready = zip(acted, restocking, strict=True)
-    groups = tuple(state._replace(env=restocked.result()) for (state, *_), restocked in ready)
-    return Learner(train, groups), jax.device_get(stats)
+    shards = tuple(state._replace(env=restocked.result()) for (state, *_), restocked in ready)
+    return Learner(train, shards), jax.device_get(stats)
 
 
 def _act(
-    programs: Programs, padded: Packed, state: RolloutState
+    programs: Programs, copies: Mapping[jax.Device, Packed], state: RolloutState
 ) -> tuple[RolloutState, RolloutBatch, jax.Array]:
     """Act and wait for the result; without the wait JAX would compute in a further thread."""
-    return jax.block_until_ready(programs.act(padded, state))
+    (device,) = state.obs.devices()
+    return jax.block_until_ready(programs.act(copies[device], state))
+
+
+def _agreed(config: PPOConfig, programs: Programs, learner: Learner, acted: np.ndarray) -> Learner:
+    """The learner with the same parameters on all devices; `acted` int32[D, E]."""
+    placement = programs.placement
+    if config.grad_sync_period == 1 or placement.mesh is None:
+        return learner
+    rows = placement.join_rows(acted.astype(np.int32))
+    return learner._replace(train=programs.agree(learner.train, rows))
 
 
 def _without_aliases(state: RolloutState) -> RolloutState:

@@ -22,17 +22,26 @@ from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.experts import checkpoint
 from flowrl.networks.grouped import Dense, Packed, pack, pad_experts, unpack
 from flowrl.ppo import optimizer
-from flowrl.ppo.rollout import (
-    RolloutBatch,
-    RolloutState,
-    Timestep,
-    group_size,
-    num_groups,
-    rollout,
+from flowrl.ppo.rollout import RolloutBatch, RolloutState, Timestep, rollout
+from flowrl.ppo.sharding import (
+    COPIED,
+    ONE_DEVICE,
+    SPLIT,
+    Axis,
+    Placement,
+    num_shards,
+    place,
+    shard_size,
 )
 from flowrl.ppo.sparse_inputs import learn_from_columns
-from flowrl.ppo.update import Stats, TrainState, draw_minibatches
-from flowrl.program_cache import Program, ProgramCache, ProgramSpec, register_results
+from flowrl.ppo.update import Stats, TrainState, average_copies, draw_minibatches, stats_of_all
+from flowrl.program_cache import (
+    Program,
+    ProgramCache,
+    ProgramOnEach,
+    ProgramSpec,
+    register_results,
+)
 from flowrl.runs import expert_shapes
 
 _LEAST_ACTING = 8
@@ -64,17 +73,21 @@ class Programs(NamedTuple):
     """
 
     act: Callable[[Packed, RolloutState], tuple[RolloutState, RolloutBatch, jax.Array]]
-    learn: Callable[[TrainState, tuple[RolloutBatch, ...], np.float32], tuple[TrainState, Stats]]
+    learn: Callable[
+        [TrainState, tuple[RolloutBatch, ...], np.float32, jax.Array], tuple[TrainState, Stats]
+    ]
+    agree: Callable[[TrainState, jax.Array], TrainState]
     expert_keys: Callable[[np.ndarray], tuple[jax.Array, jax.Array]]
-    group_keys: Callable[[jax.Array], tuple[tuple[jax.Array, jax.Array], ...]]
+    shard_keys: Callable[[jax.Array], tuple[tuple[jax.Array, jax.Array], ...]]
     fresh_state: Callable[[Any], TrainState]
     pad: Callable[[Packed], Packed]
     unpack: Callable[[Packed], Any]
+    placement: Placement
 
     def wait(self) -> None:
         """Wait until all programs are ready; raises what prevented that."""
         for program in self:
-            if isinstance(program, Program):
+            if isinstance(program, Program | ProgramOnEach):
                 program.wait()
 
 
@@ -82,13 +95,14 @@ def begin_programs(
     env: WalkingEnv, config: PPOConfig, cache: ProgramCache | None = None
 ) -> Programs:
     """Let threads load or compile a trainer's programs, the slowest first."""
-    cache, config = cache or ProgramCache(), compiled_in(config)
-    experts, groups = env.num_experts, num_groups(config)
-    of_group = replace(config, num_envs=group_size(config), acting_threads=None)
-    acts = {"config": to_json(of_group), "acting": acting_experts(experts)}
+    placement, cache, config = place(config), cache or ProgramCache(), compiled_in(config)
+    experts, shards, axis = env.num_experts, num_shards(config), placement.axis
+    one = {"acting_threads": None, "num_devices": 1, "env_shards": None, "grad_sync_period": 1}
+    of_shard = replace(config, num_envs=shard_size(config), **one)
+    acts = {"config": to_json(of_shard), "acting": acting_experts(experts)}
     learns = {"config": to_json(config), "acting": acting_experts(experts), "experts": experts}
     pad, fresh_state = padding(experts), partial(_fresh_state, config)
-    act = jax.jit(partial(_act, env, config))  # traced once for itself and for learning
+    act = jax.jit(partial(_act, env, of_shard))  # traced once for itself and for learning
 
     def stacked() -> tuple[Any]:
         return (stacked_like(env, config),)
@@ -98,23 +112,45 @@ def begin_programs(
 
     @functools.cache
     def acting() -> tuple[Packed, RolloutState]:
-        obs, state = env.like(group_size(config))
+        obs, state = env.like(shard_size(config))
         return jax.eval_shape(pad, *packed()), RolloutState(state, obs, *_key_like())
 
-    def learning() -> tuple[Any, ...]:
-        batch = jax.eval_shape(act, *acting())[1]
-        return jax.eval_shape(fresh_state, *stacked()), (batch,) * groups, np.float32(0)
+    def state_like() -> TrainState:
+        return jax.eval_shape(fresh_state, *stacked())
 
-    specs = (  # one for each field of Programs, in that order
-        ProgramSpec("act", act, acting, acts, donate=(1,)),
-        ProgramSpec("learn", partial(_learn, config), learning, learns, donate=(0,)),
+    def learning() -> tuple[Any, ...]:
+        batch = placement.joined_like(jax.eval_shape(act, *acting())[1])
+        stops = np.zeros(len(placement.devices), np.int32)
+        return state_like(), (batch,) * placement.shards_each, np.float32(0), stops
+
+    def agreeing() -> tuple[Any, ...]:
+        return state_like(), np.zeros((len(placement.devices), experts), np.int32)
+
+    def on_all(name: str, function: Any, arguments: Any, *specs: Any, donate: Any = ()) -> Any:
+        spread = placement.spread(function, specs)
+        return ProgramSpec(name, spread, arguments, learns, donate, placement.shardings(specs))
+
+    acting_spec = ProgramSpec("act", act, acting, acts, donate=(1,))
+    learn = partial(_learn, config=config, axis=axis)
+    agree = partial(average_copies, axis=axis)
+    specs = (  # one for each further field of Programs, in that order
+        on_all("learn", learn, learning, COPIED, SPLIT, COPIED, SPLIT, donate=(0,)),
+        on_all("agree", agree, agreeing, COPIED, SPLIT, donate=(0,)),
         ProgramSpec("keys", partial(_expert_keys, experts), lambda: (seed_words(0),), learns),
-        ProgramSpec("groups", partial(_group_keys, groups), _key_like, {"groups": groups}),
+        ProgramSpec("shards", partial(_shard_keys, shards), _key_like, {"shards": shards}),
         ProgramSpec("ready", fresh_state, stacked, learns),
-        ProgramSpec("pad", pad, packed, learns),
+        on_all("pad", pad, packed, COPIED),
         ProgramSpec("unpack", unpack, packed, learns),
     )
-    return Programs(*map(cache.begin, specs))
+    of_shards = _begin_on_each(placement, cache, acting_spec)
+    return Programs(of_shards, *map(cache.begin, specs), placement)
+
+
+def _begin_on_each(placement: Placement, cache: ProgramCache, spec: ProgramSpec) -> Any:
+    """A program that runs on one device at a time, for every device of this process."""
+    if placement.mesh is None:
+        return cache.begin(spec)
+    return ProgramOnEach({device: cache.on(device).begin(spec) for device in placement.local})
 
 
 def compiled_in(config: PPOConfig) -> PPOConfig:
@@ -157,18 +193,32 @@ def _key_like() -> tuple[Any]:
 def _act(
     env: WalkingEnv, config: PPOConfig, packed: Packed, state: RolloutState
 ) -> tuple[RolloutState, RolloutBatch, jax.Array]:
-    """A rollout of one group, and a key to restock with."""
+    """A rollout of one shard, and a key to restock with."""
     state, batch = rollout(env, config, packed, state)
     restock_key, key = jax.random.split(state.key)
     return state._replace(key=key), batch, restock_key
 
 
 def _learn(
-    config: PPOConfig, state: TrainState, groups: tuple[RolloutBatch, ...], lr: jax.Array
+    state: TrainState,
+    shards: tuple[RolloutBatch, ...],
+    lr: jax.Array,
+    stop: jax.Array,
+    *,
+    config: PPOConfig,
+    axis: Axis,
 ) -> tuple[TrainState, Stats]:
-    """An update from the rollouts of all groups."""
-    minibatches = draw_minibatches(config, groups[0].shuffle_key, groups=len(groups))
-    return learn_from_columns(config, state, groups, minibatches=minibatches, lr=lr)
+    """An update from the rollouts of all shards, by one device of `axis` with its own shards.
+
+    `stop` int32[1] is an exit code or 0; the stats have the greatest of all devices.
+    """
+    keys = [jax.random.wrap_key_data(shard.shuffle_key[0]) for shard in shards]
+    minibatches = draw_minibatches(config, keys)
+    together = axis if config.grad_sync_period == 1 else ONE_DEVICE
+    state, stats = learn_from_columns(
+        config, state, shards, minibatches=minibatches, lr=lr, axis=together
+    )
+    return state, stats_of_all(stats._replace(stop=stop[0]), axis)
 
 
 def _expert_keys(num_experts: int, words: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -178,9 +228,9 @@ def _expert_keys(num_experts: int, words: jax.Array) -> tuple[jax.Array, jax.Arr
     return jax.random.key_data(experts), key
 
 
-def _group_keys(groups: int, key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
-    """Two keys for every group: one to begin with, one to go on from."""
-    keys = [key] if groups == 1 else jax.random.split(key, groups)
+def _shard_keys(shards: int, key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """Two keys for every shard: one to begin with, one to go on from."""
+    keys = [key] if shards == 1 else jax.random.split(key, shards)
     return tuple((two[0], two[1]) for two in map(jax.random.split, keys))
 
 

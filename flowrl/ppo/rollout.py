@@ -1,22 +1,20 @@
 """Acting: T steps of B environments, each by the expert whose turn it is.
 
 A step of the game is a few thousand small operations, which XLA:CPU runs one after another however
-many CPUs there are. So the environments are split into groups with keys, worlds and a state of
-their own. All groups are stepped by the same program, each in a thread. A group costs as much again
-as some twenty environments, whatever its size, so groups should not be small.
+many CPUs there are. So the environments are split into shards with keys, worlds and a state of
+their own. All shards are stepped by the same program, side by side in threads. A shard costs as
+much again as some twenty environments, whatever its size, so shards should not be small.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from flowrl.config import PPOConfig, threads_for
+from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed
@@ -45,7 +43,7 @@ class RolloutBatch(NamedTuple):
 
     steps: Timestep  # leaves [T, B, …]
     last_value: jax.Array  # f32[B], the critic's values after the last step
-    shuffle_key: jax.Array
+    shuffle_key: jax.Array  # key data, uint32[1, words]
 
 
 def rollout(
@@ -72,30 +70,12 @@ def rollout(
     expert = env.current_expert(state.env)
     _, last_value = dispatch.apply(packed, state.obs, expert, activation=config.activation)
     key, shuffle_key = jax.random.split(state.key)
-    return state._replace(key=key), RolloutBatch(steps, last_value, shuffle_key)
+    shuffle = jax.random.key_data(shuffle_key)[None]  # an array that can lie on several devices
+    return state._replace(key=key), RolloutBatch(steps, last_value, shuffle)
 
 
-def merge_groups(groups: Sequence[RolloutBatch]) -> RolloutBatch:
-    """The rollouts of several groups, leaves `[T, B, …]`, as one with the groups side by side."""
-    steps = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *(g.steps for g in groups))
-    last_value = jnp.concatenate([group.last_value for group in groups])
-    return RolloutBatch(steps, last_value, groups[0].shuffle_key)
-
-
-def with_threads(config: PPOConfig) -> PPOConfig:
-    """The configuration with a number of threads: the machine's choice if the user made none."""
-    if config.acting_threads is not None:
-        return config
-    on_cpu = jax.default_backend() == "cpu"  # a GPU steps all at once
-    cpus = len(os.sched_getaffinity(0)) if on_cpu else 1
-    return replace(config, acting_threads=threads_for(config.num_envs, cpus))
-
-
-def num_groups(config: PPOConfig) -> int:
-    """Groups of environments, and threads that step them."""
-    return config.acting_threads or 1
-
-
-def group_size(config: PPOConfig) -> int:
-    """Environments of one group."""
-    return config.num_envs // num_groups(config)
+def merge_shards(shards: Sequence[RolloutBatch]) -> RolloutBatch:
+    """The rollouts of several shards, leaves `[T, B, …]`, as one with the shards side by side."""
+    steps = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *(g.steps for g in shards))
+    last_value = jnp.concatenate([shard.last_value for shard in shards])
+    return RolloutBatch(steps, last_value, jnp.concatenate([s.shuffle_key for s in shards]))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl import runs, storage
-from flowrl.config import TrainConfig
+from flowrl.config import PPOConfig, TrainConfig
 from flowrl.envs.skill_module import TaskModule
 from flowrl.errors import (
     ConfigError,
@@ -29,10 +29,12 @@ from flowrl.networks.grouped import Packed
 from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.paths import RunPaths
 from flowrl.ppo.loop import Counters, UpdateReport
+from flowrl.ppo.sharding import num_shards
 from flowrl.ppo.update import TrainState
 from flowrl.runs import STANDALONE, ExpertReport, PlannedStep, TrainingRun, expert_shapes
 
 logger = logging.getLogger(__name__)
+_SHARDING = ("env_shards", "grad_sync_period")
 
 
 class Assignment(NamedTuple):
@@ -197,9 +199,10 @@ def save_finals(
 class Checkpointer:
     """Saves a run every so often, since a trainer that is killed has no time to."""
 
-    def __init__(self, paths: RunPaths, seconds: float) -> None:
+    def __init__(self, paths: RunPaths, config: PPOConfig) -> None:
         self._paths = paths
-        self._seconds = seconds
+        self._config = config
+        self._seconds = config.checkpoint_seconds
         self._saved_at = time.monotonic()
 
     def after(self, update: UpdateReport, best: Best) -> None:
@@ -207,27 +210,38 @@ class Checkpointer:
         if not self._seconds or time.monotonic() - self._saved_at < self._seconds:
             return
         try:
-            save_checkpoint(self._paths, update, best)
+            save_checkpoint(self._paths, self._config, update, best)
         except (OSError, ValueError) as error:  # Orbax reports a full disk by the latter
             reason = str(error).partition("\n")[0]
             logger.warning("there is no new checkpoint to resume from: %s", reason)
         self._saved_at = time.monotonic()
 
 
-def save_checkpoint(paths: RunPaths, update: UpdateReport, best: Best) -> None:
-    """Write parameters, optimizer, random key, counters and the best; not the environments."""
+def save_checkpoint(paths: RunPaths, config: PPOConfig, update: UpdateReport, best: Best) -> None:
+    """Write parameters, optimizer, random key, counters and the best; not the environments.
+
+    All are whole arrays: nothing says on how many devices they lay.
+    """
     learner = update.learner
-    resumed = Resumed(learner.train, learner.groups[0].key, update.counters, best)
-    checkpoint.save_resume(paths.resume, _checkpoint(resumed))
+    train = jax.tree.map(np.asarray, learner.train)
+    resumed = Resumed(train, learner.shards[0].key, update.counters, best)
+    checkpoint.save_resume(paths.resume, _checkpoint(resumed, config))
 
 
-def load_checkpoint(paths: RunPaths, fresh: Resumed) -> Resumed:
+def load_checkpoint(paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resumed:
     """What the last trainer saved; `fresh`, leaves `[E, …]`, gives the shapes.
+
+    With another number of shards or period the run goes on with other worlds, and a warning.
 
     Raises:
       ExpertError: it is damaged, or of a run with other sizes.
     """
-    found = checkpoint.load_resume(paths.resume, _checkpoint(fresh))
+    expected = _checkpoint(fresh, config)
+    found = checkpoint.load_resume(paths.resume, expected)
+    for name in _SHARDING:
+        if found[name] != expected[name]:
+            before, now = int(found[name]), int(expected[name])
+            logger.warning("--%s was %d and is %d now: other worlds follow", name, before, now)
     params = jax.tree.map(jnp.asarray, found["params"])
     moments = map(jnp.asarray, found["opt_state"])
     opt_state = jax.tree.unflatten(jax.tree.structure(fresh.train.opt_state), moments)
@@ -241,9 +255,11 @@ def load_checkpoint(paths: RunPaths, fresh: Resumed) -> Resumed:
     return Resumed(TrainState(params, opt_state), key, counters, found["best"])
 
 
-def _checkpoint(kept: Resumed) -> dict[str, Any]:
+def _checkpoint(kept: Resumed, config: PPOConfig) -> dict[str, Any]:
     counters = {name: np.asarray(value) for name, value in asdict(kept.counters).items()}
+    sharding = {"env_shards": num_shards(config), "grad_sync_period": config.grad_sync_period}
     return {
+        **{name: np.asarray(value) for name, value in sharding.items()},
         "params": kept.train.params,
         "opt_state": tuple(jax.tree.leaves(kept.train.opt_state)),
         "key": np.asarray(jax.random.key_data(kept.key)),

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from flowrl.config import PPOConfig
 from flowrl.networks.grouped import Packed
 from flowrl.ppo import optimizer
-from flowrl.ppo.rollout import RolloutBatch, merge_groups
+from flowrl.ppo.rollout import RolloutBatch, merge_shards
+from flowrl.ppo.sharding import ONE_DEVICE, Axis
 from flowrl.ppo.update import Stats, TrainState, all_finite, learn
 
 _SHARE, _MULTIPLE = 0.7, 64
@@ -39,27 +40,28 @@ class Columns(NamedTuple):
 def learn_from_columns(
     config: PPOConfig,
     state: TrainState,
-    groups: Sequence[RolloutBatch],
+    shards: Sequence[RolloutBatch],
     *,
     minibatches: jax.Array,
     lr: jax.Array,
+    axis: Axis = ONE_DEVICE,
 ) -> tuple[TrainState, Stats]:
-    """As `update.learn` of the merged groups, computed with the columns in use if they fit.
+    """As `update.learn` of the merged shards, computed with the columns in use if they fit.
 
     Args:
-      config, state, minibatches, lr: as `learn` takes them.
-      groups: rollouts with leaves `[T, B, …]`, observations f32 `[T, B, size]`.
+      config, state, minibatches, lr, axis: as `learn` takes them.
+      shards: rollouts with leaves `[T, B, …]`, observations f32 `[T, B, size]`.
     """
-    columns = columns_in_use([group.steps.obs for group in groups])
+    columns = columns_in_use([shard.steps.obs for shard in shards], axis)
 
     def of_all(state: TrainState) -> tuple[TrainState, Stats]:
-        return learn(config, state, merge_groups(groups), minibatches=minibatches, lr=lr)
+        return learn(config, state, merge_shards(shards), minibatches=minibatches, lr=lr, axis=axis)
 
     def of_chosen(before: TrainState) -> tuple[TrainState, Stats]:
-        batch = merge_groups([_select_seen(group, columns.chosen) for group in groups])
+        batch = merge_shards([_select_seen(shard, columns.chosen) for shard in shards])
         kernels = first_kernels(before)
         few = with_first(before, [select_kernel(kernel, columns.chosen) for kernel in kernels])
-        few, stats = learn(config, few, batch, minibatches=minibatches, lr=lr)
+        few, stats = learn(config, few, batch, minibatches=minibatches, lr=lr, axis=axis)
         kernel, first, second = (select_kernel(kernel, columns.others) for kernel in kernels)
         moved, moments = optimizer.decay_unused(
             kernel,
@@ -83,11 +85,15 @@ def width_for(size: int) -> int:
     return min(size, _MULTIPLE * math.ceil(_SHARE * size / _MULTIPLE))
 
 
-def columns_in_use(obs: Sequence[jax.Array]) -> Columns:
-    """The columns in which some row of the observations, f32 `[…, size]` each, is not zero."""
+def columns_in_use(obs: Sequence[jax.Array], axis: Axis = ONE_DEVICE) -> Columns:
+    """The columns in which some row of the observations, f32 `[…, size]` each, is not zero.
+
+    The rows of all devices of `axis` count: devices that cut out other columns would average the
+    gradients of different weights.
+    """
     # The greatest of many numbers is found in half the time of whether any is not zero.
     greatest = [jnp.abs(part).reshape(-1, part.shape[-1]).max(axis=0) for part in obs]
-    used = jnp.stack(greatest).max(axis=0) != 0
+    used = axis.any(jnp.stack(greatest).max(axis=0) != 0)
     width = width_for(len(used))
     order = jnp.argsort(~used, stable=True).astype(jnp.int32)
     position = jnp.argsort(order).astype(jnp.int32)

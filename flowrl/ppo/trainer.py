@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,16 +21,16 @@ from flowrl.envs.vector import BatchedEnv
 from flowrl.experts import checkpoint
 from flowrl.launchers.sandbox import compile_cache
 from flowrl.networks.moe import ActorCritic
-from flowrl.ppo import run_io
+from flowrl.ppo import processes, run_io
 from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train
 from flowrl.ppo.programs import Programs, begin_programs, seed_words
 from flowrl.ppo.progress import Reporter
-from flowrl.ppo.rollout import group_size, num_groups, with_threads
 from flowrl.ppo.run_io import Assignment, Best, Resumed
+from flowrl.ppo.sharding import num_shards, place, shard_size, verify_distributed_setup
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import RunResult
 
-_LEAST_STOCK = 256  # worlds, of all groups together
+_LEAST_STOCK = 256  # worlds, of all shards together
 
 
 def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
@@ -47,26 +48,53 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     """
     began = time.monotonic()
     use_compile_cache(config.ppo.compile_cache)
-    config = replace(config, ppo=with_threads(config.ppo))
     module = open_module(config.module_path)
-    env, programs = open_env(config.ppo, module)
-    assignment = run_io.read_assignment(config, module)
+    with processes.connected(config) as connected:
+        ppo = verify_distributed_setup(connected.ppo).config
+        config = replace(connected, ppo=ppo)
+        env, programs = open_env(ppo, module)
+        assignment = run_io.read_assignment(config, module)
+        if not jax.process_index():
+            return _train(config, Opened(module, assignment, env, programs), stop, began=began)
+        learner, counters, _ = prepare(assignment, config, env, programs)
+        for update in train(env, ppo, programs, learner=learner, counters=counters, stop=stop):
+            if update.stop and not update.ended:
+                return update.stop
+        return 0
+
+
+class Opened(NamedTuple):
+    """A run with its environments and programs."""
+
+    module: TaskModule
+    assignment: Assignment
+    env: WalkingEnv
+    programs: Programs
+
+
+def _train(
+    config: TrainConfig, opened: Opened, stop: Callable[[], int | None], *, began: float
+) -> int:
+    """Train as the process that writes; returns the exit code."""
+    module, assignment, env, programs = opened
     reporter = Reporter(assignment, config.ppo)
     try:
         learner, counters, best = prepare(assignment, config, env, programs)
         seconds = counters.seconds + time.monotonic() - began  # as if all starts had been one
         counters = replace(counters, seconds=seconds)
         reporter.begin_training(counters)
-        checkpoints = run_io.Checkpointer(assignment.paths, config.ppo.checkpoint_seconds)
-        for update in train(env, config.ppo, programs, learner=learner, counters=counters):
+        checkpoints = run_io.Checkpointer(assignment.paths, config.ppo)
+        for update in train(
+            env, config.ppo, programs, learner=learner, counters=counters, stop=stop
+        ):
             reporter.report(update)
             check_gains(module.tasks, update.claims, ended=update.ended)
             best = best.or_better(update)
             if update.ended:
                 _finish(assignment, update, best, programs)
-            elif (exit_code := stop()) is not None:
-                run_io.save_checkpoint(assignment.paths, update, best)
-                return exit_code
+            elif update.stop:
+                run_io.save_checkpoint(assignment.paths, config.ppo, update, best)
+                return update.stop
             else:
                 checkpoints.after(update, best)
         return 0
@@ -77,13 +105,17 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
 def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
     """The environments that walk the module's plan, and the trainer's programs for them."""
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
-    groups, size = num_groups(config), group_size(config)
-    pool, stock = -(-config.world_pool // groups), max(_LEAST_STOCK // groups, 2 * size)
+    shards, size = num_shards(config), shard_size(config)
+    pool, stock = -(-config.world_pool // shards), max(_LEAST_STOCK // shards, 2 * size)
     cache = open_cache(config, walk, world_pool=pool, stock=stock)
     env = BatchedEnv(walk, world_pool=pool, stock=stock, cache=cache)
-    env.begin_worlds()
+    placement = place(config)
+    envs = [placement.env_on(env, device) for device in placement.local]
+    for own in envs:
+        own.begin_worlds()
     programs = begin_programs(env, config, cache)
-    env.begin_programs(size)
+    for own in envs:
+        own.begin_programs(size)
     return env, programs
 
 
@@ -113,9 +145,10 @@ def prepare(
     state, counters = programs.fresh_state(experts), Counters(acted=(0,) * env.num_experts)
     begun = Resumed(state, key, counters, Best.none(state.params, env.num_tasks))
     if config.resume and checkpoint.has_resume(assignment.paths.resume):
-        begun = run_io.load_checkpoint(assignment.paths, begun)
+        begun = run_io.load_checkpoint(assignment.paths, config.ppo, begun)
     learner = start(env, config.ppo, programs, train=begun.train, key=begun.key)
     programs.wait()
+    processes.meet()
     return learner, begun.counters, begun.best
 
 

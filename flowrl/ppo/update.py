@@ -1,12 +1,14 @@
 """Learning from a rollout: estimate advantages, then pass over shuffled minibatches.
 
 `learn` is a pure function of a state and a rollout, and what it takes over rows are plain means and
-sums. Groups of environments (`rollout.merge_groups`), the columns in use (`sparse_inputs`) and
-compiled programs (`programs`) wrap it from outside.
+sums, over the rows of all devices (`sharding.Axis`). Shards of the environments
+(`rollout.merge_shards`), the columns in use (`sparse_inputs`) and compiled programs (`programs`)
+wrap it from outside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from flowrl.networks.grouped import Packed
 from flowrl.ppo import gae, optimizer
 from flowrl.ppo.loss import Rows, ppo_loss
 from flowrl.ppo.rollout import RolloutBatch
+from flowrl.ppo.sharding import ONE_DEVICE, Axis, shard_size
 
 
 class TrainState(NamedTuple):
@@ -33,7 +36,7 @@ class Stats(NamedTuple):
     """What one update reports to the host."""
 
     figures: dict[str, jax.Array]  # scalars
-    acted: jax.Array  # int32[E], steps in which each expert acted
+    acted: jax.Array  # int32[D, E], steps in which each expert acted on each device
     moves: jax.Array  # int32[E], minibatches from which each expert learned
     finite: jax.Array  # bool, whether the loss and all parameters are finite
     done: jax.Array  # bool[T, B]
@@ -41,6 +44,10 @@ class Stats(NamedTuple):
     claims: jax.Array  # int32[tasks, 2], steps that were done, and those without their gains
     episode_length: jax.Array  # int32[T, B]
     episode_return: jax.Array  # f32[T, B]
+    stop: jax.Array | int = 0  # int32, the greatest exit code with which a device is to stop
+
+
+_OF_ENVS = ("done", "task_success", "episode_length", "episode_return")
 
 
 def learn(
@@ -50,8 +57,9 @@ def learn(
     *,
     minibatches: jax.Array,
     lr: jax.Array,
+    axis: Axis = ONE_DEVICE,
 ) -> tuple[TrainState, Stats]:
-    """Move the experts once for every minibatch of a rollout.
+    """Move the experts once for every minibatch of a rollout; the stats are this device's.
 
     Args:
       config: loss weights, discounts and the greatest gradient norm.
@@ -59,9 +67,10 @@ def learn(
       batch: T steps of B environments, leaves `[T, B, …]`.
       minibatches: int32 `[moves, rows]`; row t × B + b is step t of environment b.
       lr: f32 scalar.
+      axis: devices that move together, each with rows of its own, as many as the others.
     """
     num_experts = state.params.first.kernel.shape[0]
-    rows = _rows(config, batch, num_experts=num_experts)
+    rows = _rows(config, batch, num_experts=num_experts, axis=axis)
     row_loss = partial(ppo_loss, config=config)
 
     def move(state: TrainState, index: jax.Array):
@@ -72,12 +81,12 @@ def learn(
             config,
             params=state.params,
             state=state.opt_state,
-            grads=found.grads,
-            rows=found.rows,
+            grads=axis.mean(found.grads),
+            rows=(counts := axis.total(found.rows)),
             lr=lr,
         )
         figures = {"loss": found.loss, **found.figures}
-        return TrainState(params, opt_state), (found.rows, figures)
+        return TrainState(params, opt_state), (counts, figures)
 
     state, (counts, figures) = jax.lax.scan(move, state, minibatches)
     means = {name: figure.mean() for name, figure in figures.items()}
@@ -85,7 +94,7 @@ def learn(
     means |= {"reward": output.reward.mean(), "value": batch.steps.value.mean()}
     return state, Stats(
         figures={**means, "clipped_rewards": is_clipped(output.reward).mean()},
-        acted=jnp.bincount(rows.expert, length=num_experts),
+        acted=jnp.bincount(rows.expert, length=num_experts)[None],
         moves=(counts > 0).sum(axis=0),
         finite=all_finite((means["loss"], state.params)),
         done=output.done,
@@ -96,21 +105,63 @@ def learn(
     )
 
 
-def draw_minibatches(config: PPOConfig, key: jax.Array, *, groups: int = 1) -> jax.Array:
+def stats_of_all(stats: Stats, axis: Axis) -> Stats:
+    """The stats of all devices: their environments in order, and the means of their figures."""
+    of_envs = {name: axis.gather(getattr(stats, name), axis=1) for name in _OF_ENVS}
+    return stats._replace(
+        figures=axis.mean(stats.figures),
+        acted=axis.gather(stats.acted, axis=0),
+        claims=axis.total(stats.claims),
+        finite=~axis.any(~stats.finite),
+        stop=axis.greatest(stats.stop),
+        **of_envs,
+    )
+
+
+def average_copies(state: TrainState, acted: jax.Array, *, axis: Axis) -> TrainState:
+    """The mean of the devices' copies of each expert, weighted by the steps it acted there.
+
+    Parameters and both moments of Adam are averaged, of the step counts the greatest is taken. An
+    expert that acted on one device only moves on all as it did there.
+
+    Args:
+      state: this device's copy, leaves `[E, …]`.
+      acted: int32 `[1, E]`, steps on this device since the copies were equal.
+      axis: the devices.
+    """
+    total = axis.total(acted[0])
+    share = acted[0] / jnp.maximum(total, 1)
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            return axis.greatest(leaf)
+        of_expert = (-1, *[1] * (leaf.ndim - 1))
+        averaged = axis.total(leaf * share.reshape(of_expert))
+        return jnp.where((total > 0).reshape(of_expert), averaged, leaf)
+
+    return jax.tree.map(mean, state)
+
+
+def draw_minibatches(config: PPOConfig, keys: Sequence[jax.Array]) -> jax.Array:
     """Row numbers int32 `[E × M, rows]` for E epochs of M minibatches, as `learn` takes them.
 
-    Every epoch is a permutation. The rows are drawn by their place in the rollouts of the groups,
-    one after another: what is drawn for a row does not depend on how groups are merged. Random
-    numbers are sorted once: `jax.random.permutation` sorts twice, lest equal numbers keep their
-    rows in order, which does no harm here.
+    The rows are those of as many shards side by side as there are keys. Every epoch is a
+    permutation of each shard's rows, and each minibatch takes as many from every shard: what is
+    drawn for a row does not depend on where the other shards lie. Random numbers are sorted once:
+    `jax.random.permutation` sorts twice, lest equal numbers keep their rows in order, which does
+    no harm here.
     """
-    num_rows = config.num_envs * config.num_steps
-    draws = jax.random.bits(key, (config.update_epochs, num_rows))
-    orders = jnp.argsort(draws, axis=-1).astype(jnp.int32)
-    if groups > 1:
-        numbers = jnp.arange(num_rows, dtype=jnp.int32).reshape(config.num_steps, groups, -1)
-        orders = numbers.swapaxes(0, 1).ravel()[orders]
-    return orders.reshape(config.update_epochs * config.num_minibatches, -1)
+    size, moves = shard_size(config), config.update_epochs * config.num_minibatches
+    numbers = jnp.arange(len(keys) * size * config.num_steps, dtype=jnp.int32)
+    parts = []
+    for shard, key in enumerate(keys):
+        draws = jax.random.bits(key, (config.update_epochs, size * config.num_steps))
+        orders = jnp.argsort(draws, axis=-1).astype(jnp.int32)
+        if len(keys) > 1:
+            own = numbers.reshape(config.num_steps, len(keys), size)[:, shard].ravel()
+            orders = own[orders]
+        parts.append(orders.reshape(moves, -1))
+    return jnp.concatenate(parts, axis=1)
 
 
 def all_finite(tree: Any) -> jax.Array:
@@ -125,7 +176,7 @@ def _claims(output: StepOutput) -> jax.Array:
     return jnp.stack([each.sum(axis=(0, 1), dtype=jnp.int32) for each in done], axis=-1)
 
 
-def _rows(config: PPOConfig, batch: RolloutBatch, *, num_experts: int) -> Rows:
+def _rows(config: PPOConfig, batch: RolloutBatch, *, num_experts: int, axis: Axis) -> Rows:
     """The steps `[T, B, …]` as rows `[T × B, …]`, with advantages and targets."""
     steps, output = batch.steps, batch.steps.output
     advantage = gae.advantages(
@@ -141,7 +192,7 @@ def _rows(config: PPOConfig, batch: RolloutBatch, *, num_experts: int) -> Rows:
         expert=output.expert,
         action=steps.action,
         log_prob=steps.log_prob,
-        advantage=gae.normalised(advantage, output.expert, num_experts=num_experts),
+        advantage=gae.normalised(advantage, output.expert, num_experts=num_experts, axis=axis),
         target=advantage + steps.value,
     )
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)

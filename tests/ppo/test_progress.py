@@ -37,6 +37,7 @@ def update(frames: int, *, ended: bool = False, clipped: float = 0.0) -> UpdateR
         claims=np.zeros((2, 2), np.int64),
         reached=False,
         ended=ended,
+        stop=0,
     )
 
 

@@ -13,7 +13,7 @@ from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import optimizer
 from flowrl.ppo.loop import Counters, start, train
 from flowrl.ppo.programs import begin_programs
-from flowrl.ppo.rollout import group_size, num_groups, with_threads
+from flowrl.ppo.sharding import num_shards, shard_size, with_shards
 from flowrl.ppo.update import TrainState
 from tests.networks.making import init_experts
 from tests.ppo.tiny_envs import Relay
@@ -28,6 +28,7 @@ CONFIG = PPOConfig(
     layer_size=4,
 )
 IN_PAIRS = replace(CONFIG, acting_threads=4)
+ON = np.zeros(1, np.int32)  # no wish to stop
 
 
 def learner_of(env: Relay, config: PPOConfig):
@@ -41,9 +42,9 @@ def learner_of(env: Relay, config: PPOConfig):
 def test_threads_step_the_groups_as_one_thread_would_step_one_after_another():
     env = Relay()
     programs = begin_programs(env, IN_PAIRS)
-    state, groups = learner_of(env, IN_PAIRS)
-    acted = tuple(programs.act(programs.pad(state.params), group)[1] for group in groups)
-    (expected, _), _ = programs.learn(state, acted, np.float32(IN_PAIRS.lr))
+    state, shards = learner_of(env, IN_PAIRS)
+    acted = tuple(programs.act(programs.pad(state.params), shard)[1] for shard in shards)
+    (expected, _), _ = programs.learn(state, acted, np.float32(IN_PAIRS.lr), ON)
     updates = train(
         env,
         replace(IN_PAIRS, anneal_lr=False),
@@ -52,7 +53,7 @@ def test_threads_step_the_groups_as_one_thread_would_step_one_after_another():
         counters=Counters(acted=(0, 0, 0)),
     )
     found = next(updates).learner
-    assert len(found.groups) == 4
+    assert len(found.shards) == 4
     params = found.train.params
     for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         assert np.array_equal(one, other)
@@ -61,8 +62,8 @@ def test_threads_step_the_groups_as_one_thread_would_step_one_after_another():
 def test_groups_see_worlds_and_draw_actions_of_their_own():
     env = Relay()
     programs = begin_programs(env, IN_PAIRS)
-    state, groups = learner_of(env, IN_PAIRS)
-    steps = [programs.act(programs.pad(state.params), group)[1].steps for group in groups]
+    state, shards = learner_of(env, IN_PAIRS)
+    steps = [programs.act(programs.pad(state.params), shard)[1].steps for shard in shards]
     drawn = {np.asarray(step.action).tobytes() for step in steps}
     assert len(drawn) == 4
 
@@ -70,8 +71,8 @@ def test_groups_see_worlds_and_draw_actions_of_their_own():
 def test_learning_does_not_ask_how_rows_are_split_into_groups():
     env = Relay()
     whole = begin_programs(env, CONFIG)
-    state, (group,) = learner_of(env, CONFIG)
-    acted = whole.act(whole.pad(state.params), group)[1]
+    state, (shard,) = learner_of(env, CONFIG)
+    acted = whole.act(whole.pad(state.params), shard)[1]
     parts = tuple(
         acted._replace(
             steps=jax.tree.map(lambda leaf, k=k: leaf[:, 2 * k : 2 * k + 2], acted.steps),
@@ -81,9 +82,9 @@ def test_learning_does_not_ask_how_rows_are_split_into_groups():
     )
     rate = np.float32(1e-3)
     in_parts = begin_programs(env, IN_PAIRS)
-    (expected, _), stats = whole.learn(state, (acted,), rate)
+    (expected, _), stats = whole.learn(state, (acted,), rate, ON)
     state, _ = learner_of(env, CONFIG)
-    (found, _), of_parts = in_parts.learn(state, parts, rate)
+    (found, _), of_parts = in_parts.learn(state, parts, rate, ON)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert np.array_equal(of_parts.done, stats.done)
@@ -99,17 +100,17 @@ def test_there_is_a_thread_for_each_cpu_while_each_has_enough_to_do(
     monkeypatch, num_envs, cpus, threads
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
-    config = with_threads(PPOConfig(num_envs=num_envs))
-    assert num_groups(config) == threads
-    assert group_size(config) * threads == num_envs
+    config = with_shards(PPOConfig(num_envs=num_envs))
+    assert num_shards(config) == threads
+    assert shard_size(config) * threads == num_envs
 
 
 def test_what_was_asked_for_stays(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert num_groups(with_threads(PPOConfig(num_envs=64, acting_threads=16))) == 16
+    assert num_shards(with_shards(PPOConfig(num_envs=64, acting_threads=16))) == 16
 
 
 def test_a_gpu_steps_all_environments_at_once(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert num_groups(with_threads(PPOConfig(num_envs=1024))) == 1
+    assert num_shards(with_shards(PPOConfig(num_envs=1024))) == 1

@@ -64,7 +64,8 @@ def acted_of(used: int, num_experts: int) -> RolloutBatch:
         value=jnp.asarray(numbers[2]),
         output=output,
     )
-    return RolloutBatch(steps, jnp.zeros(ENVS), jax.random.key(used))
+    shuffle_key = jax.random.key_data(jax.random.key(used))[None]
+    return RolloutBatch(steps, jnp.zeros(ENVS), shuffle_key)
 
 
 def experts(num_experts: int) -> Packed:
@@ -77,7 +78,7 @@ def learning(few: bool):
     """An update, compiled once for all tests that learn from few columns, or from all."""
 
     def update(state: TrainState, batch: RolloutBatch):
-        minibatches = draw_minibatches(CONFIG, batch.shuffle_key)
+        minibatches = draw_minibatches(CONFIG, [jax.random.wrap_key_data(batch.shuffle_key[0])])
         common = {"minibatches": minibatches, "lr": jnp.float32(1e-2)}
         if few:
             return learn_from_columns(CONFIG, state, (batch,), **common)

@@ -179,7 +179,9 @@ def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
     assert counters.acted == (48, 0, 48)
     counts = [leaf for leaf in jax.tree.leaves(learner.train.opt_state) if leaf.shape == (3,)]
     assert [list(count) for count in counts] == [[6, 0, 6]]
-    run_io.save_checkpoint(layout, SimpleNamespace(learner=learner, counters=counters), best)
+    run_io.save_checkpoint(
+        layout, config.ppo, SimpleNamespace(learner=learner, counters=counters), best
+    )
     again, same_counters, _ = trainer.prepare(assignment, config, env, programs)
     assert same(again.train, learner.train)
     assert same_counters == counters
@@ -201,14 +203,30 @@ class Kill:
             raise Killed
 
 
+def die_at_checkpoint(number: int, monkeypatch) -> None:
+    """Die when this checkpoint is written and not yet in its place."""
+    commit_dir = storage.commit_dir
+    saved = []
+
+    def dying(prepared, final):
+        saved.append(final)
+        if len(saved) == number:
+            raise Killed
+        commit_dir(prepared, final)
+
+    monkeypatch.setattr(storage, "commit_dir", dying)
+
+
 def logged_frames(layout) -> list[int]:
     return [json.loads(line)["frames"] for line in layout.metrics.read_text().splitlines()]
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(layout):
+def test_a_killed_run_goes_on_from_its_last_checkpoint(layout, monkeypatch):
     config = config_of(layout, checkpoint_seconds=1e-9)
-    with pytest.raises(Killed):
-        trainer.run(config, Kill(4))  # three checkpoints, and four lines of metrics
+    with monkeypatch.context() as patched:
+        die_at_checkpoint(4, patched)  # three checkpoints, and four lines of metrics
+        with pytest.raises(Killed):
+            trainer.run(config, StopSignal())
     assert logged_frames(layout) == [FRAMES * n for n in (1, 2, 3, 4)]
     first_lines = layout.metrics.read_text().splitlines()[:3]
     assert trainer.run(config, StopSignal()) == 0
@@ -232,19 +250,10 @@ def test_without_checkpoints_a_killed_run_starts_over(layout):
 
 def test_a_checkpoint_is_kept_until_the_next_one_is_whole(layout, monkeypatch):
     config = config_of(layout, checkpoint_seconds=1e-9)
-    commit_dir = storage.commit_dir
-    saved = []
-
-    def die_at_the_third(prepared, final):
-        saved.append(final)
-        if len(saved) == 3:
-            raise Killed
-        commit_dir(prepared, final)
-
-    monkeypatch.setattr(storage, "commit_dir", die_at_the_third)
-    with pytest.raises(Killed):
-        trainer.run(config, StopSignal())
-    monkeypatch.setattr(storage, "commit_dir", commit_dir)
+    with monkeypatch.context() as patched:
+        die_at_checkpoint(3, patched)
+        with pytest.raises(Killed):
+            trainer.run(config, StopSignal())
     seen = []
     monkeypatch.setattr(trainer, "train", lambda *_, counters, **__: seen.append(counters) or ())
     trainer.run(config, StopSignal())
@@ -266,11 +275,11 @@ def test_a_checkpoint_that_cannot_be_saved_does_not_stop_training(
 def test_checkpoints_come_as_often_as_was_said(layout, monkeypatch):
     saved = []
     monkeypatch.setattr(
-        run_io, "save_checkpoint", lambda paths, update, best: saved.append(update.counters)
+        run_io, "save_checkpoint", lambda paths, config, update, best: saved.append(update.counters)
     )
     now = 0.0
     monkeypatch.setattr(run_io.time, "monotonic", lambda: now)
-    checkpointer = run_io.Checkpointer(layout, 300.0)
+    checkpointer = run_io.Checkpointer(layout, PPOConfig(checkpoint_seconds=300.0))
     for now in (1.0, 299.0, 300.0, 400.0, 599.0, 600.0):
         checkpointer.after(SimpleNamespace(learner=None, counters=now), None)
     assert saved == [300.0, 600.0]

@@ -11,17 +11,17 @@ CONFIG = PPOConfig(num_envs=6, num_steps=10, update_epochs=3, num_minibatches=4)
 
 
 def test_every_epoch_takes_each_row_once_and_in_an_order_of_its_own():
-    minibatches = np.asarray(update.draw_minibatches(CONFIG, jax.random.key(0)))
+    minibatches = np.asarray(update.draw_minibatches(CONFIG, [jax.random.key(0)]))
     assert minibatches.shape == (12, 15)
     epochs = minibatches.reshape(3, 60)
     assert (np.sort(epochs, axis=1) == np.arange(60)).all()
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-@pytest.mark.parametrize("groups", [1, 3])
-def test_each_group_of_environments_has_keys_of_its_own(groups):
+@pytest.mark.parametrize("shards", [1, 3])
+def test_each_group_of_environments_has_keys_of_its_own(shards):
     key = jax.random.key(5)
-    pairs = programs._group_keys(groups, key)
-    keys = [key] if groups == 1 else list(jax.random.split(key, groups))
+    pairs = programs._shard_keys(shards, key)
+    keys = [key] if shards == 1 else list(jax.random.split(key, shards))
     wanted = [jax.random.key_data(jax.random.split(one)).tolist() for one in keys]
     assert [[jax.random.key_data(one).tolist() for one in pair] for pair in pairs] == wanted

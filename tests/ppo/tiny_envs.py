@@ -46,6 +46,9 @@ class TinyEnv:
         """Nothing succeeds unless a subclass says so: training spends its budget."""
         return jnp.zeros(state.length.shape, bool)
 
+    def on(self, device: jax.Device) -> TinyEnv:
+        return self
+
     def like(self, num_envs: int) -> tuple[Any, Any]:
         return jax.eval_shape(lambda key: self.reset(key, num_envs), jax.random.key(0))
 
@@ -195,3 +198,18 @@ class Procession(TinyEnv):
 
     def earned(self, state, action):
         return action == state.expert % 2
+
+
+class Wide(TinyEnv):
+    """One step; one of 160 columns is seen, and the action must match its parity."""
+
+    observation_size = 160
+
+    def look(self, key, state):
+        return jax.random.randint(key, state.length.shape, 0, 160).astype(jnp.float32)
+
+    def observe(self, state):
+        return jax.nn.one_hot(state.sight.astype(jnp.int32), 160)
+
+    def earned(self, state, action):
+        return action == state.sight.astype(jnp.int32) % 2

@@ -1,0 +1,277 @@
+"""Where the shards of a run lie: one device, several, or several processes with devices each.
+
+The environments are split into S shards with keys, worlds and shuffles of their own, and what is
+drawn depends on S alone. Devices only say where a shard is computed: each holds S / D of them and
+a copy of all parameters. With one device every function here does nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from flowrl.config import PPOConfig, threads_for
+from flowrl.envs.base import WalkingEnv
+from flowrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+AXIS = "device"
+COPIED, SPLIT = P(), P(AXIS)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Reductions over the devices of a run, in a function that runs on all of them.
+
+    Without a name there is one device, and each is the identity.
+    """
+
+    name: str | None = None
+
+    def mean(self, tree: Any) -> Any:
+        """The means of leaves of any shape, element by element."""
+        return tree if self.name is None else jax.lax.pmean(tree, self.name)
+
+    def total(self, tree: Any) -> Any:
+        """The sums of leaves of any shape, element by element."""
+        return tree if self.name is None else jax.lax.psum(tree, self.name)
+
+    def greatest(self, leaf: jax.Array) -> jax.Array:
+        """The greatest numbers, element by element."""
+        return leaf if self.name is None else jax.lax.pmax(leaf, self.name)
+
+    def any(self, found: jax.Array) -> jax.Array:
+        """bool of any shape: whether it is true on any device, element by element."""
+        return self.greatest(found.astype(np.int32)) > 0
+
+    def gather(self, leaf: jax.Array, *, axis: int) -> jax.Array:
+        """The leaves of all devices, one after another along `axis`."""
+        if self.name is None:
+            return leaf
+        return jax.lax.all_gather(leaf, self.name, axis=axis, tiled=True)
+
+
+ONE_DEVICE = Axis()
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The devices of a run, in order; the shards are dealt to them in order, as many to each.
+
+    Args:
+      devices: of all processes.
+      num_shards: S, a multiple of their number.
+    """
+
+    devices: tuple[jax.Device, ...]
+    num_shards: int
+
+    @property
+    def shards_each(self) -> int:
+        """Shards of each device."""
+        return self.num_shards // len(self.devices)
+
+    @cached_property
+    def local(self) -> tuple[jax.Device, ...]:
+        """The devices of this process, in order."""
+        return tuple(d for d in self.devices if d.process_index == jax.process_index())
+
+    @cached_property
+    def local_shards(self) -> tuple[tuple[int, jax.Device], ...]:
+        """The shards that lie with this process, in order, and the device of each."""
+        homes = (
+            (shard, self.devices[shard // self.shards_each]) for shard in range(self.num_shards)
+        )
+        return tuple((shard, device) for shard, device in homes if device in self.local)
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """One axis of devices; None for one device, whose programs know of no others."""
+        return Mesh(np.array(self.devices), (AXIS,)) if len(self.devices) > 1 else None
+
+    @property
+    def axis(self) -> Axis:
+        """The reductions over the devices, for functions under `spread`."""
+        return Axis(AXIS if self.mesh else None)
+
+    def spread(self, function: Callable[..., Any], specs: tuple[P, ...]) -> Callable[..., Any]:
+        """The function on all devices at once, its arguments lying as `specs` say.
+
+        Each device sees its part of what is split. What it returns must be the same on all.
+        """
+        if self.mesh is None:
+            return function
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=specs, out_specs=COPIED, check_vma=False
+        )
+
+    def shardings(self, specs: tuple[P, ...]) -> tuple[NamedSharding, ...]:
+        """How each argument of a function under `spread` lies; () with one device."""
+        return () if self.mesh is None else tuple(NamedSharding(self.mesh, s) for s in specs)
+
+    def joined_like(self, tree: Any) -> Any:
+        """Shapes of what `join` makes of trees with these shapes."""
+        number = len(self.devices)
+
+        def joined(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((leaf.shape[0] * number, *leaf.shape[1:]), leaf.dtype)
+
+        return tree if self.mesh is None else jax.tree.map(joined, tree)
+
+    def join_shards(self, parts: Sequence[Any]) -> tuple[Any, ...]:
+        """Trees of the local shards as trees over all devices, as many as each device has shards.
+
+        Leaves `[n, …]` become `[D × n, …]`, each part where it lies: nothing is copied.
+        """
+        each = self.shards_each
+        return tuple(self._joined(parts[first::each]) for first in range(each))
+
+    def join_rows(self, rows: np.ndarray) -> Any:
+        """An array `[D, …]` with each row on the device of that number."""
+        if self.mesh is None:
+            return rows
+        first = self.devices.index(self.local[0])
+        own = enumerate(self.local, start=first)
+        return self._joined([jax.device_put(rows[n : n + 1], device) for n, device in own])
+
+    def replicate(self, tree: Any) -> Any:
+        """A copy of the tree on every device; each process gives the same one."""
+        if self.mesh is None:
+            return tree
+
+        def copied(leaf: Any) -> jax.Array:
+            return self._whole(COPIED, [jax.device_put(leaf, device) for device in self.local])
+
+        return jax.tree.map(copied, tree)
+
+    def copies(self, tree: Any) -> dict[jax.Device, Any]:
+        """The copy on each local device of what is on every device; nothing is copied."""
+        if self.mesh is None:
+            return {self.devices[0]: tree}
+        leaves, structure = jax.tree.flatten(tree)
+        parts = [{part.device: part.data for part in leaf.addressable_shards} for leaf in leaves]
+        return {
+            device: jax.tree.unflatten(structure, [part[device] for part in parts])
+            for device in self.local
+        }
+
+    def put(self, tree: Any, device: jax.Device) -> Any:
+        """The tree on this device."""
+        return tree if self.mesh is None else jax.device_put(tree, device)
+
+    def env_on(self, env: WalkingEnv, device: jax.Device) -> WalkingEnv:
+        """The environments with programs for this device."""
+        return env if self.mesh is None else env.on(device)
+
+    def threads(self, config: PPOConfig) -> int:
+        """How many threads step the local shards."""
+        return max(len(self.local), config.acting_threads or 1)
+
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        if self.mesh is None:
+            return parts[0]
+        return jax.tree.map(lambda *leaves: self._whole(SPLIT, leaves), *parts)
+
+    def _whole(self, spec: P, leaves: Sequence[jax.Array]) -> jax.Array:
+        first = leaves[0]
+        shape = first.shape
+        if spec == SPLIT:
+            shape = (shape[0] * len(self.devices), *shape[1:])
+        sharding = NamedSharding(self.mesh, spec)
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(leaves))
+
+
+class Setup(NamedTuple):
+    """A configuration with every number set, and where its shards lie."""
+
+    config: PPOConfig
+    placement: Placement
+
+
+def verify_distributed_setup(config: PPOConfig) -> Setup:
+    """Make sure that a run's devices are there and alike; log which shards lie on which.
+
+    Raises:
+      ConfigError: there are fewer devices, or of several kinds, or environments cannot be shared.
+    """
+    if config.num_devices == 0 and jax.device_count() == 1:
+        logger.warning("--num_devices 0: there is one device, so the run trains on one")
+    config = with_shards(config)
+    _check_devices(config.num_devices)
+    config.check()
+    placement = place(config)
+    kinds = {device.device_kind for device in placement.devices}
+    if len(kinds) > 1:
+        named = ", ".join(f"{device} is a {device.device_kind}" for device in placement.devices)
+        raise ConfigError(f"--num_devices {config.num_devices}: the devices differ ({named})")
+    for number, device in enumerate(placement.devices):
+        first = number * placement.shards_each
+        logger.debug(
+            "device %s (%s, process %d): shards %d to %d of %d environments each",
+            *(device, device.device_kind, device.process_index),
+            *(first, first + placement.shards_each - 1, shard_size(config)),
+        )
+    logger.info(
+        "%d environments in %d shards on %d %s",
+        *(config.num_envs, placement.num_shards, len(placement.devices)),
+        "device" if len(placement.devices) == 1 else "devices",
+    )
+    return Setup(config, placement)
+
+
+def _check_devices(wanted: int) -> None:
+    """Make sure that every process has its part of the devices."""
+    processes, there = jax.process_count(), jax.local_device_count()
+    if wanted % processes:
+        raise ConfigError(
+            f"--num_devices {wanted} cannot be shared evenly by --num_processes {processes}; "
+            f"choose a multiple of {processes}"
+        )
+    if wanted // processes > there:
+        here = f"there are {there} ({jax.local_devices()[0].device_kind})"
+        on_cpu = jax.default_backend() == "cpu"
+        remedy = f"set XLA_FLAGS=--xla_force_host_platform_device_count={wanted // processes}"
+        remedy = f"; to try it on a CPU, {remedy}" if on_cpu else ""
+        raise ConfigError(f"--num_devices {wanted}: {here}; lower it{remedy}")
+
+
+def place(config: PPOConfig) -> Placement:
+    """The placement of a configuration's shards on the first devices of every process."""
+    each = config.num_devices // jax.process_count()
+    devices = [
+        device
+        for process in range(jax.process_count())
+        for device in [d for d in jax.devices() if d.process_index == process][:each]
+    ]
+    return Placement(tuple(devices), num_shards(config))
+
+
+def with_shards(config: PPOConfig) -> PPOConfig:
+    """The configuration with the machine's numbers where the user gave none."""
+    threads = config.acting_threads
+    if threads is None:
+        on_cpu = jax.default_backend() == "cpu"  # a GPU steps all at once
+        cpus = len(os.sched_getaffinity(0)) if on_cpu else 1
+        threads = threads_for(config, cpus)
+    devices = config.num_devices or jax.device_count()
+    shards = config.env_shards or max(devices, threads)
+    return replace(config, num_devices=devices, acting_threads=threads, env_shards=shards)
+
+
+def num_shards(config: PPOConfig) -> int:
+    """Shards of the environments."""
+    return config.env_shards or max(config.num_devices, config.acting_threads or 1)
+
+
+def shard_size(config: PPOConfig) -> int:
+    """Environments of one shard."""
+    return config.num_envs // num_shards(config)
