@@ -106,7 +106,7 @@ def _parts(case: str, run: Opened, last: UpdateReport, *, updates: int) -> list[
     """What one of flowrl's updates consists of; the learner of `last` is donated."""
     env, programs = run.env, run.programs
     state, shards = last.learner
-    rate = np.float32(run.config.lr)
+    rate, go_on = np.float32(run.config.lr), programs.placement.join_rows(np.zeros(1, np.int32))
     seconds: dict[str, list[float]] = {"acting": [], "learning": [], "restocking": []}
     threads = ThreadPoolExecutor(len(shards))
     for _ in range(updates):
@@ -114,7 +114,7 @@ def _parts(case: str, run: Opened, last: UpdateReport, *, updates: int) -> list[
         padded = programs.pad(state.params)
         found = jax.block_until_ready(list(threads.map(partial(programs.act, padded), shards)))
         clock.append(time.perf_counter())
-        learnt = programs.learn(state, tuple(batch for _, batch, _ in found), rate)
+        learnt = programs.learn(state, tuple(batch for _, batch, _ in found), rate, go_on)
         state, _ = jax.block_until_ready(learnt)
         clock.append(time.perf_counter())
         envs = threads.map(env.restock, [key for *_, key in found], [g.env for g, *_ in found])
