@@ -102,12 +102,13 @@ def beside(cache: Path) -> Path:
     return cache.with_name(f"{cache.name}-baseline")
 
 
-def ours(module: Path, cache: Path) -> tuple[float, float]:
+def ours(module: Path, cache: Path, *flags: str, **variables: str) -> tuple[float, float]:
     """Seconds, and CPU seconds, until the trainer has written down its first update."""
     layout = RunPaths(module.parent, int(module.stem))
     layout.metrics.unlink(missing_ok=True)
-    words = ["-m", "flowrl.ppo_flow", f"--module_path={module}", *trainer_flags(), "--no-resume"]
-    env = child_env(environ=environment(cache))
+    flags = (f"--module_path={module}", *trainer_flags(), "--no-resume", *flags)
+    words = ["-m", "flowrl.ppo_flow", *flags]
+    env = child_env(environ=environment(cache) | variables)
     return timed(words, env, lambda: layout.metrics.exists() and layout.metrics.stat().st_size > 0)
 
 
