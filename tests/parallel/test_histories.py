@@ -270,27 +270,9 @@ class Play:
             outcome = self.disk.runs[status.run_id]
             if outcome not in (None, "prepared"):
                 said = self.dice.choice([(), ("one",), ("one",)])
-                self.tell(
-                    events.RunEnded(
-                        entry.skill,
-                        status.run_id,
-                        outcome,
-                        10,
-                        said,
-                        saved=self.dice.randint(0, 3),
-                    )
-                )
-                if self.unlucky():
-                    self.tell(
-                        events.RunEnded(
-                            entry.skill,
-                            status.run_id,
-                            outcome,
-                            10,
-                            said,
-                            saved=self.dice.randint(0, 3),
-                        )
-                    )
+                for _ in range(1 + self.unlucky()):  # told once, or twice
+                    saved = self.dice.randint(0, 3)
+                    self.tell(events.RunEnded(entry.skill, status.run_id, outcome, 10, said, saved))
             elif self.unlucky() and self.unlucky():
                 reason = self.dice.choice([StopReason.HUNG, StopReason.OVERDUE, StopReason.YIELD])
                 self.tell(events.RunLate(entry.skill, status.run_id, reason))
