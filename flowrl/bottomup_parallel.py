@@ -96,7 +96,9 @@ def train_graph(config: BottomUpConfig) -> int:
 
         scheduler.when_there_is_room(set_up)
         backend = TrainingBackend(
-            *(layout, config, graph),
+            layout,
+            config,
+            graph,
             devices=scheduler.devices,
             confinement=confinement,
             skills=skills,
