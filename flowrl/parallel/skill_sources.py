@@ -193,7 +193,8 @@ class SkillSources:
         fixed = self._fixed()
         recorded = self.recorded().items()
         kept = {name: skill for name, skill in recorded if name in fixed or name not in library}
-        kept = {name: self._like(library.get(name), skill) for name, skill in kept.items()}
+        born = self._born_with() if kept.keys() - library.keys() else {}
+        kept = {name: _present(skill, library.get(name), born) for name, skill in kept.items()}
         new = (name for name, skill in kept.items() if name not in library and not skill.embedded)
         self.added = frozenset(new)
         for name, skill in kept.items():
@@ -205,22 +206,26 @@ class SkillSources:
                 )
         return {**library, **kept}
 
-    def _like(self, now: Skill | None, kept: Skill) -> Skill:
-        """The kept skill, with the present settings of its training, which may change.
-
-        One that the library does not have any more is embedded if it was when the graph was begun.
-        """
-        if now is not None:
-            return dataclasses.replace(kept, embedded=now.embedded, training=now.training)
+    def _born_with(self) -> Mapping[str, str]:
+        """The library's skills when the graph was begun, with their digests."""
         path = self._paths.graph_json
-        was = records.read(path, GraphRecord).library if path.exists() else {}
-        return dataclasses.replace(kept, embedded=was.get(kept.name) == _digest(kept))
+        return records.read(path, GraphRecord).library if path.exists() else {}
 
     def _fixed(self) -> set[str]:
         """The skills with a merged expert or a live run."""
         merged = ExpertStore(self._paths).manifest().experts.values()
         live = {run.skill for _, run in readable_runs(self._paths)}
         return {version.skill for version in merged} | live
+
+
+def _present(kept: Skill, now: Skill | None, born: Mapping[str, str]) -> Skill:
+    """The kept skill, with the present settings of its training, which may change.
+
+    One that the library does not have any more is embedded if it was when the graph was begun.
+    """
+    if now is not None:
+        return dataclasses.replace(kept, embedded=now.embedded, training=now.training)
+    return dataclasses.replace(kept, embedded=born.get(kept.name) == _digest(kept))
 
 
 def open_graph(config: BottomUpConfig, sources: SkillSources) -> SkillGraph:
