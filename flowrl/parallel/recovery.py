@@ -47,7 +47,8 @@ def known_skills(
     """The skills that the folder knows and `state` does not: merged, in training, or tried once.
 
     Raises:
-      FileRefusedError: the manifest is damaged; says which file.
+      FileRefusedError: the manifest is damaged; says which file. Or it has no expert of a completed
+        skill, because a rollback or a repair was killed before it wrote the state.
       FormatVersionError: another version of flowrl wrote a live run's record.
     """
     found: dict[str, NewSkill] = {}
@@ -61,6 +62,11 @@ def known_skills(
         )
 
     manifest = ExpertStore(layout).manifest()
+    for entry in state.entries.values():
+        if entry.expert not in manifest.experts and isinstance(entry.status, Completed):
+            raise FileRefusedError(
+                f"no expert of {entry.skill} counts any more; run flowrl recover {layout.root}"
+            )
     for index, version in manifest.experts.items():
         add(version.skill, index, _completed(layout, version, manifest))
     for run, status in _live(layout, manifest):

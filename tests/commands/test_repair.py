@@ -71,6 +71,18 @@ def test_a_rollback_that_was_killed_before_the_state_is_found_and_ended(graph, c
     assert statuses(graph)[TABLE] == "waiting"
 
 
+def test_a_start_after_a_repair_that_was_killed_names_the_remedy(graph, capsys):
+    state = graph.scheduler_state.read_bytes()
+    flip(version_file(graph, 1))
+    assert "trained again" in fsck(capsys, graph, "--repair")[1]
+    graph.scheduler_state.write_bytes(state)  # as if it was killed before it wrote the state
+    code, said = flowrl(capsys, "train", graph.root)
+    assert code == 1, said
+    assert f"no expert of Place Table counts any more; run flowrl recover {graph.root}" in said
+    assert flowrl(capsys, "recover", graph.root)[0] == 0
+    assert statuses(graph)[TABLE] == "waiting"
+
+
 def test_a_dependants_copy_that_replaces_a_continuation_is_no_damage(graph, capsys):
     dependant = prepare(graph, PICKAXE, 2, {WOOD: 0, TABLE: 1})
     train(graph, WOOD, 0, {}, acted={0: 10})
