@@ -177,8 +177,13 @@ class RunPaths(JobPaths):
     def of_the_process(self) -> tuple[Path, ...]:
         """The files that mean nothing once no process of the run lives."""
         return (
-            *(self.spec_json, self.environment_json, self.secrets_json),
-            *(self.start_json, self.exit_json, self.lock, self.progress),
+            self.spec_json,
+            self.environment_json,
+            self.secrets_json,
+            self.start_json,
+            self.exit_json,
+            self.lock,
+            self.progress,
         )
 
     @property

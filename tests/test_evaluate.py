@@ -95,8 +95,17 @@ class Dice:
         )
         done = luck > 1.0
         return state, StepOutput(
-            *(luck * self.reward, done, done, ~done & done, state.task, state.task, state.task),
-            *(state.success, ~done & done, state.length, state.total),
+            reward=luck * self.reward,
+            done=done,
+            boundary=done,
+            truncated=~done & done,
+            task=state.task,
+            expert=state.task,
+            next_expert=state.task,
+            task_success=state.success,
+            lied=~done & done,
+            episode_length=state.length,
+            episode_return=state.total,
         )
 
 

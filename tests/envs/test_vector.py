@@ -52,8 +52,17 @@ class CountingWorlds:
         state = state._replace(length=state.length + 1)
         number = jnp.zeros((), jnp.int32)
         return state, StepOutput(
-            *(jnp.zeros((), jnp.float32), done, done, ~done & done, number, number, number),
-            *(done[None], ~done & done, state.length, jnp.zeros((), jnp.float32)),
+            reward=jnp.zeros((), jnp.float32),
+            done=done,
+            boundary=done,
+            truncated=~done & done,
+            task=number,
+            expert=number,
+            next_expert=number,
+            task_success=done[None],
+            lied=~done & done,
+            episode_length=state.length,
+            episode_return=jnp.zeros((), jnp.float32),
         )
 
 
