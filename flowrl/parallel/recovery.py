@@ -47,8 +47,7 @@ def known_skills(
     """The skills that the folder knows and `state` does not: merged, in training, or tried once.
 
     Raises:
-      FileRefusedError: the manifest is damaged; says which file. Or it has no expert of a completed
-        skill, because a rollback or a repair was killed before it wrote the state.
+      FileRefusedError: the manifest is damaged, or has no expert of a completed skill.
       FormatVersionError: another version of flowrl wrote a live run's record.
     """
     found: dict[str, NewSkill] = {}
@@ -62,11 +61,7 @@ def known_skills(
         )
 
     manifest = ExpertStore(layout).manifest()
-    for entry in state.entries.values():
-        if entry.expert not in manifest.experts and isinstance(entry.status, Completed):
-            raise FileRefusedError(
-                f"no expert of {entry.skill} counts any more; run flowrl recover {layout.root}"
-            )
+    _refuse_lost_experts(layout, state, manifest)
     for index, version in manifest.experts.items():
         add(version.skill, index, _completed(layout, version, manifest))
     for run, status in _live(layout, manifest):
@@ -81,6 +76,15 @@ def known_skills(
         if need not in found:
             add(need)
     return tuple(found[name] for name in found if name not in state.entries)
+
+
+def _refuse_lost_experts(layout: GraphPaths, state: SchedulerState, manifest: Manifest) -> None:
+    """Refuse what a rollback or a repair leaves that is killed before it writes the state."""
+    for entry in state.entries.values():
+        if entry.expert not in manifest.experts and isinstance(entry.status, Completed):
+            raise FileRefusedError(
+                f"no expert of {entry.skill} counts any more; run flowrl recover {layout.root}"
+            )
 
 
 def _live(layout: GraphPaths, manifest: Manifest) -> Iterator[tuple[TrainingRun, Running]]:
