@@ -30,7 +30,7 @@ from flowrl.errors import (
     format_error,
 )
 from flowrl.launchers import sandbox
-from flowrl.launchers.gpus import Device, slots, visible_devices
+from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
@@ -63,6 +63,7 @@ def train_graph(config: BottomUpConfig) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     layout = GraphPaths(config.graph.graph_path)
     check_graph_record(layout, config.ppo)
+    devices = device_slots(config)
     sources = SkillSources(layout)
     graph = open_graph(config, sources)
     skills = skill_configs(config, graph.skills)
@@ -81,7 +82,7 @@ def train_graph(config: BottomUpConfig) -> int:
     )
     check_machine(config)
     refuse_shared_folder(layout.root, trust=config.graph.trust_folder)
-    scheduler = open_scheduler(layout, config, open_launcher(config.launch))
+    scheduler = open_scheduler(layout, config, open_launcher(config.launch), devices)
     screen = training_screen(layout, console.ERRORS)
     with scheduler, screen:  # nothing in the folder has changed before this line
 
@@ -99,7 +100,7 @@ def train_graph(config: BottomUpConfig) -> int:
             layout,
             config,
             graph,
-            devices=scheduler.devices,
+            devices=devices,
             confinement=confinement,
             skills=skills,
         )
@@ -319,13 +320,11 @@ class Feeder:
         self._flow.on_skill_added(name)
 
 
-def open_scheduler(
-    layout: GraphPaths, config: BottomUpConfig, launcher: Launcher
-) -> SkillScheduler:
-    """The scheduler of this graph; on the CPU without JAX's CUDA plugin.
+def device_slots(config: BottomUpConfig) -> dict[str, int]:
+    """How many runs each GPU takes, by its id; {} is the CPU, also without JAX's CUDA plugin.
 
     Raises:
-      ConfigError: `--gpu_ids` names GPUs that do not exist or that JAX cannot use.
+      ConfigError: there are no such GPUs, or too few, or JAX cannot use them.
     """
     launch = config.launch
     devices: tuple[Device, ...] = ()
@@ -333,11 +332,19 @@ def open_scheduler(
         devices = visible_devices(launch.gpu_ids)
     elif launch.gpu_ids:
         raise ConfigError("--gpu_ids needs JAX for CUDA: pip install 'flowrl[cuda]'")
+    check_devices(devices, each=config.schedule.devices_per_run, wanted=config.ppo.num_devices)
+    return slots(devices, most=launch.skills_per_gpu, memory_mb=launch.gpu_memory_mb)
+
+
+def open_scheduler(
+    layout: GraphPaths, config: BottomUpConfig, launcher: Launcher, devices: Mapping[str, int]
+) -> SkillScheduler:
+    """The scheduler of this graph."""
     return SkillScheduler(
         layout.root,
         launcher=launcher,
-        devices=slots(devices, most=launch.skills_per_gpu, memory_mb=launch.gpu_memory_mb),
-        pass_env=launch.pass_env,
+        devices=devices,
+        pass_env=config.launch.pass_env,
         **configs.flags(config.schedule),
     )
 

@@ -198,6 +198,8 @@ class ScheduleConfig(Configuration):
 
     max_parallel_skills: Positive = 3
     """Most runs side by side."""
+    devices_per_run: Positive = 1
+    """GPUs that each run gets at once and trains on."""
     slot_minutes: Minutes = 10.0
     """Minutes of training after which a run saves, gives its slot to a skill that waits for one,
     and queues again behind all that wait; 0 for never."""
@@ -493,6 +495,8 @@ def for_skill(
     stronger = {name: value for name, value in of_toml.items() if name not in said}
     origins |= dict.fromkeys(stronger, "--skill_config")
     ppo = with_flags(config.ppo, **{**values, **stronger})
+    if config.schedule.devices_per_run > 1:  # a run trains on all GPUs that it gets
+        ppo = dataclasses.replace(ppo, num_devices=config.schedule.devices_per_run)
     ppo.check()
     return SkillConfig(ppo=ppo, origins=origins)
 
@@ -511,13 +515,18 @@ def divisors_near(number: int, wanted: int) -> tuple[int, ...]:
 def threads_for(config: PPOConfig, cpus: int) -> int:
     """Return the most threads that `cpus` have room for and that share the environments evenly.
 
+    They are as many for each device; 1 also stands for one thread for each.
+
     >>> [threads_for(PPOConfig(num_envs=envs), cpus) for envs, cpus in ((64, 4), (96, 4), (64, 0))]
     [2, 3, 1]
     """
 
     def fits(threads: int) -> bool:
         size, rest = divmod(config.num_envs, threads)
-        return not (rest or size < LEAST_SHARD or size * config.num_steps % config.num_minibatches)
+        uneven = rest or threads % max(1, config.num_devices)
+        return not (
+            uneven or size < LEAST_SHARD or size * config.num_steps % config.num_minibatches
+        )
 
     return max(filter(fits, range(2, cpus + 1)), default=1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +70,8 @@ class Bench:
 
     def scheduler(self, *words: str) -> SkillScheduler:
         parsed = self.parsed(*words)
-        return bottomup_parallel.open_scheduler(self.layout, parsed, LocalLauncher())
+        devices = bottomup_parallel.device_slots(parsed)
+        return bottomup_parallel.open_scheduler(self.layout, parsed, LocalLauncher(), devices)
 
     def handed_out(self, *words: str) -> list[str]:
         """The skills of a story, in order."""
@@ -275,18 +275,24 @@ def skill_timesteps_budget(bench):
     assert read_run(archive).config["total_timesteps"] == 595
 
 
+def install_nvidia_smi(bench: Bench) -> None:
+    """A machine with three GPUs, and JAX's CUDA plugin."""
+    program = bench.folder / "bin" / "nvidia-smi"
+    storage.make_dir(program.parent)
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    for name in ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        bench.monkeypatch.delenv(name, raising=False)
+    bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("json",))  # as if installed
+
+
 @arrives
 def gpu_ids(bench):
-    program = bench.folder / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(NVIDIA_SMI)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    bench.monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("json",))  # as if installed
+    install_nvidia_smi(bench)
     assert bench.scheduler().devices == {"0": 1, "1": 1, "2": 1}
     assert bench.scheduler("--gpu_ids", "2", "1").devices == {"2": 1, "1": 1}
-    env = bench.job("--gpu_ids", "2", device="2").env
+    env = bench.job("--gpu_ids", "2", devices=("2",)).env
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("2", "PCI_BUS_ID")
     bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("no_such_plugin",))
     assert bench.scheduler().devices == {}
@@ -295,11 +301,32 @@ def gpu_ids(bench):
 
 
 @arrives
+def devices_per_run(bench):
+    assert bench.scheduler().schedule.devices_per_run == 1
+    install_nvidia_smi(bench)
+    scheduler = bench.scheduler("--devices_per_run=2")
+    assert scheduler.schedule.devices_per_run == 2
+    job = bench.job("--devices_per_run=2", devices=("0", "2"))
+    assert job.env["CUDA_VISIBLE_DEVICES"] == "0,2"
+    assert "--num_devices=2" in job.argv
+    assert read_run(bench.layout.run(0, WOOD)).config["num_devices"] == 2
+    with pytest.raises(ConfigError, match="num_envs 64 cannot be shared evenly by --num_devices 3"):
+        bench.backend("--devices_per_run=3")
+    for words, said in (
+        ("--devices_per_run=4", r"there are 3 GPUs \(0, 1, 2\); lower it"),
+        ("--devices_per_run=2 --num_devices=3", "all GPUs that it gets, here 2.*per_run 3"),
+        ("--num_devices=2", "all GPUs that it gets, here 1.*per_run 2"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            bench.scheduler(*words.split())
+
+
+@arrives
 def skills_per_gpu(bench):
     bench.monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
-    shared = bench.job("--skills_per_gpu=3", device="0").env
+    shared = bench.job("--skills_per_gpu=3", devices=("0",)).env
     assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
-    alone = bench.job("--skills_per_gpu=3", device="0", alone=True).env
+    alone = bench.job("--skills_per_gpu=3", devices=("0",), alone=True).env
     assert alone["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.9000"
 
 
@@ -321,21 +348,14 @@ def run_processes(bench):
 
 @arrives
 def gpu_memory_mb(bench):
-    program = bench.folder / "bin" / "nvidia-smi"
-    storage.make_dir(program.parent)
-    program.write_text(NVIDIA_SMI)
-    program.chmod(0o755)
-    bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    for name in ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        bench.monkeypatch.delenv(name, raising=False)
-    bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("json",))  # as if installed
+    install_nvidia_smi(bench)
     devices = bench.scheduler("--gpu_memory_mb=20000").devices
     assert devices == {"0": 3, "1": 3, "2": 3}
     both = bench.scheduler("--gpu_memory_mb=20000", "--skills_per_gpu=2").devices
     assert both == {"0": 2, "1": 2, "2": 2}
     parsed = bench.parsed("--gpu_memory_mb=20000")
     backend = TrainingBackend(bench.layout, parsed, bench.graph(parsed), devices=devices)
-    env = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, device="1")).env
+    env = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, devices=("1",))).env
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3000"
     with pytest.raises(ConfigError, match="GPU 0 has 81559 MB, of which 73403 are for runs"):
         bench.scheduler("--gpu_memory_mb=80000")
@@ -346,7 +366,7 @@ def cpus_per_run(bench):
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     assert bench.job().cpus == ()
     assert bench.job("--cpus_per_run=1").cpus == cpus[:1]
-    assert bench.job("--cpus_per_run=1", device="0").cpus == (), "it has a GPU"
+    assert bench.job("--cpus_per_run=1", devices=("0",)).cpus == (), "it has a GPU"
 
 
 @arrives

@@ -29,7 +29,7 @@ from flowrl.parallel.events import PAUSED, StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.state_file import StateFile
-from flowrl.parallel.status import percent
+from flowrl.parallel.status import percent, ranges
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, printable, slug
 
 _WATCH_SECONDS = 1.0
@@ -46,12 +46,12 @@ _STYLE = {
     "blocked": "red",
     "waiting": "dim",
 }
-_WHY = "waits for / why"
+_GPU, _WHY = "gpu", "waits for / why"
 _LEAST_WHY = 30  # columns
 # The least columns of each while its figures change: nothing on the screen moves with them.
 _LEAST = {"status": 10, "run frames": 10, "steps/s": 7, "time": 7, _WHY: _LEAST_WHY}
-_DROPPED_FIRST = ("attempt", "expert", "time", "steps/s", "run frames", "at most")
-_LEFT_ALIGNED = frozenset({"skill", "status", _WHY})
+_DROPPED_FIRST = ("attempt", "expert", _GPU, "time", "steps/s", "run frames", "at most")
+_LEFT_ALIGNED = frozenset({"skill", "status", _GPU, _WHY})
 _STOP_MODES = {
     StopMode.NONE: "",
     StopMode.STOP: "stopping on request: nothing new is started, the scheduler ends with its runs",
@@ -73,7 +73,6 @@ _OF_STATE = (
     "expert",
     "attempt",
     "session",
-    "device",
     "frames",
     "success_rate",
     "goal",
@@ -172,12 +171,13 @@ def settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
 def skill_table(rows: Sequence[SkillRow], width: int = _WIDTH) -> Table:
     """Return a table with one line per skill, without columns that do not fit.
 
-    Once all skills have ended, empty columns are left out, too.
+    Once all skills have ended, empty columns are left out, too; `gpu` is so always.
     """
     table = Table(pad_edge=False, box=None, header_style="bold")
     lines = [_cells(row) for row in rows]
     ended, columns = all_ended(rows), lines[0] if lines else ()
-    shown = [name for name in columns if not ended or any(str(line[name]) for line in lines)]
+    empty = {name for name in columns if not any(str(line[name]) for line in lines)}
+    shown = [name for name in columns if name not in empty or not (ended or name == _GPU)]
     least = {} if ended else _LEAST
     sizes = {n: max(len(n), least.get(n, 0), *(len(str(row[n])) for row in lines)) for n in shown}
     needed = {name: size + 2 for name, size in sizes.items()}
@@ -272,6 +272,7 @@ def _cells(row: SkillRow) -> dict[str, Text | str]:
         "status": Text(shown, style=_STYLE.get(shown, _STYLE.get(row.status, ""))),
         "expert": "" if row.expert is None else str(row.expert),
         "attempt": "" if row.attempt is None else str(row.attempt),
+        _GPU: ranges(row.devices),
         "run frames": "" if row.frames is None else f"{row.frames:,}",
         "steps/s": "" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}",
         "success": "" if row.success_rate is None else percent(row.success_rate),
@@ -293,7 +294,7 @@ class SkillRow:
     expert: int | None
     attempt: int | None
     session: str | None = None
-    device: str | None = None
+    devices: tuple[str, ...] = ()
     phase: str | None = None  # of a running trainer: compiling, training, saving
     steps_per_second: float | None = None
     success_rate: float | None = None  # of the plan's last step
@@ -383,6 +384,7 @@ def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> Ski
     return SkillRow(
         **facts,
         seconds=seconds,
+        devices=tuple(line.get("devices", ())),
         ended_at=line.get("at"),
         waits_for=tuple(line.get("blocked_by") or line["waits_for"]),
         waits=_waits(line),

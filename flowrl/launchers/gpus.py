@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from flowrl.launchers.sandbox import memory_share
 
 TIMEOUT_SECONDS = 5.0
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
+
+_HOST_DEVICES = "--xla_force_host_platform_device_count="
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +82,49 @@ def slots(
                 "choose other GPUs by --gpu_ids, or use --skills_per_gpu instead"
             )
     return {id: min(most or number, number) for id, number in fit.items()}
+
+
+def check_devices(
+    devices: Sequence[Device],
+    *,
+    each: int,
+    wanted: int,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Make sure that a run which gets `each` of the GPUs can train on the `wanted` devices.
+
+    Raises:
+      ConfigError: says what is there.
+    """
+    if each > max(1, len(devices)):
+        there = ", ".join(device.id for device in devices)
+        raise ConfigError(
+            f"--devices_per_run {each}: there are {len(devices)} GPUs ({there}); lower it"
+            if devices
+            else f"--devices_per_run {each}: there is no GPU; leave it out, and to try several "
+            f"devices on a CPU, use --num_devices {each} and set XLA_FLAGS={_HOST_DEVICES}{each}"
+        )
+    if devices and wanted not in (0, 1, each):
+        raise ConfigError(
+            f"--num_devices {wanted}: a run trains on all GPUs that it gets, here {each}; leave "
+            f"it out and set --devices_per_run {wanted}"
+        )
+    on_cpu = not devices and environ.get("JAX_PLATFORMS", "cpu") == "cpu"
+    if on_cpu and wanted > (there := host_devices(environ)):
+        raise ConfigError(
+            f"--num_devices {wanted}: a run on this CPU sees {there}; lower it, or set "
+            f"XLA_FLAGS={_HOST_DEVICES}{wanted}"
+        )
+
+
+def host_devices(environ: Mapping[str, str]) -> int:
+    """Return how many devices JAX makes of the CPU in this environment.
+
+    >>> host_devices({"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}), host_devices({})
+    (4, 1)
+    """
+    found = re.findall(rf"{_HOST_DEVICES}(\d+)", environ.get("XLA_FLAGS", ""))
+    return int(found[-1]) if found else 1
 
 
 def _probe() -> tuple[Device, ...]:

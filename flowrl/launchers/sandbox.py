@@ -143,7 +143,7 @@ class Confinement:
 
 
 def child_env(
-    device: str | None = None,
+    devices: tuple[str, ...] = (),
     *,
     skills_per_gpu: int = 1,
     environ: Mapping[str, str] = os.environ,
@@ -152,8 +152,8 @@ def child_env(
     """The environment of one run.
 
     Args:
-      device: the GPU's id (`flowrl.launchers.gpus`), or None to train without one.
-      skills_per_gpu: how many runs share it; each preallocates its part of the memory.
+      devices: the GPUs' ids (`flowrl.launchers.gpus`); () to train without one.
+      skills_per_gpu: how many runs share each; a run preallocates its part of the memory.
       environ: the environment to inherit from; by default this process's own.
       passed: the names of further variables that the user passes on (`--pass_env`).
 
@@ -166,11 +166,11 @@ def child_env(
             raise ConfigError(f"--pass_env {name}: it is not set here; export it or leave it out")
     env = {name: value for name, value in environ.items() if name in passed or may_pass(name)}
     env = {**_MALLOC, **env, "PYTHONUNBUFFERED": "1"}
-    if device is None:
+    if not devices:
         env.setdefault("JAX_PLATFORMS", "cpu")  # set by a user, it may also say tpu
         return env
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    env["CUDA_VISIBLE_DEVICES"] = device
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     env[_FRACTION] = f"{memory_share(env) / skills_per_gpu:.4f}"
     return env
 
@@ -335,7 +335,7 @@ def _outermost(paths: Iterable[Path], *, beyond: Iterable[Path]) -> list[Path]:
 
 
 def _devices(env: Mapping[str, str]) -> list[str]:
-    """The GPU that the environment names, and what its libraries read of the machine."""
+    """The GPUs that the environment names, and what its libraries read of the machine."""
     if not env.get("CUDA_VISIBLE_DEVICES"):
         return []
     words = ["--ro-bind-try", "/sys", "/sys"]

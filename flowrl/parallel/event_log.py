@@ -22,11 +22,12 @@ from flowrl.parallel.status import (
     Status,
     Waiting,
     percent,
+    ranges,
 )
 
 logger = logging.getLogger(__name__)
 _FIELDS = (
-    *("attempt", "run_id", "device", "why", "blocked_by"),
+    *("attempt", "run_id", "devices", "why", "blocked_by"),
     *("frames", "success_rate", "wall_seconds"),
 )
 _GOES_ON = {PAUSED: "`flowrl resume`", NOT_ASKED_FOR: "a start asks for it"}  # by why it is held
@@ -102,7 +103,7 @@ def _running(before: Status | None, entry: Entry, status: Running) -> str:
         asked = status.stop_reason and status.stop_reason is not before.stop_reason
         return f"is asked to end ({status.stop_reason.value})" if asked else ""
     session = status.handle.session if status.handle else ""
-    where = session if status.device is None else f"{session}, device {status.device}"
+    where = f"{session}, gpu {ranges(status.devices)}" if status.devices else session
     return f"is training as expert {entry.expert}, attempt {status.attempt}, session {where}"
 
 

@@ -240,7 +240,7 @@ class RunRequest:
     expert: int
     attempt: int
     run_id: str | None = None
-    device: str | None = None
+    devices: tuple[str, ...] = ()
     alone: bool = False  # the attempt before ran out of memory
     frames_left: int | None = None  # of the skill's budget
     more_frames: int = 0  # a user asked for, instead of --total_timesteps

@@ -327,7 +327,7 @@ def _request(entry: Entry, status: Running) -> RunRequest:
         expert=entry.expert,
         attempt=status.attempt,
         run_id=status.run_id,
-        device=status.device,
+        devices=status.devices,
     )
 
 

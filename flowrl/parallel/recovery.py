@@ -93,7 +93,7 @@ def _live(layout: GraphPaths, manifest: Manifest) -> Iterator[tuple[TrainingRun,
         since = _written(paths.run_json)
         if run.run_id not in manifest.merged:
             facts = {"run_id": run.run_id, "attempt": run.attempt, "since": since}
-            yield run, Running(handle=None, device=None, **facts)
+            yield run, Running(handle=None, **facts)
 
 
 def _completed(layout: GraphPaths, version: ExpertVersion, manifest: Manifest) -> Completed:

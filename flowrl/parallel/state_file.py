@@ -1,7 +1,7 @@
 """scheduler_state.json: one line per skill, valid JSON, for the scheduler, for people and for jq.
 
 Every line has `skill`, `status`, `expert`, `attempt`, `needs` and `waits_for`, and the other
-fields of its status: `session`, `device`, `blocked_by`, `frames`, `success_rate`, `why` and more.
+fields of its status: `session`, `devices`, `blocked_by`, `frames`, `success_rate`, `why` and more.
 Fields with their default value are left out, which jq reads as null. Times are ISO 8601 in UTC.
 `requests` holds the responses to the last requests, `stop_mode` whether a user stops the daemon.
 
@@ -175,5 +175,8 @@ def _entry_values(line: Mapping[str, Any], order: int) -> dict[str, Any]:
     status = {name: line[name] for name in line.keys() - _ENTRY - _DERIVED}
     if line["attempt"] is None:
         status.pop("attempt")
+    if "device" in status:  # written before a run could have several
+        device = status.pop("device")
+        status["devices"] = [device] if device else []
     values = {name: line[name] for name in line.keys() & _ENTRY}
     return values | {"order": order, "status": {"kind": line["status"], **status}}

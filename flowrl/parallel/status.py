@@ -9,6 +9,7 @@ Waiting ─→ Preparing ─→ Running ─→ Merging ─→ Completed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -25,6 +26,21 @@ def percent(share: float) -> str:
     ('80%', '99.5%', '99.9%')
     """
     return f"{int(round(share * 1000, 6)) / 10:g}%"
+
+
+def ranges(ids: Sequence[str]) -> str:
+    """Return the ids of GPUs as a list of ranges.
+
+    >>> ranges(("0", "1", "2", "5", "MIG-ab"))
+    '0-2,5,MIG-ab'
+    """
+    spans: list[list[str]] = []
+    for name in ids:
+        if spans and name.isdecimal() and spans[-1][-1] == str(int(name) - 1):
+            spans[-1][1:] = [name]
+        else:
+            spans.append([name])
+    return ",".join(map("-".join, spans))
 
 
 class StopReason(StrEnum):
@@ -50,7 +66,7 @@ class Waiting:
     not_before: datetime | None = None
     why: str = ""  # the last attempt ended or did not start, for people
     run_id: str | None = None
-    alone: bool = False  # it ran out of memory and needs a device of its own
+    alone: bool = False  # it ran out of memory and needs devices of its own
     queued_at: datetime | None = None  # it gave its slot to others then, and starts after them
 
 
@@ -75,8 +91,8 @@ class Preparing:
 
     kind: ClassVar[str] = "preparing"
     attempt: Natural
-    device: str | None
     since: datetime
+    devices: tuple[str, ...] = ()  # ids of GPUs; () is the CPU
     run_id: str | None = None
     alone: bool = False
 
@@ -89,8 +105,8 @@ class Running:
     run_id: str
     attempt: Natural
     handle: Handle | None
-    device: str | None
     since: datetime
+    devices: tuple[str, ...] = ()
     trains_since: datetime | None = None  # its first update of this launch
     alone: bool = False
     stop_reason: StopReason = StopReason.NONE

@@ -19,6 +19,7 @@ from flowrl.experts.merge import MERGE_RULES
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
+from flowrl.launchers.gpus import host_devices
 from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
@@ -64,7 +65,7 @@ class TrainingBackend:
         self._devices = devices or {}
         self.skills = skills or {}
         # Raises now what would make every launch fail.
-        sandbox.child_env("0", passed=config.launch.pass_env)
+        sandbox.child_env(("0",), passed=config.launch.pass_env)
         self.confinement = confinement or sandbox.confinement(config.launch.sandbox, layout.root)
         self._store = ExpertStore(layout)
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
@@ -153,7 +154,8 @@ class TrainingBackend:
 
     def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
         env = self._env(request)
-        config = self._sharing_cpus(configs.from_json(PPOConfig, prepared.run.config), env)
+        recorded = configs.from_json(PPOConfig, prepared.run.config)
+        config = self._sharing_cpus(self._on_devices(recorded, request), env)
         module = ("--module_path", str(prepared.module_path.resolve()))
         return Job(
             name=session_name(request.expert, request.skill),
@@ -163,7 +165,7 @@ class TrainingBackend:
             cwd=Path.cwd(),
             folder=prepared.run_folder.resolve(),
             results=(prepared.layout.result_json.name,),
-            cpus=self._cpus(prepared.run_folder) if request.device is None else (),
+            cpus=() if request.devices else self._cpus(prepared.run_folder),
             sandbox=self.confinement.around(
                 RunPaths(prepared.run_folder.resolve(), request.expert),
                 cwd=Path.cwd(),
@@ -178,13 +180,14 @@ class TrainingBackend:
     def _env(self, request: RunRequest) -> dict[str, str]:
         passed = self._config.launch.pass_env
         neighbours = self._neighbours(request)
-        env = sandbox.child_env(request.device, skills_per_gpu=neighbours, passed=passed)
+        env = sandbox.child_env(request.devices, skills_per_gpu=neighbours, passed=passed)
         return sandbox.confined_env(env, passed) if self.confinement.program else env
 
     def _neighbours(self, request: RunRequest) -> int:
-        if request.alone or request.device is None:
+        if request.alone:
             return 1
-        return self._devices.get(request.device, self._config.launch.skills_per_gpu or 1)
+        most = self._config.launch.skills_per_gpu or 1
+        return max((self._devices.get(name, most) for name in request.devices), default=1)
 
     def _trained(self) -> dict[str, int]:
         experts = self._store.manifest().experts
@@ -199,6 +202,11 @@ class TrainingBackend:
         most = frames if left is None else min(frames, left)
         return dataclasses.replace(config, total_timesteps=most)
 
+    def _on_devices(self, config: PPOConfig, request: RunRequest) -> PPOConfig:
+        """The configuration with the devices of this launch; the last one may have had others."""
+        devices = len(request.devices) or self._config.ppo.num_devices
+        return dataclasses.replace(config, num_devices=devices)
+
     def _sharing_cpus(self, config: PPOConfig, env: Mapping[str, str]) -> PPOConfig:
         """The configuration with as many threads as the run's share of the CPUs allows."""
         if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
@@ -206,7 +214,8 @@ class TrainingBackend:
         most = self._config.schedule.max_parallel_skills
         side_by_side = min(most, self._config.graph.max_nodes or most)
         cpus = self._config.launch.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
-        threads = configs.threads_for(config, cpus)
+        devices = config.num_devices or host_devices(env)
+        threads = configs.threads_for(dataclasses.replace(config, num_devices=devices), cpus)
         return dataclasses.replace(config, acting_threads=threads)
 
     def _cpus(self, folder: Path) -> tuple[int, ...]:

@@ -119,10 +119,11 @@ class Transition:
             if not self._context.reached(status.not_before):
                 continue
             overtakes = without and status.queued_at
-            if overtakes or not slots.fits(alone=status.alone):
+            devices = None if overtakes else slots.take(alone=status.alone)
+            if devices is None:
                 without += 1
             else:
-                self._start(entry, status, slots.take(alone=status.alone))
+                self._start(entry, status, devices)
         if self._context.schedule.slot_minutes:
             self._free_slots(active, without)
 
@@ -144,10 +145,10 @@ class Transition:
         for _, entry in sorted(held, key=itemgetter(0))[: max(0, count - ending)]:
             self._ask_to_end(entry, StopReason.YIELD)
 
-    def _start(self, entry: Entry, status: Waiting, device: str | None) -> None:
+    def _start(self, entry: Entry, status: Waiting, devices: tuple[str, ...]) -> None:
         preparing = Preparing(
             attempt=status.attempt,
-            device=device,
+            devices=devices,
             since=self._context.now,
             run_id=status.run_id,
             alone=status.alone,
@@ -202,7 +203,7 @@ class Transition:
             run_id=event.run_id,
             attempt=status.attempt,
             handle=None,
-            device=status.device,
+            devices=status.devices,
             since=self._context.now,
             alone=status.alone,
         )
@@ -408,7 +409,7 @@ class Transition:
             expert=self.builder.expert_of(skill),
             attempt=getattr(status, "attempt", 1),
             run_id=getattr(status, "run_id", None),
-            device=getattr(status, "device", None),
+            devices=getattr(status, "devices", ()),
             alone=getattr(status, "alone", False),
             frames_left=None if budget is None else max(0, budget - entry.frames_used),
             more_frames=entry.more_frames,
@@ -418,49 +419,37 @@ class Transition:
 class Slots:
     """The devices' free slots; `StepContext.devices` says how many runs share a device.
 
-    A run whose last attempt ran out of memory gets a device of its own. Without devices only the
-    number of runs is limited.
+    A run gets all of its devices in one step or none, so no run holds some while it waits for
+    others. One whose last attempt ran out of memory shares them with no other run. Without devices
+    only the number of runs is limited.
     """
 
     def __init__(self, context: StepContext, active: Iterable[Entry]) -> None:
-        self._most = context.schedule.max_parallel_skills
-        self._devices = context.devices
-        self._load: Counter[str | None] = Counter()
-        self._taken_alone: set[str | None] = set()
+        self._most = context.devices
+        self._wanted = context.schedule.devices_per_run if context.devices else 0
+        self._runs_left = context.schedule.max_parallel_skills
+        self._load: Counter[str] = Counter()
         for entry in active:
             if isinstance(entry.status, Slotted):
-                self._occupy(entry.status.device, alone=entry.status.alone)
+                self._occupy(entry.status.devices, alone=entry.status.alone)
 
-    @property
-    def full(self) -> bool:
-        """Whether no run of any kind fits in."""
-        return self._load.total() >= self._most or (
-            bool(self._devices) and not self._free(alone=False)
-        )
+    def take(self, *, alone: bool) -> tuple[str, ...] | None:
+        """Occupy the devices with most of their slots free; None if the run does not fit.
 
-    def fits(self, *, alone: bool) -> bool:
-        """Whether a run can start now."""
-        return not self.full and (not self._devices or bool(self._free(alone=alone)))
+        Without devices these are none: ().
+        """
+        free = [n for n, most in self._most.items() if self._load[n] < (1 if alone else most)]
+        if self._runs_left <= 0 or len(free) < self._wanted:
+            return None
+        least = sorted(free, key=lambda name: self._load[name] / self._most[name])[: self._wanted]
+        devices = tuple(name for name in self._most if name in least)
+        self._occupy(devices, alone=alone)
+        return devices
 
-    def take(self, *, alone: bool) -> str | None:
-        """Occupy the device with most of its slots free; None where there are no devices."""
-        free = self._free(alone=alone)
-        device = min(free, key=lambda d: self._load[d] / self._devices[d], default=None)
-        self._occupy(device, alone=alone)
-        return device
-
-    def _occupy(self, device: str | None, *, alone: bool) -> None:
-        self._load[device] += 1
-        if alone:
-            self._taken_alone.add(device)
-
-    def _free(self, *, alone: bool) -> list[str]:
-        return [
-            name
-            for name in self._devices
-            if self._load[name] < (1 if alone else self._devices[name])
-            and name not in self._taken_alone
-        ]
+    def _occupy(self, devices: tuple[str, ...], *, alone: bool) -> None:
+        self._runs_left -= 1
+        for name in devices:
+            self._load[name] += self._most.get(name, 1) if alone else 1
 
 
 def _is_starting(status: Status) -> bool:

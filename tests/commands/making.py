@@ -25,7 +25,7 @@ WAITING = Waiting()
 
 def running(run_id: str = "e0.a1.x", *, since: datetime = NOW) -> Running:
     handle = Handle(run_id=run_id, session="flowrl_e0_A", pid=1)
-    return Running(run_id=run_id, attempt=1, handle=handle, device="0", since=since)
+    return Running(run_id=run_id, attempt=1, handle=handle, devices=("0",), since=since)
 
 
 def save(root: Path, *skills: tuple[str, Status] | tuple[str, Status, tuple[str, ...]]):

@@ -27,7 +27,7 @@ def test_the_frozen_state_file_is_read_row_by_row(tmp_path):
     assert [row.status for row in rows] == words.split()
     assert [row.expert for row in rows] == list(range(13))
     assert (rows[1].attempt, rows[1].why) == (3, "exit 1")
-    assert (rows[3].session, rows[3].device, rows[3].frames) == ("s", "GPU-1", None)
+    assert (rows[3].session, rows[3].devices, rows[3].frames) == ("s", ("GPU-1",), None)
     assert (rows[6].frames, rows[6].success_rate, rows[6].seconds) == (8, 1.0, 2.5)
     assert rows[7].why == "exit 1 – „ü“"
     assert (rows[9].waits_for, rows[9].attempt) == (("skill 7",), None)

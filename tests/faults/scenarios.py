@@ -364,7 +364,9 @@ def _roll_back() -> Scenario:
 
 
 def _state(attempt: int) -> SchedulerState:
-    running = Running(run_id=f"e1.a{attempt}.x", attempt=attempt, handle=None, device="0", since=AT)
+    running = Running(
+        run_id=f"e1.a{attempt}.x", attempt=attempt, handle=None, devices=("0",), since=AT
+    )
     statuses = [running, *(Waiting(attempt=attempt) for _ in range(20))]
     entries = [
         Entry(skill=f"Skill {order}", needs=(), order=order, status=status, expert=order)

@@ -133,7 +133,7 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(nvidia_smi, words, device
 )
 def test_what_is_not_for_trainers_stays_with_the_daemon(name):
     assert name not in child_env(environ={name: "x"})
-    assert name not in child_env("0", environ={name: "x"})
+    assert name not in child_env(("0",), environ={name: "x"})
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_trainers_need_is_passed_on(name):
 
 
 def test_a_trainer_on_a_gpu_sees_it_alone_in_the_order_of_nvidia_smi():
-    env = child_env("3", skills_per_gpu=2, environ={"CUDA_VISIBLE_DEVICES": "1,3"})
+    env = child_env(("3",), skills_per_gpu=2, environ={"CUDA_VISIBLE_DEVICES": "1,3"})
     assert env["CUDA_VISIBLE_DEVICES"] == "3"
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.4500"
@@ -154,14 +154,14 @@ def test_a_trainer_on_a_gpu_sees_it_alone_in_the_order_of_nvidia_smi():
 
 
 def test_a_users_share_of_memory_is_divided_among_the_runs():
-    env = child_env("0", skills_per_gpu=3, environ={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"})
+    env = child_env(("0",), skills_per_gpu=3, environ={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"})
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.2000"
 
 
 @pytest.mark.parametrize("text", ["much", "0", "1.5", "-1", "nan", ""])
 def test_a_share_of_memory_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match="XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        child_env("0", environ={"XLA_PYTHON_CLIENT_MEM_FRACTION": text})
+        child_env(("0",), environ={"XLA_PYTHON_CLIENT_MEM_FRACTION": text})
 
 
 def test_a_trainer_without_a_gpu_uses_the_cpu_unless_told_otherwise():
@@ -206,7 +206,7 @@ def test_what_its_runs_may_take_of_a_gpu_is_at_least_what_they_declare():
     for memory_mb in (3000, 5640, 8000, 30_000):
         runs = slots((FIRST, SECOND), memory_mb=memory_mb, environ={})
         for device in (FIRST, SECOND):
-            env = child_env(device.id, skills_per_gpu=runs[device.id], environ={})
+            env = child_env((device.id,), skills_per_gpu=runs[device.id], environ={})
             assert float(env["XLA_PYTHON_CLIENT_MEM_FRACTION"]) * device.memory_mb >= memory_mb
 
 

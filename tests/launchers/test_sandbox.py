@@ -409,7 +409,9 @@ def test_a_gpu_is_shown_to_those_who_train_on_it_alone(monkeypatch, tmp_path):
     (made / "nvidia0").touch()
     monkeypatch.setattr(sandbox, "_DEVICE_FOLDER", made)
     how, place = sandbox.Confinement(program="bwrap"), RunPaths(tmp_path, 0)
-    assert str(made / "nvidia0") in how.around(place, cwd=tmp_path, env=child_env("0", environ={}))
+    assert str(made / "nvidia0") in how.around(
+        place, cwd=tmp_path, env=child_env(("0",), environ={})
+    )
     assert str(made / "nvidia0") not in how.around(place, cwd=tmp_path, env=child_env(environ={}))
 
 

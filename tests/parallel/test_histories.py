@@ -66,13 +66,14 @@ class Disk:
 class Play:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
+        names = self.dice.choice([(), ("0",), ("0", "1"), ("0", "1", "2", "3")])
         self.schedule = ScheduleConfig(
             max_parallel_skills=self.dice.randint(1, 4),
             max_retries=self.dice.randint(0, 2),
             min_success_rate=0.5,
             needs_success_rate=self.dice.choice([0.5, 0.7]),
+            devices_per_run=self.dice.randint(1, max(1, len(names))),
         )
-        names = self.dice.choice([(), ("0",), ("0", "1")])
         self.devices = {name: self.dice.randint(1, 2) for name in names}
         self.now = NOW
         self.disk = Disk()
@@ -290,14 +291,16 @@ class Play:
     def check_slots(self) -> None:
         slotted = [e.status for e in self.state.active() if isinstance(e.status, Slotted)]
         assert len(slotted) <= self.schedule.max_parallel_skills
-        loads = Counter(status.device for status in slotted)
+        loads = Counter(name for status in slotted for name in status.devices)
         for device in self.devices:
             assert loads[device] <= self.devices[device]
         for status in slotted:
             if status.alone and self.devices:
-                assert loads[status.device] == 1
+                assert {loads[name] for name in status.devices} == {1}
         if self.devices:
-            assert None not in loads
+            assert {len(set(status.devices)) for status in slotted} <= {
+                self.schedule.devices_per_run
+            }
 
 
 def play(seed: int) -> Play:

@@ -69,7 +69,7 @@ def state() -> SchedulerState:
     statuses = {
         WOOD: Completed(run_id="e0.a1.x", attempt=1, at=NOW, **figures),
         TABLE: Completed(run_id="e1.a1.x", attempt=1, at=NOW, goal=0.9, budget=100, **figures),
-        PICKAXE: Running(run_id="e2.a1.x", attempt=2, handle=handle, device="0", since=NOW),
+        PICKAXE: Running(run_id="e2.a1.x", attempt=2, handle=handle, devices=("0",), since=NOW),
         SWORD: Merging(**ids, **figures, since=NOW, not_before=NOW, why="later"),
         "Collect Sapling": Failed(why="exit 1", attempt=3, at=NOW, log=("a", "b")),
         "Place Plant": Blocked(blocked_by=("Collect Sapling",), why="train-more"),

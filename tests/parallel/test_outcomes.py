@@ -23,7 +23,7 @@ from flowrl.parallel.status import Entry, Failed, Merging, Running, StopReason, 
 from flowrl.runs import REPORT, RunResult
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-RUNNING = Running(run_id="e0.a1.x", attempt=1, handle=None, device=None, since=NOW)
+RUNNING = Running(run_id="e0.a1.x", attempt=1, handle=None, since=NOW)
 MERGING = Merging(
     run_id="e0.a1.x", attempt=1, frames=8, success_rate=0.5, wall_seconds=1.0, since=NOW
 )

@@ -124,7 +124,7 @@ def test_every_device_takes_its_share_of_runs(start, world):
     for name in "abcdef":
         scheduler.add_skill(name)
     scheduler.tick()
-    assert [process.task.device for process in world.living()] == ["0", "1", "0", "1"]
+    assert [process.task.devices for process in world.living()] == [("0",), ("1",), ("0",), ("1",)]
 
 
 def test_a_larger_device_takes_more_runs_and_each_is_filled_in_proportion(start, world):
@@ -132,7 +132,7 @@ def test_a_larger_device_takes_more_runs_and_each_is_filled_in_proportion(start,
     for name in "abcdefgh":
         scheduler.add_skill(name)
     scheduler.tick()
-    assert [process.task.device for process in world.living()] == ["0", "1", "0", "0", "1", "0"]
+    assert [process.task.devices for process in world.living()] == [(name,) for name in "010010"]
 
 
 @pytest.mark.parametrize(

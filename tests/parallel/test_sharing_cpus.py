@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -75,7 +76,22 @@ def test_a_resumed_run_shares_the_cpus_as_they_are_now(tmp_path):
 
 
 def test_a_run_with_a_gpu_is_told_nothing_of_threads(tmp_path):
-    assert trainer(tmp_path, "--max_parallel_skills=4", device="0").ppo.acting_threads is None
+    assert trainer(tmp_path, "--max_parallel_skills=4", devices=("0",)).ppo.acting_threads is None
+
+
+@pytest.mark.parametrize(
+    ("words", "threads"),
+    [("--num_envs=96", 2), ("--num_envs=128", 4), ("--num_envs=128 --max_parallel_skills=4", 1)],
+)
+@pytest.mark.parametrize("devices", [0, 2])
+def test_several_devices_of_the_cpu_have_as_many_threads_each(
+    tmp_path, monkeypatch, words, threads, devices
+):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    words = ["--max_parallel_skills=1", *words.split(), f"--num_devices={devices}"]
+    found = trainer(tmp_path, *words).ppo
+    assert (found.num_devices, found.acting_threads) == (devices, threads)
+    replace(found, num_devices=2).check()
 
 
 def test_a_run_on_another_platform_is_told_nothing_of_threads(tmp_path, monkeypatch):
@@ -85,8 +101,11 @@ def test_a_run_on_another_platform_is_told_nothing_of_threads(tmp_path, monkeypa
 
 @pytest.mark.parametrize("num_envs", [1, 31, 32, 48, 63, 64, 96, 100, 256, 1000, 4096])
 @pytest.mark.parametrize("cpus", [0, 1, 2, 3, 7, 64])
-def test_threads_share_the_environments_evenly_in_groups_that_pay(num_envs, cpus):
-    threads = threads_for(num_envs, cpus)
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_threads_share_the_environments_evenly_in_groups_that_pay(num_envs, cpus, devices):
+    config = PPOConfig(num_envs=num_envs, num_devices=devices, num_minibatches=64)
+    threads = threads_for(config, cpus)
     assert 1 <= threads <= max(1, cpus)
+    assert threads == 1 or threads % devices == 0
     assert num_envs % threads == 0
     assert threads == 1 or num_envs // threads >= 32

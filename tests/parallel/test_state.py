@@ -45,13 +45,12 @@ HANDLE = Handle(
 EVERY_STATUS = (
     Waiting(),
     Waiting(attempt=3, not_before=NOW, why="exit 1", run_id="e1.a3.x", alone=True),
-    Preparing(attempt=2, device="0", since=NOW, run_id=None),
-    Running(run_id="e3.a2.0badcafe", attempt=2, handle=HANDLE, device="GPU-1", since=NOW),
+    Preparing(attempt=2, devices=("0",), since=NOW, run_id=None),
+    Running(run_id="e3.a2.0badcafe", attempt=2, handle=HANDLE, devices=("GPU-1",), since=NOW),
     Running(
         run_id="e4.a1.1",
         attempt=1,
         handle=None,
-        device=None,
         since=NOW + timedelta(microseconds=1),
         stop_reason=StopReason.PAUSE,
     ),
@@ -95,10 +94,10 @@ def full_state() -> SchedulerState:
         Entry(skill="skill 10", needs=(), order=10, expert=10,
               status=Failed(why="exit 1", attempt=2, at=NOW, log=("Traceback", "ValueError: ü"))),
         Entry(skill="skill 11", needs=(), order=11, expert=11,
-              status=Running(run_id="e11.a1.1", attempt=1, handle=HANDLE, device=None, since=NOW,
+              status=Running(run_id="e11.a1.1", attempt=1, handle=HANDLE, since=NOW,
                              stop_reason=StopReason.CANCEL)),
         Entry(skill="skill 12", needs=(), order=12, expert=12,
-              status=Running(run_id="e12.a1.1", attempt=1, handle=HANDLE, device=None, since=NOW,
+              status=Running(run_id="e12.a1.1", attempt=1, handle=HANDLE, since=NOW,
                              stop_reason=StopReason.OVERDUE)),
     ]  # fmt: skip
     responses = (
@@ -162,7 +161,7 @@ def test_the_file_is_json_with_one_line_per_skill_and_plain_fields():
     assert by_name["skill 3"] | {} == by_name["skill 3"] | {
         "status": "running",
         "session": "s",
-        "device": "GPU-1",
+        "devices": ["GPU-1"],
         "since": "2030-01-01T00:00:00Z",
     }
     assert by_name["skill 9"]["blocked_by"] == by_name["skill 9"]["waits_for"] == ["skill 7"]
@@ -338,7 +337,7 @@ def test_a_heartbeat_is_the_change_of_progress_and_not_the_wall_clock(tmp_path):
 
 
 def test_a_slot_that_a_merge_frees_goes_to_what_the_merge_makes_ready_when_that_ranks_higher():
-    run = Running(run_id="r", attempt=1, handle=HANDLE, device=None, since=NOW)
+    run = Running(run_id="r", attempt=1, handle=HANDLE, since=NOW)
     entries = [
         Entry(skill="Collect Wood", needs=(), order=0, status=run, expert=0),
         Entry(skill="Collect Drink", needs=(), order=1),

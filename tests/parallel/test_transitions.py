@@ -30,7 +30,7 @@ from flowrl.runs import RunResult
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SOON = NOW + timedelta(seconds=5)
 HANDLE = Handle(run_id="e0.a1.x", session="flowrl_e0_A", pid=1)
-RUNNING = Running(run_id="e0.a1.x", attempt=1, handle=HANDLE, device=None, since=NOW)
+RUNNING = Running(run_id="e0.a1.x", attempt=1, handle=HANDLE, since=NOW)
 MERGING = Merging(
     run_id="e0.a1.x", attempt=2, frames=8, success_rate=0.5, wall_seconds=1.0, since=NOW
 )
@@ -109,12 +109,12 @@ def test_a_merge_is_ended_by_its_own_events_only(event):
 
 
 def test_a_prepared_run_is_launched_where_it_was_prepared():
-    preparing = Preparing(attempt=2, device="1", since=NOW, run_id="old", alone=True)
+    preparing = Preparing(attempt=2, devices=("1",), since=NOW, run_id="old", alone=True)
     state, ordered = then(state_of(A=preparing), events.RunPrepared("A", "new"))
-    request = RunRequest(skill="A", expert=0, attempt=2, run_id="new", device="1", alone=True)
+    request = RunRequest(skill="A", expert=0, attempt=2, run_id="new", devices=("1",), alone=True)
     assert ordered == [events.Launch(request)]
     assert state.entries["A"].status == Running(
-        run_id="new", attempt=2, handle=None, device="1", since=NOW, alone=True
+        run_id="new", attempt=2, handle=None, devices=("1",), since=NOW, alone=True
     )
 
 
@@ -128,7 +128,7 @@ def test_a_launched_run_forgets_earlier_refusals():
 
 
 def test_a_merge_is_ordered_without_a_device():
-    state = state_of(A=replace(RUNNING, device="1", alone=True))
+    state = state_of(A=replace(RUNNING, devices=("1",), alone=True))
     result = RunResult(
         run_id="e0.a1.x", frames=8, experts=(), success_rate=1.0, step_success=(1.0,),
         mean_episode_length=2.0, updates=1, wall_seconds=1.0, stopped_early=False,
@@ -199,7 +199,7 @@ def test_nothing_starts_while_the_daemon_stops_or_may_not_launch():
 
 def test_what_was_ordered_is_ordered_again_after_a_restart():
     state = state_of(
-        A=Preparing(attempt=1, device=None, since=NOW),
+        A=Preparing(attempt=1, since=NOW),
         B=replace(RUNNING, handle=None),
         C=replace(RUNNING, stop_reason=StopReason.PAUSE),
         D=RUNNING,
@@ -228,51 +228,46 @@ def test_skills_that_are_added_under_way_are_ordered_again():
 # Slots of devices
 
 
-def slots(active=(), **devices):
-    context = StepContext(now=NOW, schedule=ScheduleConfig(max_parallel_skills=9), devices=devices)
+def slots(active=(), *, runs=9, each=1, **devices):
+    schedule = ScheduleConfig(max_parallel_skills=runs, devices_per_run=each)
+    context = StepContext(now=NOW, schedule=schedule, devices=devices)
     return Slots(context, [entry for state in active for entry in state.entries.values()])
 
 
 def test_a_run_of_its_own_device_waits_for_an_empty_one():
     found = slots(a=2, b=2)
-    assert found.take(alone=False) == "a"
-    assert found.fits(alone=True)
-    assert found.take(alone=True) == "b"
-    assert not found.fits(alone=True)
-    assert found.take(alone=False) == "a", "nobody joins the run that is alone"
-    assert found.full
+    assert found.take(alone=False) == ("a",)
+    assert found.take(alone=True) == ("b",)
+    assert found.take(alone=True) is None
+    assert found.take(alone=False) == ("a",), "no run joins the one that is alone"
+    assert found.take(alone=False) is None
 
 
 def test_devices_fill_by_the_share_that_is_taken():
     found = slots(small=1, large=3)
-    assert [found.take(alone=False) for _ in range(4)] == ["small", "large", "large", "large"]
-    assert found.full
+    names = [("small",), ("large",), ("large",), ("large",), None]
+    assert [found.take(alone=False) for _ in names] == names
 
 
 def test_running_and_preparing_runs_occupy_their_devices():
     active = state_of(
-        A=Preparing(attempt=1, device="a", since=NOW, alone=True),
-        B=replace(RUNNING, device="b"),
+        A=Preparing(attempt=1, devices=("a",), since=NOW, alone=True),
+        B=replace(RUNNING, devices=("b",)),
         C=replace(MERGING),
     )
     found = slots([active], a=2, b=2)
-    assert found.take(alone=False) == "b"
-    assert found.full
+    assert found.take(alone=False) == ("b",)
+    assert found.take(alone=False) is None
 
 
 def test_more_runs_than_are_allowed_now_leave_no_room():
-    context = StepContext(now=NOW, schedule=ScheduleConfig(max_parallel_skills=1), devices={})
     active = state_of(A=RUNNING, B=replace(RUNNING, run_id="e1.a1.x"))
-    assert Slots(context, list(active.entries.values())).full
+    assert slots([active], runs=1).take(alone=False) is None
 
 
 def test_without_devices_only_the_number_of_runs_counts():
-    context = StepContext(now=NOW, schedule=ScheduleConfig(max_parallel_skills=2), devices={})
-    found = Slots(context, [])
-    assert found.fits(alone=True)
-    assert [found.take(alone=True), found.full] == [None, False]
-    assert [found.take(alone=False), found.full] == [None, True]
-    assert not found.fits(alone=False)
+    found = slots(runs=2)
+    assert [found.take(alone=alone) for alone in (True, False, True)] == [(), (), None]
 
 
 # Requests
@@ -357,7 +352,7 @@ def test_a_retry_resets_the_counts(status, waiting):
     ("status", "attempt", "run_id"),
     [
         (Waiting(attempt=2, run_id="r"), 2, "r"),
-        (Preparing(attempt=3, device=None, since=NOW, run_id="r"), 3, "r"),
+        (Preparing(attempt=3, since=NOW, run_id="r"), 3, "r"),
         (Blocked(blocked_by=("B",)), 1, None),
     ],
     ids=["waiting", "preparing", "blocked"],
@@ -374,7 +369,7 @@ def test_a_skill_that_does_not_run_is_held_at_once(status, attempt, run_id):
     [
         (Held(why="x", attempt=2, at=NOW, run_id="r"), ["r"]),
         (Held(why="x", attempt=2, at=NOW), []),
-        (Preparing(attempt=2, device=None, since=NOW, run_id="r"), ["r"]),
+        (Preparing(attempt=2, since=NOW, run_id="r"), ["r"]),
         (Blocked(blocked_by=("B",)), []),
     ],
     ids=["held run", "held", "preparing", "blocked"],

@@ -130,7 +130,7 @@ def test_fault_19_nvidia_smi_has_a_time_limit_and_cudas_order_is_set(tmp_path, m
     began = time.monotonic()
     assert visible_devices(environ={}) == ()
     assert time.monotonic() - began < 10.0
-    assert child_env("1", environ={})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert child_env(("1",), environ={})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_fault_19_the_loop_never_asks_nvidia_smi():
