@@ -314,7 +314,10 @@ def devices_per_run(bench):
         bench.backend("--devices_per_run=3")
     for words, said in (
         ("--devices_per_run=4", r"there are 3 GPUs \(0, 1, 2\); lower it"),
-        ("--devices_per_run=2 --num_devices=3", "all GPUs that it gets, here 2.*per_run 3"),
+        (
+            "--devices_per_run=2 --num_envs=66 --num_devices=3",
+            "all GPUs that it gets, here 2.*per_run 3",
+        ),
         ("--num_devices=2", "all GPUs that it gets, here 1.*per_run 2"),
     ):
         with pytest.raises(ConfigError, match=said):
