@@ -25,7 +25,7 @@ FLOORS = [
         "notices",
     },
     {"runs", "skills", "launchers", "program_cache"},
-    {"experts", "networks", "envs"},
+    {"experts", "networks", "envs", "averaging"},
     {"parallel", "ppo", "llm"},
     {
         "agent",

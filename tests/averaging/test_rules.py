@@ -1,0 +1,142 @@
+"""Averages of members: their order does not count, and faulty members do not move them far."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flowrl.averaging.rules import OuterStep, Rule, average
+from flowrl.errors import ConfigError
+
+MEMBERS, FAULTY, SIZE = 11, 3, 500
+RULES = [
+    Rule(),
+    Rule(name="trimmed_mean", trimmed=0.3),
+    Rule(name="median"),
+    Rule(name="geometric_median"),
+    Rule(name="krum", faulty=FAULTY),
+    Rule(name="multi_krum", faulty=FAULTY),
+]
+ROBUST = RULES[1:]
+FAULTS = {
+    "1e30": lambda rows: np.full_like(rows, 1e30),
+    "sign flipped": lambda rows: -rows,
+    "stale": lambda rows: rows * 0 + 0.1,
+}
+
+
+def rows(seed: int = 0) -> np.ndarray:
+    """What honest members offer: one vector, and a small difference of each."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=SIZE) + 0.1 * random.normal(size=(MEMBERS, SIZE))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_any_order_of_members_gives_the_same_bits(rule):
+    offered = rows()
+    expected = average(rule, offered)
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(MEMBERS)
+        assert np.array_equal(average(rule, offered[order]), expected)
+
+
+@pytest.mark.parametrize("rule", RULES[:4], ids=lambda rule: rule.name)
+def test_so_it_does_with_weights(rule):
+    offered, weights = rows(), np.random.default_rng(1).integers(0, 9, MEMBERS)
+    expected = average(rule, offered, weights)
+    order = np.random.default_rng(2).permutation(MEMBERS)
+    assert np.array_equal(average(rule, offered[order], weights[order]), expected)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: rule.name)
+def test_as_many_faulty_members_as_it_bears_do_not_move_it_far(rule, fault):
+    assert rule.bears(MEMBERS) >= FAULTY
+    offered = rows()
+    honest = offered[FAULTY:].copy()
+    offered[:FAULTY] = FAULTS[fault](offered[:FAULTY])
+    spread = np.linalg.norm(honest - honest.mean(axis=0), axis=1).mean()
+    moved = np.linalg.norm(average(rule, offered) - honest.mean(axis=0))
+    assert moved <= 3 * spread
+
+
+def test_the_mean_bears_none():
+    offered = rows()
+    offered[0] = 1e30
+    assert Rule().bears(MEMBERS) == 0
+    assert np.linalg.norm(average(Rule(), offered)) > 1e28
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_equal_members_are_their_own_average(rule):
+    one = rows()[0]
+    np.testing.assert_allclose(average(rule, np.tile(one, (MEMBERS, 1))), one, rtol=1e-12)
+
+
+def test_the_weighted_mean_is_the_textbooks():
+    offered, weights = rows(), np.arange(MEMBERS)
+    expected = np.average(offered, axis=0, weights=weights)
+    np.testing.assert_allclose(average(Rule(), offered, weights), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("members", [4, 5])
+def test_the_median_is_the_textbooks(members):
+    offered = rows()[:members]
+    found = average(Rule(name="median"), offered)
+    np.testing.assert_allclose(found, np.median(offered, axis=0), rtol=1e-12)
+
+
+def test_the_geometric_median_has_the_least_sum_of_distances():
+    offered = rows()
+
+    def cost(point: np.ndarray) -> float:
+        return np.linalg.norm(offered - point, axis=1).sum()
+
+    found = average(Rule(name="geometric_median"), offered)
+    random = np.random.default_rng(3)
+    nearby = [found + 1e-3 * random.normal(size=SIZE) for _ in range(20)]
+    assert cost(found) <= min(map(cost, [*nearby, offered.mean(axis=0)]))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_is_refused(bad):
+    offered = rows()
+    offered[2, 5] = bad
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        average(Rule(name="median"), offered)
+
+
+@pytest.mark.parametrize(
+    ("rule", "members", "message"),
+    [
+        (Rule(name="krum", faulty=3), 8, "needs 9 members"),
+        (Rule(name="krum", faulty=0), 8, "1 faulty at least"),
+        (Rule(name="multi_krum", faulty=1, kept=8), 8, "keeps 1 to 7"),
+        (Rule(name="trimmed_mean", trimmed=0.5), 8, "0 to 0.49"),
+        (Rule(), 0, "no member"),
+    ],
+)
+def test_a_rule_says_how_many_members_it_needs(rule, members, message):
+    with pytest.raises(ConfigError, match=message):
+        rule.check(members)
+
+
+def test_krum_takes_no_weights():
+    with pytest.raises(ConfigError, match="takes no weights"):
+        average(Rule(name="krum"), rows(), np.ones(MEMBERS))
+
+
+@pytest.mark.parametrize("weights", [-np.ones(MEMBERS), np.zeros(MEMBERS)])
+def test_weights_without_a_member_are_refused(weights):
+    with pytest.raises(ConfigError, match="weights"):
+        average(Rule(), rows(), weights)
+
+
+def test_the_outer_step_goes_on_in_the_direction_of_the_steps_before():
+    outer, goal = OuterStep(name="sgd", lr=0.7, momentum=0.9), np.ones(4)
+    at, velocity = np.zeros(4), np.zeros(4)
+    first, velocity = outer.apply(at, goal, velocity)
+    np.testing.assert_allclose(first, 0.7 * 1.9)  # the difference, and 0.9 of the new momentum
+    still, velocity = outer.apply(first, first, velocity)
+    np.testing.assert_allclose(still - first, 0.7 * 0.9 * 0.9)
+    assert np.array_equal(OuterStep().apply(at, goal, velocity)[0], goal)
