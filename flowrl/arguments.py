@@ -124,20 +124,25 @@ def read(
     for origin, given in ordered.items():
         for name in given.keys() - origins.keys():
             origins[name] = origin
-            values[name] = _value(arguments(kind)[name], given[name], origin)
+            values[name] = value_of(kind, name, given[name], origin)
     for argument in arguments(kind).values():
         if argument.required and argument.name not in values:
             raise ConfigError(f"{argument.shown} is missing: {usage(kind, prog)}")
     return _built(kind, values), origins
 
 
-def value_of(kind: type, name: str, word: str) -> Any:
-    """Return the value of one field, from a word.
+def value_of(kind: type, name: str, words: Sequence[str], origin: Origin = "command line") -> Any:
+    """Return the value of one field, from its words.
 
     Raises:
       ConfigError: it is of another type.
     """
-    return _value(arguments(kind)[name], [word], "command line")
+    argument = arguments(kind)[name]
+    try:
+        return records.from_json(argument.hint, _plain(argument.type, words))
+    except ValueError as error:
+        place = "" if origin == "command line" else f" ({origin})"
+        raise ConfigError(f"{argument.shown}{place} {error}") from error
 
 
 def print_help(kind: type, *, prog: str) -> None:
@@ -325,14 +330,6 @@ def _names_folder(word: str, *, files: bool) -> bool:
         names = ("graph.json", "scheduler_state.json")
         return any(Path(word, name).exists() for name in names)
     return not word.endswith(".py") and ("/" in word or os.path.isdir(word))  # noqa: PTH112 — no error for a name that is too long
-
-
-def _value(argument: Argument, words: Sequence[str], origin: Origin) -> Any:
-    try:
-        return records.from_json(argument.hint, _plain(argument.type, words))
-    except ValueError as error:
-        place = "" if origin == "command line" else f" ({origin})"
-        raise ConfigError(f"{argument.shown}{place} {error}") from error
 
 
 def _plain(kind: Any, words: Sequence[str]) -> Any:

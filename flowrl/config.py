@@ -8,7 +8,6 @@ several fields must satisfy together is the method `check` of their class.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
 import shlex
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -358,9 +357,8 @@ def checked(config: Config) -> Config:
     Raises:
       ConfigError: names the flag, its value and what is allowed.
     """
-    types = _flag_types(type(config))
     for name, value in flags(config).items():
-        _read(name, types[name], records.to_json(value))
+        _read(type(config), name, records.to_json(value))
     for part in (config, *(getattr(config, item.name) for item in dataclasses.fields(config))):
         if isinstance(part, Configuration):
             part.check()
@@ -428,9 +426,9 @@ def from_json(kind: type[Config], data: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: a value is of another type, or makes no sense.
     """
-    default, types = kind(), _flag_types(kind)
-    known = flags(default) & data.keys()
-    return checked(with_flags(default, **{n: _read(n, types[n], data[n]) for n in known}))
+    default = kind()
+    known = flags(default).keys() & data.keys()
+    return checked(with_flags(default, **{name: _read(kind, name, data[name]) for name in known}))
 
 
 def skill_settings(written: object) -> dict[str, Any]:
@@ -456,7 +454,7 @@ def skill_settings(written: object) -> dict[str, Any]:
             raise ConfigError(
                 f"{name!r} is no setting of a skill{near}; there are {', '.join(SKILL_SETTINGS)}"
             )
-        found = arguments.value_of(PPOConfig, name, str(value))
+        found = arguments.value_of(PPOConfig, name, [str(value)])
         most = _MOST_FRAMES if name == "total_timesteps" else _MOST_OF_SETTING
         if abs(found) > most:
             raise ConfigError(f"{name} is over {most}; choose less")
@@ -531,17 +529,9 @@ def threads_for(config: PPOConfig, cpus: int) -> int:
     return max(filter(fits, range(2, cpus + 1)), default=1)
 
 
-@functools.cache
-def _flag_types(kind: Any) -> Mapping[str, Any]:
-    types: dict[str, Any] = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        types |= _flag_types(hint) if dataclasses.is_dataclass(hint) else {name: hint}
-    return types
-
-
-def _read(name: str, hint: Any, value: Any) -> Any:
+def _read(kind: type, name: str, value: Any) -> Any:
     """Return the value of a flag, from plain JSON."""
     try:
-        return records.from_json(hint, value)
+        return records.from_json(arguments.arguments(kind)[name].hint, value)
     except records.MalformedError as error:
         raise ConfigError(f"--{name} {error}") from error
