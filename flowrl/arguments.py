@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import tyro
 
 from flowrl.errors import ConfigError, closest, closest_file
+from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
 
 Origin = Literal["command line", "environment", "config file"]
@@ -84,6 +85,22 @@ class Argument:
         if not self.positional:
             return f"--{self.name}"
         return "GRAPH" if self.name == _GRAPH else self.name.upper()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphCommand:
+    """The flag of every command about a graph."""
+
+    graph_path: GraphArgument = DEFAULT_GRAPH
+    """Folder of the graph."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(GraphCommand):
+    """The flags of a command that reports about a graph."""
+
+    json: bool = False
+    """Print JSON instead of lines."""
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import tyro
 
-from flowrl.arguments import GraphArgument, SkillArgument
+from flowrl.arguments import GraphCommand, SkillArgument
 from flowrl.commands.check import skill_files
 from flowrl.commands.status import find_row, last_command, read_rows
 from flowrl.config import Positive
@@ -28,7 +28,7 @@ from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
 from flowrl.parallel.state_file import StateFile
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths, printable
+from flowrl.paths import GraphPaths, printable
 from flowrl.skills.skill import load_skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import approve_skills
@@ -38,11 +38,9 @@ _LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControlCommand:
+class ControlCommand(GraphCommand):
     """The flags that all of these commands take."""
 
-    graph_path: GraphArgument = DEFAULT_GRAPH
-    """Folder of the graph."""
     wait: float = 0.0
     """Seconds to wait until it is done, runs that end have saved, too; else exit code 75."""
     json: bool = False

@@ -15,18 +15,18 @@ from pathlib import Path
 
 from flowrl import config as configs
 from flowrl import console
-from flowrl.arguments import GraphArgument, SkillArgument
+from flowrl.arguments import ReportCommand, SkillArgument
 from flowrl.commands.repair import existing_graph
 from flowrl.config import Positive, PPOConfig, Sandbox
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateCommand:
+class EvaluateCommand(ReportCommand):
     """Play a skill's plan in fresh worlds, and count successes.
 
     Examples:
@@ -34,8 +34,6 @@ class EvaluateCommand:
       flowrl evaluate exp/demo "Place Table" --json
     """
 
-    graph_path: GraphArgument = DEFAULT_GRAPH
-    """Folder of the graph."""
     skill: SkillArgument
     """The skill's name, or its expert number."""
     episodes: Positive = 256
@@ -44,8 +42,6 @@ class EvaluateCommand:
     """Seed of the worlds and actions."""
     at_least: float = 0.0
     """Exit with 1 when less than this share of the episodes completes the plan."""
-    json: bool = False
-    """Print JSON instead of lines."""
     sandbox: Sandbox = "auto"
     """Confine the evaluation by bubblewrap, with the graph read-only; auto: if it is there."""
 

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import tyro
 
-from flowrl.arguments import GraphArgument
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.arguments import GraphCommand
+from flowrl.paths import GraphPaths
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand:
+class ExportCommand(GraphCommand):
     """Write the merged agent to a folder of plain files.
 
     In Python, `flowrl.load_agent("agent").play("Collect Wood")` then acts in a fresh world.
@@ -23,8 +23,6 @@ class ExportCommand:
       flowrl export exp/demo -o agent
     """
 
-    graph_path: GraphArgument = DEFAULT_GRAPH
-    """Folder of the graph."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("agent")
     """The new folder: agent.json, experts as safetensors, and the plan of each skill."""
 

@@ -13,10 +13,10 @@ from typing import Annotated, TextIO
 
 import tyro
 
-from flowrl.arguments import GraphArgument, SkillArgument
+from flowrl.arguments import GraphCommand, SkillArgument
 from flowrl.commands.status import SkillRow, find_row, read_rows
 from flowrl.errors import FileRefusedError
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.paths import GraphPaths
 from flowrl.storage import open_plain
 
 LIMIT_BYTES = 64 * 2**20
@@ -25,7 +25,7 @@ _NOT_TEXT = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogsCommand:
+class LogsCommand(GraphCommand):
     """Print the newest training log of a skill.
 
     Examples:
@@ -33,8 +33,6 @@ class LogsCommand:
       flowrl logs exp/demo collect_wood -f
     """
 
-    graph_path: GraphArgument = DEFAULT_GRAPH
-    """Folder of the graph."""
     skill: SkillArgument
     """The skill's name, or its expert number."""
     follow: Annotated[bool, tyro.conf.arg(aliases=["-f"])] = False

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from flowrl.arguments import GraphArgument
+from flowrl.arguments import ReportCommand
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.repair import rollback
@@ -21,14 +21,14 @@ from flowrl.experts.store import ExpertStore, refuse_misplaced
 from flowrl.parallel import doctor
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.recovery import recover_state, state_fault
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths
+from flowrl.paths import GraphPaths
 
 _NUMBER = tyro.conf.arg(metavar="GENERATION")
 _GENERATION = "{generation:<4}  {written}  {experts:>3} experts  {frames:>14,} frames  {merged}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FsckCommand:
+class FsckCommand(ReportCommand):
     """Check a graph's folder; exit 1 if anything is wrong.
 
     Examples:
@@ -37,12 +37,8 @@ class FsckCommand:
       flowrl fsck exp/demo --json | jq '.findings[].thing'
     """
 
-    graph_path: GraphArgument = DEFAULT_GRAPH
-    """Folder of the graph."""
     repair: bool = False
     """Put right what can be, then check again; no scheduler may be at work."""
-    json: bool = False
-    """Print JSON instead of lines."""
 
     def __call__(self) -> int:
         """Run the command; raises BusyError if a scheduler is at work where it should repair."""
@@ -66,7 +62,7 @@ class FsckCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollbackCommand:
+class RollbackCommand(ReportCommand):
     """Let experts of an earlier generation count; list them.
 
     Examples:
@@ -74,12 +70,8 @@ class RollbackCommand:
       flowrl rollback exp/demo 12
     """
 
-    graph_path: GraphArgument = DEFAULT_GRAPH
-    """Folder of the graph."""
     generation: Annotated[int | None, tyro.conf.Positional, _NUMBER] = None
     """The generation to go back to; without it they are listed."""
-    json: bool = False
-    """Print JSON instead of lines."""
 
     def __call__(self) -> int:
         """Run the command; what is refused changes nothing."""
@@ -106,17 +98,12 @@ class RollbackCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoverCommand:
+class RecoverCommand(ReportCommand):
     """Make a lost or damaged scheduler_state.json anew.
 
     Examples:
       flowrl recover exp/demo
     """
-
-    graph_path: GraphArgument = DEFAULT_GRAPH
-    """Folder of the graph."""
-    json: bool = False
-    """Print JSON instead of lines."""
 
     def __call__(self) -> int:
         """Run the command; raises FileRefusedError if the manifest or a record is damaged, too."""

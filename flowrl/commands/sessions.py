@@ -15,12 +15,12 @@ from typing import Any
 
 import psutil
 
-from flowrl.arguments import GraphArgument, SkillArgument
+from flowrl.arguments import GraphCommand, SkillArgument
 from flowrl.commands.status import find_row, read_rows, tally
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths, printable
+from flowrl.paths import GraphPaths, printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +50,13 @@ class PsCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttachCommand:
+class AttachCommand(GraphCommand):
     """Attach to a run's tmux session; Ctrl-B D leaves it.
 
     Examples:
       flowrl attach exp/demo "Collect Wood"
     """
 
-    graph_path: GraphArgument = DEFAULT_GRAPH
-    """Folder of the graph."""
     skill: SkillArgument
     """The skill's name, or its expert number."""
 

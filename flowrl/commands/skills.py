@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flowrl.arguments import GraphArgument, SkillArgument
+from flowrl.arguments import GraphArgument, ReportCommand, SkillArgument
 from flowrl.commands.status import read_rows
 from flowrl.config import BottomUpConfig, Positive, with_flags
 from flowrl.parallel.recovery import recorded_config
@@ -26,7 +26,7 @@ _WIDTH = 140  # columns in a file or a pipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkillsOfGraph:
+class SkillsOfGraph(ReportCommand):
     """The flags of a command about the skills that a graph has, or would begin with."""
 
     graph_path: GraphArgument = DEFAULT_GRAPH
@@ -35,8 +35,6 @@ class SkillsOfGraph:
     """The game (default: the graph's)."""
     skills_dir: Path | None = None
     """Folder of your own skill files (default: that of the graph's last start)."""
-    json: bool = False
-    """Print JSON instead of lines."""
 
     def _graph(self) -> SkillGraph:
         """The skills of the library and of files; for skills in training, the kept source."""
