@@ -36,6 +36,7 @@ from benchmarking import Pair, Row, arguments, paired, report, seconds_of
 
 UPDATES = 8  # per round
 ENVS_PER_GPU = 1024
+DONE = "done\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,9 @@ def on_threads(number: int, *, shards: int = 2, **more: Any) -> Side:
     return Side(flags={"acting_threads": number, "env_shards": shards}, **more)
 
 
-SMALL = {"devices=2": (on_devices(2), on_threads(2))}
 CASES = {
     "devices=1 threads=2": (on_threads(2), on_threads(1)),
-    **SMALL,
+    "devices=2": (on_devices(2), on_threads(2)),
     "devices=4 of 2 cores": (on_devices(4), on_threads(2, shards=4)),
     "processes=2": (on_devices(2, processes=2), on_devices(2)),
     "period=4": (Side(flags={"num_devices": 2, "grad_sync_period": 4}), on_devices(2)),
@@ -97,8 +97,8 @@ class Trainers:
             process.stdin.write(f"{what}\n")
         for process in self._processes:
             assert process.stdout is not None
-            if process.stdout.readline() != "done\n":
-                raise SystemExit(f"{process.args} ended before it had done its part")
+            if DONE not in process.stdout:  # gloo writes lines of its own there
+                raise SystemExit("a side's process ended before it had done its part")
 
     def end(self) -> None:
         for process in self._processes:
@@ -178,7 +178,8 @@ def be_a_side(side: Side, *, port: int, process: int) -> None:
             if line.strip() not in acts:
                 acts |= learning(run, ours.update.learner)
             acts[line.strip()]()
-            print("done", flush=True)
+            sys.stdout.write(DONE)
+            sys.stdout.flush()
 
 
 def connected(side: Side, config: Any, port: int, process: int) -> Any:
@@ -240,7 +241,7 @@ def main() -> None:
     parser.add_argument("--case", nargs="*", help="of the cases only these")
     parser.add_argument("--gpus", nargs="*", type=int, default=[], metavar="D", help="2 4 8")
     parser.add_argument("--against", metavar="TREE", help="another checkout of flowrl")
-    parser.add_argument("--side", help="be a side's process")
+    parser.add_argument("--side", help="be a process of a side")
     parser.add_argument("--port", type=int)
     parser.add_argument("--process", type=int)
     args = parser.parse_args()
@@ -255,10 +256,9 @@ def main() -> None:
             for name, size in SIZES.items()
         }
     else:
-        cases = SMALL if args.small else CASES
-    cases = cases | {f"GPUs={number}": gpu_pair(number) for number in args.gpus}
-    chosen = {name: pair for name, pair in cases.items() if args.case is None or name in args.case}
-    rows = [measured(name, *pair, rounds=rounds) for name, pair in chosen.items()]
+        cases = CASES | {f"GPUs={number}": gpu_pair(number) for number in args.gpus}
+    wanted = args.case or (["64x64", "devices=2"] if args.small else cases)
+    rows = [measured(name, *pair, rounds=rounds) for name, pair in cases.items() if name in wanted]
     if not (args.against or args.case):
         rows += [*sync_rows(rounds=rounds), start_row(rounds=rounds)]
     report("devices-against" if args.against else "devices", rows, args.json)
