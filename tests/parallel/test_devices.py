@@ -1,0 +1,169 @@
+"""Runs that get several devices at once: in the pure core, in real sessions, in real training."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl import bottomup, bottomup_parallel, cli
+from flowrl.config import ScheduleConfig
+from flowrl.launchers.run_status import read_start
+from flowrl.parallel.outcomes import StepContext
+from flowrl.parallel.status import Entry, Preparing
+from flowrl.parallel.transitions import Slots
+from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
+from tests.parallel.scheduling import NOW
+from tests.parallel.stand_in_story import Place, ended
+from tests.waiting import until
+
+HOST_DEVICES = "--xla_force_host_platform_device_count=2"
+TMUX = ("--launcher=tmux", "--tmux_socket=test")
+
+
+WOOD, SAPLING, DRINK = "Collect Wood", "Collect Sapling", "Collect Drink"
+
+
+def slots(devices, *, each, running=(), runs=99):
+    schedule = ScheduleConfig(max_parallel_skills=runs, devices_per_run=each)
+    context = StepContext(now=NOW, schedule=schedule, devices=devices)
+    entries = [
+        Entry(skill=str(order), needs=(), order=order, status=status)
+        for order, status in enumerate(running)
+    ]
+    return Slots(context, entries)
+
+
+# The core
+
+
+def test_a_run_gets_all_of_its_devices_or_none():
+    found = slots({"0": 1, "1": 1, "2": 1}, each=2)
+    assert found.take(alone=False) == ("0", "1")
+    assert found.take(alone=False) is None, "one device is free"
+    held = Preparing(attempt=1, since=NOW, devices=("0",))
+    others = [replace(held, devices=(name,)) for name in "12"]
+    assert (
+        slots(dict.fromkeys("0123", 1), each=2, running=[held, *others]).take(alone=False) is None
+    )
+    assert slots(dict.fromkeys("0123", 1), each=2, running=others).take(alone=False) == ("0", "3")
+
+
+def test_a_run_out_of_memory_has_all_of_its_devices_alone():
+    found = slots(dict.fromkeys("0123", 2), each=2)
+    assert found.take(alone=False) == ("0", "1")
+    assert found.take(alone=True) == ("2", "3")
+    assert found.take(alone=True) is None
+    assert found.take(alone=False) == ("0", "1")
+    assert found.take(alone=False) is None, "no run joins the one that is alone"
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 3)),
+    st.integers(1, 4),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 5))),
+)
+def test_sets_of_devices_never_overlap_more_than_they_may(devices, each, history):
+    """Each of the history is a start, alone or not, after the run of that number has ended."""
+    wanted = each if devices else 0
+    running: list[Preparing] = []
+    for alone, ended_run in history:
+        running = running[:ended_run] + running[ended_run + 1 :]
+        loads = Counter(name for run in running for name in run.devices)
+        closed = {name for run in running if run.alone for name in run.devices}
+        most = {name: 1 if alone else number for name, number in devices.items()}
+        free = [name for name in devices if loads[name] < most[name] and name not in closed]
+        taken = slots(devices, each=each, running=running).take(alone=alone)
+        if len(free) < wanted:
+            assert taken is None
+            continue
+        assert taken is not None
+        assert len(set(taken)) == len(taken) == wanted
+        assert set(taken) <= set(free)
+        shares = {name: loads[name] / devices[name] for name in free}
+        rest = [shares[name] for name in free if name not in taken]
+        assert max((shares[name] for name in taken), default=0) <= min(rest, default=9)
+        running.append(Preparing(attempt=1, since=NOW, devices=taken, alone=alone))
+
+
+# Sessions
+
+
+@pytest.fixture
+def place(tmp_path, server_folder, monkeypatch):  # noqa: F811
+    """A machine with four GPUs, as far as a daemon can see."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    (tmp_path / "plugins" / "jax_cuda12_plugin").mkdir(parents=True)
+    program.parent.mkdir()
+    lines = "".join(f"{number}, GPU-{number}, 80000\\n" for number in range(4))
+    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'plugins'}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    place = Place(tmp_path)
+    yield place
+    for daemon in place.daemons:
+        daemon.kill()
+        daemon.communicate()
+
+
+def visible_to(place: Place, skill: str) -> str:
+    """CUDA_VISIBLE_DEVICES of a trainer that has told its progress."""
+    line = until(lambda: place.lines().get(skill, {}).get("handle") and place.lines()[skill])
+    run = place.layout.run(line["expert"], skill)
+    until(run.progress.exists)
+    start = read_start(run.folder, line["run_id"])
+    words = Path(f"/proc/{start.job_pid}/environ").read_text().split("\0")
+    return dict(word.partition("=")[::2] for word in words)["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.tmux
+def test_runs_in_sessions_get_pairs_of_gpus_and_the_third_waits(place, capsys):
+    place.order({skill: {"gate": "gate"} for skill in (WOOD, SAPLING, DRINK)})
+    flags = (*TMUX, "--devices_per_run=2", "--max_parallel_skills=9", "--max_nodes=4")
+    daemon = place.start(*flags)
+    until(lambda: len(place.launches()) == 2)
+    first, second = place.launches()
+    assert {visible_to(place, first), visible_to(place, second)} == {"0,1", "2,3"}
+    assert cli.main(["status", str(place.layout.root)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(" 0-1 ") == shown.count(" 2-3 ") == shown.count("a free slot") == 1
+    place.open("gate")
+    code, said = ended(daemon)
+    assert code == 0, said
+    events = map(json.loads, place.layout.events.read_text().splitlines())
+    given = [event["devices"] for event in events if event["status"] == "running"]
+    assert len(given) == 4
+    assert given.count(["0", "1"]) + given.count(["2", "3"]) == 4
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("program", [bottomup, bottomup_parallel], ids=["one", "many"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--devices_per_run=4", "there is no GPU; .*--num_devices 4 and set XLA_FLAGS=.*count=4"),
+        ("--num_devices=3 --num_envs=66", "a run on this CPU sees 2; lower it, or set .*count=3"),
+    ],
+)
+def test_more_devices_than_a_run_would_see_are_refused_at_the_start(
+    tmp_path, capsys, monkeypatch, program, words, said
+):
+    monkeypatch.setenv("XLA_FLAGS", HOST_DEVICES)
+    monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("no_such_plugin",))
+    graph = tmp_path / "graph"
+    assert program.main([f"--graph_path={graph}", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert re.search(said, error)
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "nothing is on disk"
