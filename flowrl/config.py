@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,7 @@ gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm max_task_steps world_po
 """
 SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
 _OF_GRAPH = ("env_name", "layer_size", "activation")
+_ADDRESS = re.compile(r"\S+:[0-9]{1,5}")
 _MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
 _MOST_ROWS, _MOST_WORLDS = 2**22, 2**14  # of an update; of a pool, which memory holds
 
@@ -261,7 +263,8 @@ class TrainConfig(Configuration):
     resume: bool = True
     """Continue from the checkpoint of a stopped or killed trainer when there is one."""
     num_processes: Positive = 1
-    """Processes that share the devices; without a coordinator all are started on this machine."""
+    """Processes that share the devices, one for each unless --num_devices says more; without a
+    coordinator all are started on this machine."""
     coordinator: str | None = None
     """HOST:PORT at which process 0 listens, if each process is started by hand or by an engine;
     it has no password, so use it in trusted networks only."""
@@ -272,15 +275,36 @@ class TrainConfig(Configuration):
 
     def check(self) -> None:
         """Make sure that the processes can share the devices."""
-        if self.process_id >= self.num_processes:
+        number, devices = self.num_processes, self.ppo.num_devices
+        if self.process_id >= number:
             raise ConfigError(
-                f"--process_id {self.process_id} must be below --num_processes {self.num_processes}"
+                f"--process_id {self.process_id} must be below --num_processes {number}"
             )
-        if self.num_processes > 1 and self.ppo.num_devices % self.num_processes:
+        if self.process_id and self.coordinator is None:
+            raise ConfigError(f"--process_id {self.process_id} needs --coordinator HOST:PORT")
+        if self.coordinator is not None and not _ADDRESS.fullmatch(self.coordinator):
             raise ConfigError(
-                f"--num_devices {self.ppo.num_devices} cannot be shared evenly by --num_processes "
-                f"{self.num_processes}; choose a multiple of {self.num_processes}"
+                f"--coordinator {self.coordinator} is no HOST:PORT; write it as 10.0.0.5:29500"
             )
+        if number > 1 and devices == 0:
+            raise ConfigError(
+                f"--num_devices 0 does not say how many devices --num_processes {number} share; "
+                f"choose a multiple of {number}"
+            )
+        if devices > 1 and devices % number:
+            raise ConfigError(
+                f"--num_devices {devices} cannot be shared evenly by --num_processes {number}; "
+                f"choose a multiple of {number}"
+            )
+        self.ppo_of_all().check()
+
+    def ppo_of_all(self) -> PPOConfig:
+        """The configuration of the run, with a device for each process or more."""
+        return (
+            dataclasses.replace(self.ppo, num_devices=max(self.ppo.num_devices, self.num_processes))
+            if self.num_processes > 1
+            else self.ppo
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

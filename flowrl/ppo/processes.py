@@ -7,26 +7,33 @@ CPUs and by NCCL on GPUs.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import jax
-from jax._src import distributed  # its client has the barrier and the keys; nothing public has
+from jax._src import distributed  # its client has the barriers and the keys; nothing public has
 
 from flowrl.config import TrainConfig, to_argv
-from flowrl.errors import EXIT_RESUMABLE, ConfigError
+from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.program_cache import digest_of_sources
 
 logger = logging.getLogger(__name__)
+PROGRAM = ("-m", "flowrl.ppo_flow")
 _START_SECONDS = 300
+_GRACE_SECONDS = 3
 _LOOPBACK = "127.0.0.1"
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 @contextmanager
@@ -44,19 +51,23 @@ def connected(config: TrainConfig) -> Iterator[TrainConfig]:
         yield config
         return
     others: list[subprocess.Popen[bytes]] = []
+    config = replace(config, ppo=config.ppo_of_all())
     if config.coordinator is None:
         config = replace(config, coordinator=f"{_LOOPBACK}:{_free_port()}", process_id=0)
         others = [_start(replace(config, process_id=i)) for i in range(1, config.num_processes)]
     try:
         _connect(config)
         yield config
-        for other in others:
-            other.wait()
+        _leave(config)
     except (jax.errors.JaxRuntimeError, PeerLostError) as error:
-        # JAX's own exit would wait for the process that is lost.
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise
         logger.error("another process of this run is lost: %s", str(error).partition("\n")[0])
-        _end(others)
-        os._exit(EXIT_RESUMABLE)
+        # JAX's own exit would wait for the process that is lost.
+        os._exit(_exit_code(others))
+    except FlowrlError:
+        _leave(config)
+        raise
     finally:
         _end(others)
 
@@ -65,68 +76,101 @@ class PeerLostError(Exception):
     """Another process of the run has ended."""
 
 
-def meet() -> None:
-    """Wait until all processes are here.
+def meet(name: str, value: str) -> None:
+    """Wait until all processes are here, and make sure that all give the same value.
 
-    gloo gives up 30 s after the first process began the first exchange, so all meet here when
-    their programs are compiled.
+    gloo gives up 30 s after the first process began the first exchange, so all meet when their
+    programs are compiled.
 
     Raises:
-      PeerLostError: one of them has ended.
+      ConfigError: the values differ; every process raises it.
+      PeerLostError: another process has ended.
     """
     number = jax.process_count()
-    if number > 1:
-        found = distributed.global_state.client.get_live_nodes(list(range(number)))
-        if missing := [str(process) for process in range(number) if process not in found]:
-            raise PeerLostError(f"no sign of life of process {', '.join(missing)}")
+    if number == 1:
+        return
+    client = distributed.global_state.client
+    client.key_value_set(f"flowrl/{name}/{jax.process_index()}", value)
+    found = client.get_live_nodes(list(range(number)))
+    if missing := [str(process) for process in range(number) if process not in found]:
+        raise PeerLostError(f"no sign of life of process {', '.join(missing)}")
+    if len({said for _, said in client.key_value_dir_get(f"flowrl/{name}")}) > 1:
+        raise ConfigError(f"the {number} processes have different {name}; start all with the same")
 
 
 def _connect(config: TrainConfig) -> None:
     assert config.coordinator is not None
     each = config.ppo.num_devices // config.num_processes
-    own = range(config.process_id * each, (config.process_id + 1) * each)
+    own = list(range(config.process_id * each, (config.process_id + 1) * each))
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away
     jax.config.update("jax_enable_recoverability", True)  # the end of a peer is not this one's
     if config.process_id == 0:
         _refuse_used_port(config.coordinator)
+    else:
+        logging.getLogger("flowrl").setLevel(logging.WARNING)  # process 0 reports
+        _LIBC.signal(signal.SIGABRT, _on_abort)
     jax.distributed.initialize(
         coordinator_address=config.coordinator,
         num_processes=config.num_processes,
         process_id=config.process_id,
-        local_device_ids=list(own) if each and _on_loopback(config) else None,
+        local_device_ids=own if config.coordinator.startswith(_LOOPBACK) else None,
         initialization_timeout=_START_SECONDS,
         heartbeat_timeout_seconds=config.peer_timeout,
         coordinator_bind_address=config.coordinator,
     )
-    _refuse_differences(config)
+    jax.devices()
+    # JAX keeps what process 0 compiled, but on a CPU no other process finds its programs there.
+    distributed.global_state.process_id = 0
+    argv = to_argv(replace(config, process_id=0))
+    digest = hashlib.sha256(f"{digest_of_sources()}\n{argv}".encode()).hexdigest()
+    meet("command lines or sources", digest)
 
 
-def _refuse_differences(config: TrainConfig) -> None:
-    """Make sure that all processes have the same command line and sources."""
-    same = replace(config, process_id=0)
-    said = f"{digest_of_sources()}\n{to_argv(same)}"
-    digest = hashlib.sha256(said.encode()).hexdigest()
-    client = distributed.global_state.client
-    if config.process_id == 0:
-        client.key_value_set("flowrl/program", digest)
-    elif client.blocking_key_value_get("flowrl/program", _START_SECONDS * 1000) != digest:
-        raise ConfigError(
-            f"process {config.process_id} has another command line or other sources than "
-            "process 0; start all with the same"
-        )
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _on_abort(number: int) -> None:
+    """Exit; JAX aborts a process when the coordinator is lost, and offers no other way."""
+    os.write(2, b"flowrl: process 0 of this run is lost\n")
+    os._exit(EXIT_RESUMABLE)
+
+
+def _leave(config: TrainConfig) -> None:
+    """Disconnect with the others, whom JAX would abort if process 0 left before them."""
+    with suppress(jax.errors.JaxRuntimeError):
+        client = distributed.global_state.client
+        client.wait_at_barrier("flowrl/end", config.peer_timeout * 1000)
+        if config.process_id == 0:  # wait until all others have disconnected
+            client.get_live_nodes(list(range(config.num_processes)))
+        jax.distributed.shutdown()
 
 
 def _start(config: TrainConfig) -> subprocess.Popen[bytes]:
-    """Another process of the run; it inherits the run's lock."""
-    argv = (sys.executable, "-m", "flowrl.ppo_flow", *to_argv(config))
-    return subprocess.Popen(argv, close_fds=False)
+    """Another process of the run; it inherits the run's lock, and dies with this one."""
+    argv = (sys.executable, *PROGRAM, *to_argv(config))
+    return subprocess.Popen(
+        argv,
+        close_fds=False,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509  JAX has started no threads yet
+    )
 
 
-def _end(others: list[subprocess.Popen[bytes]]) -> None:
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _exit_code(others: Sequence[subprocess.Popen[bytes]]) -> int:
+    """The exit code of a process that failed by itself, else 85; all have ended then."""
+    _end(others)
+    code = max((other.returncode for other in others), default=0)
+    return code if code > 0 else EXIT_RESUMABLE
+
+
+def _end(others: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let the processes that were started here end, a few seconds long."""
     for other in others:
-        if other.poll() is None:
-            other.kill()
-            other.wait()
+        with suppress(subprocess.TimeoutExpired):
+            other.wait(_GRACE_SECONDS)
+        other.kill()
+        other.wait()
 
 
 def _free_port() -> int:
@@ -136,16 +180,15 @@ def _free_port() -> int:
 
 
 def _refuse_used_port(address: str) -> None:
-    host, _, port = address.rpartition(":")
+    parts = urlsplit(f"//{address}")
+    host, family = parts.hostname or "", socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
     try:
-        with socket.create_server((host, int(port))):
+        with socket.create_server((host, parts.port or 0), family=family):
             pass
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"--coordinator {address}: process 0 cannot listen there ({error}); choose a free port "
             "of an address of this machine, as 127.0.0.1:29500"
         ) from error
-
-
-def _on_loopback(config: TrainConfig) -> bool:
-    return (config.coordinator or "").startswith(_LOOPBACK)

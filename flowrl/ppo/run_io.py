@@ -255,6 +255,12 @@ def load_checkpoint(paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resum
     return Resumed(TrainState(params, opt_state), key, counters, found["best"])
 
 
+def digest_of(kept: Resumed, config: PPOConfig) -> str:
+    """sha256 of all that a run goes on from, as hex."""
+    leaves = jax.tree.leaves(_checkpoint(kept, config))
+    return checkpoint.array_digest({str(n): np.asarray(leaf) for n, leaf in enumerate(leaves)})
+
+
 def _checkpoint(kept: Resumed, config: PPOConfig) -> dict[str, Any]:
     counters = {name: np.asarray(value) for name, value in asdict(kept.counters).items()}
     sharding = {"env_shards": num_shards(config), "grad_sync_period": config.grad_sync_period}

@@ -148,7 +148,8 @@ def prepare(
         begun = run_io.load_checkpoint(assignment.paths, config.ppo, begun)
     learner = start(env, config.ppo, programs, train=begun.train, key=begun.key)
     programs.wait()
-    processes.meet()
+    if jax.process_count() > 1:
+        processes.meet("parameters to start from", run_io.digest_of(begun, config.ppo))
     return learner, begun.counters, begun.best
 
 

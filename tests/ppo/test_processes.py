@@ -1,0 +1,205 @@
+"""Several processes that train one run: real ones on the loopback, with tiny environments."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowrl import runs
+from flowrl.config import TrainConfig, parse
+from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE, ConfigError
+from flowrl.experts import checkpoint
+from flowrl.ppo import processes
+from tests.ppo.modules import run_folder
+from tests.waiting import limit, until
+
+FRAMES = 8 * 8  # of one update
+SECONDS = limit(120.0)
+SMALL = {
+    "total_timesteps": 6 * FRAMES,
+    "num_envs": 8,
+    "num_steps": 8,
+    "num_minibatches": 2,
+    "update_epochs": 1,
+    "layer_size": 4,
+    "log_seconds": 0,
+    "acting_threads": 1,
+}
+FOREVER = ("--total_timesteps=1e9", "--no-anneal_lr", "--success_state_rate=1")
+pytestmark = pytest.mark.timeout(300)
+
+
+def begin(folder: Path, *flags: str, **env: str) -> subprocess.Popen[str]:
+    """A trainer in this folder, whose module is 9.py."""
+    words = [f"--{name}={value}" for name, value in SMALL.items()]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.ppo.tiny_flow", "--module_path=9.py", *words, *flags],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            **env,
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(trainer: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and what it has said."""
+    try:
+        _, said = trainer.communicate(timeout=SECONDS)
+    finally:
+        trainer.kill()
+    return trainer.returncode, said
+
+
+def errors(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("flowrl: ")]
+
+
+def follower_of(trainer: subprocess.Popen[str]) -> int:
+    """The process that a trainer has started."""
+    (pid,) = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
+    return int(pid)
+
+
+def lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}/exe").exists()  # not of a process that has ended
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return run_folder(tmp_path / "run")
+
+
+def training(layout, trainer: subprocess.Popen[str]) -> int:
+    """Wait until both processes train; the other's pid."""
+    until(lambda: layout.metrics.exists() or trainer.poll() is not None, seconds=120)
+    assert trainer.poll() is None, ended(trainer)
+    return follower_of(trainer)
+
+
+def updates(layout) -> int:
+    return json.loads(layout.metrics.read_text().splitlines()[-1])["updates"]
+
+
+def test_two_processes_train_what_two_devices_of_one_process_do(layout, tmp_path):
+    one = run_folder(tmp_path / "one")
+    hosts = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    alone = begin(one.folder, "--num_devices=2", XLA_FLAGS=hosts)
+    assert ended(alone)[0] == 0
+    late = {"LATE_PROCESS": "1", "LATE_SECONDS": "3"}
+    code, said = ended(begin(layout.folder, "--num_processes=2", **late))
+    assert (code, errors(said)) == (0, [])
+    found, expected = (runs.read_result(folder) for folder in (layout, one))
+    assert [e.content for e in found.experts] == [e.content for e in expected.experts]
+    assert (found.updates, found.frames) == (6, 6 * FRAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["0", "1"])
+def test_a_process_that_compiles_40_seconds_longer_is_waited_for(layout, process):
+    late = {"LATE_PROCESS": process, "LATE_SECONDS": "40"}
+    where = ("--num_processes=2", f"--coordinator={free_port()}")
+    both = [begin(layout.folder, *where, f"--process_id={i}", **late) for i in (0, 1)]
+    assert [ended(one)[0] for one in both] == [0, 0]
+    assert runs.read_result(layout).updates == 6
+
+
+def test_processes_that_differ_are_all_refused(layout, tmp_path):
+    other = run_folder(tmp_path / "other")
+    where = ("--num_processes=2", f"--coordinator={free_port()}", "--num_devices=2")
+    both = [
+        begin(layout.folder, *where, "--process_id=0"),
+        begin(other.folder, *where, "--process_id=1", "--lr=0.1"),
+    ]
+    for code, said in map(ended, both):
+        assert code == EXIT_USAGE, said
+        (line,) = errors(said)
+        assert "the 2 processes have different command lines or sources; start all" in line
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stop_of_one_process_stops_all_and_the_run_goes_on(layout, stopped):
+    trainer = begin(layout.folder, "--num_processes=2", *FOREVER)
+    other = training(layout, trainer)
+    os.kill(other if stopped else trainer.pid, signal.SIGTERM)
+    code, said = ended(trainer)
+    assert (code, errors(said)) == (EXIT_RESUMABLE, [])
+    assert not lives(other)
+    assert checkpoint.has_resume(layout.resume)
+    before = updates(layout)
+    budget = f"--total_timesteps={(before + 3) * FRAMES}"
+    assert ended(begin(layout.folder, "--num_processes=2", *FOREVER, budget))[0] == 0
+    result = runs.read_result(layout)
+    assert (result.updates, result.frames) == (before + 3, (before + 3) * FRAMES)
+
+
+def test_a_process_that_is_killed_ends_the_other_with_85(layout):
+    trainer = begin(layout.folder, "--num_processes=2", *FOREVER)
+    os.kill(training(layout, trainer), signal.SIGKILL)
+    code, said = ended(trainer)
+    assert code == EXIT_RESUMABLE
+    assert "another process of this run is lost" in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
+def test_no_process_outlives_the_one_that_started_it(layout):
+    trainer = begin(layout.folder, "--num_processes=2", *FOREVER)
+    other = training(layout, trainer)
+    trainer.kill()
+    until(lambda: not lives(other))
+
+
+def test_a_port_that_is_in_use_is_refused(layout):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"--coordinator {where}: process 0 cannot listen"):
+            processes._refuse_used_port(where)
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:0", "[::1]:0", "localhost:0"])
+def test_an_address_of_this_machine_can_be_the_coordinators(where):
+    processes._refuse_used_port(where)
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (("--num_processes=2", "--process_id=2"), "--process_id 2 must be below --num_processes 2"),
+        (("--num_processes=2", "--process_id=1"), "--process_id 1 needs --coordinator HOST:PORT"),
+        (("--num_processes=2", "--coordinator=here"), "--coordinator here is no HOST:PORT"),
+        (("--num_processes=2", "--num_devices=3"), "choose a multiple of 2"),
+        (("--num_processes=2", "--num_devices=0"), "does not say how many devices"),
+        (("--num_processes=3", "--num_envs=10"), "--num_envs 10 cannot be shared evenly"),
+    ],
+)
+def test_processes_that_cannot_share_a_run_are_refused(flags, error):
+    with pytest.raises(ConfigError, match=error):
+        parse(TrainConfig, ["--module_path=9.py", *flags])
+
+
+def test_every_process_has_a_device_unless_more_are_asked_for():
+    def devices(*flags: str) -> int:
+        return parse(TrainConfig, ["--module_path=9.py", *flags]).ppo_of_all().num_devices
+
+    assert [devices(), devices("--num_processes=2"), devices("--num_devices=0")] == [1, 2, 0]
+    assert devices("--num_processes=2", "--num_devices=4") == 4
