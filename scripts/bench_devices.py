@@ -203,6 +203,7 @@ def learning(run: Any, learner: Any) -> dict[str, Callable[[], object]]:
     import jax.numpy as jnp
     import numpy as np
 
+    from flowrl.ppo import optimizer
     from flowrl.ppo.loop import update
     from flowrl.ppo.programs import _learn
     from flowrl.ppo.sharding import COPIED, ONE_DEVICE, SPLIT
@@ -216,6 +217,10 @@ def learning(run: Any, learner: Any) -> dict[str, Callable[[], object]]:
     programs, placement = run.programs._replace(learn=keeping), run.programs.placement
     with ThreadPoolExecutor(placement.threads(run.config)) as threads:
         update(run.env, programs, learner, np.float32(run.config.lr), threads=threads)
+    state, *others = given
+    like = jax.eval_shape(partial(optimizer.init, run.config), state.params)
+    moments = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(state.opt_state))
+    given = [state._replace(opt_state=moments), *others]
 
     def program(axis: Any) -> Callable[[], None]:
         learn = partial(_learn, config=run.config, axis=axis)
