@@ -99,7 +99,8 @@ def train(
 ) -> Iterator[UpdateReport]:
     """Update, at least once, until the budget is spent or success is frequent enough.
 
-    `stop` is called before every update; all processes hear of its exit code, and report it.
+    `stop` is called in every update when it has acted; all processes hear of its exit code, and
+    report it.
 
     Reports come after updates at which all devices have the same parameters: every
     `grad_sync_period`-th one and the last. `learner` is donated.
@@ -115,7 +116,7 @@ def train(
     with ThreadPoolExecutor(programs.placement.threads(config)) as threads:
         while not ended:
             lr = np.float32(learning_rate(config, counters.updates))
-            learner, stats = update(env, programs, learner, lr, threads=threads, stop=stop() or 0)
+            learner, stats = update(env, programs, learner, lr, threads=threads, stop=stop)
             code = max(code, int(stats.stop))
             counters = Counters(
                 updates=counters.updates + 1,
@@ -136,7 +137,8 @@ def train(
             apart = apart + stats.acted
             if counters.updates % config.grad_sync_period and not spent:
                 continue
-            learner, apart = _agreed(config, programs, learner, apart), 0
+            rows = programs.placement.join_rows(apart)
+            learner, apart = learner._replace(train=programs.agree(learner.train, rows)), 0
             reached = rates.reach(config.success_state_rate)
             ended = reached or spent
             yield UpdateReport(
@@ -158,12 +160,13 @@ def update(
     lr: np.float32,
     *,
     threads: Executor,
-    stop: int = 0,
+    stop: Callable[[], int | None] = lambda: None,
 ) -> tuple[Learner, Stats]:
     """Act, learn, and restock the environments with worlds; `learner` is donated.
 
-    Each shard is stepped by one thread, and restocked by it while the others learn. The returned
-    stats are NumPy arrays of the shapes that `Stats` says.
+    Each shard is stepped by one thread, and restocked by it while the others learn. `stop` is
+    called as late as learning can take its exit code along. The returned stats are NumPy arrays of
+    the shapes that `Stats` says.
     """
     placement = programs.placement
     copies = placement.copies(programs.pad(learner.train.params))
@@ -174,7 +177,7 @@ def update(
         for (_, device), (state, _, key) in homes
     ]
     batches = placement.join_shards([batch for _, batch, _ in acted])
-    stops = placement.join_rows(np.full(len(placement.devices), stop, np.int32))
+    stops = placement.join_rows(np.full(len(placement.devices), stop() or 0, np.int32))
     train, stats = programs.learn(learner.train, batches, lr, stops)
     ready = zip(acted, restocking, strict=True)
     shards = tuple(state._replace(env=restocked.result()) for (state, *_), restocked in ready)
@@ -187,15 +190,6 @@ def _act(
     """Act and wait for the result; without the wait JAX would compute in a further thread."""
     (device,) = state.obs.devices()
     return jax.block_until_ready(programs.act(copies[device], state))
-
-
-def _agreed(config: PPOConfig, programs: Programs, learner: Learner, acted: np.ndarray) -> Learner:
-    """The learner with the same parameters on all devices; `acted` int32[D, E]."""
-    placement = programs.placement
-    if config.grad_sync_period == 1 or placement.mesh is None:
-        return learner
-    rows = placement.join_rows(acted.astype(np.int32))
-    return learner._replace(train=programs.agree(learner.train, rows))
 
 
 def _without_aliases(state: RolloutState) -> RolloutState:

@@ -7,15 +7,15 @@ quickly.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from flowrl.config import PPOConfig, flags, to_json
 from flowrl.envs.base import StepOutput, WalkingEnv
@@ -101,49 +101,65 @@ def begin_programs(
     of_shard = replace(config, num_envs=shard_size(config), **one)
     acts = {"config": to_json(of_shard), "acting": acting_experts(experts)}
     learns = {"config": to_json(config), "acting": acting_experts(experts), "experts": experts}
-    pad, fresh_state = padding(experts), partial(_fresh_state, config)
     act = jax.jit(partial(_act, env, of_shard))  # traced once for itself and for learning
+    shapes = _Shapes(env, config, placement, act)
 
-    def stacked() -> tuple[Any]:
-        return (stacked_like(env, config),)
+    def on_one(name: str, function: Any, arguments: Any, key: Any = learns) -> Any:
+        return cache.begin(ProgramSpec(name, function, arguments, key))
 
-    def packed() -> tuple[Packed]:
-        return (jax.eval_shape(pack, *stacked()),)
+    def on_all(name: str, function: Any, arguments: Any, *specs: P, donate: Any = ()) -> Any:
+        spread, lie = placement.spread(function, specs), placement.shardings(specs)
+        return cache.begin(ProgramSpec(name, spread, arguments, learns, donate, lie))
 
-    @functools.cache
-    def acting() -> tuple[Packed, RolloutState]:
-        obs, state = env.like(shard_size(config))
-        return jax.eval_shape(pad, *packed()), RolloutState(state, obs, *_key_like())
-
-    def state_like() -> TrainState:
-        return jax.eval_shape(fresh_state, *stacked())
-
-    def learning() -> tuple[Any, ...]:
-        batch = placement.joined_like(jax.eval_shape(act, *acting())[1])
-        stops = np.zeros(len(placement.devices), np.int32)
-        return state_like(), (batch,) * placement.shards_each, np.float32(0), stops
-
-    def agreeing() -> tuple[Any, ...]:
-        return state_like(), np.zeros((len(placement.devices), experts), np.int32)
-
-    def on_all(name: str, function: Any, arguments: Any, *specs: Any, donate: Any = ()) -> Any:
-        spread = placement.spread(function, specs)
-        return ProgramSpec(name, spread, arguments, learns, donate, placement.shardings(specs))
-
-    acting_spec = ProgramSpec("act", act, acting, acts, donate=(1,))
-    learn = partial(_learn, config=config, axis=axis)
-    agree = partial(average_copies, axis=axis)
-    specs = (  # one for each further field of Programs, in that order
-        on_all("learn", learn, learning, COPIED, SPLIT, COPIED, SPLIT, donate=(0,)),
-        on_all("agree", agree, agreeing, COPIED, SPLIT, donate=(0,)),
-        ProgramSpec("keys", partial(_expert_keys, experts), lambda: (seed_words(0),), learns),
-        ProgramSpec("shards", partial(_shard_keys, shards), _key_like, {"shards": shards}),
-        ProgramSpec("ready", fresh_state, stacked, learns),
-        on_all("pad", pad, packed, COPIED),
-        ProgramSpec("unpack", unpack, packed, learns),
+    learn, agree = partial(_learn, config=config, axis=axis), partial(average_copies, axis=axis)
+    of_learn, of_agree = (COPIED, SPLIT, COPIED, SPLIT), (COPIED, SPLIT)
+    apart = placement.mesh is not None and config.grad_sync_period > 1
+    acting = ProgramSpec("act", act, lambda: shapes.acting, acts, donate=(1,))
+    return Programs(
+        act=_begin_on_each(placement, cache, acting),
+        learn=on_all("learn", learn, shapes.learning, *of_learn, donate=(0,)),
+        agree=on_all("agree", agree, shapes.agreeing, *of_agree, donate=(0,)) if apart else _same,
+        expert_keys=on_one("keys", partial(_expert_keys, experts), lambda: (seed_words(0),)),
+        shard_keys=on_one("shards", partial(_shard_keys, shards), _key_like, {"shards": shards}),
+        fresh_state=on_one("ready", partial(_fresh_state, config), shapes.stacked),
+        pad=on_all("pad", padding(experts), shapes.packed, COPIED),
+        unpack=on_one("unpack", unpack, shapes.packed),
+        placement=placement,
     )
-    of_shards = _begin_on_each(placement, cache, acting_spec)
-    return Programs(of_shards, *map(cache.begin, specs), placement)
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """Shapes of the programs' arguments, which are asked for only to trace a program."""
+
+    env: WalkingEnv
+    config: PPOConfig
+    placement: Placement
+    act: Callable[..., Any]
+
+    def stacked(self) -> tuple[Any]:
+        return (stacked_like(self.env, self.config),)
+
+    def packed(self) -> tuple[Packed]:
+        return (jax.eval_shape(pack, *self.stacked()),)
+
+    @cached_property
+    def acting(self) -> tuple[Packed, RolloutState]:
+        obs, state = self.env.like(shard_size(self.config))
+        padded = jax.eval_shape(padding(self.env.num_experts), *self.packed())
+        return padded, RolloutState(state, obs, *_key_like())
+
+    def learning(self) -> tuple[Any, ...]:
+        batch = self.placement.joined_like(jax.eval_shape(self.act, *self.acting)[1])
+        stops = np.zeros(len(self.placement.devices), np.int32)
+        return self._state(), (batch,) * self.placement.shards_each, np.float32(0), stops
+
+    def agreeing(self) -> tuple[Any, ...]:
+        shape = len(self.placement.devices), self.env.num_experts
+        return self._state(), np.zeros(shape, np.int32)
+
+    def _state(self) -> TrainState:
+        return jax.eval_shape(partial(_fresh_state, self.config), *self.stacked())
 
 
 def _begin_on_each(placement: Placement, cache: ProgramCache, spec: ProgramSpec) -> Any:
@@ -184,6 +200,11 @@ def stacked_like(env: WalkingEnv, config: PPOConfig) -> Any:
     """Shapes of the experts as they are stored, leaves `[E, …]`."""
     leaves = expert_shapes(env.observation_size, env.num_actions, config.layer_size)
     return checkpoint.like_of({path: (env.num_experts, *shape) for path, shape in leaves.items()})
+
+
+def _same(state: TrainState, _: Any) -> TrainState:
+    """The state of devices that are never apart."""
+    return state
 
 
 def _key_like() -> tuple[Any]:

@@ -200,16 +200,37 @@ class Procession(TinyEnv):
         return action == state.expert % 2
 
 
-class Wide(TinyEnv):
-    """One step; one of 160 columns is seen, and the action must match its parity."""
+class Steady(Matched):
+    """One step, as `Matched`; the expert of an environment is always the one it began with."""
+
+    num_experts = 2
+
+    def step(self, key, state, actions):
+        obs, after, output = super().step(key, state, actions)
+        same = state.expert
+        return obs, after._replace(expert=same), output._replace(expert=same, next_expert=same)
+
+
+class Crowd(TinyEnv):
+    """Sixteen steps, shared by the experts, an action that must match the parity of a number.
+
+    Of 160 columns the one with that number is seen in the first eight steps, and then forty.
+    """
 
     observation_size = 160
+
+    def __init__(self, num_experts: int) -> None:
+        self.num_experts = num_experts
+        self.experts = tuple(range(num_experts))
+        each = 16 // num_experts
+        self.lengths = (each,) * (num_experts - 1) + (16 - each * (num_experts - 1),)
 
     def look(self, key, state):
         return jax.random.randint(key, state.length.shape, 0, 160).astype(jnp.float32)
 
     def observe(self, state):
-        return jax.nn.one_hot(state.sight.astype(jnp.int32), 160)
+        distance = (jnp.arange(160) - state.sight[:, None]) % 160
+        return (distance < jnp.where(state.length < 8, 1, 40)[:, None]).astype(jnp.float32)
 
     def earned(self, state, action):
         return action == state.sight.astype(jnp.int32) % 2
