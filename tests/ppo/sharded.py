@@ -35,7 +35,7 @@ from flowrl.ppo.run_io import Best, Resumed
 from flowrl.ppo.sharding import SPLIT, Axis, place
 from flowrl.ppo.update import TrainState
 from tests.networks.making import init_experts
-from tests.ppo.tiny_envs import Crowd, Steady, TinyEnv
+from tests.ppo.tiny_envs import Crowd, Matched, Steady, TinyEnv
 
 Found = dict[str, Any]
 STOPPED_AT, WHOLE = 5, 6  # updates
@@ -77,7 +77,11 @@ def learner_of(env: TinyEnv, config: PPOConfig) -> Learner:
     return start(env, config, programs_of(env, config), train=fresh(env), key=KEY)
 
 
-def leaves_of(tree: Any, name: str) -> Found:
+def leaves_of(state: TrainState) -> Found:
+    return numbered("param", state.params) | numbered("moment", state.opt_state)
+
+
+def numbered(name: str, tree: Any) -> Found:
     return {f"{name}{n:03}": np.array(leaf) for n, leaf in enumerate(jax.tree.leaves(tree))}
 
 
@@ -106,7 +110,7 @@ def heard(programs: Programs, found: Found) -> Programs:
         found["columns"].append(np.any(used, axis=0).sum())
         state, stats = programs.learn(state, batches, rate, codes)
         if len(found["columns"]) == 1:
-            found.update(leaves_of(shards, "rollout"))
+            found.update(numbered("rollout", shards))
             of_envs = ("done", "episode_return", "episode_length", "task_success", "claims")
             found.update({name: np.array(getattr(stats, name)) for name in of_envs})
         return state, stats
@@ -133,7 +137,7 @@ def trained(
         after(report)
         found["spread"].append(spread_of(report.learner.train))
         found["stop"], found["acted"] = report.stop, report.counters.acted
-        found |= leaves_of(report.learner.train, "leaf") | report.figures
+        found |= leaves_of(report.learner.train) | report.figures
     return found
 
 
@@ -258,21 +262,21 @@ COLLECTIVES = {
 
 def cases(folder: Path) -> Iterator[tuple[str, Found]]:
     """Every case by its name."""
-    three, many, steady = Crowd(3), Crowd(16), Steady()
+    three, steady = Crowd(3), Steady()
     for devices, config in ON.items():
         yield f"three{devices}", saved(folder / str(devices), three, config)
     for before in ON:
         for after, config in ON.items():
             yield f"from{before}to{after}", resumed(folder / str(before), three, config)
-    for name, env in {"one": Crowd(1), "many": many}.items():
+    for name, env in {"one": Matched(), "many": Crowd(16, columns=20)}.items():
         for devices in (1, 2):
             yield f"{name}{devices}", trained(env, ON[devices])
-    begun = learner_of(many, ON[2])
-    yield "without columns", without("columns", many, ON[2], begun)
+    begun = learner_of(three, ON[4])
+    yield "without columns", without("columns", three, ON[4], begun)
     yield "columns", columns_of_parts()
 
     period = replace(PAIR, grad_sync_period=4)
-    yield "fresh", leaves_of(fresh(steady), "leaf")
+    yield "fresh", leaves_of(fresh(steady))
     yield "alone", last_shard_alone(steady, period)
     for updates in (4, 8):
         begun = uneven(steady, period)

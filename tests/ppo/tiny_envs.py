@@ -214,23 +214,24 @@ class Steady(Matched):
 class Crowd(TinyEnv):
     """Sixteen steps, shared by the experts, an action that must match the parity of a number.
 
-    Of 160 columns the one with that number is seen in the first eight steps, and then forty.
+    The column with that number is seen in the first eight steps, and then a quarter of all.
     """
 
-    observation_size = 160
-
-    def __init__(self, num_experts: int) -> None:
-        self.num_experts = num_experts
+    def __init__(self, num_experts: int, columns: int = 160) -> None:
+        self.num_experts, self.observation_size = num_experts, columns
         self.experts = tuple(range(num_experts))
         each = 16 // num_experts
         self.lengths = (each,) * (num_experts - 1) + (16 - each * (num_experts - 1),)
 
     def look(self, key, state):
-        return jax.random.randint(key, state.length.shape, 0, 160).astype(jnp.float32)
+        shape, columns = state.length.shape, self.observation_size
+        return jax.random.randint(key, shape, 0, columns).astype(jnp.float32)
 
     def observe(self, state):
-        distance = (jnp.arange(160) - state.sight[:, None]) % 160
-        return (distance < jnp.where(state.length < 8, 1, 40)[:, None]).astype(jnp.float32)
+        columns = self.observation_size
+        distance = (jnp.arange(columns) - state.sight[:, None]) % columns
+        seen = jnp.where(state.length < 8, 1, columns // 4)
+        return (distance < seen[:, None]).astype(jnp.float32)
 
     def earned(self, state, action):
         return action == state.sight.astype(jnp.int32) % 2
