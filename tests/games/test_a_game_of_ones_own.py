@@ -23,15 +23,20 @@ FLAGS = (
 )
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Runs a command of flowrl where the tiny game's package is installed."""
-    package = tmp_path / "site" / "tiny_game-1.0.dist-info"
+def installed(folder: Path) -> str:
+    """PYTHONPATH with the tiny game's package, installed in this folder."""
+    package = folder / "site" / "tiny_game-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-game\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[flowrl.games]\nTiny-v1 = tiny_game:TINY\n")
-    paths = os.pathsep.join([str(package.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)}
+    paths = [str(package.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(paths).rstrip(os.pathsep)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a command of flowrl where the tiny game's package is installed."""
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *map(str, words)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from flowrl.launchers.run_status import read_start
 from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.status import Entry, Preparing
 from flowrl.parallel.transitions import Slots
+from flowrl.runs import read_run
+from tests.games.test_a_game_of_ones_own import installed
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place, ended
@@ -28,6 +32,11 @@ HOST_DEVICES = "--xla_force_host_platform_device_count=2"
 TMUX = ("--launcher=tmux", "--tmux_socket=test")
 
 
+TINY = (
+    *("--num_envs=32", "--num_steps=16", "--num_minibatches=4", "--update_epochs=1"),
+    *("--total_timesteps=2048", "--max_task_steps=40", "--success_state_rate=0"),
+    *("--min_success_rate=0", "--no-use_wandb"),
+)
 WOOD, SAPLING, DRINK = "Collect Wood", "Collect Sapling", "Collect Drink"
 
 
@@ -106,7 +115,7 @@ def place(tmp_path, server_folder, monkeypatch):  # noqa: F811
     program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'plugins'}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "plugins"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     place = Place(tmp_path)
     yield place
@@ -143,6 +152,42 @@ def test_runs_in_sessions_get_pairs_of_gpus_and_the_third_waits(place, capsys):
     given = [event["devices"] for event in events if event["status"] == "running"]
     assert len(given) == 4
     assert given.count(["0", "1"]) + given.count(["2", "3"]) == 4
+
+
+# Real training
+
+
+@pytest.mark.tmux
+def test_a_real_trainer_trains_on_all_gpus_that_it_gets(place, tmp_path, monkeypatch, capsys):
+    """Two devices of the CPU are there for the GPUs, which JAX does not find."""
+    monkeypatch.setenv("PYTHONPATH", installed(tmp_path))
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES}")
+    root = place.layout.root
+    words = [sys.executable, "-m", "flowrl.bottomup_parallel", f"--graph_path={root}", *TMUX]
+    words += ["--devices_per_run=2", "--env_name=Tiny-v1", "--max_nodes=1", *TINY]
+    daemon = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    place.daemons.append(daemon)
+    assert visible_to(place, "Pick Berry") == "0,1"
+    code, said = ended(daemon)
+    assert code == 0, said
+    assert cli.main(["logs", "Pick Berry", "--graph_path", str(root)]) == 0
+    assert "32 environments in 2 shards on 2 devices" in capsys.readouterr().out
+    assert read_run(place.layout.archive(0, "Pick Berry")).config["num_devices"] == 2
+
+
+@pytest.mark.craftax
+@pytest.mark.slow
+def test_a_skill_of_the_real_game_is_trained_on_two_devices_of_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES}")
+    place = Place(tmp_path)
+    words = [sys.executable, "-m", "flowrl.bottomup_parallel", "--launcher=local", *TINY]
+    words += [f"--graph_path={place.layout.root}", f"--target_skill={WOOD}", "--num_devices=2"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (entry,) = place.experts().values()
+    assert entry[0] == WOOD
+    log = place.layout.archive(0, WOOD).training_log.read_text()
+    assert "32 environments in 2 shards on 2 devices" in log
 
 
 # Refusals
