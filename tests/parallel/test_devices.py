@@ -15,15 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl import bottomup, bottomup_parallel, cli
-from flowrl.config import ScheduleConfig
+from flowrl import bottomup, bottomup_parallel, cli, config
+from flowrl.config import BottomUpConfig, ScheduleConfig
 from flowrl.launchers.run_status import read_start
+from flowrl.parallel.events import RunRequest
 from flowrl.parallel.outcomes import StepContext
+from flowrl.parallel.skill_sources import skill_configs
 from flowrl.parallel.status import Entry, Preparing
+from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.transitions import Slots
+from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from tests.games.test_a_game_of_ones_own import installed
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
+from tests.parallel.making import GRAPH, WOOD
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place, ended
 from tests.waiting import until
@@ -37,7 +42,7 @@ TINY = (
     *("--total_timesteps=2048", "--max_task_steps=40", "--success_state_rate=0"),
     *("--min_success_rate=0", "--no-use_wandb"),
 )
-WOOD, SAPLING, DRINK = "Collect Wood", "Collect Sapling", "Collect Drink"
+SAPLING, DRINK = "Collect Sapling", "Collect Drink"
 
 
 def slots(devices, *, each, running=(), runs=99):
@@ -188,6 +193,20 @@ def test_a_skill_of_the_real_game_is_trained_on_two_devices_of_the_cpu(tmp_path,
     assert entry[0] == WOOD
     log = place.layout.archive(0, WOOD).training_log.read_text()
     assert "32 environments in 2 shards on 2 devices" in log
+
+
+@pytest.mark.parametrize(("devices", "number"), [("0123", 4), ("5", 1), ("", 1)])
+def test_a_resumed_run_trains_on_the_devices_that_it_gets_now(tmp_path, devices, number):
+    def backend(*words):
+        parsed = config.parse(BottomUpConfig, ["--sandbox=none", *words])
+        skills = skill_configs(parsed, GRAPH.skills)
+        return TrainingBackend(GraphPaths(tmp_path), parsed, GRAPH, skills=skills)
+
+    request = RunRequest(skill=WOOD, expert=0, attempt=1, devices=("0", "1"))
+    first = backend("--devices_per_run=2").prepare(request)
+    assert "--num_devices=2" in first.argv
+    again = replace(request, run_id=first.run_id, devices=tuple(devices))
+    assert f"--num_devices={number}" in backend().reopen(again).argv
 
 
 # Refusals
