@@ -127,3 +127,16 @@ def test_the_benchmark_s_figures_have_their_form(tmp_path):
     assert all(row["ours"] > 0 for row in found["rows"])
     assert found["rows"][0]["unit"] == "steps/s"
     assert found["rows"][0]["ratio"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.craftax
+@pytest.mark.timeout(900)
+def test_the_figures_of_several_devices_have_their_form(tmp_path):
+    file = tmp_path / "devices.json"
+    argv = [sys.executable, str(SCRIPTS / "bench_devices.py"), "--small", "--json", str(file)]
+    subprocess.run(argv, check=True, timeout=880)
+    rows = {row["case"]: row for row in json.loads(file.read_text())["rows"]}
+    paired = {"devices=2", "learning with collectives", "start warm"}
+    assert rows.keys() == paired | {"sync share of an update"}
+    assert all(rows[case]["ours"] > 0 and rows[case]["ratio"] > 0 for case in paired)
