@@ -8,6 +8,8 @@ not how fast; `-m slow`, or XLA_FLAGS set to anything, compiles as users do.
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,17 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # How long an example takes is the machine's affair: no test asserts a time.
 settings.register_profile("flowrl", deadline=None)
 settings.load_profile("flowrl")
+
+
+@pytest.fixture
+def memory(tmp_path) -> Iterator[Path]:
+    """A folder in memory where there is one, for what flushes thousands of times."""
+    place = Path("/dev/shm")
+    if not os.access(place, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)
 
 
 def pytest_configure(config: pytest.Config) -> None:

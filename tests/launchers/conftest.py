@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.launchers import process, run_status
-from flowrl.launchers.base import Handle, Job, Outcome
+from flowrl.launchers.base import ExitCause, Handle, Job, Outcome
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
@@ -31,6 +31,16 @@ STUBBORN = (
     "import signal\n"
     "for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(n, signal.SIG_IGN)\n"
 ) + SLEEP
+SAVING = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
+# A trainer's source, and the cause, code and signal of its end.
+ENDS = (
+    pytest.param("raise SystemExit(3)", ExitCause.EXIT, 3, None, id="exit 3"),
+    pytest.param("raise SystemExit(85)", ExitCause.STOPPED, 85, None, id="resumable"),
+    pytest.param("raise SystemExit(130)", ExitCause.INTERRUPTED, 130, None, id="interrupted"),
+    pytest.param("import os; os.kill(os.getpid(), 9)", ExitCause.SIGNAL, None, 9, id="killed"),
+    pytest.param("import os; os.abort()", ExitCause.SIGNAL, None, 6, id="aborted"),
+    pytest.param("import os; os.kill(os.getpid(), 15)", ExitCause.SIGNAL, None, 15, id="its TERM"),
+)
 
 MakeJob = Callable[..., Job]
 

@@ -16,7 +16,9 @@ from flowrl.errors import LaunchError
 from flowrl.launchers import process, run_status
 from flowrl.launchers.base import ExitCause, Exited, Finished, Lost
 from tests.launchers.conftest import (
+    ENDS,
     READY,
+    SAVING,
     SLEEP,
     STUBBORN,
     SUCCEED,
@@ -33,19 +35,7 @@ def test_exit_code_0_is_success_whatever_the_job_was(launcher, make_job):
     assert outcome == Finished(job.folder)
 
 
-@pytest.mark.parametrize(
-    ("source", "why", "code", "number"),
-    [
-        pytest.param("raise SystemExit(3)", ExitCause.EXIT, 3, None, id="exit 3"),
-        pytest.param("raise SystemExit(85)", ExitCause.STOPPED, 85, None, id="resumable"),
-        pytest.param("raise SystemExit(130)", ExitCause.INTERRUPTED, 130, None, id="interrupted"),
-        pytest.param("import os; os.kill(os.getpid(), 9)", ExitCause.SIGNAL, None, 9, id="killed"),
-        pytest.param("import os; os.abort()", ExitCause.SIGNAL, None, 6, id="aborted"),
-        pytest.param(
-            "import os; os.kill(os.getpid(), 15)", ExitCause.SIGNAL, None, 15, id="its TERM"
-        ),
-    ],
-)
+@pytest.mark.parametrize(("source", "why", "code", "number"), ENDS)
 def test_other_ends_are_told_apart(launcher, make_job, source, why, code, number):
     job = make_job(source)
     outcome = end_of(launcher, launcher.launch(job), job)
@@ -72,8 +62,7 @@ def test_a_killed_trainer_is_a_signal(launcher, make_job):
 
 
 def test_cancel_lets_the_trainer_save(launcher, make_job):
-    saving = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
-    job = make_job(saving + SLEEP)
+    job = make_job(SAVING + SLEEP)
     handle = launcher.launch(job)
     start_of(job)
     launcher.stop(handle, job.folder)

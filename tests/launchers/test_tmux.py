@@ -11,7 +11,7 @@ import pytest
 from flowrl.errors import LaunchError
 from flowrl.launchers import process, run_status
 from flowrl.launchers.base import ExitCause, Exited, Finished
-from tests.launchers.conftest import SLEEP, STUBBORN, end_of, start_of, until
+from tests.launchers.conftest import SAVING, SLEEP, STUBBORN, end_of, start_of, until
 from tests.launchers.tmux_sessions import cause_of, sessions, somebody_attached
 
 pytestmark = pytest.mark.tmux
@@ -29,8 +29,7 @@ def test_a_killed_session_is_told_from_a_killed_server(tmux, make_job, others):
 
 
 def test_a_killed_session_of_a_trainer_that_saves_is_held(tmux, make_job):
-    saving = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
-    job = make_job(saving + SLEEP)
+    job = make_job(SAVING + SLEEP)
     handle = tmux.launch(job)
     start_of(job)
     tmux._server.run("kill-session", "-t", f"={job.name}")

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.paths import GraphPaths
 from tests.parallel.scheduling import Clock, FakeBackend, FakeLauncher, World
+
+
+@pytest.fixture
+def layout(tmp_path) -> GraphPaths:
+    return GraphPaths(tmp_path / "graph")
 
 
 @pytest.fixture

@@ -57,11 +57,6 @@ AVERAGE, GATE = MERGE_RULES["frame_average"], MERGE_RULES["eval_gate"]
 
 
 @pytest.fixture
-def layout(tmp_path) -> GraphPaths:
-    return GraphPaths(tmp_path / "graph")
-
-
-@pytest.fixture
 def rivals(layout) -> tuple[PreparedRun, PreparedRun]:
     """Two runs that started from expert 0 of 50 frames; 30 and 10 frames were added to it."""
     train(layout, WOOD, 0, {}, acted={0: 50})

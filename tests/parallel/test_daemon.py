@@ -11,7 +11,6 @@ import pytest
 
 from flowrl.errors import (
     BusyError,
-    ExpertMissingError,
     FileRefusedError,
     FormatVersionError,
     LaunchError,
@@ -33,16 +32,6 @@ from tests.parallel.scheduling import (
     status,
     words,
 )
-
-
-def test_one_skills_broken_needs_do_not_stop_the_others(start, world):
-    scheduler = start()
-    scheduler.add_skill("A")
-    scheduler.add_skill("B")
-    world.refusals["prepare"] = [ExpertMissingError("expert 3 is gone; retrain it")]
-    scheduler.tick()
-    assert words(scheduler) == {"A": "failed", "B": "running"}
-    assert "expert 3 is gone" in status(scheduler, "A").why
 
 
 def test_a_run_whose_folder_is_gone_is_lost(start, world, clock):

@@ -9,8 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,11 +45,6 @@ from tests.sealing import edit
 
 MILLION = 1_000_000
 COMPLETED = {WOOD: 0, TABLE: 1}
-
-
-@pytest.fixture
-def layout(tmp_path) -> GraphPaths:
-    return GraphPaths(tmp_path / "graph")
 
 
 @pytest.fixture
@@ -476,17 +469,6 @@ def test_a_removal_that_an_error_has_interrupted_is_finished_by_the_next_archivi
     monkeypatch.delenv("FLOWRL_FAULT")
     backend.archive(request)
     assert list(layout.training_runs.iterdir()) == []
-
-
-@pytest.fixture
-def memory(tmp_path) -> Iterator[Path]:
-    """A folder in memory where there is one: the loops below flush thousands of times."""
-    place = Path("/dev/shm")
-    if not os.access(place, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        yield Path(folder)
 
 
 def whole_state(layout: GraphPaths) -> tuple:

@@ -54,11 +54,6 @@ from tests.parallel.making import (
 
 
 @pytest.fixture
-def layout(tmp_path) -> GraphPaths:
-    return GraphPaths(tmp_path / "graph")
-
-
-@pytest.fixture
 def trained(layout) -> GraphPaths:
     """A graph whose experts 0 and 5 are merged."""
     train(layout, WOOD, 0, {}, acted={0: 50})
