@@ -39,6 +39,7 @@ from flowrl.runs import ExpertVersion, LineageEntry
 from flowrl.storage import locks
 
 logger = logging.getLogger(__name__)
+_LOCK_SECONDS = 60.0
 _INDEX = re.compile(r"0|[1-9][0-9]*")
 _REMEDY = "restore it from a backup, or let flowrl fsck GRAPH_PATH --repair find a whole version"
 Pins = Collection[tuple[int, str]] | None  # (index, version); None: unknown, so all of them
@@ -56,9 +57,8 @@ class Commit:
 class ExpertStore:
     """All versions of a graph's experts; any number of processes may merge and read at once."""
 
-    def __init__(self, layout: GraphPaths, *, lock_seconds: float = 60.0) -> None:
+    def __init__(self, layout: GraphPaths) -> None:
         self.layout = layout
-        self._lock_seconds = lock_seconds
 
     def manifest(self) -> Manifest:
         """The manifest that counts now; raises as `manifest.read` does."""
@@ -135,7 +135,7 @@ class ExpertStore:
           ResultRefusedError: the arrays of a candidate cannot be merged.
         """
         manifests.checked_run_id(run_id)
-        with self._locked() as still_held:
+        with self.locked() as still_held:
             before = self.manifest()
             if run_id in before.merged:
                 manifests.write_pickle(self.layout, before)
@@ -161,7 +161,7 @@ class ExpertStore:
 
     def amend(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Swap in another manifest, made from the present one; for rollback and repair."""
-        with self._locked() as still_held:
+        with self.locked() as still_held:
             before = self.manifest()
             after = change(before)
             self._swap(before, after, still_held)
@@ -169,7 +169,7 @@ class ExpertStore:
 
     def recover(self, pinned: Pins = ()) -> tuple[Path, ...]:
         """Remove what a killed merge left, and collect what no manifest names."""
-        with self._locked():
+        with self.locked():
             present = self.manifest()
             homes = (self.layout.checkpoints, self.layout.history, *self.layout.skills.glob("*"))
             for folder in (*homes, *self.expert_folders()):
@@ -184,7 +184,7 @@ class ExpertStore:
 
     def collect_garbage(self, pinned: Pins = ()) -> tuple[Path, ...]:
         """Remove versions that neither a kept manifest nor `pinned` (index, version) names."""
-        with self._locked():
+        with self.locked():
             return self._collect(self.manifest(), pinned)
 
     def expert_folders(self) -> list[Path]:
@@ -200,9 +200,9 @@ class ExpertStore:
                 if _INDEX.fullmatch(index) and manifests.is_version_name(path.name):
                     yield (int(index), path.name), path
 
-    def _locked(self) -> AbstractContextManager[Callable[[], None]]:
+    def locked(self) -> AbstractContextManager[Callable[[], None]]:
         """Hold the global lock; gives a check that the lock file was not replaced meanwhile."""
-        return locks.held(self.layout.global_lock, timeout_seconds=self._lock_seconds)
+        return locks.held(self.layout.global_lock, timeout_seconds=_LOCK_SECONDS)
 
     def _swap(
         self,

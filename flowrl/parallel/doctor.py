@@ -119,14 +119,8 @@ def _check_graph(layout: GraphPaths) -> Iterator[Finding]:
 
 def _check_config(layout: GraphPaths) -> Iterator[Finding]:
     path = layout.config_json
-    try:
-        if path.exists():
-            recorded_config(layout)
-    except FormatVersionError as error:
-        yield Finding("warning", str(error), path, "use that version")
-    except (FileRefusedError, ConfigError) as error:  # the next run that is made writes it again
-        fix = partial(_set_aside, layout, path, str(error))
-        yield Finding("warning", str(error), path, fix=fix)
+    if path.exists():  # the next run that is made writes it again
+        yield from _unreadable(layout, path, partial(recorded_config, layout), severity="warning")
 
 
 def _check_experts(layout: GraphPaths) -> Iterator[Finding]:
@@ -201,15 +195,17 @@ def _unreadable(
     path: Path,
     read: Callable[[], object],
     fix: Callable[[], str] | None = None,
+    *,
+    severity: Literal["error", "warning"] = "error",
 ) -> Iterator[Finding]:
-    """A finding if a file cannot be read; unless there is another `fix`, it is set aside."""
+    """A finding if a file cannot be used; unless there is another `fix`, it is set aside."""
     try:
         read()
     except FormatVersionError as error:
-        yield Finding("error", str(error), path, "use that version")
-    except FileRefusedError as error:
+        yield Finding(severity, str(error), path, "use that version")
+    except (FileRefusedError, ConfigError) as error:
         fix = fix or partial(_set_aside, layout, path, str(error))
-        yield Finding("error", str(error), path, fix=fix)
+        yield Finding(severity, str(error), path, fix=fix)
 
 
 def _set_aside(layout: GraphPaths, path: Path, why: str) -> str:

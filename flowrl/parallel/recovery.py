@@ -34,10 +34,9 @@ from flowrl.paths import GraphPaths, slug
 from flowrl.runs import ExpertVersion, TrainingRun, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
-from flowrl.storage import locks, records
+from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
-_LOCK_SECONDS = 60.0
 _NUMBERED = re.compile(r"(?:skill_)?(0|[1-9][0-9]*)_([A-Za-z0-9_]+)(?:\.attempt[0-9.]+)?")
 
 
@@ -303,7 +302,7 @@ def restore_manifest(layout: GraphPaths) -> str:
             f"{', '.join(later)}. Restore {layout.checkpoints} from a backup, or lose them: "
             f"cp {path} {layout.manifest}"
         )
-    with locks.held(layout.global_lock, timeout_seconds=_LOCK_SECONDS):
+    with store.locked():
         set_aside(layout, layout.manifest, problem, copy=True)
         manifests.swap(layout, found)
     return f"the manifest is generation {found.generation} of its history again"
