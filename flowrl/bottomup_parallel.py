@@ -97,18 +97,13 @@ def train_graph(config: BottomUpConfig) -> int:
 
         scheduler.when_there_is_room(set_up)
         backend = TrainingBackend(
-            layout,
-            config,
-            graph,
-            devices=devices,
-            confinement=confinement,
-            skills=skills,
+            layout, config, graph, devices=devices, confinement=confinement, skills=skills
         )
         flow = Flow(
             graph,
             known=scheduler.state.entries,
-            target=config.graph.target_skill,
-            max_nodes=config.graph.max_nodes,
+            target=target,
+            max_nodes=most,
             added=sources.added - cancelled_skills(scheduler),
         )
         feeder = Feeder(flow, sources, scheduler, config, skills=skills)

@@ -25,13 +25,11 @@ from flowrl.arguments import GraphArgument, Origin
 from flowrl.errors import ConfigError, closest
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
-from flowrl.storage.records import Share, above, at_least
+from flowrl.storage.records import Natural, Positive, Share, above, at_least
 
 LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 
 
-Natural = Annotated[int, at_least(0)]
-Positive = Annotated[int, at_least(1)]
 AboveZero = Annotated[float, above(0.0)]
 Seconds = Annotated[float, at_least(0.0)]
 Minutes = Annotated[float, at_least(0.0)]
