@@ -8,6 +8,7 @@ not how fast; `-m slow`, or XLA_FLAGS set to anything, compiles as users do.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,13 @@ def memory(tmp_path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=place) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def unchanged_sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def pytest_configure(config: pytest.Config) -> None:

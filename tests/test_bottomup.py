@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 
 import pytest
@@ -14,13 +13,6 @@ from flowrl.errors import EXIT_DISK_FULL, EXIT_IO, FileRefusedError
 from flowrl.launchers.sandbox import may_pass
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, StandInBackend
-
-
-@pytest.fixture
-def unchanged_sigterm():
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.usefixtures("unchanged_sigterm")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from flowrl.errors import BusyError, ExpertCorruptError
 from flowrl.experts import array_check, checkpoint
 from flowrl.experts.array_check import ArrayReport
 from tests.experts.making import SHAPES, content_digest, make_expert
+from tests.waiting import until
 
 SMALL = {"actor/kernel": (3, 2), "actor/bias": (2,)}
 
@@ -148,13 +148,6 @@ def lives(pid: int) -> bool:
         return False
 
 
-def until(holds) -> None:
-    deadline = time.monotonic() + 30.0
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_reader_that_was_started_ahead_serves_one_check(tmp_path):
     folder = saved(tmp_path / "expert")
     array_check.start_reader()
@@ -217,7 +210,7 @@ def test_a_reader_ends_with_the_process_that_started_it_and_inherits_no_lock(tmp
     assert os.getsid(pid) == pid
     asking.kill()
     asking.communicate()
-    until(lambda: not lives(pid))
+    until(lambda: not lives(pid), seconds=30.0)
 
 
 FORKS = """

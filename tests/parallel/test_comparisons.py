@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +46,7 @@ from tests.parallel.making import (
 )
 from tests.parallel.merge_once import merge_with_others
 from tests.parallel.stand_in_story import Place, StandInBackend
-from tests.waiting import limit
+from tests.waiting import limit, until
 
 DEADLINE_SECONDS = limit(240.0)
 COMPLETED = {WOOD: 0, TABLE: 1}
@@ -71,13 +69,6 @@ def folder_of(layout: GraphPaths, ready: PreparedRun) -> Path:
     return layout.comparisons / ready.run.run_id
 
 
-def until(met: Callable[[], object], *, what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not met():
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.05)
-
-
 def merged_at_last(layout: GraphPaths, ready: PreparedRun, rule) -> dict:
     """Merge as the scheduler does: a merge that is deferred is tried again."""
     while True:
@@ -89,7 +80,7 @@ def merged_at_last(layout: GraphPaths, ready: PreparedRun, rule) -> dict:
 
 def wait_for_the_job(folder: Path) -> None:
     handle = comparisons._launched[folder]
-    until(lambda: comparisons.LAUNCHER.poll(handle, folder), what="the end of the job")
+    until(lambda: comparisons.LAUNCHER.poll(handle, folder), seconds=240.0, what="its end")
 
 
 def arrays_of(layout: GraphPaths, expert: int) -> dict[str, np.ndarray]:
@@ -254,12 +245,12 @@ def test_one_job_at_a_time_and_an_end_for_it_when_nobody_needs_it(layout, rivals
 
     monkeypatch.setattr(comparisons, "_job", sleeper)
     folder = defer(layout, second, AVERAGE)
-    until(lambda: comparisons.LAUNCHER.find(launched[0]), what="the job's start")
+    until(lambda: comparisons.LAUNCHER.find(launched[0]), seconds=240.0, what="its start")
     handle = comparisons._launched.pop(folder)  # as if another scheduler had launched it
     defer(layout, second, AVERAGE)
     assert folder not in comparisons._launched, "it was adopted"
     assert merge(layout, second)["experts"][0]["verdict"] == "keep", "by frames, without it"
-    until(lambda: not process.alive(handle.pid, handle.start_time), what="its end")
+    until(lambda: not process.alive(handle.pid, handle.start_time), seconds=240.0)
     assert list(layout.comparisons.iterdir()) == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 
@@ -22,14 +21,8 @@ from tests.parallel.making import TABLE, WOOD
 from tests.parallel.scheduling import NOW
 from tests.parallel.stand_in_story import Place, StandInBackend
 
+pytestmark = pytest.mark.usefixtures("unchanged_sigterm")
 AT_ONCE = ("--retry_backoff=0", "--scheduler_poll_interval=0.2")
-
-
-@pytest.fixture(autouse=True)
-def unchanged_sigterm():
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
