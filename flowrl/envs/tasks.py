@@ -30,6 +30,7 @@ from flowrl.skills.validation.cache import code_digest, parsed_function
 from flowrl.skills.validation.execution import execute_functions
 
 LEAST_COLUMNS = 8
+SUCCESS_BONUS = 1.0  # beside the reward of the task: a skill whose own is silent can be learned
 INVENTORY = "inventory"  # the feature that has the game's items
 _MOST_LIES = 0.01  # of the times that a step is done
 _LEAST_CLAIMS = 100
@@ -76,7 +77,6 @@ def make_env(
     module: TaskModule,
     *,
     max_task_steps: int,
-    success_bonus: float = 1.0,
     engine: Engine | None = None,
 ) -> SkillEnv:
     """A game that walks the module's plan.
@@ -84,8 +84,6 @@ def make_env(
     Args:
       max_task_steps: an episode is cut when one task takes as many steps, unless the task has a
         limit of its own.
-      success_bonus: reward for completing a task, on top of the task's own; it lets a skill
-        whose reward function is silent be learned.
       engine: steps the game; by default the one that the game makes.
 
     Raises:
@@ -105,7 +103,6 @@ def make_env(
         module=module,
         functions=functions,
         plan=plan,
-        success_bonus=success_bonus,
     )
 
 
@@ -124,7 +121,6 @@ class SkillEnv:
     module: TaskModule
     functions: Mapping[str, SuccessFunctions]
     plan: Plan
-    success_bonus: float
 
     @cached_property
     def engine(self) -> Engine:
@@ -217,7 +213,7 @@ class SkillEnv:
     ) -> tuple[WalkState, StepOutput]:
         """Move the plan on and say what the step was."""
         plan = state.plan
-        reward = reward + self.success_bonus * completed
+        reward = reward + SUCCESS_BONUS * completed
         reward = jnp.clip(reward, -REWARD_LIMIT, REWARD_LIMIT)
         ended = over | (completed & (state.task == plan.last))
         columns = jnp.arange(state.success.shape[0])

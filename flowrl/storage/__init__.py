@@ -148,9 +148,7 @@ def tree_digest(root: Path) -> str:
     return total.hexdigest()
 
 
-def write_atomic(
-    path: Path, content: str | bytes | memoryview, *, mode: int = 0o600, durable: bool = True
-) -> None:
+def write_atomic(path: Path, content: str | bytes | memoryview, *, durable: bool = True) -> None:
     """Replace `path` by `content`: readers see the old file or the new one, never half.
 
     Of several writers at once the last one wins. With `durable=False` the file may be lost or
@@ -158,7 +156,7 @@ def write_atomic(
     """
     payload = content.encode() if isinstance(content, str) else content
     point = f"write.{path.name}"
-    with _replacing(path, point, mode=mode, durable=durable) as descriptor:
+    with _replacing(path, point, durable=durable) as descriptor:
         _write_all(descriptor, payload, point)
 
 
@@ -356,7 +354,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def _replacing(path: Path, point: str, *, mode: int = 0o600, durable: bool = True) -> Iterator[int]:
+def _replacing(path: Path, point: str, *, durable: bool = True) -> Iterator[int]:
     """Yield a descriptor; after the block, what was written to it replaces `path`.
 
     If the block fails, the old file stays. `point` is the fault point before the rename.
@@ -364,7 +362,7 @@ def _replacing(path: Path, point: str, *, mode: int = 0o600, durable: bool = Tru
     # Opened first: after the rename, a lack of descriptors must not keep it from being durable.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        part, descriptor = _new_part(path, mode)
+        part, descriptor = _new_part(path)
         try:
             yield descriptor
             if durable:
@@ -383,11 +381,11 @@ def _replacing(path: Path, point: str, *, mode: int = 0o600, durable: bool = Tru
         os.close(folder)
 
 
-def _new_part(path: Path, mode: int) -> tuple[Path, int]:
+def _new_part(path: Path) -> tuple[Path, int]:
     """Make a `.part` file beside `path`; its lock says that its writer lives."""
     while True:
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PART_SUFFIX}")
-        descriptor = os.open(part, _PLAIN_NEW | os.O_EXCL, mode)
+        descriptor = os.open(part, _PLAIN_NEW | os.O_EXCL, 0o600)
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink:

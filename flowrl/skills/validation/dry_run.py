@@ -100,7 +100,6 @@ def approve_skills(
     env_name: str,
     *,
     trust: bool,
-    limits: Limits | None = None,
     confine: Confine = unconfined,
 ) -> Mapping[str, CodeApproval]:
     """An approval for every skill, by name; new code is tried first, and nothing is written.
@@ -115,7 +114,7 @@ def approve_skills(
                 "start with --trust_skills, or rewrite it"
             )
     codes = [SkillCode.of(skill, env_name) for skill in skills]
-    outcomes = approvals_of(codes, ApprovalStore(layout.approvals), limits, confine=confine)
+    outcomes = approvals_of(codes, ApprovalStore(layout.approvals), confine=confine)
     refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
     if refused:
         more = f" (and {len(refused) - 1} more: see flowrl check)" if len(refused) > 1 else ""
@@ -125,16 +124,12 @@ def approve_skills(
 
 
 def approvals_of(
-    codes: Sequence[SkillCode],
-    store: ApprovalStore,
-    limits: Limits | None = None,
-    *,
-    confine: Confine = unconfined,
+    codes: Sequence[SkillCode], store: ApprovalStore, *, confine: Confine = unconfined
 ) -> list[CodeApproval | str]:
     """The kept approvals, and new ones for the other codes, which are not kept yet."""
     kept = [store.find(code.digest) for code in codes]
     unknown = [code for code, approval in zip(codes, kept, strict=True) if approval is None]
-    fresh = iter(try_codes(unknown, limits, confine=confine))
+    fresh = iter(try_codes(unknown, confine=confine))
     return [next(fresh) if approval is None else approval for approval in kept]
 
 
