@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.errors import ConfigError
-from flowrl.launchers.sandbox import memory_share
+from flowrl.launchers.sandbox import HOST_DEVICES, host_devices, memory_share
 
 TIMEOUT_SECONDS = 5.0
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
 
-_HOST_DEVICES = "--xla_force_host_platform_device_count="
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +100,7 @@ def check_devices(
             f"--devices_per_run {each}: there are {len(devices)} GPUs ({there}); lower it"
             if devices
             else f"--devices_per_run {each}: there is no GPU; leave it out, and to try several "
-            f"devices on a CPU, use --num_devices {each} and set XLA_FLAGS={_HOST_DEVICES}{each}"
+            f"devices on a CPU, use --num_devices {each} and set XLA_FLAGS={HOST_DEVICES}{each}"
         )
     if devices and wanted not in (0, 1, each):
         raise ConfigError(
@@ -113,18 +111,8 @@ def check_devices(
     if on_cpu and wanted > (there := host_devices(environ)):
         raise ConfigError(
             f"--num_devices {wanted}: a run on this CPU sees {there}; lower it, or set "
-            f"XLA_FLAGS={_HOST_DEVICES}{wanted}"
+            f"XLA_FLAGS={HOST_DEVICES}{wanted}"
         )
-
-
-def host_devices(environ: Mapping[str, str]) -> int:
-    """Return how many devices JAX makes of the CPU in this environment.
-
-    >>> host_devices({"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}), host_devices({})
-    (4, 1)
-    """
-    found = re.findall(rf"{_HOST_DEVICES}(\d+)", environ.get("XLA_FLAGS", ""))
-    return int(found[-1]) if found else 1
 
 
 def _probe() -> tuple[Device, ...]:

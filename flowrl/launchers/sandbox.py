@@ -56,6 +56,7 @@ _DEVICES = ("nvidia*", "dri")
 _TMP_BYTES = 2**30
 _HOME_BYTES = 2**26
 MEMORY_SHARE = 0.9  # of a GPU, for all its runs together: CUDA contexts need the rest
+HOST_DEVICES = "--xla_force_host_platform_device_count="
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 # Reading compiled programs allocates and frees small pieces of memory. Asking the kernel for larger
 # ones makes a start 5 % cheaper. The third setting restores glibc's default for large blocks.
@@ -203,6 +204,16 @@ def memory_share(environ: Mapping[str, str]) -> float:
     if not 0.0 < share <= 1.0:
         raise ConfigError(f"{_FRACTION}={text} must lie in (0, 1]; unset it or correct it")
     return share
+
+
+def host_devices(environ: Mapping[str, str]) -> int:
+    """Return how many devices JAX makes of the CPU in this environment.
+
+    >>> host_devices({"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}), host_devices({})
+    (4, 1)
+    """
+    found = re.findall(rf"{HOST_DEVICES}(\d+)", environ.get("XLA_FLAGS", ""))
+    return int(found[-1]) if found else 1
 
 
 def confinement(

@@ -19,7 +19,6 @@ from flowrl.experts.merge import MERGE_RULES
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
-from flowrl.launchers.gpus import host_devices
 from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
@@ -214,7 +213,7 @@ class TrainingBackend:
         most = self._config.schedule.max_parallel_skills
         side_by_side = min(most, self._config.graph.max_nodes or most)
         cpus = self._config.launch.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
-        devices = config.num_devices or host_devices(env)
+        devices = config.num_devices or sandbox.host_devices(env)
         threads = configs.threads_for(dataclasses.replace(config, num_devices=devices), cpus)
         return dataclasses.replace(config, acting_threads=threads)
 

@@ -146,6 +146,18 @@ def test_a_narrow_table_keeps_skill_status_success_and_reason(tmp_path, width):
         assert name in head
     assert "Collect Wood  compiling" in lines[0]
     assert ("attempt" in head) == (width == 140)
+    assert (" gpu " in head) == (width == 140)
+
+
+def test_gpus_have_a_column_while_a_run_has_some(tmp_path):
+    def lines(**facts):
+        running_on = replace(running(), **facts)
+        layout = save(tmp_path, ("A", running_on), ("B", WAITING))
+        return shown(skill_table(read_rows(layout))).splitlines()
+
+    head, first, _ = lines(devices=("0", "1", "2", "7"))
+    assert first[head.index(" gpu ") + 1 :].startswith("0-2,7 ")
+    assert "gpu" not in lines(devices=())[0]
 
 
 def test_the_frames_of_the_heading_are_those_of_merged_experts(graph, capsys):
