@@ -1,0 +1,353 @@
+"""Agents of one event loop: messages, barriers, and rounds that give all the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from flowrl.averaging.coordinator import LocalSyncCoordinator, stale_weight
+from flowrl.averaging.rules import OuterStep, Rule
+from flowrl.averaging.state import SyncMessage
+from flowrl.errors import ConfigError, TrainingError
+
+AGENTS = ["a", "b", "c"]
+
+
+def joined(agents=AGENTS, **settings) -> LocalSyncCoordinator:
+    coordinator = LocalSyncCoordinator(**settings)
+    for agent in agents:
+        coordinator.join(agent)
+    return coordinator
+
+
+def message(source="a", targets=(), number=0, kind="loss"):
+    return SyncMessage(
+        source_id=source, target_ids=targets, message_type=kind, payload={}, round=number
+    )
+
+
+def sources(messages):
+    return [each.source_id for each in messages]
+
+
+async def rounds(coordinator, trees, number=0, weights=None):
+    """What each agent gets of one round, by its name."""
+    weights = weights or dict.fromkeys(trees, 1.0)
+    offers = [coordinator.mean(a, number, tree, weights[a]) for a, tree in trees.items()]
+    return dict(zip(trees, await asyncio.gather(*offers), strict=True))
+
+
+def refused(coordinator, trees, **more):
+    """What each agent's offer raises."""
+
+    async def offer():
+        offers = [coordinator.mean(a, 0, tree, **more) for a, tree in trees.items()]
+        return await asyncio.wait_for(asyncio.gather(*offers, return_exceptions=True), 5)
+
+    return asyncio.run(offer())
+
+
+def test_a_broadcast_reaches_all_but_its_source():
+    async def exchange():
+        coordinator = joined()
+        assert await coordinator.broadcast(message("a")) == {"b": True, "c": True}
+        return [await coordinator.gather(agent, 0.01) for agent in AGENTS]
+
+    assert [*map(sources, asyncio.run(exchange()))] == [[], ["a"], ["a"]]
+
+
+def test_a_message_reaches_its_targets_alone():
+    async def exchange():
+        coordinator = joined()
+        assert await coordinator.send(message("a", ("c",)))
+        assert not await coordinator.send(message("a", ("c", "nobody")))
+        return [await coordinator.gather(agent, 0.01) for agent in AGENTS]
+
+    assert [*map(sources, asyncio.run(exchange()))] == [[], [], ["a", "a"]]
+
+
+def test_messages_come_by_round_and_source_each_once():
+    async def exchange():
+        coordinator = joined()
+        for source, number in [("c", 1), ("b", 2), ("b", 1), ("c", 0)]:
+            await coordinator.send(message(source, ("a",), number))
+        found = await coordinator.gather("a", 1)
+        assert await coordinator.gather("a", 0.01) == []
+        return [(each.round, each.source_id) for each in found]
+
+    assert asyncio.run(exchange()) == [(0, "c"), (1, "b"), (1, "c"), (2, "b")]
+
+
+def test_gather_waits_for_the_first_message():
+    async def exchange():
+        coordinator = joined()
+        waiting = asyncio.create_task(coordinator.gather("a", 10))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await coordinator.send(message("b", ("a",)))
+        return await waiting
+
+    assert sources(asyncio.run(exchange())) == ["b"]
+
+
+def test_a_full_queue_takes_no_further_message():
+    async def exchange():
+        coordinator = joined(queue_bound=2)
+        took = [await coordinator.send(message("a", ("b",))) for _ in range(3)]
+        assert len(await coordinator.gather("b")) == 2
+        return took
+
+    assert asyncio.run(exchange()) == [True, True, False]
+
+
+def test_a_barrier_opens_when_all_are_there_again_and_again():
+    async def meet():
+        coordinator = joined()
+        for _ in range(3):
+            early = [asyncio.create_task(coordinator.barrier(agent, 10)) for agent in AGENTS[:2]]
+            await asyncio.sleep(0.01)
+            assert not any(task.done() for task in early)
+            assert await coordinator.barrier("c", 10)
+            assert await asyncio.gather(*early) == [True, True]
+
+    asyncio.run(meet())
+
+
+def test_a_barrier_that_ran_out_of_time_counts_nobody_twice():
+    async def meet():
+        coordinator = joined()
+        assert not await coordinator.barrier("a", 0.01)
+        late = asyncio.create_task(coordinator.barrier("b", 10))
+        assert not await coordinator.barrier("c", 0.01)  # "a" is gone
+        both = await asyncio.gather(coordinator.barrier("a", 10), coordinator.barrier("c", 10))
+        return [*both, await late]
+
+    assert asyncio.run(meet()) == [True, True, True]
+
+
+def test_who_leaves_is_not_waited_for():
+    async def leave():
+        coordinator = joined()
+        waiting = [coordinator.mean(agent, 0, np.ones(2)) for agent in AGENTS[:2]]
+        tasks = [asyncio.create_task(each) for each in waiting]
+        tasks += [asyncio.create_task(coordinator.barrier(agent, 10)) for agent in AGENTS[:2]]
+        await asyncio.sleep(0.01)
+        coordinator.leave("c")
+        return await asyncio.gather(*tasks)
+
+    first, second, *barriers = asyncio.run(leave())
+    assert first.members == second.members == ("a", "b")
+    assert barriers == [True, True]
+
+
+def test_who_joins_is_waited_for():
+    async def join():
+        coordinator = joined(["a"])
+        assert (await coordinator.mean("a", 0, np.ones(1))).members == ("a",)
+        coordinator.join("b")
+        waiting = asyncio.create_task(coordinator.mean("a", 1, np.ones(1)))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await coordinator.mean("b", 1, np.ones(1))
+        return (await waiting).members
+
+    assert asyncio.run(join()) == ("a", "b")
+
+
+def test_all_members_of_a_round_get_the_same_bits():
+    random = np.random.default_rng(0)
+    names = [f"agent{number}" for number in range(200)]
+    trees = {name: {"w": random.normal(size=33).astype(np.float32)} for name in names}
+    found = asyncio.run(rounds(joined(names), trees))
+    assert len({(one.members, one.tree["w"].tobytes()) for one in found.values()}) == 1
+    assert found["agent0"].members == tuple(sorted(names))
+    mean = np.mean([tree["w"].astype(np.float64) for tree in trees.values()], axis=0)
+    np.testing.assert_allclose(found["agent0"].tree["w"], mean, rtol=0, atol=1e-7)
+    assert found["agent0"].tree["w"].dtype == np.float32
+
+
+def test_the_order_of_arrivals_does_not_count():
+    random = np.random.default_rng(0)
+    trees = {name: random.normal(size=50) for name in "abcdefg"}
+    results = set()
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation([*trees])
+        found = asyncio.run(rounds(joined(trees), {name: trees[name] for name in order}))
+        results.add(found["a"].tree.tobytes())
+    assert len(results) == 1
+
+
+def test_a_tree_is_averaged_leaf_by_leaf():
+    trees = {
+        "a": {"x": np.zeros((2, 3), np.float32), "y": {"z": np.array([1.0])}},
+        "b": {"y": {"z": np.array([3.0])}, "x": np.ones((2, 3), np.float32)},
+    }
+    found = asyncio.run(rounds(joined(["a", "b"]), trees, weights={"a": 1, "b": 3}))["b"].tree
+    assert np.array_equal(found["x"], np.full((2, 3), 0.75, np.float32))
+    assert np.array_equal(found["y"]["z"], [2.5])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_agent_that_is_not_finite_is_left_out_and_named(bad, caplog):
+    trees = {"a": np.array([1.0, 2.0]), "b": np.array([5.0, bad]), "c": np.array([3.0, 4.0])}
+    found = asyncio.run(rounds(joined(), trees))
+    assert {one.members for one in found.values()} == {("a", "c")}
+    assert [*found["b"].left_out] == ["b"]
+    assert "not finite" in found["b"].left_out["b"]
+    assert np.array_equal(found["b"].tree, [2.0, 3.0])
+    assert caplog.records[0].left_out == found["a"].left_out
+
+
+def test_a_round_without_a_finite_tree_fails_for_all():
+    trees = dict.fromkeys(AGENTS, np.array([np.nan]))
+    errors = refused(joined(), trees)
+    assert [type(error) for error in errors] == [TrainingError] * 3
+    assert "a, b, c" in str(errors[0])
+
+
+def test_a_rule_of_the_round_bears_faulty_agents():
+    trees = {name: np.full(4, float(number)) for number, name in enumerate("abcd")}
+    trees["e"] = np.full(4, 1e30)
+    found = asyncio.run(rounds(joined(trees, rule=Rule(name="median")), trees))
+    assert np.array_equal(found["a"].tree, np.full(4, 2.0))
+
+
+def test_krum_takes_equal_weights_and_refuses_others_for_all():
+    trees = {name: np.full(4, float(number)) for number, name in enumerate("abcde")}
+    coordinator = joined(trees, rule=Rule(name="krum", faulty=1))
+    assert asyncio.run(rounds(coordinator, trees))["a"].members == tuple("abcde")
+    again = rounds(coordinator, trees, 1, dict(zip(trees, range(1, 6), strict=True)))
+    with pytest.raises(ConfigError, match="krum takes no weights"):
+        asyncio.run(again)
+    errors = refused(joined(AGENTS, rule=Rule(name="krum")), dict.fromkeys(AGENTS, np.ones(1)))
+    assert ["needs 5 members" in str(error) for error in errors] == [True] * 3
+
+
+def test_an_outer_step_goes_from_round_to_round_with_momentum():
+    outer = OuterStep(name="sgd", lr=0.5, momentum=0.5)
+    coordinator = joined(["a", "b"], outer=outer)
+    means = [np.array([1.0]), np.array([3.0]), np.array([2.0])]
+    known, velocity = means[0], np.zeros(1)
+    for number, mean in enumerate(means):
+        trees = {"a": mean - 1, "b": mean + 1}
+        found = asyncio.run(rounds(coordinator, trees, number))["a"].tree
+        known, velocity = outer.apply(known, mean, velocity)
+        assert np.array_equal(found, known)
+
+
+def test_an_offer_for_a_round_that_is_over_gets_the_newest():
+    async def late():
+        coordinator = joined(["a"])
+        for number in range(3):
+            newest = await coordinator.mean("a", number, np.full(2, float(number)))
+        coordinator.join("b")
+        return newest, await coordinator.mean("b", 1, np.ones(2))
+
+    newest, found = asyncio.run(late())
+    assert found is newest
+    assert found.round == 2
+
+
+def test_an_offer_for_another_round_than_the_open_one_is_refused():
+    async def offer():
+        coordinator = joined(["a", "b"])
+        task = asyncio.create_task(coordinator.mean("a", 1, np.ones(2)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(ConfigError, match="b offers for round 2, others for 1"):
+            await coordinator.mean("b", 2, np.ones(2))
+        await coordinator.mean("b", 1, np.ones(2))
+        await task
+
+    asyncio.run(offer())
+
+
+def test_an_agent_that_is_cancelled_takes_its_offer_back():
+    async def cancel(coordinator):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(coordinator.mean("a", 0, np.zeros(1)), 0.01)
+
+    coordinator = joined(["a", "b"])
+    asyncio.run(cancel(coordinator))
+    trees = {"b": np.array([2.0]), "a": np.array([4.0])}
+    found = asyncio.run(rounds(coordinator, trees))  # in another event loop
+    assert np.array_equal(found["a"].tree, [3.0])
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        np.ones(3),
+        np.ones((2, 1)),
+        np.ones(2, np.float32),
+        np.ones(2, int),
+        {"w": np.ones(2)},
+        [1.0, 1.0],
+        {},
+    ],
+    ids=["longer", "other axes", "f32", "ints", "a dict", "a list", "empty"],
+)
+def test_a_tree_of_another_form_is_refused_in_one_line(tree):
+    async def offer():
+        coordinator = joined(["a", "b"])
+        task = asyncio.create_task(coordinator.mean("a", 0, np.ones(2)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(ConfigError) as error:
+            await coordinator.mean("b", 0, tree)
+        coordinator.leave("b")
+        assert (await task).members == ("a",)
+        return str(error.value)
+
+    assert "\n" not in asyncio.run(offer())
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_bad_weight_is_refused(weight):
+    (error,) = refused(joined(["a"]), {"a": np.ones(2)}, weight=weight)
+    assert "agent a has weight" in str(error)
+
+
+def test_without_any_weight_the_round_fails_for_all():
+    errors = refused(joined(), dict.fromkeys(AGENTS, np.ones(2)), weight=0.0)
+    assert [type(error) for error in errors] == [ConfigError] * 3
+
+
+def test_two_agents_of_one_id_are_refused():
+    with pytest.raises(ConfigError, match="agent a has joined already"):
+        joined(["a", "a"])
+
+
+def test_a_stranger_is_refused():
+    for ask in (
+        lambda c: c.mean("x", 0, np.ones(1)),
+        lambda c: c.gather("x", 1),
+        lambda c: c.barrier("x", 1),
+    ):
+        with pytest.raises(ConfigError, match="agent x has not joined"):
+            asyncio.run(ask(joined()))
+
+
+def test_the_tree_of_a_round_is_read_only():
+    found = asyncio.run(rounds(joined(["a"]), {"a": np.ones(2)}))["a"].tree
+    with pytest.raises(ValueError, match="read-only"):
+        found[0] = 2.0
+
+
+def test_an_older_offer_weighs_less_and_beyond_the_limit_nothing():
+    weights = [stale_weight(9.0, age, exponent=0.5, limit=8) for age in (0, 3, 8, 9, -1)]
+    assert weights == [9.0, 4.5, 3.0, 0.0, 0.0]
+
+
+def test_nothing_is_slow_unless_asked():
+    async def exchange(latency):
+        coordinator = joined(["a", "b"], latency_seconds=latency)
+        began = time.perf_counter()
+        for number in range(20):
+            await coordinator.broadcast(message("a"))
+            await rounds(coordinator, {"a": np.ones(2), "b": np.ones(2)}, number)
+        return time.perf_counter() - began
+
+    assert asyncio.run(exchange(0.002)) >= 40 * 0.002
+    assert asyncio.run(exchange(0.0)) < 0.08 * 5
