@@ -215,7 +215,7 @@ def learning(run: Any, learner: Any) -> dict[str, Callable[[], object]]:
         return run.programs.learn(*args)
 
     programs, placement = run.programs._replace(learn=keeping), run.programs.placement
-    with ThreadPoolExecutor(placement.threads(run.config)) as threads:
+    with ThreadPoolExecutor(len(placement.local_shards)) as threads:
         update(run.env, programs, learner, np.float32(run.config.lr), threads=threads)
     state, *others = given
     like = jax.eval_shape(partial(optimizer.init, run.config), state.params)

@@ -106,7 +106,7 @@ def _parts(case: str, run: Opened, last: UpdateReport, *, updates: int) -> list[
     """What one of flowrl's updates consists of; the learner of `last` is donated."""
     env, programs = run.env, run.programs
     state, shards = last.learner
-    rate, go_on = np.float32(run.config.lr), programs.placement.join_rows(np.zeros(1, np.int32))
+    rate, go_on = np.float32(run.config.lr), np.zeros(1, np.int32)
     seconds: dict[str, list[float]] = {"acting": [], "learning": [], "restocking": []}
     threads = ThreadPoolExecutor(len(shards))
     for _ in range(updates):

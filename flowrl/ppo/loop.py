@@ -20,7 +20,7 @@ from flowrl.networks.grouped import Packed
 from flowrl.ppo.metrics import EpisodeLog, Rates
 from flowrl.ppo.programs import Programs
 from flowrl.ppo.rollout import RolloutBatch, RolloutState
-from flowrl.ppo.sharding import shard_size
+from flowrl.ppo.sharding import COPIED, SPLIT, shard_size
 from flowrl.ppo.update import Stats, TrainState
 
 
@@ -85,7 +85,7 @@ def start(
         obs, state = placement.env_on(env, device).reset(reset_key, shard_size(config))
         own = _without_aliases(RolloutState(state, obs, act_key))
         shards.append(placement.put(own, device))
-    return Learner(placement.replicate(train), tuple(shards))
+    return Learner(placement.lay(train, COPIED), tuple(shards))
 
 
 def train(
@@ -108,12 +108,12 @@ def train(
     Raises:
       TrainingError: a loss or a parameter is not finite.
     """
-    started = time.monotonic() - counters.seconds
+    placement, started = programs.placement, time.monotonic() - counters.seconds
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
     apart: int | np.ndarray = 0  # int32[D, E], steps since the devices' copies were equal
     reached, ended, claims = False, False, np.zeros((env.num_tasks, 2), np.int64)
     code = 0
-    with ThreadPoolExecutor(programs.placement.threads(config)) as threads:
+    with ThreadPoolExecutor(max(len(placement.local), config.acting_threads or 1)) as threads:
         while not ended:
             lr = np.float32(learning_rate(config, counters.updates))
             learner, stats = update(env, programs, learner, lr, threads=threads, stop=stop)
@@ -137,7 +137,7 @@ def train(
             apart = apart + stats.acted
             if counters.updates % config.grad_sync_period and not spent:
                 continue
-            rows = programs.placement.join_rows(apart)
+            rows = placement.lay(apart, SPLIT)
             learner, apart = learner._replace(train=programs.agree(learner.train, rows)), 0
             reached = rates.reach(config.success_state_rate)
             ended = reached or spent
@@ -177,7 +177,7 @@ def update(
         for (_, device), (state, _, key) in homes
     ]
     batches = placement.join_shards([batch for _, batch, _ in acted])
-    stops = placement.join_rows(np.full(len(placement.devices), stop() or 0, np.int32))
+    stops = placement.lay(np.full(len(placement.devices), stop() or 0, np.int32), SPLIT)
     train, stats = programs.learn(learner.train, batches, lr, stops)
     ready = zip(acted, restocking, strict=True)
     shards = tuple(state._replace(env=restocked.result()) for (state, *_), restocked in ready)

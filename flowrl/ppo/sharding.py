@@ -88,9 +88,7 @@ class Placement:
     @cached_property
     def local_shards(self) -> tuple[tuple[int, jax.Device], ...]:
         """The shards that lie with this process, in order, and the device of each."""
-        homes = (
-            (shard, self.devices[shard // self.shards_each]) for shard in range(self.num_shards)
-        )
+        homes = enumerate(d for d in self.devices for _ in range(self.shards_each))
         return tuple((shard, device) for shard, device in homes if device in self.local)
 
     @cached_property
@@ -132,26 +130,29 @@ class Placement:
 
         Leaves `[n, …]` become `[D × n, …]`, each part where it lies: nothing is copied.
         """
-        each = self.shards_each
-        return tuple(self._joined(parts[first::each]) for first in range(each))
-
-    def join_rows(self, rows: np.ndarray) -> Any:
-        """An array `[D, …]` with each row on the device of that number."""
         if self.mesh is None:
-            return rows
-        first = self.devices.index(self.local[0])
-        own = enumerate(self.local, start=first)
-        return self._joined([jax.device_put(rows[n : n + 1], device) for n, device in own])
+            return tuple(parts)
+        sharding = NamedSharding(self.mesh, SPLIT)
 
-    def replicate(self, tree: Any) -> Any:
-        """A copy of the tree on every device; each process gives the same one."""
+        def joined(*leaves: jax.Array) -> jax.Array:
+            rows, *rest = leaves[0].shape
+            shape = (rows * len(self.devices), *rest)
+            return jax.make_array_from_single_device_arrays(shape, sharding, list(leaves))
+
+        each = self.shards_each
+        return tuple(jax.tree.map(joined, *parts[first::each]) for first in range(each))
+
+    def lay(self, tree: Any, spec: P) -> Any:
+        """Arrays that every process has, COPIED to all devices, or with their rows SPLIT."""
         if self.mesh is None:
             return tree
+        sharding = NamedSharding(self.mesh, spec)
 
-        def copied(leaf: Any) -> jax.Array:
-            return self._whole(COPIED, [jax.device_put(leaf, device) for device in self.local])
+        def laid(leaf: Any) -> jax.Array:
+            host = np.asarray(leaf)
+            return jax.make_array_from_callback(host.shape, sharding, host.__getitem__)
 
-        return jax.tree.map(copied, tree)
+        return jax.tree.map(laid, tree)
 
     def copies(self, tree: Any) -> dict[jax.Device, Any]:
         """The copy on each local device of what is on every device; nothing is copied."""
@@ -171,23 +172,6 @@ class Placement:
     def env_on(self, env: WalkingEnv, device: jax.Device) -> WalkingEnv:
         """The environments with programs for this device."""
         return env if self.mesh is None else env.on(device)
-
-    def threads(self, config: PPOConfig) -> int:
-        """How many threads step the local shards."""
-        return max(len(self.local), config.acting_threads or 1)
-
-    def _joined(self, parts: Sequence[Any]) -> Any:
-        if self.mesh is None:
-            return parts[0]
-        return jax.tree.map(lambda *leaves: self._whole(SPLIT, leaves), *parts)
-
-    def _whole(self, spec: P, leaves: Sequence[jax.Array]) -> jax.Array:
-        first = leaves[0]
-        shape = first.shape
-        if spec == SPLIT:
-            shape = (shape[0] * len(self.devices), *shape[1:])
-        sharding = NamedSharding(self.mesh, spec)
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(leaves))
 
 
 class Setup(NamedTuple):

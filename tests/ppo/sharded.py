@@ -100,7 +100,7 @@ def heard(programs: Programs, found: Found) -> Programs:
     Only the last device is asked to stop.
     """
     placement = programs.placement
-    codes = placement.join_rows(np.array([*[0] * (len(placement.devices) - 1), 85], np.int32))
+    codes = placement.lay(np.array([*[0] * (len(placement.devices) - 1), 85], np.int32), SPLIT)
     found["columns"] = []
 
     def learn(state: TrainState, batches: Any, rate: Any, _: Any):
@@ -206,7 +206,7 @@ def columns_of_parts() -> Found:
     spread = jax.shard_map(
         found, mesh=placement.mesh, in_specs=SPLIT, out_specs=SPLIT, check_vma=False
     )
-    fit, chosen = jax.jit(spread)(placement.join_rows(obs))
+    fit, chosen = jax.jit(spread)(placement.lay(obs, SPLIT))
     return {"fit": fit, "chosen": chosen}
 
 
