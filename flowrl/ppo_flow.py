@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from urllib.parse import urlsplit
 
 from flowrl import console
 from flowrl.config import TrainConfig, parse
 from flowrl.console import EXIT_INTERRUPTED
-from flowrl.errors import EXIT_RESUMABLE
+from flowrl.errors import EXIT_RESUMABLE, ConfigError
 
 PROGRAM = "python -m flowrl.ppo_flow"
 
@@ -67,9 +69,27 @@ def _train(config: TrainConfig) -> int:
     with stop.listening():
         # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        if config.coordinator is not None and config.process_id == 0:
+            refuse_used_port(config.coordinator)
         from flowrl.ppo import trainer  # --help does not wait for jax
 
         return trainer.run(config, stop)
+
+
+def refuse_used_port(address: str) -> None:
+    """Make sure that process 0 can listen at HOST:PORT; raises ConfigError."""
+    parts = urlsplit(f"//{address}")
+    host, family = parts.hostname or "", socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
+    try:
+        with socket.create_server((host, parts.port or 0), family=family):
+            pass
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--coordinator {address}: process 0 cannot listen there ({error}); choose a free port "
+            "of an address of this machine, as 127.0.0.1:29500"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from urllib.parse import urlsplit
+from functools import partial
 
 import jax
 from jax._src import distributed  # its client has the barriers and the keys; nothing public has
@@ -37,15 +38,16 @@ _LIBC = ctypes.CDLL(None)
 
 
 @contextmanager
-def connected(config: TrainConfig) -> Iterator[TrainConfig]:
+def connected(config: TrainConfig, stop: Callable[[], int | None]) -> Iterator[TrainConfig]:
     """Connect to the other processes, and start them if none has a coordinator to find.
 
     Inside of the block JAX sees the devices of all. If another process is lost, this one ends at
     once with exit code 85: its next start goes on from the checkpoint.
 
+    `stop` returns an exit code to stop with, or None; it is called while others are waited for.
+
     Raises:
-      ConfigError: the coordinator's port is in use, or the processes' command lines or sources
-        differ.
+      ConfigError: the processes' command lines or sources differ.
     """
     if config.num_processes == 1:
         yield config
@@ -56,7 +58,7 @@ def connected(config: TrainConfig) -> Iterator[TrainConfig]:
         config = replace(config, coordinator=f"{_LOOPBACK}:{_free_port()}", process_id=0)
         others = [_start(replace(config, process_id=i)) for i in range(1, config.num_processes)]
     try:
-        _connect(config)
+        _connect(config, others, stop)
         yield config
         _leave(config)
     except (jax.errors.JaxRuntimeError, PeerLostError) as error:
@@ -98,26 +100,35 @@ def meet(name: str, value: str) -> None:
         raise ConfigError(f"the {number} processes have different {name}; start all with the same")
 
 
-def _connect(config: TrainConfig) -> None:
+def _connect(
+    config: TrainConfig, others: Sequence[subprocess.Popen[bytes]], stop: Callable[[], int | None]
+) -> None:
     assert config.coordinator is not None
     each = config.ppo.num_devices // config.num_processes
     own = list(range(config.process_id * each, (config.process_id + 1) * each))
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away
     jax.config.update("jax_enable_recoverability", True)  # the end of a peer is not this one's
-    if config.process_id == 0:
-        _refuse_used_port(config.coordinator)
-    else:
+    if config.process_id:
         logging.getLogger("flowrl").setLevel(logging.WARNING)  # process 0 reports
         _LIBC.signal(signal.SIGABRT, _on_abort)
-    jax.distributed.initialize(
+    initialize = partial(
+        jax.distributed.initialize,
         coordinator_address=config.coordinator,
         num_processes=config.num_processes,
         process_id=config.process_id,
         local_device_ids=own if config.coordinator.startswith(_LOOPBACK) else None,
         initialization_timeout=_START_SECONDS,
         heartbeat_timeout_seconds=config.peer_timeout,
+        shutdown_timeout_seconds=_GRACE_SECONDS,
         coordinator_bind_address=config.coordinator,
     )
+    connecting = ThreadPoolExecutor(1).submit(initialize)  # signals arrive in this thread
+    while not wait([connecting], timeout=0.2).done:
+        if code := stop():
+            os._exit(code)  # there is nothing to save yet
+        if any(other.poll() is not None for other in others):
+            raise PeerLostError("it ended as it started")
+    connecting.result()
     jax.devices()
     # JAX keeps what process 0 compiled, but on a CPU no other process finds its programs there.
     distributed.global_state.process_id = 0
@@ -177,18 +188,3 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind((_LOOPBACK, 0))
         return int(found.getsockname()[1])
-
-
-def _refuse_used_port(address: str) -> None:
-    parts = urlsplit(f"//{address}")
-    host, family = parts.hostname or "", socket.AF_INET
-    if ":" in host:
-        family = socket.AF_INET6
-    try:
-        with socket.create_server((host, parts.port or 0), family=family):
-            pass
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--coordinator {address}: process 0 cannot listen there ({error}); choose a free port "
-            "of an address of this machine, as 127.0.0.1:29500"
-        ) from error

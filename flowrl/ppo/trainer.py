@@ -49,7 +49,7 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     began = time.monotonic()
     use_compile_cache(config.ppo.compile_cache)
     module = open_module(config.module_path)
-    with processes.connected(config) as connected:
+    with processes.connected(config, stop) as connected:
         ppo = verify_distributed_setup(connected.ppo).config
         config = replace(connected, ppo=ppo)
         env, programs = open_env(ppo, module)

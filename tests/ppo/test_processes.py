@@ -16,7 +16,7 @@ from flowrl import runs
 from flowrl.config import TrainConfig, parse
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from flowrl.experts import checkpoint
-from flowrl.ppo import processes
+from flowrl.ppo_flow import refuse_used_port
 from tests.ppo.modules import run_folder
 from tests.waiting import limit, until
 
@@ -173,12 +173,12 @@ def test_a_port_that_is_in_use_is_refused(layout):
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"--coordinator {where}: process 0 cannot listen"):
-            processes._refuse_used_port(where)
+            refuse_used_port(where)
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:0", "[::1]:0", "localhost:0"])
 def test_an_address_of_this_machine_can_be_the_coordinators(where):
-    processes._refuse_used_port(where)
+    refuse_used_port(where)
 
 
 @pytest.mark.parametrize(
