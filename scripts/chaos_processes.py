@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from pathlib import Path
 from tests.parallel import chaos_keeping, chaos_trials
 from tests.parallel.chaos_merging import six_mergers
 from tests.parallel.chaos_place import ChaosPlace, Trial
+from tests.ppo.chaos_pair import one_of_two
 
 COUNTS = ("relaunched", "lost", "merged_twice", "left_over")
 
@@ -34,6 +36,7 @@ def main() -> int:
     parser.add_argument("--mergers", type=int, default=10, help="rounds of six mergers")
     parser.add_argument("--keeping", type=int, default=40, help="kills of trainers, of runners")
     parser.add_argument("--interruptions", type=int, default=20, help="rounds of Ctrl-C and start")
+    parser.add_argument("--pairs", type=int, default=20, help="rounds of runs of two processes")
     parser.add_argument("--only", default="", help="faults whose function's name holds this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures here as well")
@@ -53,6 +56,8 @@ def main() -> int:
             for name, trial in vars(chaos_keeping).items()
             if name in kept
         },
+        one_of_two_killed: pairs(one_of_two_killed, args.pairs, chance),
+        one_of_two_stopped: pairs(one_of_two_stopped, args.pairs, chance),
     }
     rows = [row(trial, found) for trial, found in faults.items() if args.only in trial.__name__]
     if args.json:
@@ -110,6 +115,21 @@ def rounds(trial: Callable[..., list[Trial]], count: int, chance: random.Random)
 def six_mergers_once(chance: random.Random) -> list[Trial]:
     with tempfile.TemporaryDirectory() as folder:
         return six_mergers(Path(folder), chance)
+
+
+def one_of_two_killed(folder: Path, chance: random.Random) -> list[Trial]:
+    return one_of_two(folder, chance, signal.SIGKILL)
+
+
+def one_of_two_stopped(folder: Path, chance: random.Random) -> list[Trial]:
+    return one_of_two(folder, chance, signal.SIGTERM)
+
+
+def pairs(trial: Callable[..., list[Trial]], count: int, chance: random.Random):
+    """The same fault of one of two processes, in one fresh folder after another."""
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            yield trial(Path(folder), chance)
 
 
 class Places:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,65 +16,16 @@ from flowrl.config import TrainConfig, parse
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from flowrl.experts import checkpoint
 from flowrl.ppo_flow import refuse_used_port
+from tests.ppo.chaos_pair import FRAMES, begin, ended, follower_of, lives, one_of_two
 from tests.ppo.modules import run_folder
-from tests.waiting import limit, until
+from tests.waiting import until
 
-FRAMES = 8 * 8  # of one update
-SECONDS = limit(120.0)
-SMALL = {
-    "total_timesteps": 6 * FRAMES,
-    "num_envs": 8,
-    "num_steps": 8,
-    "num_minibatches": 2,
-    "update_epochs": 1,
-    "layer_size": 4,
-    "log_seconds": 0,
-    "acting_threads": 1,
-}
 FOREVER = ("--total_timesteps=1e9", "--no-anneal_lr", "--success_state_rate=1")
 pytestmark = pytest.mark.timeout(300)
 
 
-def begin(folder: Path, *flags: str, **env: str) -> subprocess.Popen[str]:
-    """A trainer in this folder, whose module is 9.py."""
-    words = [f"--{name}={value}" for name, value in SMALL.items()]
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.ppo.tiny_flow", "--module_path=9.py", *words, *flags],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            **env,
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(trainer: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code and what it has said."""
-    try:
-        _, said = trainer.communicate(timeout=SECONDS)
-    finally:
-        trainer.kill()
-    return trainer.returncode, said
-
-
 def errors(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("flowrl: ")]
-
-
-def follower_of(trainer: subprocess.Popen[str]) -> int:
-    """The process that a trainer has started."""
-    (pid,) = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
-    return int(pid)
-
-
-def lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}/exe").exists()  # not of a process that has ended
 
 
 def free_port() -> str:
@@ -203,3 +153,9 @@ def test_every_process_has_a_device_unless_more_are_asked_for():
 
     assert [devices(), devices("--num_processes=2"), devices("--num_devices=0")] == [1, 2, 0]
     assert devices("--num_processes=2", "--num_devices=4") == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_of_two_processes_is_whole_after_a_fault_at_a_random_instant(tmp_path, number):
+    (found,) = one_of_two(tmp_path, random.Random(3), number)
+    assert (found.lost, found.merged_twice, found.left_over) == (0, 0, 0), found
