@@ -26,7 +26,8 @@ def write_approvals(game: Game) -> str | None:
         approvals.append(outcome)
     record = LibraryApprovals(approvals=tuple(approvals))
     path = game.library_folder / "approvals.json"
-    storage.write_atomic(path, records.encode(record), mode=0o644)
+    storage.write_atomic(path, records.encode(record))
+    path.chmod(0o644)  # it is packaged
     print(f"{path}: {len(approvals)} approvals")
     return None
 
