@@ -189,7 +189,7 @@ def connected(side: Side, config: Any, port: int, process: int) -> Any:
     from flowrl.config import TrainConfig
     from flowrl.ppo import processes
 
-    facts = {"num_processes": side.processes, "process_id": process}
+    facts = {"num_processes": side.processes, "process_id": process, "peer_timeout": 60}
     place = {"module_path": Path("bench.py"), "coordinator": f"127.0.0.1:{port}"}
     return processes.connected(TrainConfig(ppo=config, **facts, **place))
 
