@@ -94,13 +94,16 @@ def check_devices(
     Raises:
       ConfigError: says what is there.
     """
-    if each > max(1, len(devices)):
+    if devices and each > len(devices):
         there = ", ".join(device.id for device in devices)
         raise ConfigError(
             f"--devices_per_run {each}: there are {len(devices)} GPUs ({there}); lower it"
-            if devices
-            else f"--devices_per_run {each}: there is no GPU; leave it out, and to try several "
-            f"devices on a CPU, use --num_devices {each} and set XLA_FLAGS={HOST_DEVICES}{each}"
+        )
+    if not devices and each > 1:
+        raise ConfigError(
+            f"--devices_per_run {each}: there is no GPU that JAX can use; install flowrl[cuda] "
+            f"where there is one, or try several devices on a CPU: use --num_devices {each} and "
+            f"set XLA_FLAGS={HOST_DEVICES}{each}"
         )
     if devices and wanted not in (0, 1, each):
         raise ConfigError(

@@ -216,7 +216,10 @@ def test_a_resumed_run_trains_on_the_devices_that_it_gets_now(tmp_path, devices,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--devices_per_run=4", "there is no GPU; .*--num_devices 4 and set XLA_FLAGS=.*count=4"),
+        (
+            "--devices_per_run=4",
+            "there is no GPU that JAX can use; .*--num_devices 4 and set XLA_FLAGS=.*count=4",
+        ),
         ("--num_devices=3 --num_envs=66", "a run on this CPU sees 2; lower it, or set .*count=3"),
     ],
 )
