@@ -110,7 +110,7 @@ def train(
     """
     placement, started = programs.placement, time.monotonic() - counters.seconds
     episodes = EpisodeLog(config.num_envs, env.num_tasks)
-    apart: int | np.ndarray = 0  # int32[D, E], steps since the devices' copies were equal
+    apart: Any = 0  # int32[D, E], steps since the devices' copies were equal
     reached, ended, claims = False, False, np.zeros((env.num_tasks, 2), np.int64)
     code = 0
     with ThreadPoolExecutor(max(len(placement.local), config.acting_threads or 1)) as threads:

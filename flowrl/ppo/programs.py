@@ -74,7 +74,7 @@ class Programs(NamedTuple):
 
     act: Callable[[Packed, RolloutState], tuple[RolloutState, RolloutBatch, jax.Array]]
     learn: Callable[
-        [TrainState, tuple[RolloutBatch, ...], np.float32, jax.Array], tuple[TrainState, Stats]
+        [TrainState, tuple[RolloutBatch, ...], np.float32, Any], tuple[TrainState, Stats]
     ]
     agree: Callable[[TrainState, jax.Array], TrainState]
     expert_keys: Callable[[np.ndarray], tuple[jax.Array, jax.Array]]
