@@ -79,15 +79,17 @@ def average_offers(
 
     Equal weights count as none. Raises TrainingError if no row is finite, ConfigError as the rule.
     """
-    finite = {agent: bool(np.isfinite(offers[agent][0]).all()) for agent in sorted(offers)}
-    members = tuple(agent for agent, good in finite.items() if good)
-    left_out = {agent: "its weights are not finite" for agent, good in finite.items() if not good}
+    agents = sorted(offers)
+    rows = np.concatenate([offers[agent][0] for agent in agents]).reshape(len(agents), -1)
+    weights = np.array([offers[agent][1] for agent in agents])
+    finite = np.isfinite(rows).all(axis=1)
+    members = tuple(agent for agent, good in zip(agents, finite, strict=True) if good)
+    left_out = dict.fromkeys(sorted(set(agents) - set(members)), "its weights are not finite")
     if not members:
-        raise TrainingError(f"no weights are finite ({', '.join(finite):.80}); lower learning_rate")
-    weights = np.array([offers[agent][1] for agent in members])
+        raise TrainingError(f"no weights are finite ({', '.join(agents):.80}); lower learning_rate")
+    rows, weights = rows[finite], weights[finite]
     equal = weights[0] > 0 and (weights == weights[0]).all()
-    stacked = np.stack([offers[agent][0] for agent in members])
-    return average(rule, stacked, None if equal else weights), members, left_out
+    return average(rule, rows, None if equal else weights), members, left_out
 
 
 def stale_weight(weight: float, staleness: int, *, exponent: float = 0.5, limit: int = 4) -> float:
@@ -165,7 +167,7 @@ class LocalSyncCoordinator(SyncCoordinator):
     async def gather(self, agent_id: str, timeout: float = 1.0) -> list[SyncMessage]:
         queue = self._queue(agent_id)
         if not queue:
-            arrived = self._arrived.setdefault(agent_id, asyncio.Event())
+            arrived = self._arrived[agent_id] = asyncio.Event()
             with suppress(TimeoutError):
                 await asyncio.wait_for(arrived.wait(), timeout)
             self._arrived.pop(agent_id, None)
@@ -188,7 +190,8 @@ class LocalSyncCoordinator(SyncCoordinator):
         self._queue(agent_id)
         if not 0 <= weight < math.inf:
             raise ConfigError(f"agent {agent_id} has weight {weight:g}; weights are numbers from 0")
-        await asyncio.sleep(self._latency_seconds)
+        if self._latency_seconds:
+            await asyncio.sleep(self._latency_seconds)
         if self._newest is not None and round <= self._newest.round:
             return self._newest
         if not self._round.offers or self._round.over.is_set():
@@ -210,8 +213,9 @@ class LocalSyncCoordinator(SyncCoordinator):
     def _end_complete(self) -> None:
         """End the barrier and the round for which all agents are there."""
         for meeting in (self._barrier, self._round):
-            waited_for = self._queues.keys() - meeting.offers.keys()
-            if meeting.offers and not waited_for and not meeting.over.is_set():
+            if len(meeting.offers) < max(len(self._queues), 1) or meeting.over.is_set():
+                continue
+            if self._queues.keys() <= meeting.offers.keys():
                 if meeting is self._round:
                     self._end_round(meeting)
                 meeting.over.set()

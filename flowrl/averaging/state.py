@@ -8,7 +8,7 @@ tuple comes back as a list, a NumPy scalar as an array without axes; arrays come
 
 from __future__ import annotations
 
-import base64
+import binascii
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -87,7 +87,9 @@ class _Exchanged:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        return self._encoded(lambda array: [base64.b64encode(array.data).decode()])
+        return self._encoded(
+            lambda array: [binascii.b2a_base64(array.data, newline=False).decode()]
+        )
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
@@ -215,4 +217,4 @@ def _decode(value: Any, take: Callable[..., Any]) -> Any:
 
 
 def _from_text(_: int, text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
+    return binascii.a2b_base64(text, strict_mode=True)
