@@ -191,7 +191,7 @@ def connected(side: Side, config: Any, port: int, process: int) -> Any:
 
     facts = {"num_processes": side.processes, "process_id": process, "peer_timeout": 60}
     place = {"module_path": Path("bench.py"), "coordinator": f"127.0.0.1:{port}"}
-    return processes.connected(TrainConfig(ppo=config, **facts, **place))
+    return processes.connected(TrainConfig(ppo=config, **facts, **place), lambda: None)
 
 
 def learning(run: Any, learner: Any) -> dict[str, Callable[[], object]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from flowrl.errors import (
     ConfigError,
     ExpertCorruptError,
     ExpertMissingError,
+    ExpertShapeError,
     FileRefusedError,
 )
 from flowrl.experts import checkpoint
@@ -237,7 +239,7 @@ def load_checkpoint(paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resum
       ExpertError: it is damaged, or of a run with other sizes.
     """
     expected = _checkpoint(fresh, config)
-    found = checkpoint.load_resume(paths.resume, expected)
+    found = _load(paths, expected)
     for name in _SHARDING:
         if found[name] != expected[name]:
             before, now = int(found[name]), int(expected[name])
@@ -253,6 +255,17 @@ def load_checkpoint(paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resum
     )
     key = jax.random.wrap_key_data(found["key"])
     return Resumed(TrainState(params, opt_state), key, counters, found["best"])
+
+
+def _load(paths: RunPaths, expected: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint; one that says nothing of shards was written when they were not counted."""
+    try:
+        return checkpoint.load_resume(paths.resume, expected)
+    except ExpertShapeError:
+        older = {name: like for name, like in expected.items() if name not in _SHARDING}
+        with suppress(ExpertShapeError):
+            return {**expected, **checkpoint.load_resume(paths.resume, older)}
+        raise
 
 
 def digest_of(kept: Resumed, config: PPOConfig) -> str:

@@ -87,7 +87,7 @@ def test_processes_that_differ_are_all_refused(layout, tmp_path):
         assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stop_of_one_process_stops_all_and_the_run_goes_on(layout, stopped):
     trainer = begin(layout.folder, "--num_processes=2", *FOREVER)
     other = training(layout, trainer)
@@ -155,7 +155,9 @@ def test_every_process_has_a_device_unless_more_are_asked_for():
     assert devices("--num_processes=2", "--num_devices=4") == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_run_of_two_processes_is_whole_after_a_fault_at_a_random_instant(tmp_path, number):
     (found,) = one_of_two(tmp_path, random.Random(3), number)
     assert (found.lost, found.merged_twice, found.left_over) == (0, 0, 0), found
