@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from flowrl.ppo.programs import Programs
 from flowrl.ppo.rollout import RolloutBatch, RolloutState
 from flowrl.ppo.sharding import COPIED, SPLIT, shard_size
 from flowrl.ppo.update import Stats, TrainState
+
+if TYPE_CHECKING:
+    from jaxlib._jax import Device  # jax.Device is no type to a checker
 
 
 class Learner(NamedTuple):
@@ -185,7 +188,7 @@ def update(
 
 
 def _act(
-    programs: Programs, copies: Mapping[jax.Device, Packed], state: RolloutState
+    programs: Programs, copies: Mapping[Device, Packed], state: RolloutState
 ) -> tuple[RolloutState, RolloutBatch, jax.Array]:
     """Act and wait for the result; without the wait JAX would compute in a further thread."""
     (device,) = state.obs.devices()

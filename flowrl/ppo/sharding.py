@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +22,9 @@ from jax.sharding import PartitionSpec as P
 from flowrl.config import PPOConfig, threads_for
 from flowrl.envs.base import WalkingEnv
 from flowrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxlib._jax import Device  # jax.Device is no type to a checker
 
 logger = logging.getLogger(__name__)
 AXIS = "device"
@@ -72,7 +75,7 @@ class Placement:
       num_shards: S, a multiple of their number.
     """
 
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Device, ...]
     num_shards: int
 
     @property
@@ -81,12 +84,12 @@ class Placement:
         return self.num_shards // len(self.devices)
 
     @cached_property
-    def local(self) -> tuple[jax.Device, ...]:
+    def local(self) -> tuple[Device, ...]:
         """The devices of this process, in order."""
         return tuple(d for d in self.devices if d.process_index == jax.process_index())
 
     @cached_property
-    def local_shards(self) -> tuple[tuple[int, jax.Device], ...]:
+    def local_shards(self) -> tuple[tuple[int, Device], ...]:
         """The shards that lie with this process, in order, and the device of each."""
         homes = enumerate(d for d in self.devices for _ in range(self.shards_each))
         return tuple((shard, device) for shard, device in homes if device in self.local)
@@ -154,7 +157,7 @@ class Placement:
 
         return jax.tree.map(laid, tree)
 
-    def copies(self, tree: Any) -> dict[jax.Device, Any]:
+    def copies(self, tree: Any) -> dict[Device, Any]:
         """The copy on each local device of what is on every device; nothing is copied."""
         if self.mesh is None:
             return {self.devices[0]: tree}
@@ -165,11 +168,11 @@ class Placement:
             for device in self.local
         }
 
-    def put(self, tree: Any, device: jax.Device) -> Any:
+    def put(self, tree: Any, device: Device) -> Any:
         """The tree on this device."""
         return tree if self.mesh is None else jax.device_put(tree, device)
 
-    def env_on(self, env: WalkingEnv, device: jax.Device) -> WalkingEnv:
+    def env_on(self, env: WalkingEnv, device: Device) -> WalkingEnv:
         """The environments with programs for this device."""
         return env if self.mesh is None else env.on(device)
 
