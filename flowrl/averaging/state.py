@@ -84,6 +84,7 @@ class _Exchanged:
     """The forms of a dataclass; what is malformed, cut or too long is refused by ConfigError."""
 
     __slots__ = ()
+    _from_text = staticmethod(lambda _, text: binascii.a2b_base64(text, strict_mode=True))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
@@ -94,7 +95,7 @@ class _Exchanged:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`."""
-        return cls._decoded(document, _from_text)
+        return cls._decoded(document, cls._from_text)
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -103,7 +104,7 @@ class _Exchanged:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The inverse of `to_json`."""
-        return cls._decoded(text, _from_text)
+        return cls._decoded(text, cls._from_text)
 
     def to_bytes(self) -> bytes:
         """A JSON header and the arrays' bytes."""
@@ -122,9 +123,8 @@ class _Exchanged:
         return found
 
     def _encoded(self, put: Callable[[np.ndarray], list[Any]]) -> dict[str, Any]:
-        return {
-            each.name: _encode(getattr(self, each.name), put) for each in fields(cast(Any, self))
-        }
+        names = [each.name for each in fields(cast(Any, self))]
+        return {name: _encode(getattr(self, name), put) for name in names}
 
     @classmethod
     def _decoded(cls, document: Any, take: Callable[..., Any]) -> Self:
@@ -137,8 +137,7 @@ class _Exchanged:
             raise ConfigError(f"{cls.__name__} is malformed: {line}; send it again") from error
 
 
-def _tree(value: Any) -> Any:
-    return map_leaves(lambda leaf: leaf, value)
+_Tree = Annotated[Any, lambda value: map_leaves(lambda leaf: leaf, value)]
 
 
 def _number(value: Any) -> float:
@@ -155,8 +154,8 @@ class AgentState(_Exchanged):
     """What an agent has learned; gradients and loss of its last step, None before the first."""
 
     agent_id: str
-    weights: Annotated[Any, _tree]
-    gradients: Annotated[Any, _tree] | None = None
+    weights: _Tree
+    gradients: _Tree | None = None
     loss: Annotated[Any, _number] | None = None
     iteration: Natural = 0
     metadata: _Values = field(default_factory=dict)
@@ -170,7 +169,7 @@ class SyncMessage(_Exchanged):
     target_ids: tuple[str, ...] = ()
     message_type: Literal["weights", "gradients", "loss", "state"]
     payload: _Values
-    timestamp: Annotated[Any, _number] = 0.0
+    timestamp: float = 0.0
     round: Natural = 0
 
 
@@ -214,7 +213,3 @@ def _decode(value: Any, take: Callable[..., Any]) -> Any:
                 raise ValueError(f"no array or number is written {repr(value)[:80]}")
             return {key: _decode(item, take) for key, item in value.items()}
     return value
-
-
-def _from_text(_: int, text: str) -> bytes:
-    return binascii.a2b_base64(text, strict_mode=True)

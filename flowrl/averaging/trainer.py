@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,6 @@ class DistributedAgent:
         if self._state is None:
             raise ConfigError(f"agent {self.agent_id} has no weights; set them first")
         return self._state
-
-    def set_state(self, state: AgentState) -> None:
-        """Go on from a state."""
-        self._state = state
 
     def set_weights(self, weights: Tree) -> None:
         """Go on from a copy of weights; ConfigError if they are no tree of arrays."""
@@ -130,9 +127,8 @@ class DistributedTrainer:
     def initialize_weights(self, weights: Tree, noise: float = 0.0, *, seed: int = 0) -> None:
         """Give all agents these weights, each with normal noise of its own of this scale."""
         for number, agent in enumerate(self._agents.values()):
-            agent.set_weights(weights)
-            if noise:
-                agent.set_weights(_noisy(weights, noise, np.random.default_rng([seed, number])))
+            noisy = partial(_noisy, scale=noise, random=np.random.default_rng([seed, number]))
+            agent.set_weights(map_leaves(noisy, weights) if noise else weights)
 
     async def train(
         self,
@@ -175,7 +171,8 @@ class DistributedTrainer:
         raised = {a.agent_id: end for a, end in zip(agents, ends, strict=True) if end is not None}
         self.left_out |= {name: format_error(error) for name, error in raised.items()}
         if len(self._agents) - len(self.left_out) < self.min_agents:
-            raise TrainingError(f"fewer than {self.min_agents} agents are left: {self.left_out}")
+            why = f"{list(self.left_out.items())[:5]}"
+            raise TrainingError(f"fewer than {self.min_agents} agents are left, without {why}")
         return self.get_summary()
 
     def get_summary(self) -> dict[str, Any]:
@@ -210,7 +207,7 @@ class DistributedTrainer:
         except (ConfigError, KeyError, TypeError) as error:
             raise FileRefusedError(f"{path} is malformed: {error}; {records.RESTORE}") from error
         for state in states:
-            trainer.get_agent(state.agent_id).set_state(state)
+            trainer.get_agent(state.agent_id)._state = state
         return trainer
 
 
@@ -229,8 +226,5 @@ def ackley(weights: np.ndarray) -> tuple[float, np.ndarray]:
     return float(20 + np.e - bowl - waves), slope + ripple
 
 
-def _noisy(weights: Tree, scale: float, random: np.random.Generator) -> Tree:
-    def add(leaf: np.ndarray) -> np.ndarray:
-        return np.asarray(leaf + scale * random.normal(size=leaf.shape), leaf.dtype)
-
-    return map_leaves(add, weights)
+def _noisy(leaf: np.ndarray, scale: float, random: np.random.Generator) -> np.ndarray:
+    return leaf + (scale * random.normal(size=leaf.shape)).astype(leaf.dtype)

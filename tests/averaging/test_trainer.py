@@ -337,7 +337,7 @@ def test_an_agent_that_raises_is_left_out_and_named(after, error):
 def test_too_few_agents_are_an_error_at_once():
     trainer = apart(4, min_agents=3)
     loss_fn = failing(3, agents=("agent1", "agent2"))
-    with pytest.raises(TrainingError, match=r"fewer than 3 agents are left: .*agent1.*no data"):
+    with pytest.raises(TrainingError, match=r"fewer than 3 agents are left, .*agent1.*no data"):
         train(trainer, loss_fn, iterations=10**6, interval=10**6)
     assert trainer.get_agent("agent0").get_state().iteration < 10
     with pytest.raises(TrainingError):
