@@ -29,7 +29,7 @@ class Averaged:
     """What a round made: one read-only tree, its members, and why others were left out."""
 
     round: int
-    tree: Tree
+    tree: Tree = field(repr=False)  # asyncio.run makes a repr of a result
     members: tuple[str, ...]
     left_out: Mapping[str, str]
 
@@ -69,7 +69,8 @@ class SyncCoordinator(Protocol):
         ...
 
 
-Weighted = tuple[np.ndarray, float]  # a row f64 `[d]` and its weight
+Weighted = tuple[np.ndarray, float]  # a row `[d]` and its weight
+Combined = tuple[np.ndarray, tuple[str, ...], dict[str, str]]
 
 
 def average_offers(
@@ -129,6 +130,8 @@ class LocalSyncCoordinator(SyncCoordinator):
     `outer` is the step from the round before to what `rule` makes; the first round takes that. At
     most `queue_bound` messages wait for an agent. `latency_seconds` delay all, for tests.
     """
+
+    _least_dtype: type = np.float64  # of rows
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class LocalSyncCoordinator(SyncCoordinator):
                 f"agent {agent_id} offers for round {round}, others for {meeting.number}; "
                 "number the rounds of all alike"
             )
-        meeting.offers[agent_id] = (to_row(tree, meeting.like), weight)
+        meeting.offers[agent_id] = (to_row(tree, meeting.like, self._least_dtype), weight)
         self._end_complete()
         await meeting.wait(agent_id)
         if isinstance(meeting.result, FlowrlError):
@@ -222,7 +225,7 @@ class LocalSyncCoordinator(SyncCoordinator):
 
     def _end_round(self, meeting: _Meeting) -> None:
         try:
-            mean, members, left_out = average_offers(meeting.offers, self._rule)
+            mean, members, left_out = self._combine(meeting)
         except FlowrlError as error:
             meeting.result = error  # for every agent that waits
             return
@@ -234,6 +237,10 @@ class LocalSyncCoordinator(SyncCoordinator):
         if left_out:
             found = {"round": meeting.number, "left_out": left_out}
             logger.warning("agents were left out of a round", extra=found)
+
+    def _combine(self, meeting: _Meeting) -> Combined:
+        """The row of a round, its members, and why others are left out."""
+        return average_offers(meeting.offers, self._rule)
 
     def _queue(self, agent_id: str) -> deque[SyncMessage]:
         if agent_id not in self._queues:

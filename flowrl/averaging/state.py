@@ -49,8 +49,8 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any, path: str 
     return {k: map_leaves(function, *each, path=f"{path} {k}") for k, each in children.items()}
 
 
-def to_row(tree: Tree, like: Tree) -> np.ndarray:
-    """The numbers of a tree of floats as one vector f64 `[d]`.
+def to_row(tree: Tree, like: Tree, least: type = np.float64) -> np.ndarray:
+    """The numbers of a tree of floats as one vector `[d]`, of type `least` or a wider one.
 
     Raises:
       ConfigError: its keys, shapes or dtypes are not those of `like`, or not floats.
@@ -63,7 +63,7 @@ def to_row(tree: Tree, like: Tree) -> np.ndarray:
         parts.append(leaf.ravel())
 
     map_leaves(add, like, tree)
-    return np.concatenate(parts, dtype=np.float64)
+    return np.concatenate(parts, dtype=np.result_type(least, *parts))
 
 
 def from_row(row: np.ndarray, like: Tree) -> Tree:
@@ -72,7 +72,7 @@ def from_row(row: np.ndarray, like: Tree) -> Tree:
 
     def take(leaf: np.ndarray) -> np.ndarray:
         nonlocal first
-        taken = row[first : first + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
+        taken = row[first : first + leaf.size].reshape(leaf.shape).astype(leaf.dtype, copy=False)
         taken.flags.writeable = False
         first += leaf.size
         return taken

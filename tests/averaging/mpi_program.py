@@ -1,0 +1,238 @@
+"""What each rank runs in tests/averaging/test_mpi.py; each writes JSON into a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from flowrl.averaging import (
+    LocalSyncCoordinator,
+    MPIDistributedTrainer,
+    MPISyncCoordinator,
+    OuterStep,
+    Rule,
+    simple_loss_function,
+)
+from flowrl.averaging.state import map_leaves
+from flowrl.errors import FlowrlError
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
+AGENTS = [f"a{number}" for number in range(2 * SIZE + 1)]  # not alike on all ranks
+
+
+def tree_of(agent, scale=1.0):
+    random = np.random.default_rng([AGENTS.index(agent), 7])
+    arrays = {"w": random.normal(size=(33, 31)), "b": random.normal(size=17)}
+    return {"layer": {name: (scale * each).astype(np.float32) for name, each in arrays.items()}}
+
+
+def weight_of(agent):
+    return 1.0 + AGENTS.index(agent)
+
+
+def row_of(tree):
+    return np.concatenate([tree["layer"]["b"].ravel(), tree["layer"]["w"].ravel()])
+
+
+def digest_of(tree):
+    return hashlib.sha256(row_of(tree).tobytes()).hexdigest()
+
+
+async def one_round(coordinator, agents, number=0, make=tree_of):
+    for agent in agents:
+        if number == 0:
+            coordinator.join(agent)
+    offers = [coordinator.mean(agent, number, make(agent), weight_of(agent)) for agent in agents]
+    rounds = await asyncio.gather(*offers)
+    assert len({digest_of(each.tree) for each in rounds}) == 1
+    return rounds[0]
+
+
+def averages():
+    """Each way against the mean in f64 on one rank; digests of each are compared outside."""
+    exact = row_of(asyncio.run(one_round(LocalSyncCoordinator(), AGENTS)).tree)
+    said = {}
+    for way in ("allreduce", "ring"):
+        coordinator = MPISyncCoordinator(AGENTS, way=way)
+        averaged = asyncio.run(one_round(coordinator, coordinator.own))
+        assert averaged.members == tuple(AGENTS)
+        assert not averaged.left_out
+        assert not averaged.tree["layer"]["w"].flags.writeable
+        said[way] = digest_of(averaged.tree)
+        error = np.abs(row_of(averaged.tree) - exact).max() / np.abs(exact).max()
+        assert error <= 1e-6, (way, error)
+    said["reduce_scatter"] = digest_of({"layer": by_reduce_scatter(exact)})
+    return said
+
+
+def by_reduce_scatter(exact):
+    """The same mean by MPI's own scattered sums."""
+    total = sum(weight_of(agent) for agent in AGENTS)
+    own = sum(row_of(tree_of(a)) * np.float32(weight_of(a) / total) for a in AGENTS[RANK::SIZE])
+    pieces = np.array_split(own, SIZE)
+    counts = [piece.size for piece in pieces]
+    piece, whole = np.empty_like(pieces[RANK]), np.empty_like(own)
+    WORLD.Reduce_scatter(own, piece, counts)
+    WORLD.Allgatherv(piece, [whole, counts])
+    assert np.abs(whole - exact).max() <= 1e-6 * np.abs(exact).max()
+    return {"b": whole[:17], "w": whole[17:]}
+
+
+def left_out():
+    """A NaN, an overflow of squares that is none, an agent that leaves."""
+
+    def make(agent):
+        tree = tree_of(agent, 1e30 if agent == AGENTS[0] else 1.0)
+        if agent == AGENTS[-1]:
+            tree["layer"]["w"][3, 4] = np.nan
+        return tree
+
+    coordinator = MPISyncCoordinator(AGENTS)
+    present = [agent for agent in coordinator.own if agent != AGENTS[1]]
+    averaged = asyncio.run(one_round(coordinator, present, make=make))
+    assert np.isfinite(row_of(averaged.tree)).all()
+    found = {"left_out": averaged.left_out, "members": averaged.members}
+    return {**found, "bits": digest_of(averaged.tree)}
+
+
+def compressed():
+    """Agents that go on from each round's tree by a step of their own: bits, relative error."""
+    rounds = {"f16": 30, "int8": 30, "top_k": 200}
+    return {way: asyncio.run(walk(way, number)) for way, number in rounds.items()}
+
+
+async def walk(way, rounds):
+    coordinator = MPISyncCoordinator(AGENTS, way=way)
+    steps = {agent: tree_of(agent, 0.01) for agent in AGENTS}
+    step = np.mean([row_of(steps[agent]) for agent in AGENTS], axis=0)
+    for agent in coordinator.own:
+        coordinator.join(agent)
+    tree = tree_of(AGENTS[0])
+    for number in range(rounds):
+        moved = [map_leaves(np.add, tree, steps[agent]) for agent in coordinator.own]
+        offers = zip(coordinator.own, moved, strict=True)
+        offers = [coordinator.mean(agent, number, each) for agent, each in offers]
+        tree = (await asyncio.gather(*offers))[0].tree
+    missing = row_of(tree) - row_of(tree_of(AGENTS[0])) - rounds * step
+    return [digest_of(tree), float(np.abs(missing).max() / np.abs(rounds * step).max())]
+
+
+def refusals():
+    """Messages of all that ranks refuse together."""
+    return {
+        "agents": refused(lambda: MPISyncCoordinator([*AGENTS, f"rank{RANK}"])),
+        "config": refused(lambda: MPISyncCoordinator(AGENTS, config={"seed": RANK // (SIZE - 1)})),
+        "twice": refused(lambda: MPISyncCoordinator([*AGENTS, "a0"])),
+        "rule": refused(lambda: MPISyncCoordinator(AGENTS, rule=Rule(name="median"))),
+        "way": refused(lambda: MPISyncCoordinator(AGENTS, way="pigeon")),
+        "few": refused(lambda: MPISyncCoordinator(AGENTS[: SIZE - 1])),
+        "shape": refused(lambda: own_round(lambda agent: {"w": np.ones(3 + RANK)})),
+        "dtype": refused(
+            lambda: own_round(lambda agent: {"w": np.ones(3, f"f{4 * min(RANK + 1, 2)}")})
+        ),
+        "keys": refused(lambda: own_round(lambda agent: {f"w{RANK}": np.ones(3)})),
+        "round": refused(lambda: own_round(lambda agent: {"w": np.ones(3)}, number=RANK + 1)),
+        "nan": refused(lambda: own_round(lambda agent: {"w": np.full(3, np.nan)})),
+        "train": refused(lambda: own_train(sync_interval=1 + RANK)),
+    }
+
+
+def refused(act):
+    try:
+        act()
+    except FlowrlError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def own_round(make, number=0):
+    async def run():
+        coordinator = MPISyncCoordinator(AGENTS)
+        for agent in coordinator.own:
+            coordinator.join(agent)
+        await asyncio.gather(*(coordinator.mean(a, number, make(a)) for a in coordinator.own))
+
+    asyncio.run(run())
+
+
+def own_train(**numbers):
+    trainer = MPIDistributedTrainer(AGENTS)
+    trainer.initialize_weights(np.ones(3))
+    asyncio.run(trainer.train(simple_loss_function, 4, 0.1, **numbers))
+
+
+def trained():
+    """Training with noise, of which one agent of rank 0 raises after a while; then a barrier."""
+    coordinator = MPISyncCoordinator(AGENTS, outer=OuterStep(name="sgd", lr=0.9, momentum=0.1))
+    trainer = MPIDistributedTrainer(AGENTS, coordinator)
+    trainer.initialize_weights(np.ones(5, np.float32), noise=0.1)
+    first = trainer.get_agent(coordinator.own[0])
+    noise = hashlib.sha256(first.get_state().weights.tobytes()).hexdigest()
+    calls = 0
+
+    def loss_fn(weights):
+        nonlocal calls
+        calls += 1
+        if RANK == 0 and calls == 40:
+            raise ValueError("it fell over")
+        return simple_loss_function(weights)
+
+    summary = asyncio.run(trainer.train(loss_fn, 40, 0.05, 10))
+    left = [trainer.get_agent(agent) for agent in summary["final_losses"]]
+    bits = {hashlib.sha256(agent.get_state().weights.tobytes()).hexdigest() for agent in left}
+    loss, left_out = summary["mean_loss"], summary["left_out"]
+    return {"bits": sorted(bits), "noise": noise, "loss": loss, "left_out": left_out}
+
+
+def barriers():
+    """Ranks that come late to a barrier are waited for."""
+
+    async def run():
+        coordinator = MPISyncCoordinator(AGENTS)
+        for agent in coordinator.own:
+            coordinator.join(agent)
+        passed = np.zeros(SIZE)
+        for _ in range(5):
+            passed[RANK] += 1
+            done = await asyncio.gather(*(coordinator.barrier(a, 5.0) for a in coordinator.own))
+            everywhere = np.empty((SIZE, SIZE))
+            WORLD.Allgather(passed, everywhere)
+            assert all(done)
+            assert len(set(everywhere.diagonal())) == 1
+        return await coordinator.barrier(coordinator.own[0], 0.01)
+
+    return asyncio.run(run())
+
+
+def killed():
+    """Rank 1 is killed while the others wait for it in a round."""
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    own_round(lambda agent: {"w": np.ones(3)})
+
+
+def raises():
+    """The only agent of rank 1 raises."""
+    trainer = MPIDistributedTrainer(AGENTS[:SIZE])
+    trainer.initialize_weights(np.ones(3))
+
+    def loss_fn(weights):
+        if RANK == 1:
+            raise ValueError("it fell over")
+        return simple_loss_function(weights)
+
+    asyncio.run(trainer.train(loss_fn, 100, 0.1, 1))
+
+
+if __name__ == "__main__":
+    said = {name: globals()[name]() for name in sys.argv[2:]}
+    (Path(sys.argv[1]) / f"{RANK}.json").write_text(json.dumps(said))

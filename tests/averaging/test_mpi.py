@@ -1,0 +1,130 @@
+"""Rounds of averaging over real ranks of MPI; each case runs in mpi_program.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from flowrl.averaging import MPISyncCoordinator, Rule
+from flowrl.errors import ConfigError
+
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+PROGRAM = Path(__file__).with_name("mpi_program.py")
+RANKS = 3
+CASES = ("averages", "left_out", "compressed", "refusals", "trained", "barriers")
+needs_mpi = pytest.mark.skipif(
+    MPIRUN is None or find_spec("mpi4py") is None,
+    reason="MPI is missing: pip install 'flowrl[mpi]'",
+)
+
+
+def run_ranks(folder, *cases, ranks=RANKS, by=("-m", "mpi4py")):
+    """Run cases on ranks; mpirun and all ranks are ended after a minute."""
+    argv = [MPIRUN, "-n", str(ranks), sys.executable, *by, str(PROGRAM), str(folder), *cases]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each rank found, from one start of all cases that end well."""
+    folder = tmp_path_factory.mktemp("ranks")
+    done = run_ranks(folder, *CASES)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@needs_mpi
+def test_all_ranks_get_the_same_bits_in_each_way(said):
+    # each rank compared its means with the one in f64: 1e-6 of the greatest number
+    assert said[0]["averages"].keys() == {"allreduce", "ring", "reduce_scatter"}
+    assert all(each["averages"] == said[0]["averages"] for each in said)
+
+
+@needs_mpi
+def test_nan_is_named_and_left_out_on_all_ranks(said):
+    for each in said:
+        assert each["left_out"]["left_out"] == {"a6": "its weights are not finite"}
+        assert each["left_out"]["members"] == ["a0", "a2", "a3", "a4", "a5"]  # a1 did not join
+        assert each["left_out"]["bits"] == said[0]["left_out"]["bits"]
+
+
+@needs_mpi
+@pytest.mark.parametrize(("way", "bound"), [("f16", 1e-4), ("int8", 1e-3), ("top_k", 0.25)])
+def test_what_compression_loses_comes_with_later_rounds(said, way, bound):
+    bits, error = said[0]["compressed"][way]
+    assert error <= bound
+    assert all(each["compressed"][way][0] == bits for each in said)
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("agents", "rank 1 has another list of agents than rank 0"),
+        ("config", "rank 2 has another way or config than rank 0"),
+        ("shape", "rank 1 has another form of weights than rank 0"),
+        ("dtype", "rank 1 has another form of weights than rank 0"),
+        ("keys", "rank 1 has another form of weights than rank 0"),
+        ("round", "rank 1 has another round than rank 0"),
+        ("train", "rank 1 has another number for train than rank 0"),
+        ("twice", "8 agents with 7 ids for 3 ranks"),
+        ("few", "2 agents with 2 ids for 3 ranks"),
+        ("rule", "MPI takes the mean; use LocalSyncCoordinator or flowrl average"),
+        ("way", "way 'pigeon' is unknown; use allreduce, ring, f16, int8, top_k"),
+        ("nan", "no weights are finite and count"),
+    ],
+)
+def test_all_ranks_refuse_in_one_line(said, case, message):
+    for each in said:
+        assert message in each["refusals"][case]
+        assert "\n" not in each["refusals"][case]
+
+
+@needs_mpi
+def test_agents_of_all_ranks_learn_one_thing_without_one_that_raises(said):
+    assert {tuple(each["trained"]["bits"]) for each in said} == {tuple(said[0]["trained"]["bits"])}
+    assert len(said[0]["trained"]["bits"]) == 1
+    assert len({each["trained"]["noise"] for each in said}) == RANKS
+    assert said[0]["trained"]["left_out"] == {"a6": "ValueError: it fell over"}
+    assert all(each["trained"]["loss"] < 0.05 for each in said)  # from 5
+
+
+@needs_mpi
+def test_a_barrier_is_for_all_ranks_and_false_for_one_agent_alone(said):
+    assert [each["barriers"] for each in said] == [False] * RANKS
+
+
+@needs_mpi
+@pytest.mark.parametrize(("case", "code"), [("killed", 9), ("raises", 1)])
+def test_a_rank_that_dies_or_raises_ends_all(tmp_path, case, code):
+    done = run_ranks(tmp_path, case)
+    assert done.returncode == code
+    assert not [*tmp_path.iterdir()]
+    if case == "raises":
+        assert "it fell over" in done.stderr
+
+
+@needs_mpi
+@pytest.mark.parametrize(("ranks", "by"), [(1, ("-m", "mpi4py")), (2, ())], ids=["one", "plain"])
+def test_a_start_that_could_hang_is_refused(tmp_path, ranks, by):
+    done = run_ranks(tmp_path, "averages", ranks=ranks, by=by)
+    assert done.returncode != 0
+    assert "MPI needs 2 ranks or more: mpirun -n 2 python -m mpi4py PROGRAM" in done.stderr
+
+
+def test_without_mpi4py_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ConfigError, match=r"pip install 'flowrl\[mpi\]'"):
+        MPISyncCoordinator(["a", "b"])
+
+
+def test_other_rules_are_refused_before_mpi_starts():
+    with pytest.raises(ConfigError, match="flowrl average"):
+        MPISyncCoordinator(["a", "b"], rule=Rule(name="krum"))
