@@ -76,13 +76,7 @@ class MPISyncCoordinator(LocalSyncCoordinator):
     def check_alike(self, parts: Mapping[str, object]) -> None:
         """Raise ConfigError, on all ranks, unless their parts have the same `repr`; all call it."""
         for name, part in parts.items():
-            digest = hashlib.sha256(repr(part).encode()).digest()
-            table = self._gathered(np.frombuffer(digest, np.uint8))
-            others = np.flatnonzero((table != table[0]).any(axis=1))
-            if others.size:
-                raise ConfigError(
-                    f"rank {others[0]} has another {name} than rank 0; start all alike"
-                )
+            self._gathered(np.empty(0), name, part)
 
     async def barrier(self, agent_id: str, timeout: float = 1.0) -> bool:
         """Wait for this rank's agents for so many seconds, then for all ranks as it takes."""
@@ -94,9 +88,7 @@ class MPISyncCoordinator(LocalSyncCoordinator):
 
     def _combine(self, meeting: _Meeting) -> Combined:
         """The mean over all ranks; each of them calls it once in a round."""
-        form = map_leaves(lambda leaf: (leaf.dtype.str, leaf.shape), meeting.like)
-        self.check_alike({"form of weights": form, "round": meeting.number})
-        weights = self._weights(meeting.offers)
+        weights = self._weights(meeting)
         members = tuple(sorted(agent for agent, weight in weights.items() if weight >= 0))
         total = math.fsum(weights[agent] for agent in members)
         if not total > 0:
@@ -112,15 +104,17 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         left_out = dict.fromkeys(spoilt, "its weights are not finite")
         return self._added(sum(rows[1:], start=rows[0]), share), members, left_out
 
-    def _weights(self, offers: Mapping[str, tuple[np.ndarray, float]]) -> dict[str, float]:
+    def _weights(self, meeting: _Meeting) -> dict[str, float]:
         """The weight of each agent of all ranks, or why it does not count."""
         own = np.full(-(-len(self._all) // self._size), _ABSENT)
         for place, agent in enumerate(self.own):
-            if agent in offers:
-                row, weight = offers[agent]
+            if agent in meeting.offers:
+                row, weight = meeting.offers[agent]
                 finite = np.isfinite(np.vdot(row, row)) or np.isfinite(row).all()
                 own[place] = weight if finite else _NOT_FINITE
-        return dict(zip(self._all, self._gathered(own).T.ravel().tolist(), strict=False))
+        form = map_leaves(lambda leaf: (leaf.dtype.str, leaf.shape), meeting.like)
+        table = self._gathered(own, "round or form of weights", (meeting.number, form))
+        return dict(zip(self._all, table.T.ravel().tolist(), strict=False))
 
     def _added(self, row: np.ndarray, share: float) -> np.ndarray:
         """The sum of all ranks' rows `[d]`, the same bits on each; overwrites `row`."""
@@ -135,11 +129,16 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         self._lost = change - decode(sent, row.size)
         return sum((decode(each, row.size) for each in self._gathered(sent)), self._before[0])
 
-    def _gathered(self, own: np.ndarray) -> np.ndarray:
-        """`[ranks, n]`: an array `[n]` of each rank."""
-        table = np.empty((self._size, own.size), own.dtype)
-        self._comm.Allgather(own, table)
-        return table
+    def _gathered(self, own: np.ndarray, name: str = "", part: object = None) -> np.ndarray:
+        """`[ranks, n]`: an array `[n]` of each rank; raises if a `part` has another `repr`."""
+        digest = np.frombuffer(hashlib.sha256(repr(part).encode()).digest(), np.uint8)
+        sent = np.concatenate([digest, own.view(np.uint8)])
+        table = np.empty((self._size, sent.size), np.uint8)
+        self._comm.Allgather(sent, table)
+        others = np.flatnonzero((table[:, :32] != table[0, :32]).any(axis=1))
+        if others.size:
+            raise ConfigError(f"rank {others[0]} has another {name} than rank 0; start all alike")
+        return table[:, 32:].view(own.dtype)
 
 
 class MPIDistributedTrainer(DistributedTrainer):
