@@ -9,6 +9,7 @@ from typing import Any as _Any
 
 _NAMES = {
     "coordinator": "Averaged LocalSyncCoordinator SyncCoordinator average_offers stale_weight",
+    "gossip": "gossip_means matching spectral_gap",
     "mpi": "MPIDistributedTrainer MPISyncCoordinator",
     "rules": "OuterStep Rule average",
     "state": "AgentState SyncMessage Tree",
