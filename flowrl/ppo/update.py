@@ -106,15 +106,24 @@ def learn(
 
 
 def stats_of_all(stats: Stats, axis: Axis) -> Stats:
-    """The stats of all devices: their environments in order, and the means of their figures."""
-    of_envs = {name: axis.gather(getattr(stats, name), axis=1) for name in _OF_ENVS}
+    """The stats of all devices: their environments in order, and the means of their figures.
+
+    Of an update that is not finite only that and its loss are told. So everything here follows from
+    what was learned: XLA would else exchange some of it while a device still learns, and on a CPU a
+    device that waits holds one of the few threads that the others learn with.
+    """
+    if axis.name is None:
+        return stats
+    loss = stats.figures["loss"]
+    figures = {name: jnp.where(stats.finite, it, loss) for name, it in stats.figures.items()}
+    stats = jax.tree.map(lambda leaf: jnp.where(stats.finite, leaf, 0), stats)
     return stats._replace(
-        figures=axis.mean(stats.figures),
+        figures=axis.mean(figures),
         acted=axis.gather(stats.acted, axis=0),
         claims=axis.total(stats.claims),
         finite=~axis.any(~stats.finite),
         stop=axis.greatest(stats.stop),
-        **of_envs,
+        **{name: axis.gather(getattr(stats, name), axis=1) for name in _OF_ENVS},
     )
 
 
