@@ -36,6 +36,7 @@ Minutes = Annotated[float, at_least(0.0)]
 FrameAccounting = Literal["acted", "total"]
 Activation = Literal["tanh", "relu", "gelu"]
 MergePolicyName = Literal["frame_count", "frame_average", "eval_gate"]
+RuleName = Literal["mean", "trimmed_mean", "median", "geometric_median", "krum", "multi_krum"]
 Sandbox = Literal["auto", "bwrap", "none"]
 
 
@@ -56,6 +57,7 @@ SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to
 _OF_GRAPH = ("env_name", "layer_size", "activation")
 _ADDRESS = re.compile(r"\S+:[0-9]{1,5}")
 _MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
+_LEAST_OF_KRUM = 5  # members of which one may be faulty
 _MOST_ROWS, _MOST_WORLDS = 2**22, 2**14  # of an update; of a pool, which memory holds
 
 
@@ -87,6 +89,17 @@ class PPOConfig(Configuration):
     grad_sync_period: Positive = 1
     """Updates after which the devices agree: 1 averages every gradient; more lets each device move
     its own copy of the parameters, and then averages the copies."""
+    replicas: Positive = 1
+    """Trainers of one run, each with worlds of its own, whose experts are averaged in rounds."""
+    average_every: Positive = 10
+    """Updates from one round to the next."""
+    average_rule: RuleName = "mean"
+    """How a round averages its members, by the steps in which each expert acted."""
+    average_quorum: Positive | None = None
+    """Replicas that a round needs (default: all but one, at least 2)."""
+    average_deadline: AboveZero | None = None
+    """Seconds after which a round with its quorum closes (default: the median of the last arrivals
+    and four median deviations, at least a second)."""
     num_steps: Positive = 64
     """Steps of every environment per update."""
     update_epochs: Positive = 4
@@ -133,7 +146,7 @@ class PPOConfig(Configuration):
     """Folder of JAX's persistent compile cache (default: the user's cache folder)."""
 
     def check(self) -> None:
-        """Make sure that environments and rows can be divided evenly."""
+        """Make sure that environments and rows can be divided evenly, and rounds be made."""
         flag, shards = next(
             (name, value)
             for name, value in (
@@ -163,6 +176,30 @@ class PPOConfig(Configuration):
             raise ConfigError(
                 f"{of}{shared} = {rows} rows do not divide into --num_minibatches "
                 f"{self.num_minibatches}; choose {near}"
+            )
+        if self.replicas > 1:
+            self._check_rounds()
+
+    @property
+    def quorum(self) -> int:
+        """Replicas that a round needs."""
+        return self.average_quorum or max(2, self.replicas - 1)
+
+    def _check_rounds(self) -> None:
+        if not 2 <= self.quorum <= self.replicas:
+            raise ConfigError(
+                f"--average_quorum {self.quorum} must be 2 to {self.replicas}, as --replicas says"
+            )
+        if self.average_rule.endswith("krum") and self.quorum < _LEAST_OF_KRUM:
+            raise ConfigError(
+                f"--average_rule {self.average_rule} needs --average_quorum {_LEAST_OF_KRUM} or "
+                f"more, not {self.quorum}; choose geometric_median, or more --replicas"
+            )
+        updates = -(-self.total_timesteps // (self.num_envs * self.num_steps * self.replicas))
+        if self.average_every > updates:
+            raise ConfigError(
+                f"--average_every {self.average_every} is beyond the {updates} updates of each of "
+                f"{self.replicas} replicas in {self.total_timesteps} steps; choose 1 to {updates}"
             )
 
 
@@ -270,6 +307,8 @@ class TrainConfig(Configuration):
     """Number of this process, below num_processes."""
     peer_timeout: Positive = 10
     """Seconds without a sign of life after which another process counts as lost."""
+    replica: Natural | None = None
+    """Number of this replica, by which the run's first process starts it."""
 
     def check(self) -> None:
         """Make sure that the processes can share the devices."""
@@ -293,6 +332,14 @@ class TrainConfig(Configuration):
             raise ConfigError(
                 f"--num_devices {devices} cannot be shared evenly by --num_processes {number}; "
                 f"choose a multiple of {number}"
+            )
+        least = max(2, (self.replica or 0) + 1)
+        if self.replica is not None and self.ppo.replicas < least:
+            raise ConfigError(f"--replica {self.replica} needs --replicas {least} or more")
+        if self.ppo.replicas > 1 and number > 1:
+            raise ConfigError(
+                f"--replicas {self.ppo.replicas} and --num_processes {number} exclude each other; "
+                "a replica may have several devices, in one process"
             )
         self.ppo_of_all().check()
 

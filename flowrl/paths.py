@@ -135,6 +135,16 @@ class RunPaths(JobPaths):
         """An expert at the end of the run."""
         return self.policies / "final" / f"expert_{local}"
 
+    def replica(self, number: int) -> RunPaths:
+        """The files that one replica of the run writes for itself."""
+        return RunPaths(self.replicas / str(number), self.expert)
+
+    replicas = _Below("folder", "replicas")
+    """What the run's replicas write for themselves."""
+    rounds = _Below("folder", "rounds")
+    """Rounds in which the run's replicas are averaged (`flowrl.averaging.rounds`)."""
+    last_words = _Below("folder", "error.txt")
+    """Why a replica ended, if it could say so."""
     finals = _Below("policies", "final")
     """The folder of all final experts, renamed into place when complete."""
     resume = _Below("policies", "resume")

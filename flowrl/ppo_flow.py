@@ -18,6 +18,7 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from flowrl import console
+from flowrl.averaging import replicas
 from flowrl.config import TrainConfig, parse
 from flowrl.console import EXIT_INTERRUPTED
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
@@ -65,10 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(config: TrainConfig) -> int:
+    # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if config.replica is not None:
+        from flowrl.ppo import replica  # it may be killed at any instant
+
+        return replica.run(config)
     stop = StopSignal()
     with stop.listening():
-        # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        if config.ppo.replicas > 1:
+            return replicas.run(config, stop)
         if config.coordinator is not None and config.process_id == 0:
             refuse_used_port(config.coordinator)
         from flowrl.ppo import trainer  # --help does not wait for jax

@@ -152,6 +152,7 @@ class Progress:
     eta_seconds: float | None
     phase: Phase  # compiling, training, saving
     updated_at: float  # unix time, for eyes
+    waits_for: str = ""  # replicas
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ OTHER = {
     "env_name": "Craftax-Symbolic-v1",
     "gpu_ids": (0, 3),
     "merge_policy": "eval_gate",
+    "replicas": 6,
+    "average_rule": "median",
+    "average_quorum": 4,
     "sandbox": "none",
     "pass_env": ("MY_NAME", "MY_OTHER_NAME"),
 }

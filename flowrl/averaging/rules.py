@@ -24,9 +24,9 @@ from typing import Literal
 
 import numpy as np
 
+from flowrl.config import RuleName
 from flowrl.errors import ConfigError
 
-RuleName = Literal["mean", "trimmed_mean", "median", "geometric_median", "krum", "multi_krum"]
 _STEPS, _CLOSE = 200, 1e-12  # of Weiszfeld's iteration; its least relative change
 
 

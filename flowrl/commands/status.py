@@ -369,12 +369,13 @@ def _status_word(row: SkillRow) -> str:
 
 def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> SkillRow:
     facts = {name: line[name] for name in _OF_STATE if name in line}
-    seconds = line.get("wall_seconds")
+    seconds, waits = line.get("wall_seconds"), _waits(line)
     if line["status"] == "running":
         seconds = (datetime.now(UTC) - datetime.fromisoformat(line["since"])).total_seconds()
         progress = _progress(paths, line)
         if progress is not None:
             facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
+            waits = progress.waits_for
             facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
     below = line["status"] == "completed" and line["success_rate"] < line.get("goal", 0.0)
     weak = [line["skill"]] if below else completed & set(line.get("blocked_by", ()))
@@ -387,7 +388,7 @@ def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> Ski
         devices=tuple(line.get("devices", ())),
         ended_at=line.get("at"),
         waits_for=tuple(line.get("blocked_by") or line["waits_for"]),
-        waits=_waits(line),
+        waits=waits,
         below_goal=below,
         why="; ".join(filter(None, [why, more])),
         log=tuple(line.get("log", ())),

@@ -57,7 +57,7 @@ _TMP_BYTES = 2**30
 _HOME_BYTES = 2**26
 MEMORY_SHARE = 0.9  # of a GPU, for all its runs together: CUDA contexts need the rest
 HOST_DEVICES = "--xla_force_host_platform_device_count="
-_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 # Reading compiled programs allocates and frees small pieces of memory. Asking the kernel for larger
 # ones makes a start 5 % cheaper. The third setting restores glibc's default for large blocks.
 _MALLOC = {
@@ -172,7 +172,7 @@ def child_env(
         return env
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    env[_FRACTION] = f"{memory_share(env) / skills_per_gpu:.4f}"
+    env[MEMORY_FRACTION] = f"{memory_share(env) / skills_per_gpu:.4f}"
     return env
 
 
@@ -196,13 +196,13 @@ def memory_share(environ: Mapping[str, str]) -> float:
     Raises:
       ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is not in (0, 1].
     """
-    text = environ.get(_FRACTION, MEMORY_SHARE)
+    text = environ.get(MEMORY_FRACTION, MEMORY_SHARE)
     try:
         share = float(text)
     except ValueError:
         share = 0.0
     if not 0.0 < share <= 1.0:
-        raise ConfigError(f"{_FRACTION}={text} must lie in (0, 1]; unset it or correct it")
+        raise ConfigError(f"{MEMORY_FRACTION}={text} must lie in (0, 1]; unset it or correct it")
     return share
 
 

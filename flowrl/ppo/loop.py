@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +53,7 @@ class UpdateReport:
 
     learner: Learner
     counters: Counters
+    episodes: EpisodeLog
     rates: Rates
     figures: dict[str, float]
     claims: np.ndarray  # int[tasks, 2], steps done in this start, and those without their gains
@@ -91,28 +92,30 @@ def start(
     return Learner(placement.lay(train, COPIED), tuple(shards))
 
 
-def train(
+def train(  # noqa: PLR0913
     env: WalkingEnv,
     config: PPOConfig,
     programs: Programs,
     *,
     learner: Learner,
     counters: Counters,
+    episodes: EpisodeLog | None = None,
     stop: Callable[[], int | None] = lambda: None,
-) -> Iterator[UpdateReport]:
+) -> Generator[UpdateReport, tuple[Learner, Counters] | None]:
     """Update, at least once, until the budget is spent or success is frequent enough.
 
     `stop` is called in every update when it has acted; all processes hear of its exit code, and
     report it.
 
     Reports come after updates at which all devices have the same parameters: every
-    `grad_sync_period`-th one and the last. `learner` is donated.
+    `grad_sync_period`-th one and the last. `learner` is donated. Training goes on with the learner
+    and counters that are sent, if any. `episodes` are those seen before, if any.
 
     Raises:
       TrainingError: a loss or a parameter is not finite.
     """
     placement, started = programs.placement, time.monotonic() - counters.seconds
-    episodes = EpisodeLog(config.num_envs, env.num_tasks)
+    episodes = episodes or EpisodeLog(config.num_envs, env.num_tasks)
     apart: Any = 0  # int32[D, E], steps since the devices' copies were equal
     reached, ended, claims = False, False, np.zeros((env.num_tasks, 2), np.int64)
     code = 0
@@ -144,9 +147,10 @@ def train(
             learner, apart = learner._replace(train=programs.agree(learner.train, rows)), 0
             reached = rates.reach(config.success_state_rate)
             ended = reached or spent
-            yield UpdateReport(
+            sent = yield UpdateReport(
                 learner=learner,
                 counters=counters,
+                episodes=episodes,
                 rates=rates,
                 figures={name: float(figure) for name, figure in stats.figures.items()},
                 claims=claims,
@@ -154,6 +158,7 @@ def train(
                 ended=ended,
                 stop=code,
             )
+            learner, counters = sent or (learner, counters)
 
 
 def update(

@@ -26,6 +26,7 @@ from jax._src import distributed  # its client has the barriers and the keys; no
 
 from flowrl.config import TrainConfig, to_argv
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
+from flowrl.launchers.process import die_with_parent
 from flowrl.program_cache import digest_of_sources
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,6 @@ PROGRAM = ("-m", "flowrl.ppo_flow")
 _START_SECONDS = 300
 _GRACE_SECONDS = 3
 _LOOPBACK = "127.0.0.1"
-_PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
 
@@ -160,12 +160,8 @@ def _start(config: TrainConfig) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         argv,
         close_fds=False,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509  JAX has started no threads yet
+        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  JAX has no threads yet
     )
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _exit_code(others: Sequence[subprocess.Popen[bytes]]) -> int:

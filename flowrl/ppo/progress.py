@@ -9,7 +9,7 @@ from datetime import timedelta
 from flowrl import runs
 from flowrl.config import PPOConfig
 from flowrl.envs.base import REWARD_LIMIT
-from flowrl.paths import slug
+from flowrl.paths import RunPaths, slug
 from flowrl.ppo.loop import (
     Counters,
     UpdateReport,
@@ -29,8 +29,11 @@ LINE_SECONDS = 5.0
 class Reporter:
     """Reports on one run; a full disk silences it, and training goes on."""
 
-    def __init__(self, assignment: Assignment, config: PPOConfig) -> None:
+    def __init__(
+        self, assignment: Assignment, config: PPOConfig, progress: RunPaths | None = None
+    ) -> None:
         self._paths, self._run = assignment
+        self._progress = progress or self._paths  # where progress.json lies
         self._config = config
         self._trackers = Guarded([])
         self._shown_at = self._logged_at = self._printed_at = float("-inf")
@@ -99,7 +102,7 @@ class Reporter:
                 line += f" · {self._clipped:,} rewards clipped to ±{REWARD_LIMIT:,.0f}"
             logger.info("%s | %s", line, steps)
         try:
-            runs.write_progress(self._paths, progress)
+            runs.write_progress(self._progress, progress)
         except OSError as error:
             logger.warning("progress.json cannot be written: %s", error)
 

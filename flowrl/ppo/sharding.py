@@ -247,7 +247,7 @@ def with_shards(config: PPOConfig) -> PPOConfig:
     threads = config.acting_threads
     if threads is None:
         on_cpu = jax.default_backend() == "cpu"  # a GPU steps all at once
-        cpus = len(os.sched_getaffinity(0)) if on_cpu else 1
+        cpus = len(os.sched_getaffinity(0)) // config.replicas if on_cpu else 1
         threads = threads_for(config, cpus)
     devices = config.num_devices or jax.device_count()
     shards = config.env_shards or max(devices, threads)

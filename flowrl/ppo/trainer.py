@@ -139,6 +139,8 @@ def prepare(
     """The learner, its counters and the best, of the last checkpoint if any; programs are ready."""
     network = ActorCritic(env.num_actions, config.ppo.layer_size, config.ppo.activation)
     words, key = programs.expert_keys(seed_words(config.ppo.seed + assignment.run.attempt - 1))
+    if config.replica:
+        key = jax.random.fold_in(key, config.replica)  # worlds and actions of its own
     experts = run_io.initial_experts(
         assignment, network, np.asarray(words), observation_size=env.observation_size
     )

@@ -1,0 +1,269 @@
+"""The averager of a run with replicas: starts them, and makes a round of what they offer.
+
+It is the run's first process: it holds the run's lock, and is what the run's runner waits for. A
+replica that dies is started again at the newest round. An averager that is killed takes its
+replicas with it and leaves the rounds that it made; its next start goes on with the newest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from flowrl import storage
+from flowrl.averaging.rounds import LeftOut, Offer, Round, Rounds, closes_after, fold, pooled
+from flowrl.averaging.rules import Rule
+from flowrl.config import PPOConfig, TrainConfig, to_argv
+from flowrl.errors import (
+    EXIT_DISK_FULL,
+    EXIT_DIVERGED,
+    EXIT_USAGE,
+    ConfigError,
+    FileRefusedError,
+    FlowrlError,
+    TrainingError,
+)
+from flowrl.launchers.process import die_with_parent
+from flowrl.launchers.sandbox import MEMORY_FRACTION, memory_share
+from flowrl.paths import RunPaths
+from flowrl.runs import Progress, read_progress, write_progress
+
+logger = logging.getLogger(__name__)
+_LOOK_SECONDS, _REPORT_SECONDS, _TRIES = 0.05, 1.0, 3
+_PHASES = ("compiling", "training", "saving")
+_ERRORS = {EXIT_USAGE: ConfigError, EXIT_DIVERGED: TrainingError}  # by a replica's exit code
+
+
+def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
+    """Train a run with replicas; returns the exit code.
+
+    Raises:
+      FlowrlError: fewer replicas than a round needs are left; says how the last one ended.
+    """
+    paths = RunPaths(config.module_path.absolute().parent, 0)  # of no file that names the expert
+    if not config.resume:
+        storage.remove_tree(paths.rounds)
+    averager = Averager(config.ppo, paths, partial(_start, config))
+    try:
+        while (code := stop()) is None:
+            if (code := averager.look()) is not None:
+                break
+            averager.report()
+            time.sleep(_LOOK_SECONDS)
+    finally:
+        averager.close()
+    if code == 0:
+        storage.remove_tree(paths.rounds)
+        storage.remove_tree(paths.replicas)
+    return code
+
+
+def _start(config: TrainConfig, replica: int) -> subprocess.Popen[bytes]:
+    """The process of one replica; it inherits the run's lock, and dies with this one."""
+    replicas, devices = config.ppo.replicas, config.ppo.num_devices
+    ppo = replace(config.ppo, num_devices=devices and max(1, devices // replicas))
+    argv = to_argv(replace(config, ppo=ppo, replica=replica))
+    return subprocess.Popen(
+        (sys.executable, "-m", "flowrl.ppo_flow", *argv),
+        env={**os.environ, **share_of_devices(replica, replicas, os.environ)},
+        close_fds=False,
+        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  there is one thread
+    )
+
+
+class Averager:
+    """The replicas' processes and the rounds of a run.
+
+    Args:
+      config: of the run; the replicas share its frames.
+      paths: of the run.
+      start: starts the process of the replica with this number.
+    """
+
+    def __init__(
+        self, config: PPOConfig, paths: RunPaths, start: Callable[[int], subprocess.Popen[bytes]]
+    ) -> None:
+        self._config, self._paths, self._start = config, paths, start
+        self._rounds = Rounds(paths.rounds)
+        self._processes = {replica: start(replica) for replica in range(config.replicas)}
+        self._deaths = dict.fromkeys(self._processes, 0)  # since its last offer
+        self._reported_at, self._reported = 0.0, None
+        self._begin(self._rounds.newest())
+
+    def look(self) -> int | None:
+        """Start dead replicas again, and make the next round if it is due.
+
+        Returns:
+          The run's exit code when it is over, else None.
+
+        Raises:
+          FlowrlError: as `run`.
+        """
+        if self._base is None:
+            self._begin(self._rounds.newest())  # replica 0 makes the first
+        elif self._base.ended and self._processes[0].poll() == 0:
+            return 0
+        elif not self._base.ended:
+            self._look_for_offers(self._base)
+            if self._is_due(self._base):
+                self._begin(self._make_round(self._base))
+        return self._start_again()
+
+    def report(self) -> None:
+        """Write progress.json, the sum of the replicas' own, at most once a second, if it moved."""
+        if time.monotonic() - self._reported_at < _REPORT_SECONDS:
+            return
+        self._reported_at = time.monotonic()
+        found = [read_progress(self._paths.replica(replica)) for replica in self._processes]
+        known = [progress for progress in found if progress is not None]
+        missing = ", ".join(str(k) for k in self._processes if k not in self._arrived)
+        waits = f"replica {missing}" if self._arrived and missing else ""
+        if known and (total := total_progress(known, waits)) != self._reported:
+            self._reported = total
+            write_progress(self._paths, total)
+
+    def close(self) -> None:
+        """End the replicas."""
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    def _begin(self, base: Round | None) -> None:
+        self._base, self._began = base, time.monotonic()
+        self._arrived: dict[int, float] = {}  # seconds after the round before
+
+    def _start_again(self) -> int | None:
+        for replica, process in self._processes.items():
+            code = process.poll()
+            if not code or self._deaths[replica] == _TRIES:
+                continue
+            if code == EXIT_DISK_FULL:
+                return code
+            self._deaths[replica] = _TRIES if code == EXIT_USAGE else self._deaths[replica] + 1
+            why = self._why(replica, code)
+            logger.warning("replica %d: %s", replica, why)
+            if self._deaths[replica] < _TRIES:
+                self._processes[replica] = self._start(replica)
+                continue
+            left = sum(deaths < _TRIES for deaths in self._deaths.values())
+            if left < self._config.quorum or replica == 0:
+                raise _ERRORS.get(code, FlowrlError)(
+                    f"{why} (replica {replica}; {left} of {len(self._processes)} are left, and a "
+                    f"round needs {self._config.quorum} of them and replica 0)"
+                )
+        return None
+
+    def _why(self, replica: int, code: int) -> str:
+        """How a replica ended, in its own words if it left any."""
+        said = self._paths.replica(replica).last_words
+        if code > 0 and said.exists():
+            return storage.read_bytes(said).decode(errors="replace")
+        return f"signal {-code} ended it" if code < 0 else f"it ended with {code}; see the log"
+
+    def _look_for_offers(self, base: Round) -> None:
+        for replica in self._processes.keys() - self._arrived:
+            if self._rounds.offer_folder(base.number + 1, replica).exists():
+                self._arrived[replica] = time.monotonic() - self._began
+                self._deaths[replica] = 0
+
+    def _is_due(self, base: Round) -> bool:
+        closing = closes_after(
+            [*self._arrived.values()],
+            last=base.arrivals,
+            replicas=self._config.replicas,
+            quorum=self._config.quorum,
+            deadline=self._config.average_deadline,
+        )
+        return time.monotonic() - self._began >= closing
+
+    def _make_round(self, base: Round) -> Round:
+        before, number = self._rounds.mean(base), base.number + 1
+        offers: dict[int, tuple[Offer, Mapping]] = {}
+        left_out: list[LeftOut] = []
+        for replica in self._processes:
+            try:
+                if replica not in self._arrived:
+                    raise FileRefusedError(f"it made no offer for round {number} in time")
+                offers[replica] = self._rounds.read_offer(base, replica, before)
+            except FileRefusedError as error:
+                logger.warning("round %d without replica %d: %s", number, replica, error)
+                left_out.append(LeftOut(replica=replica, why=str(error)))
+        if not offers:
+            raise TrainingError(f"round {number} has no member; see the lines above")
+        mean = fold(before, offers, Rule(name=self._config.average_rule))
+        return self._rounds.commit(
+            self._record(base, [o for o, _ in offers.values()], left_out), mean
+        )
+
+    def _record(self, base: Round, members: Sequence[Offer], left_out: Sequence[LeftOut]) -> Round:
+        figures, number = pooled([member.figures for member in members]), base.number + 1
+        gained = [sum(column) for column in zip(*(m.acted for m in members), strict=True)]
+        success = figures.step_success[-1]
+        reached = figures.full and success >= self._config.success_state_rate
+        frames = base.frames + sum(gained)
+        logger.info(
+            "round %d: %d members, %d frames, %.0f %%", number, len(members), frames, success * 100
+        )
+        return Round(
+            number=number,
+            members=tuple(members),
+            left_out=tuple(left_out),
+            frames=frames,
+            acted=tuple(before + more for before, more in zip(base.acted, gained, strict=True)),
+            arrivals=tuple(sorted(self._arrived.values())),
+            seconds=base.seconds + time.monotonic() - self._began,
+            ended=reached or number == num_rounds(self._config),
+            reached=reached,
+        )
+
+
+def num_rounds(config: PPOConfig) -> int:
+    """Rounds of a whole run: the fewest in which its replicas take total_timesteps steps."""
+    steps = config.num_envs * config.num_steps * config.average_every * config.replicas
+    return -(-config.total_timesteps // steps)
+
+
+def share_of_devices(replica: int, replicas: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that give a replica its GPUs of those that the run may see; several share one.
+
+    >>> share_of_devices(1, 2, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    {'CUDA_VISIBLE_DEVICES': '2,3'}
+    >>> share_of_devices(3, 4, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    {'CUDA_VISIBLE_DEVICES': '1', 'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.4500'}
+    >>> share_of_devices(1, 2, {})
+    {}
+    """
+    devices = [word for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
+    if not devices:
+        return {}
+    each = max(1, len(devices) // replicas)
+    first = replica * each % len(devices)
+    share = {"CUDA_VISIBLE_DEVICES": ",".join(devices[first : first + each])}
+    if replicas > len(devices):
+        sharing = -(-replicas // len(devices))
+        share[MEMORY_FRACTION] = f"{memory_share(environ) / sharing:.4f}"
+    return share
+
+
+def total_progress(parts: Sequence[Progress], waits: str = "") -> Progress:
+    """The progress of a run whose replicas' progress this is, and whom it `waits` for."""
+    success = zip(*(part.step_success for part in parts), strict=True)
+    left = [part.eta_seconds for part in parts if part.eta_seconds is not None]
+    return replace(
+        parts[0],
+        updates=max(part.updates for part in parts),
+        frames=sum(part.frames for part in parts),
+        total_frames=sum(part.total_frames for part in parts),
+        steps_per_second=sum(part.steps_per_second for part in parts),
+        step_success=tuple(sum(shares) / len(parts) for shares in success),
+        eta_seconds=max(left, default=None),
+        phase=max((part.phase for part in parts), key=_PHASES.index),
+        updated_at=max(part.updated_at for part in parts),
+        waits_for=waits,
+    )

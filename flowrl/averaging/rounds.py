@@ -1,0 +1,273 @@
+"""Rounds of averaging in a folder: replicas of one run offer their arrays, one record names them.
+
+    rounds/<r>/offers/<k>/arrays.safetensors   what replica k learned in round r, leaves [E, …]
+    rounds/<r>/offers/<k>/state.safetensors    its environments, for itself alone
+    rounds/<r>/offers/<k>/offer.json           digests and frames
+    rounds/<r>/mean.safetensors                what all of them go on from
+    rounds/<r>/round.json                      the members of the round: it is the round
+
+An offer is a folder that never changes. A round is there when its record is; whoever is killed
+before that has changed nothing, and whoever asks later finds one answer. Round 0 has no members:
+its mean is what all replicas begin with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from flowrl import storage
+from flowrl.averaging.rules import OuterStep, Rule, average
+from flowrl.errors import FileRefusedError
+from flowrl.storage import records
+from flowrl.storage.records import Natural, Share, at_least
+
+Arrays = Mapping[str, np.ndarray]
+_HEADER_BYTES = 2**20
+_LEAST_SECONDS, _SPREADS = 1.0, 4.0
+_KEPT = 2
+_MEAN, _RECORD = "mean.safetensors", "round.json"
+_ARRAYS, _STATE, _OFFER = "arrays.safetensors", "state.safetensors", "offer.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a replica has seen of its newest episodes."""
+
+    step_success: tuple[Share, ...]
+    mean_episode_length: float
+    episodes: Natural
+    full: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What one replica learned from one round to the next."""
+
+    replica: Natural
+    base: str  # digest of the mean that it began with
+    acted: tuple[Natural, ...]  # steps in which each expert acted since then
+    figures: Figures
+    digest: str = ""  # of its arrays' file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A replica whose offer does not count in a round."""
+
+    replica: Natural
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What counts: which offers were averaged, and what became of them."""
+
+    number: Natural
+    digest: str = ""  # of the mean's file
+    members: tuple[Offer, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    frames: Natural = 0  # of all rounds so far
+    acted: tuple[Natural, ...] = ()  # of each expert, in all rounds so far
+    arrivals: tuple[Annotated[float, at_least(0.0)], ...] = ()  # seconds after the round before
+    seconds: float = 0.0  # of training so far
+    ended: bool = False  # whether the run is over
+    reached: bool = False  # because success is frequent enough
+
+
+def pooled(figures: Sequence[Figures]) -> Figures:
+    """The figures of several replicas, weighted by their episodes."""
+    episodes = sum(each.episodes for each in figures)
+    shares = [each.episodes / episodes if episodes else 1 / len(figures) for each in figures]
+    success = np.array([each.step_success for each in figures])
+    lengths = np.array([each.mean_episode_length for each in figures])
+    return Figures(
+        step_success=tuple(map(float, np.clip(shares @ success, 0, 1))),
+        mean_episode_length=float(shares @ lengths),
+        episodes=episodes,
+        full=all(each.full for each in figures),
+    )
+
+
+class Rounds:
+    """The rounds of one run, in its folder `rounds`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def newest(self) -> Round | None:
+        """The newest round; None before round 0.
+
+        Raises:
+          FileRefusedError: its record is damaged.
+        """
+        numbers = self._numbers()
+        while numbers:
+            path = self.folder / str(numbers.pop()) / _RECORD
+            if path.exists():
+                return records.read(path, Round)
+        return None
+
+    def mean(self, record: Round) -> dict[str, np.ndarray]:
+        """The arrays of a round.
+
+        Raises:
+          FileRefusedError: they are not those that the record names.
+        """
+        return _read(self.folder / str(record.number) / _MEAN, record.digest)
+
+    def commit(self, record: Round, mean: Arrays) -> Round:
+        """Make a round: its arrays, then its record; older rounds that none needs are removed."""
+        folder = storage.make_dir(self.folder / str(record.number))
+        content = save(dict(mean))
+        record = replace(record, digest=hashlib.sha256(content).hexdigest())
+        storage.write_atomic(folder / _MEAN, content)
+        records.write(folder / _RECORD, record)
+        self.collect(record.number)
+        return record
+
+    def collect(self, newest: int) -> None:
+        """Remove the rounds that no later one needs, and what a kill left half removed."""
+        storage.remove_leftovers(self.folder)
+        for number in self._numbers():
+            if number <= newest - _KEPT:
+                storage.remove_tree(self.folder / str(number))
+
+    def offer(self, number: int, offer: Offer, arrays: Arrays, state: Arrays) -> None:
+        """Offer arrays for a round; an offer that is there already stays as it is."""
+        final = self.offer_folder(number, offer.replica)
+        if final.exists():
+            return
+        prepared = final.with_name(f".tmp-{offer.replica}")
+        storage.remove_tree(prepared)
+        storage.make_dir(prepared)
+        content = save(dict(arrays))
+        offer = replace(offer, digest=hashlib.sha256(content).hexdigest())
+        storage.write_atomic(prepared / _ARRAYS, content, durable=False)
+        storage.write_atomic(prepared / _STATE, save(dict(state)), durable=False)
+        records.write(prepared / _OFFER, offer, durable=False)
+        storage.commit_dir(prepared, final)
+
+    def offer_folder(self, number: int, replica: int) -> Path:
+        """Where a replica's offer for a round lies."""
+        return self.folder / str(number) / "offers" / str(replica)
+
+    def read_offer(self, base: Round, replica: int, like: Arrays) -> tuple[Offer, Arrays]:
+        """A replica's offer for the round after `base`, and its arrays.
+
+        Raises:
+          FileRefusedError: it is damaged, of another round or shape, or a number is not finite.
+        """
+        folder = self.offer_folder(base.number + 1, replica)
+        found = records.read(folder / _OFFER, Offer, remedy="the replica is left out")
+        most = sum(leaf.nbytes for leaf in like.values()) + _HEADER_BYTES
+        arrays = _read(folder / _ARRAYS, found.digest, limit_bytes=most)
+        if (found.replica, found.base, len(found.acted)) != (replica, base.digest, len(base.acted)):
+            raise FileRefusedError(f"{folder} did not begin with round {base.number}")
+        forms = {name: (leaf.shape, leaf.dtype) for name, leaf in like.items()}
+        if {name: (leaf.shape, leaf.dtype) for name, leaf in arrays.items()} != forms:
+            raise FileRefusedError(f"{folder} has arrays of other shapes or types than the round")
+        for name, leaf in arrays.items():
+            if not np.isfinite(leaf).all():
+                raise FileRefusedError(f"{folder} has a NaN or an infinite number in {name}")
+        return found, arrays
+
+    def state(self, number: int, replica: int) -> dict[str, np.ndarray] | None:
+        """The environments that a replica left with its offer for a round, if it made one."""
+        path = self.offer_folder(number, replica) / _STATE
+        return _read(path) if path.exists() else None
+
+    def _numbers(self) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal())
+
+
+def closes_after(
+    arrivals: Sequence[float],
+    *,
+    last: Sequence[float],
+    replicas: int,
+    quorum: int,
+    deadline: float | None = None,
+) -> float:
+    """Seconds after the round before at which a round closes; infinite while it is too early.
+
+    It closes with the last of `replicas`, or with the quorum and the deadline. Without one given,
+    the deadline is the median of the arrivals of the round before plus four median deviations, or
+    plus a second if that is longer.
+
+    >>> closes_after([10.0, 11.0, 12.0], last=[10.0, 11.0, 12.0], replicas=4, quorum=3)
+    15.0
+    >>> closes_after([10.0], last=[], replicas=4, quorum=3)
+    inf
+    """
+    if len(arrivals) >= replicas:
+        return max(arrivals)
+    if len(arrivals) < quorum:
+        return math.inf
+    if deadline is None:
+        known = last or arrivals
+        middle = statistics.median(known)
+        spread = statistics.median(abs(seconds - middle) for seconds in known)
+        deadline = middle + max(_SPREADS * spread, _LEAST_SECONDS)
+    return max(deadline, sorted(arrivals)[quorum - 1])
+
+
+def fold(
+    before: Arrays,
+    offers: Mapping[int, tuple[Offer, Arrays]],
+    rule: Rule,
+    outer: OuterStep | None = None,
+) -> dict[str, np.ndarray]:
+    """What a round makes of its members' arrays, leaves `[E, …]` as those of the round before.
+
+    Each expert is averaged by itself, weighted by the steps in which it acted; one that acted
+    nowhere stays as it was. Of whole numbers, which count Adam's steps, the greatest is taken.
+    `krum` and its like take no weights: they choose among the members in which the expert acted.
+    """
+    folded = {name: leaf.copy() for name, leaf in before.items()}
+    floats = sorted(name for name, leaf in before.items() if leaf.dtype.kind == "f")
+    for name in before.keys() - floats:
+        folded[name] = np.max([arrays[name] for _, arrays in offers.values()], axis=0)
+    num_experts = len(next(iter(before.values())))
+    for expert in range(num_experts):
+        acted = {k: offer.acted[expert] for k, (offer, _) in offers.items() if offer.acted[expert]}
+        if not acted:
+            continue
+        rows = np.stack([_row(offers[k][1], floats, expert) for k in acted])
+        weights = None if "krum" in rule.name else np.array([*acted.values()], float)
+        mean = average(rule, rows, weights)
+        _put_row(folded, floats, expert, mean)
+    return folded
+
+
+def _row(arrays: Arrays, names: Sequence[str], expert: int) -> np.ndarray:
+    return np.concatenate([arrays[name][expert].ravel().astype(np.float64) for name in names])
+
+
+def _put_row(arrays: Arrays, names: Sequence[str], expert: int, row: np.ndarray) -> None:
+    first = 0
+    for name in names:
+        leaf = arrays[name]
+        leaf[expert] = row[first : first + leaf[expert].size].reshape(leaf[expert].shape)
+        first += leaf[expert].size
+
+
+def _read(path: Path, sha256: str | None = None, limit_bytes: int = 2**33) -> dict[str, np.ndarray]:
+    content = storage.read_bytes(path, limit_bytes=limit_bytes)
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise FileRefusedError(f"{path} is not what its record says; retry the run")
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise FileRefusedError(f"{path} cannot be read ({error}); retry the run") from error
