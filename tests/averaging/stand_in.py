@@ -1,21 +1,61 @@
-"""A replica without a game: `python -m tests.averaging.stand_in ROUNDS REPLICA [FAULT]`.
+"""A run with replicas without a game: `python -m tests.averaging.stand_in FAULTS FLAGS`.
 
-What it offers is a function of the round's mean and its number, as a real replica's is. FAULT is
-how it errs: `nan`, `shape`, `stale`, `dead` (from round 2 on), `full` (the disk).
+The averager is the real one; its replicas are forked, so that they start at once. What one offers
+is a function of the round's mean, the round's number and its own, as a real replica's is. FAULTS
+say how some err: `2=nan,3=shape`; also `stale`, `dead` (from round 2 on) and `full` (the disk).
+Replica 0 writes down every round that it sees in `seen/`, and leaves the last one as its result.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
+from flowrl import console, storage
+from flowrl.averaging import replicas
 from flowrl.averaging.rounds import Figures, Offer, Round, Rounds
+from flowrl.config import TrainConfig, parse
 from flowrl.errors import EXIT_DISK_FULL
+from flowrl.launchers.process import die_with_parent
+from flowrl.paths import RunPaths
+from flowrl.ppo_flow import StopSignal
+from flowrl.storage import records
 
 SHAPES = {"params/kernel": (3, 40, 8), "opt_state/mu": (3, 40, 8)}
+
+
+class Forked:
+    """A forked child, as `subprocess.Popen` shows one."""
+
+    def __init__(self, work: Callable[[], int]) -> None:
+        parent = os.getpid()
+        self.pid, self._code = os.fork(), None
+        if not self.pid:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            die_with_parent(parent)
+            os._exit(console.guarded(work))
+
+    def poll(self) -> int | None:
+        """Its exit code, or the signal that ended it below 0; None while it lives."""
+        return self.wait(os.WNOHANG)
+
+    def wait(self, options: int = 0) -> int | None:
+        """As `poll`, when it has ended."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def kill(self) -> None:
+        """End it."""
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def first_mean() -> dict[str, np.ndarray]:
@@ -52,27 +92,56 @@ def spoil(arrays: dict[str, np.ndarray], fault: str) -> None:
         arrays["params/kernel"] = kernel[:, 1:]
 
 
-def main(rounds: Rounds, replica: int, fault: str) -> int:
+def replica(paths: RunPaths, number: int, fault: str) -> int:
     """Offer in every round until the last; returns the exit code."""
-    if replica == 0 and rounds.newest() is None:
+    rounds, at = Rounds(paths.rounds), -1
+    own = storage.make_dir(paths.replica(number).folder)
+    (own / "pid").write_text(str(os.getpid()))
+    if number == 0 and rounds.newest() is None:
         rounds.commit(Round(number=0, acted=(0, 0, 0)), first_mean())
-    number = -1
     while True:
         record = rounds.newest()
-        if record is None or record.number <= number:
+        if record is None or record.number <= at:
             time.sleep(0.002)
             continue
+        mean, at = rounds.mean(record), record.number
+        if number == 0:
+            write_down(paths, record, mean)
         if record.ended:
             return 0
-        number = record.number
-        arrays, offer = learned(rounds.mean(record), number, replica), offer_of(record, replica)
-        if fault == "full" or (fault == "dead" and number >= 2):
+        arrays, offer = learned(mean, at, number), offer_of(record, number)
+        if fault == "full" or (fault == "dead" and at >= 2):
             return EXIT_DISK_FULL if fault == "full" else 1
         if fault == "stale":
-            offer = offer_of(Round(number=0, digest="0" * 64), replica)
+            offer = offer_of(Round(number=0, digest="0" * 64), number)
         spoil(arrays, fault)
-        rounds.offer(number + 1, offer, arrays, {"state": np.arange(3)})
+        rounds.offer(at + 1, offer, arrays, {"state": np.arange(3)})
+
+
+def write_down(paths: RunPaths, record: Round, mean: dict[str, np.ndarray]) -> None:
+    """Keep a round's record; one that was seen before must be the same."""
+    seen = storage.make_dir(paths.folder / "seen") / f"{record.number}.json"
+    assert not seen.exists() or records.read(seen, Round) == record, record.number
+    records.write(seen, record)
+    if record.ended:
+        np.savez(paths.folder / "final.npz", **mean)
+
+
+def main(faults: str, *argv: str) -> int:
+    """Run the averager; returns its exit code."""
+    said = dict(pair.split("=") for pair in faults.split(",") if pair)
+    config = parse(TrainConfig, argv)
+    paths = RunPaths(config.module_path.absolute().parent, 0)
+
+    def start(_: TrainConfig, number: int) -> Forked:
+        return Forked(partial(replica, paths, number, said.get(str(number), "")))
+
+    replicas._start = start  # type: ignore[assignment]
+    console.start_logging()
+    stop = StopSignal()
+    with stop.listening():
+        return console.guarded(lambda: replicas.run(config, stop))
 
 
 if __name__ == "__main__":
-    sys.exit(main(Rounds(Path(sys.argv[1])), int(sys.argv[2]), "".join(sys.argv[3:])))
+    sys.exit(main(*sys.argv[1:]))

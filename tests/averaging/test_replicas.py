@@ -2,61 +2,78 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flowrl.averaging.replicas import Averager
-from flowrl.averaging.rounds import Rounds, fold
+from flowrl.averaging.replicas import num_rounds, share_of_devices, total_progress
+from flowrl.averaging.rounds import Round, fold
 from flowrl.averaging.rules import Rule
-from flowrl.config import PPOConfig
-from flowrl.errors import EXIT_DISK_FULL, FileRefusedError, FlowrlError
-from flowrl.launchers.process import die_with_parent
+from flowrl.config import PPOConfig, TrainConfig, to_argv
+from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE
 from flowrl.paths import RunPaths
+from flowrl.runs import Progress
+from flowrl.storage import records
 from tests.averaging import stand_in
-from tests.waiting import limit
+from tests.waiting import limit, until
 
-STEPS = 64 * 64
+STEPS = 64 * 64 * 10  # of one replica in one round
 
 
 def config_of(replicas: int, rounds: int, **settings) -> PPOConfig:
-    steps = STEPS * replicas * rounds * 10
-    return PPOConfig(replicas=replicas, total_timesteps=steps, **settings)
+    return PPOConfig(replicas=replicas, total_timesteps=STEPS * replicas * rounds, **settings)
 
 
 class Run:
     """A run whose replicas are stand-ins."""
 
-    def __init__(self, folder, config: PPOConfig, faults: dict[int, str] | None = None) -> None:
-        self.paths, self.config, self.faults = RunPaths(folder, 0), config, faults or {}
-        self.rounds = Rounds(self.paths.rounds)
-        self.started: list[subprocess.Popen] = []
+    def __init__(self, folder: Path, config: PPOConfig, faults: str = "") -> None:
+        self.paths = RunPaths(folder, 0)
+        config_words = to_argv(TrainConfig(ppo=config, module_path=self.paths.module))
+        self.words = (sys.executable, "-m", "tests.averaging.stand_in", faults, *config_words)
+        self.start()
 
-    def start(self, replica: int) -> subprocess.Popen:
-        command = (sys.executable, "-m", "tests.averaging.stand_in", str(self.rounds.folder))
-        fault = self.faults.get(replica, "")
-        dying = partial(die_with_parent, os.getpid())
-        self.started.append(subprocess.Popen((*command, str(replica), fault), preexec_fn=dying))  # noqa: PLW1509
-        return self.started[-1]
+    def start(self) -> None:
+        self.averager = subprocess.Popen(self.words, stderr=subprocess.PIPE, text=True)
 
-    def train(self, before_look=lambda averager: None) -> int:
-        averager = Averager(self.config, self.paths, self.start)
+    def pid(self, replica: int) -> int:
+        """The process of a replica, once it lives."""
+        path = self.paths.replica(replica).folder / "pid"
+        return int(until(lambda: path.exists() and path.read_text()))
+
+    def kill(self, replica: int, number: int = signal.SIGKILL) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid(replica), number)
+
+    def ended(self, each_time: Callable[[], object] = lambda: None) -> tuple[int, str]:
+        """The exit code, and what the averager said last."""
         deadline = time.monotonic() + limit(60)
-        try:
-            while (code := averager.look()) is None:
-                before_look(averager)
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
-            return code
-        finally:
-            averager.close()
+        while self.averager.poll() is None:
+            each_time()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        said = self.averager.stderr.read()
+        return self.averager.returncode, said.strip().rpartition("\n")[2]
+
+    def seen(self) -> list[Round]:
+        """Every round that replica 0 has seen."""
+        numbers = range(len(list((self.paths.folder / "seen").glob("*.json"))))
+        return [records.read(self.paths.folder / "seen" / f"{n}.json", Round) for n in numbers]
+
+    def final(self) -> dict[str, np.ndarray]:
+        with np.load(self.paths.folder / "final.npz") as arrays:
+            return dict(arrays)
 
 
 def expected_mean(replicas: int, rounds: int) -> dict[str, np.ndarray]:
@@ -64,88 +81,107 @@ def expected_mean(replicas: int, rounds: int) -> dict[str, np.ndarray]:
     mean = stand_in.first_mean()
     for number in range(rounds):
         offers = {
-            k: (stand_in.offer_of(stand_in.Round(number=0), k), stand_in.learned(mean, number, k))
+            k: (stand_in.offer_of(Round(number=0), k), stand_in.learned(mean, number, k))
             for k in range(replicas)
         }
         mean = fold(mean, offers, Rule())
     return mean
 
 
-def assert_same(one, other) -> None:
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+def assert_whole(run: Run, replicas: int, rounds: int) -> None:
+    """All rounds were made, each once and of all replicas, and nothing else is left."""
+    seen = run.seen()
+    assert [record.number for record in seen] == list(range(rounds + 1))
+    assert all(len(record.members) == replicas for record in seen[1:])
+    frames = sum(sum(member.acted) for record in seen for member in record.members)
+    assert seen[-1].frames == sum(seen[-1].acted) == frames
+    wanted, found = expected_mean(replicas, rounds), run.final()
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(found[name], wanted[name]) for name in found)
+    assert not run.paths.rounds.exists()
+    assert not run.paths.replicas.exists()
 
 
 def test_every_round_is_the_mean_of_all_replicas(tmp_path):
     run = Run(tmp_path, config_of(3, 4))
-    assert run.train() == 0
-    last = run.rounds.newest()
-    assert (last.number, last.ended, last.reached) == (4, True, False)
-    assert last.acted == (4 * 330, 4 * 150, 4 * 25)
-    assert last.frames == sum(last.acted)
-    assert_same(run.rounds.mean(last), expected_mean(3, 4))
-    assert sorted(path.name for path in run.rounds.folder.iterdir()) == ["3", "4"]
+    assert run.ended()[0] == 0
+    assert_whole(run, 3, 4)
+    assert run.seen()[-1].acted == (4 * 330, 4 * 150, 4 * 25)
 
 
 def test_success_ends_the_run_early(tmp_path):
     run = Run(tmp_path, config_of(2, 40, success_state_rate=0.05))
-    assert run.train() == 0
-    assert (run.rounds.newest().number, run.rounds.newest().reached) == (1, True)
+    assert run.ended()[0] == 0
+    last = run.seen()[-1]
+    assert (last.number, last.ended, last.reached) == (1, True, True)
 
 
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [
-        ("nan", "NaN"),
-        ("shape", "other shapes"),
-        ("stale", "did not begin with"),
-        ("dead", "no offer"),
-    ],
-)
-def test_a_faulty_replica_is_left_out_and_named(tmp_path, fault, why):
-    run = Run(tmp_path, config_of(4, 4), {2: fault})
-    assert run.train() == 0
-    last = run.rounds.newest()
-    assert [member.replica for member in last.members] == [0, 1, 3]
-    (left,) = last.left_out
-    assert left.replica == 2
-    assert why in left.why
+def test_faulty_replicas_are_left_out_and_named(tmp_path):
+    run = Run(
+        tmp_path,
+        config_of(7, 4, average_quorum=2, average_deadline=0.3),
+        "1=nan,2=shape,3=stale,4=dead",
+    )
+    stopped = []
 
+    def stop_one() -> None:
+        if not stopped and (tmp_path / "seen" / "1.json").exists():
+            run.kill(5, signal.SIGSTOP)
+            stopped.append(5)
 
-def test_a_stopped_replica_does_not_hold_the_others(tmp_path):
-    run, stopped = Run(tmp_path, config_of(4, 3)), []
-
-    def stop_one(averager) -> None:
-        if not stopped and averager._base and averager._base.number == 1:
-            os.kill(run.started[3].pid, signal.SIGSTOP)
-            stopped.append(time.monotonic())
-
-    assert run.train(stop_one) == 0
-    assert [left.replica for left in run.rounds.newest().left_out] == [3]
+    assert run.ended(stop_one)[0] == 0
+    last = run.seen()[-1]
+    assert [member.replica for member in last.members] == [0, 6]
+    why = {left.replica: left.why for left in last.left_out}
+    found = [word in why[k] for k, word in enumerate(
+        ["NaN", "other shapes", "did not begin with", "no offer", "no offer"], 1)]  # fmt: skip
+    assert all(found), why
+    late = [record.seconds for record in run.seen()]
+    assert all(b - a < 0.3 + 1.0 * limit(1) for a, b in itertools.pairwise(late))
 
 
 def test_without_a_quorum_the_run_ends_with_an_error(tmp_path):
-    with pytest.raises(FlowrlError, match="1 of 2 are left"):
-        Run(tmp_path, config_of(2, 9), {1: "dead"}).train()
+    code, said = Run(tmp_path, config_of(2, 9), "1=dead").ended()
+    assert code == 1
+    assert "it ended with 1" in said
+    assert "replica 1; 1 of 2 are left, and a round needs 2" in said
 
 
 def test_a_full_disk_ends_the_run_as_one(tmp_path):
-    assert Run(tmp_path, config_of(2, 9), {1: "full"}).train() == EXIT_DISK_FULL
+    assert Run(tmp_path, config_of(2, 9), "1=full").ended()[0] == EXIT_DISK_FULL
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_replicas_change_no_bit(tmp_path, seed):
-    run, draws = Run(tmp_path, config_of(2, 5, average_deadline=1000.0)), random.Random(seed)
-    kills = []
+def test_killed_replicas_and_averagers_change_no_bit(tmp_path):
+    run, draws, kills = (
+        Run(tmp_path, config_of(2, 5, average_deadline=1000.0)),
+        random.Random(0),
+        [],
+    )
 
-    def kill_one(averager) -> None:
-        if len(kills) < 4 and draws.random() < 0.02:
-            kills.append(draws.choice(run.started))
-            kills[-1].kill()
-            averager._deaths = dict.fromkeys(averager._deaths, 0)
+    def kill_one() -> None:
+        rounds = len(list((tmp_path / "seen").glob("*.json")))
+        if len(kills) < 4 and rounds > len(kills) and draws.random() < 0.2:
+            kills.append(draws.choice([0, 1]))
+            run.kill(kills[-1])
 
-    assert run.train(kill_one) == 0
-    assert_same(run.rounds.mean(run.rounds.newest()), expected_mean(2, 5))
+    until((tmp_path / "seen" / "1.json").exists)
+    pids = [run.pid(0), run.pid(1)]
+    run.averager.kill()
+    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
+    run.averager.communicate()
+    run.start()
+    assert run.ended(kill_one)[0] == 0
+    assert_whole(run, 2, 5)
+
+
+def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
+    run = Run(tmp_path, config_of(2, 6))
+    until((tmp_path / "seen" / "2.json").exists)
+    run.averager.terminate()
+    assert run.ended()[0] in (EXIT_RESUMABLE, 0)
+    run.start()
+    assert run.ended()[0] == 0
+    assert_whole(run, 2, 6)
 
 
 def test_the_quorum_is_all_but_one_and_two_at_least():
@@ -153,11 +189,33 @@ def test_the_quorum_is_all_but_one_and_two_at_least():
     assert config_of(8, 1, average_quorum=4).quorum == 4
 
 
-def test_a_damaged_round_is_refused(tmp_path):
-    run = Run(tmp_path, config_of(2, 1))
-    run.train()
-    last = run.rounds.newest()
-    mean = run.rounds.folder / "1" / "mean.safetensors"
-    mean.write_bytes(mean.read_bytes()[:-1] + b"\1")
-    with pytest.raises(FileRefusedError, match="not what its record says"):
-        run.rounds.mean(last)
+def test_the_rounds_of_a_run_take_its_steps():
+    steps = 64 * 64 * 10 * 3
+    rounds = [num_rounds(PPOConfig(replicas=3, total_timesteps=n)) for n in (steps, steps + 1)]
+    assert rounds == [1, 2]
+
+
+def test_the_progress_of_a_run_is_that_of_all_replicas():
+    one = Progress(
+        run_id="r",
+        updates=5,
+        frames=100,
+        total_frames=300,
+        steps_per_second=10.0,
+        step_success=(0.2,),
+        eta_seconds=20.0,
+        phase="training",
+        updated_at=1.0,
+    )
+    other = replace(one, frames=80, step_success=(0.4,), eta_seconds=None, phase="compiling")
+    total = total_progress([one, other], "replica 1")
+    assert (total.updates, total.frames, total.total_frames) == (5, 180, 600)
+    assert (total.steps_per_second, total.eta_seconds, total.phase) == (20.0, 20.0, "training")
+    assert total.step_success == (pytest.approx(0.3),)
+    assert total.waits_for == "replica 1"
+
+
+def test_each_replica_has_gpus_of_its_own_while_there_are_enough():
+    four = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    found = [share_of_devices(k, 2, four)["CUDA_VISIBLE_DEVICES"] for k in range(2)]
+    assert found == ["4,5", "6,7"]
