@@ -4,11 +4,11 @@ Start all by `mpirun -n 4 python -m mpi4py train.py`. MPI waits for the slowest 
 timeout; a rank that dies or raises ends all ranks (MPICH). Only buffers travel, nothing is pickled.
 Sums are in f32 (f64 with an f64 array), so a mean is within 1e-6 of the greatest number of it.
 
-A rank sends about 8 bytes of each number by `allreduce`, and by `ring` too, in 2 (ranks - 1)
-messages one after another; 2, 1 or 0.08 to each other rank by `f16`, `int8` and `top_k` (the 1 %
-that changed most), which is slower within one machine. These three send the change since the round
-before, but the first time, and add what is lost to the next change (error feedback,
-arXiv:1906.02367): agents must go on from the round's tree.
+A rank sends up to 8 bytes of each number by `ring`, in 2 (ranks - 1) messages one after another,
+and as many by `allreduce`, for many ranks with few numbers; `f16`, `int8` and `top_k` (the 1 % that
+changed most) send 2, 1 or 0.08 to each other rank, which is slower within one machine. These three
+send the change since the round before, but the first time, and add what is lost to the next change
+(error feedback, arXiv:1906.02367): agents must go on from the round's tree.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         self,
         agent_ids: Sequence[str],
         *,
-        way: str = "allreduce",
+        way: str = "ring",
         rule: Rule | None = None,
         outer: OuterStep | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         if (rule or Rule()).name != "mean":
             raise ConfigError("MPI takes the mean; use LocalSyncCoordinator or flowrl average")
-        if way not in ("allreduce", "ring", *_CODECS):
-            raise ConfigError(f"way {way!r} is unknown; use allreduce, ring, {', '.join(_CODECS)}")
+        if way not in ("ring", "allreduce", *_CODECS):
+            raise ConfigError(f"way {way!r} is unknown; use ring, allreduce, {', '.join(_CODECS)}")
         super().__init__(outer=outer)
         try:
             from mpi4py import MPI
@@ -118,11 +118,11 @@ class MPISyncCoordinator(LocalSyncCoordinator):
 
     def _added(self, row: np.ndarray, share: float) -> np.ndarray:
         """The sum of all ranks' rows `[d]`, the same bits on each; overwrites `row`."""
-        if self._way == "ring":
-            return _ring(self._comm, row)
-        if self._way == "allreduce" or self._before is None:
+        if self._way == "allreduce":
             self._comm.Allreduce(self._in_place, row)
             return row
+        if self._way == "ring" or self._before is None:
+            return _ring(self._comm, row)
         encode, decode = _CODECS[self._way]
         change = row - row.dtype.type(share) * self._before[0] + self._lost
         sent = encode(change.astype(np.float32))

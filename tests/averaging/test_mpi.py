@@ -77,7 +77,7 @@ def test_what_compression_loses_comes_with_later_rounds(said, way, bound):
         ("twice", "8 agents with 7 ids for 3 ranks"),
         ("few", "2 agents with 2 ids for 3 ranks"),
         ("rule", "MPI takes the mean; use LocalSyncCoordinator or flowrl average"),
-        ("way", "way 'pigeon' is unknown; use allreduce, ring, f16, int8, top_k"),
+        ("way", "way 'pigeon' is unknown; use ring, allreduce, f16, int8, top_k"),
         ("nan", "no weights are finite and count"),
     ],
 )
