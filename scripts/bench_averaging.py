@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
+from averaging_ranks import mpi_rows
 from benchmarking import Row, arguments, paired, report
 
 from flowrl.averaging import AgentState, Averaged, LocalSyncCoordinator, SyncMessage
@@ -122,6 +123,7 @@ def main() -> None:
     rounds = 3 if args.small else 7
     rows = local_rows(rounds=rounds)
     rows += [json_row(dtype, rounds=rounds) for dtype in ("float32", "float64")]
+    rows += mpi_rows(small=args.small)
     report("averaging", rows, args.json)
 
 

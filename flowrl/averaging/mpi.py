@@ -112,7 +112,7 @@ class MPISyncCoordinator(LocalSyncCoordinator):
                 row, weight = meeting.offers[agent]
                 finite = np.isfinite(np.vdot(row, row)) or np.isfinite(row).all()
                 own[place] = weight if finite else _NOT_FINITE
-        form = map_leaves(lambda leaf: (leaf.dtype.str, leaf.shape), meeting.like)
+        form = self._newest is None and map_leaves(lambda x: (x.dtype.str, x.shape), meeting.like)
         table = self._gathered(own, "round or form of weights", (meeting.number, form))
         return dict(zip(self._all, table.T.ravel().tolist(), strict=False))
 
