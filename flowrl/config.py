@@ -190,6 +190,11 @@ class PPOConfig(Configuration):
             raise ConfigError(
                 f"--average_quorum {self.quorum} must be 2 to {self.replicas}, as --replicas says"
             )
+        if self.average_every % self.grad_sync_period:
+            raise ConfigError(
+                f"--average_every {self.average_every} must be a multiple of --grad_sync_period "
+                f"{self.grad_sync_period}"
+            )
         if self.average_rule.endswith("krum") and self.quorum < _LEAST_OF_KRUM:
             raise ConfigError(
                 f"--average_rule {self.average_rule} needs --average_quorum {_LEAST_OF_KRUM} or "

@@ -42,6 +42,7 @@ OTHER = {
     "replicas": 6,
     "average_rule": "median",
     "average_quorum": 4,
+    "average_every": 16,
     "sandbox": "none",
     "pass_env": ("MY_NAME", "MY_OTHER_NAME"),
 }
@@ -181,6 +182,12 @@ def test_what_is_no_whole_number_is_refused(word):
         ({"stall_timeout": 0.0}, "--stall_timeout"),
         ({"run_timeout": -1.0}, "--run_timeout"),
         ({"cpus_per_run": -1}, "--cpus_per_run"),
+        ({"replicas": 0}, "--replicas is 0"),
+        ({"replicas": 3, "average_quorum": 4}, "--average_quorum 4 must be 2 to 3"),
+        ({"replicas": 3, "average_quorum": 1}, "--average_quorum 1 must be 2 to 3"),
+        ({"replicas": 2, "average_every": 99, "total_timesteps": 400_000}, "the 49 updates"),
+        ({"replicas": 5, "average_rule": "krum"}, "krum needs --average_quorum 5 or more, not 4"),
+        ({"replicas": 2, "grad_sync_period": 3}, "must be a multiple of --grad_sync_period 3"),
     ],
     ids=str,
 )

@@ -233,7 +233,8 @@ def fold(
 
     Each expert is averaged by itself, weighted by the steps in which it acted; one that acted
     nowhere stays as it was. Of whole numbers, which count Adam's steps, the greatest is taken.
-    `krum` and its like take no weights: they choose among the members in which the expert acted.
+    `krum` and its like take no weights: they choose among the members in which the expert acted; of
+    too few for them the geometric median is taken.
     """
     folded = {name: leaf.copy() for name, leaf in before.items()}
     floats = sorted(name for name, leaf in before.items() if leaf.dtype.kind == "f")
@@ -245,9 +246,10 @@ def fold(
         if not acted:
             continue
         rows = np.stack([_row(offers[k][1], floats, expert) for k in acted])
-        weights = None if "krum" in rule.name else np.array([*acted.values()], float)
-        mean = average(rule, rows, weights)
-        _put_row(folded, floats, expert, mean)
+        few = "krum" in rule.name and len(rows) < 2 * rule.faulty + 3
+        used = Rule(name="geometric_median") if few else rule
+        weights = None if "krum" in used.name else np.array([*acted.values()], float)
+        _put_row(folded, floats, expert, average(used, rows, weights))
     return folded
 
 

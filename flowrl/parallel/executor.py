@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from flowrl import storage
@@ -221,7 +220,7 @@ class CommandExecutor:
             return (events.RunEnded(entry.skill, status.run_id, outcome, outcome.frames),)
         paths = RunPaths(job.folder, request.expert)
         progress, tail = _progress(job, paths), read_log_tail(paths.training_log)
-        frames, saved = (progress.frames if progress else 0), _saved(paths.resume)
+        frames, saved = (progress.frames if progress else 0), _saved(paths)
         self._disk.check()
         full = not self._disk.ok
         return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail, saved, full),)
@@ -340,10 +339,8 @@ def _progress(job: Job, paths: RunPaths) -> Progress | None:
     return progress if progress is not None and progress.run_id == job.run_id else None
 
 
-def _saved(resume: Path) -> int:
-    """How many checkpoints the run has saved, by the number of the newest one; 0 without any."""
-    try:
-        names = [path.name for path in resume.iterdir()]
-    except OSError:
-        return 0
+def _saved(paths: RunPaths) -> int:
+    """How many checkpoints or rounds the run has saved, by the newest one's number; 0 without."""
+    names = [path.name for path in paths.resume.glob("*")]
+    names += [path.parent.name for path in paths.rounds.glob("*/round.json")]
     return max((int(name) + 1 for name in names if _CHECKPOINT.fullmatch(name)), default=0)

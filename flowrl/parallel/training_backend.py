@@ -199,7 +199,11 @@ class TrainingBackend:
         config, left = self._of(request.skill).ppo, request.frames_left
         frames = request.more_frames or config.total_timesteps
         most = frames if left is None else min(frames, left)
-        return dataclasses.replace(config, total_timesteps=most)
+        config = dataclasses.replace(config, total_timesteps=most)
+        updates = -(-most // (config.num_envs * config.num_steps * config.replicas))
+        if config.replicas > 1 and updates < config.average_every:  # less than a round is left
+            return dataclasses.replace(config, average_every=updates, grad_sync_period=1)
+        return config
 
     def _on_devices(self, config: PPOConfig, request: RunRequest) -> PPOConfig:
         """The configuration with the devices of this launch; the last one may have had others."""
@@ -213,6 +217,7 @@ class TrainingBackend:
         most = self._config.schedule.max_parallel_skills
         side_by_side = min(most, self._config.graph.max_nodes or most)
         cpus = self._config.launch.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
+        cpus //= config.replicas
         devices = config.num_devices or sandbox.host_devices(env)
         threads = configs.threads_for(dataclasses.replace(config, num_devices=devices), cpus)
         return dataclasses.replace(config, acting_threads=threads)

@@ -134,6 +134,9 @@ def test_an_address_of_this_machine_can_be_the_coordinators(where):
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
+        (("--replica=0",), "--replica 0 needs --replicas 2 or more"),
+        (("--replica=3", "--replicas=3"), "--replica 3 needs --replicas 4 or more"),
+        (("--num_processes=2", "--replicas=2"), "--replicas 2 and --num_processes 2 exclude"),
         (("--num_processes=2", "--process_id=2"), "--process_id 2 must be below --num_processes 2"),
         (("--num_processes=2", "--process_id=1"), "--process_id 1 needs --coordinator HOST:PORT"),
         (("--num_processes=2", "--coordinator=here"), "--coordinator here is no HOST:PORT"),
