@@ -93,15 +93,13 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         total = math.fsum(weights[agent] for agent in members)
         if not total > 0:
             raise TrainingError("no weights are finite and count; lower learning_rate")
-        own = [agent for agent in members if agent in meeting.offers]
-        rows = [meeting.offers[agent][0] for agent in own]  # the coordinator's own copies
-        rows = [
-            np.multiply(row, weights[a] / total, out=row) for a, row in zip(own, rows, strict=True)
-        ]
-        rows = rows or [np.zeros_like(next(iter(meeting.offers.values()))[0])]
+        offers = meeting.offers  # rows are the coordinator's own copies
+        own = [agent for agent in members if agent in offers]
+        rows = [np.multiply(offers[a][0], weights[a] / total, out=offers[a][0]) for a in own]
+        rows = rows or [np.zeros_like(next(iter(offers.values()))[0])]
         share = math.fsum(weights[agent] for agent in own) / total
-        spoilt = sorted(agent for agent, weight in weights.items() if weight == _NOT_FINITE)
-        left_out = dict.fromkeys(spoilt, "its weights are not finite")
+        why = "its weights are not finite"
+        left_out = {a: why for a in sorted(weights) if weights[a] == _NOT_FINITE}
         return self._added(sum(rows[1:], start=rows[0]), share), members, left_out
 
     def _weights(self, meeting: _Meeting) -> dict[str, float]:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -200,14 +201,14 @@ def barriers():
         coordinator = MPISyncCoordinator(AGENTS)
         for agent in coordinator.own:
             coordinator.join(agent)
-        passed = np.zeros(SIZE)
-        for _ in range(5):
-            passed[RANK] += 1
+        for number in range(2 * SIZE):
+            time.sleep(0.02 * (number % SIZE == RANK))
+            came = time.monotonic()
             done = await asyncio.gather(*(coordinator.barrier(a, 5.0) for a in coordinator.own))
-            everywhere = np.empty((SIZE, SIZE))
-            WORLD.Allgather(passed, everywhere)
+            times = np.empty((SIZE, 2))
+            WORLD.Allgather(np.array([came, time.monotonic()]), times)
             assert all(done)
-            assert len(set(everywhere.diagonal())) == 1
+            assert times[:, 0].max() <= times[:, 1].min()
         return await coordinator.barrier(coordinator.own[0], 0.01)
 
     return asyncio.run(run())
