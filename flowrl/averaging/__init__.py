@@ -12,6 +12,7 @@ _NAMES = {
     "gossip": "gossip_means matching spectral_gap",
     "mpi": "MPIDistributedTrainer MPISyncCoordinator",
     "rules": "OuterStep Rule average",
+    "spark": "SparkDistributedTrainer",
     "state": "AgentState SyncMessage Tree",
     "trainer": "DistributedAgent DistributedTrainer ackley simple_loss_function",
 }
