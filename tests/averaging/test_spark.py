@@ -287,10 +287,9 @@ KILLED = """
 folder = Path(sys.argv[1])
 
 def loss_fn(weights):
-    marker = folder / sys.argv[2]
     if kill and weights[0] > 0.9 and os.getpid() != driver:
         try:
-            marker.touch(exist_ok=False)
+            (folder / kill).touch(exist_ok=False)
         except FileExistsError:
             pass
         else:
@@ -306,7 +305,6 @@ for kill in ("", "worker", "executor"):
     trainer = SparkDistributedTrainer([f"agent{n}" for n in range(8)], context)
     first = trainer if not kill else first
     context = first._context
-    sys.argv[2:] = [kill]
     trainer.initialize_weights(np.ones(100), noise=0.5)
     asyncio.run(trainer.train(loss_fn, 6, 0.01, 2))
     found.append(b"".join(a.get_state().weights.tobytes() for a in trainer.get_all_agents()))
