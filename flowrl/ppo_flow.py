@@ -18,7 +18,6 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from flowrl import console
-from flowrl.averaging import replicas
 from flowrl.config import TrainConfig, parse
 from flowrl.console import EXIT_INTERRUPTED
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
@@ -75,6 +74,8 @@ def _train(config: TrainConfig) -> int:
     stop = StopSignal()
     with stop.listening():
         if config.ppo.replicas > 1:
+            from flowrl.averaging import replicas  # and NumPy
+
             return replicas.run(config, stop)
         if config.coordinator is not None and config.process_id == 0:
             refuse_used_port(config.coordinator)

@@ -128,6 +128,7 @@ class Rounds:
     def commit(self, record: Round, mean: Arrays) -> Round:
         """Make a round: its arrays, then its record; older rounds that none needs are removed."""
         folder = storage.make_dir(self.folder / str(record.number))
+        storage.remove_part_files(folder)  # of an averager that was killed
         content = save(dict(mean))
         record = replace(record, digest=hashlib.sha256(content).hexdigest())
         storage.write_atomic(folder / _MEAN, content)

@@ -25,6 +25,7 @@ from flowrl.config import TrainConfig
 from flowrl.envs.skill_module import open_module
 from flowrl.envs.tasks import check_gains
 from flowrl.errors import FileRefusedError, FlowrlError
+from flowrl.paths import RunPaths
 from flowrl.ppo import run_io
 from flowrl.ppo.loop import Counters, Learner, UpdateReport, frames_per_update, train
 from flowrl.ppo.metrics import EpisodeLog
@@ -49,21 +50,21 @@ def run(config: TrainConfig) -> int:
     Raises:
       FlowrlError: the run cannot be trained; the replica's folder says why.
     """
-    assert config.replica is not None
-    if config.replica:
-        logging.getLogger("flowrl").setLevel(logging.WARNING)  # replica 0 reports
-        quiet = replace(config.ppo, use_wandb=False, use_tensorboard=False)
-        config = replace(config, ppo=quiet)
-    use_compile_cache(config.ppo.compile_cache)
-    module = open_module(config.module_path)
-    assignment = run_io.read_assignment(replace(config, resume=False), module)
-    own = assignment.paths.replica(config.replica)
+    number = config.replica or 0
+    own = RunPaths(config.module_path.absolute().parent, 0).replica(number)
     storage.make_dir(own.folder)
     storage.remove_file(own.last_words)
+    ppo = config.ppo
+    if number:
+        logging.getLogger("flowrl").setLevel(logging.WARNING)  # replica 0 reports
+        ppo = replace(ppo, use_wandb=False, use_tensorboard=False)
+    use_compile_cache(ppo.compile_cache)
     try:
-        ppo = verify_distributed_setup(config.ppo).config
-        opened = Opened(module, assignment, *open_env(ppo, module))
-        with closing(Replica(replace(config, ppo=ppo, resume=False), opened)) as replica:
+        module = open_module(config.module_path)
+        assignment = run_io.read_assignment(config, module)
+        config = replace(config, ppo=verify_distributed_setup(ppo).config, resume=False)
+        opened = Opened(module, assignment, *open_env(config.ppo, module))
+        with closing(Replica(config, opened)) as replica:
             return replica.train()
     except FlowrlError as error:
         storage.write_atomic(own.last_words, str(error))

@@ -2,7 +2,7 @@
 
 The averager is the real one; its replicas are forked, so that they start at once. What one offers
 is a function of the round's mean, the round's number and its own, as a real replica's is. FAULTS
-say how some err: `2=nan,3=shape`; also `stale`, `dead` (from round 2 on) and `full` (the disk).
+say how some err: `2=nan,3=shape`; also `stale`, `dead` (from round 2 on), `full` (disk), `slow`.
 Replica 0 writes down every round that it sees in `seen/`, and leaves the last one as its result.
 """
 
@@ -115,6 +115,7 @@ def replica(paths: RunPaths, number: int, fault: str) -> int:
         if fault == "stale":
             offer = offer_of(Round(number=0, digest="0" * 64), number)
         spoil(arrays, fault)
+        time.sleep(0.1 if fault == "slow" else 0.0)
         rounds.offer(at + 1, offer, arrays, {"state": np.arange(3)})
 
 

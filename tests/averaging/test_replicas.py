@@ -174,6 +174,26 @@ def test_killed_replicas_and_averagers_change_no_bit(tmp_path):
     assert_whole(run, 2, 5)
 
 
+@pytest.mark.slow
+def test_a_hundred_kills_at_random_instants_change_no_bit(tmp_path):
+    rounds, draws = 250, random.Random(1)
+    run = Run(tmp_path, config_of(2, rounds, average_deadline=1000.0), "0=slow,1=slow")
+    until((tmp_path / "seen" / "0.json").exists)
+    kills = 0
+    while kills < 100 and run.averager.poll() is None:
+        time.sleep(draws.random() * 0.4)
+        kills += 1
+        if draws.random() < 0.7:
+            run.kill(draws.choice([0, 1]))
+            continue
+        run.averager.kill()
+        run.averager.communicate()
+        run.start()
+    assert kills == 100
+    assert run.ended()[0] == 0
+    assert_whole(run, 2, rounds)
+
+
 def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
     run = Run(tmp_path, config_of(2, 6))
     until((tmp_path / "seen" / "2.json").exists)

@@ -12,7 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flowrl import notices, storage
+from flowrl.averaging.rounds import Round, Rounds, fold
+from flowrl.averaging.rules import Rule
 from flowrl.config import MergePolicyName
 from flowrl.experts import manifest as manifests
 from flowrl.experts import repair
@@ -40,6 +44,7 @@ from flowrl.parallel.training_processor import (
 from flowrl.paths import GraphPaths
 from flowrl.runs import LineageEntry, read_run
 from flowrl.storage import records
+from tests.averaging import stand_in
 from tests.experts.making import content_digest, contents, make_expert
 from tests.faults.frozen import content
 from tests.parallel.making import (
@@ -87,6 +92,8 @@ def scenarios(policies: Sequence[MergePolicyName]) -> list[Scenario]:
         _resume(),
         _collect(),
         _roll_back(),
+        _offer(),
+        _round(),
         *_small(),
     ]
 
@@ -302,6 +309,89 @@ def _resume() -> Scenario:
         return resume_training_run(layout, 0, WOOD)
 
     return Scenario(name="resume", build=build, act=act, again=act, look=look, end=everything)
+
+
+# --- rounds of replicas
+
+
+def _rounds(layout: GraphPaths) -> Rounds:
+    return Rounds(layout.root / "rounds")
+
+
+def _look_at_round(layout: GraphPaths) -> Any:
+    """The newest round and its arrays; every offer for the next is whole."""
+    rounds = _rounds(layout)
+    if (newest := rounds.newest()) is None:
+        return None
+    mean = rounds.mean(newest)
+    found = [k for k in (0, 1) if rounds.offer_folder(newest.number + 1, k).exists()]
+    offers = [rounds.read_offer(newest, k, mean)[0].digest for k in found]
+    return newest.number, newest.digest, tuple(offers)
+
+
+def _begin_rounds(layout: GraphPaths) -> None:
+    rounds = _rounds(layout)
+    rounds.commit(Round(number=0, acted=(0, 0, 0)), stand_in.first_mean())
+
+
+def _make_offer(layout: GraphPaths, replica: int = 1) -> None:
+    rounds = _rounds(layout)
+    base = rounds.newest()
+    assert base is not None
+    arrays = stand_in.learned(rounds.mean(base), base.number, replica)
+    state = {"state": np.arange(3)}
+    rounds.offer(base.number + 1, stand_in.offer_of(base, replica), arrays, state)
+
+
+def _two_rounds_and_offers(layout: GraphPaths) -> None:
+    _begin_rounds(layout)
+    for _ in range(2):  # the third round removes the first
+        _make_offer(layout, 0)
+        _make_offer(layout, 1)
+        _fold_round(layout)
+    _make_offer(layout, 0)
+    _make_offer(layout, 1)
+
+
+def _fold_round(layout: GraphPaths, target: int | None = None) -> None:
+    rounds = _rounds(layout)
+    base = rounds.newest()
+    assert base is not None
+    rounds.collect(base.number)
+    if base.number == target:
+        return
+    before = rounds.mean(base)
+    offers = {k: rounds.read_offer(base, k, before) for k in (0, 1)}
+    record = Round(
+        number=base.number + 1,
+        members=tuple(offer for offer, _ in offers.values()),
+        frames=base.frames + sum(sum(offer.acted) for offer, _ in offers.values()),
+        acted=base.acted,
+    )
+    rounds.commit(record, fold(before, offers, Rule()))
+
+
+def _offer() -> Scenario:
+    return Scenario(
+        name="offer of a replica",
+        build=_begin_rounds,
+        act=_make_offer,
+        again=partial(_recovered, act=_make_offer),
+        look=_look_at_round,
+        end=everything,
+    )
+
+
+def _round() -> Scenario:
+    act = partial(_fold_round, target=3)
+    return Scenario(
+        name="round of replicas",
+        build=_two_rounds_and_offers,
+        act=act,
+        again=partial(_recovered, act=act),
+        look=_look_at_round,
+        end=everything,
+    )
 
 
 # --- the store

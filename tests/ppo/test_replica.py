@@ -1,0 +1,141 @@
+"""Replicas of a skill in the real game, by the programs that users call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.averaging.rounds import Rounds
+from flowrl.config import PPOConfig, to_argv
+from flowrl.errors import EXIT_USAGE
+from flowrl.experts.store import ExpertStore
+from flowrl.parallel.training_setup import prepare_training_run
+from flowrl.paths import GraphPaths
+from flowrl.runs import read_result
+from flowrl.skills.graph import SkillGraph
+from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
+from tests.parallel.making import LIBRARY
+from tests.waiting import limit, until
+
+SAPLING = "Collect Sapling"
+CONFIG = PPOConfig(
+    replicas=2,
+    average_every=2,
+    total_timesteps=2 * 6 * 8 * 16,
+    num_envs=8,
+    num_steps=16,
+    num_minibatches=2,
+    update_epochs=2,
+    max_task_steps=32,
+    success_state_rate=1.0,
+    log_seconds=0,
+)
+pytestmark = [pytest.mark.craftax, pytest.mark.timeout(900)]
+
+
+def prepared(folder: Path, config: PPOConfig = CONFIG):
+    return prepare_training_run(
+        layout=GraphPaths(folder),
+        graph=SkillGraph([LIBRARY[SAPLING]]),
+        skill=SAPLING,
+        expert=0,
+        attempt=1,
+        completed={},
+        config=config,
+    ).layout
+
+
+def begin(layout, config: PPOConfig = CONFIG) -> subprocess.Popen[str]:
+    module = ("--module_path", str(layout.module))
+    return subprocess.Popen(
+        (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(config)),
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},  # compiled as users do
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def has_round(layout, number: int) -> bool:
+    newest = Rounds(layout.rounds).newest()
+    return newest is not None and newest.number >= number
+
+
+def test_a_run_whose_replicas_are_killed_ends_as_one_whose_are_not(tmp_path):
+    layouts = [prepared(tmp_path / name) for name in ("whole", "killed")]
+    whole = begin(layouts[0])
+    said = whole.communicate(timeout=limit(300))[1]
+    assert whole.returncode == 0, said
+    killed = begin(layouts[1])
+    until(lambda: has_round(layouts[1], 1) or killed.poll() is not None, seconds=200)
+    os.kill(children_of(killed.pid)[0], signal.SIGKILL)
+    said = killed.communicate(timeout=limit(300))[1]
+    assert killed.returncode == 0, said
+    assert "signal 9 ended it" in said
+    results = [read_result(layout) for layout in layouts]
+    one, other = (replace(result, run_id="", wall_seconds=0.0) for result in results)
+    assert one == other
+    assert one.frames == CONFIG.total_timesteps
+    assert not layouts[0].rounds.exists()
+    assert not layouts[0].replicas.exists()
+    assert layouts[0].metrics.exists()
+
+
+def test_replicas_end_with_an_averager_that_is_killed_while_they_compile(tmp_path):
+    layout = prepared(tmp_path / "graph")
+    averager = begin(layout)
+    until(lambda: len(children_of(averager.pid)) == 2)
+    pids = children_of(averager.pid)
+    averager.kill()
+    averager.communicate()
+    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
+
+
+def test_a_replica_that_is_refused_says_why_in_the_last_line(tmp_path):
+    layout = prepared(tmp_path / "graph")
+    layout.module.write_text(layout.module.read_text() + "\n# edited\n")
+    averager = begin(layout)
+    said = averager.communicate(timeout=limit(120))[1]
+    assert averager.returncode in (1, EXIT_USAGE)
+    assert said.strip().rpartition("\n")[2].startswith("flowrl: ")
+    assert "is not the module that" in said.strip().rpartition("\n")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.tmux
+def test_replicas_are_one_run_to_a_scheduler_that_is_killed(tmp_path, server_folder):  # noqa: F811
+    layout = GraphPaths(tmp_path / "graph")
+    config = replace(CONFIG, total_timesteps=10 * CONFIG.total_timesteps, success_state_rate=0.99)
+    words = (sys.executable, "-m", "flowrl", "train", str(layout.root), "--target_skill", SAPLING)
+    own = ("--tmux_socket=test", "--min_success_rate=0", "--sandbox=none")
+    run = layout.run(0, SAPLING)
+
+    def scheduler() -> subprocess.Popen[str]:
+        command = (*words, *own, *to_argv(config))
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    first = scheduler()
+    until(lambda: has_round(run, 2) or first.poll() is not None, seconds=300)
+    assert first.poll() is None, first.communicate()
+    first.kill()
+    first.communicate()
+    second = scheduler()
+    end = time.monotonic() + limit(400)
+    while second.poll() is None and time.monotonic() < end:
+        time.sleep(0.1)
+    assert second.returncode == 0, second.stderr.read()
+    result = read_result(layout.archive(0, SAPLING))
+    expert = ExpertStore(layout).manifest().experts[0]
+    assert [entry.frames for entry in expert.lineage] == [result.frames]
+    assert result.frames == config.total_timesteps
+    assert not run.folder.exists()
