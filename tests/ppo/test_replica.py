@@ -83,7 +83,9 @@ def test_a_run_whose_replicas_are_killed_ends_as_one_whose_are_not(tmp_path):
     assert killed.returncode == 0, said
     assert "signal 9 ended it" in said
     results = [read_result(layout) for layout in layouts]
-    one, other = (replace(result, run_id="", wall_seconds=0.0) for result in results)
+    contents = [[expert.content for expert in result.experts] for result in results]
+    assert contents[0] == contents[1]
+    one, other = (replace(r, run_id="", wall_seconds=0.0, experts=()) for r in results)
     assert one == other
     assert one.frames == CONFIG.total_timesteps
     assert not layouts[0].rounds.exists()
