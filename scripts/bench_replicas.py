@@ -1,0 +1,109 @@
+"""What replicas of a skill cost: `python scripts/bench_replicas.py [--seeds 10] [--json FILE]`.
+
+The first row is the averager's part of a round: it reads three offers of 1 MB, averages them and
+makes the round durable. With `--seeds N` "Collect Wood" is learned until 80 % of recent episodes
+succeed, by four replicas and by one trainer, from the same random numbers; a row holds the
+environment steps of both, all replicas together. That a run got there is said by its result, so a
+seed that spent its steps without is counted with all of them, and named. Replicas count steps at
+rounds only, so theirs are a multiple of a round's.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from benchmarking import Row, arguments, report
+
+from flowrl.averaging.rounds import Figures, Offer, Round, Rounds, fold
+from flowrl.averaging.rules import Rule
+from flowrl.config import PPOConfig, to_argv
+from flowrl.parallel.training_setup import prepare_training_run
+from flowrl.paths import GraphPaths
+from flowrl.runs import RunResult, read_result
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import load_library
+
+WOOD, REPLICAS = "Collect Wood", 4
+CONFIG = PPOConfig(total_timesteps=2_000_000, success_state_rate=0.8)
+
+
+def round_row(folder: Path, *, replicas: int = 3, repeats: int = 9) -> Row:
+    """The time in which an averager makes a round of so many offers of 1 MB."""
+    rounds, random = Rounds(folder / "rounds"), np.random.default_rng(0)
+    mean = {"kernel": random.normal(size=(4, 2**16)).astype(np.float32)}
+    base = rounds.commit(Round(number=0, acted=(0,) * 4), mean)
+    seconds = []
+    for number in range(1, repeats + 1):
+        for replica in range(replicas):
+            figures = Figures(step_success=(0.5,), mean_episode_length=9.0, episodes=9, full=True)
+            offer = Offer(replica=replica, base=base.digest, acted=(9,) * 4, figures=figures)
+            rounds.offer(number, offer, {"kernel": mean["kernel"] + replica}, {})
+        began = time.perf_counter()
+        before = rounds.mean(base)
+        offers = {k: rounds.read_offer(base, k, before) for k in range(replicas)}
+        members = tuple(offer for offer, _ in offers.values())
+        record = Round(number=number, members=members, acted=base.acted)
+        base = rounds.commit(record, fold(before, offers, Rule()))
+        seconds.append(time.perf_counter() - began)
+    case = f"round of {replicas} replicas, 1 MB"
+    return Row(case=case, ours=1e3 * statistics.median(seconds), unit="ms")
+
+
+def trained(folder: Path, config: PPOConfig) -> RunResult:
+    """Train the skill in a new graph; returns its result."""
+    ready = prepare_training_run(
+        layout=GraphPaths(folder),
+        graph=SkillGraph([load_library(config.env_name)[WOOD]]),
+        skill=WOOD,
+        expert=0,
+        attempt=1,
+        completed={},
+        config=config,
+    )
+    module = ("--module_path", str(ready.layout.module))
+    command = (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(config))
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, env=env, check=True, stderr=subprocess.DEVNULL)
+    return read_result(ready.layout)
+
+
+def learning_rows(folder: Path, seeds: int) -> list[Row]:
+    """Steps until the success rate is reached, seed by seed and in the median."""
+    rows = []
+    for seed in range(seeds):
+        one = replace(CONFIG, seed=seed)
+        both = [
+            trained(folder / f"{seed}.{replicas}", replace(one, replicas=replicas))
+            for replicas in (REPLICAS, 1)
+        ]
+        short = "" if all(result.stopped_early for result in both) else ", steps spent"
+        ours, baseline = (result.frames for result in both)
+        case = f"{WOOD} to 80 %, {REPLICAS} replicas, seed {seed}{short}"
+        row = Row(case=case, ours=ours, baseline=baseline, unit="steps", ratio=baseline / ours)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--seeds", type=int, default=0, help="of learning; minutes for each")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = [round_row(folder, repeats=3 if args.small else 9)]
+        rows += learning_rows(folder, args.seeds)
+    report("replicas", rows, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
