@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from averaging_ranks import mpi_rows
+from averaging_spark import spark_rows
 from benchmarking import Row, arguments, paired, report
 
 from flowrl.averaging import AgentState, Averaged, LocalSyncCoordinator, SyncMessage
@@ -124,6 +125,7 @@ def main() -> None:
     rows = local_rows(rounds=rounds)
     rows += [json_row(dtype, rounds=rounds) for dtype in ("float32", "float64")]
     rows += mpi_rows(small=args.small)
+    rows += spark_rows(small=args.small)
     report("averaging", rows, args.json)
 
 
