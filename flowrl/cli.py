@@ -12,6 +12,7 @@ import tyro
 
 from flowrl import arguments, console
 from flowrl.bottomup_parallel import train_graph
+from flowrl.commands.average import AverageCommand
 from flowrl.commands.check import CheckCommand
 from flowrl.commands.control import (
     AddCommand,
@@ -84,6 +85,7 @@ GROUPS: Mapping[str, Mapping[str, type]] = {
     "take": {
         "evaluate": EvaluateCommand,
         "export": ExportCommand,
+        "average": AverageCommand,
         "completion": CompletionCommand,
     },
 }

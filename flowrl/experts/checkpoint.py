@@ -106,6 +106,16 @@ def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:
     return _nested({path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()})
 
 
+def stored_like(folder: Path) -> dict[str, Any]:
+    """Return the tree of abstract leaves that a checkpoint holds, as `load_expert` takes it.
+
+    Raises:
+      ExpertCorruptError: its files cannot be read.
+    """
+    forms = _stored_forms(folder).items()
+    return _nested({path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in forms})
+
+
 def save_resume(folder: Path, tree: Any) -> None:
     """Save a resumable state of any shapes, then remove the older ones below `folder`."""
     storage.remove_leftovers(folder)  # of a killed save

@@ -1,0 +1,112 @@
+"""`flowrl average` on real checkpoints and graphs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from flowrl import cli
+from flowrl.experts import checkpoint
+from flowrl.experts.merge import frame_count
+from flowrl.experts.store import ExpertStore
+from flowrl.paths import GraphPaths, RunPaths
+from flowrl.runs import TrainingRun, write_run
+from tests.experts.making import SHAPES, candidate_in, make_expert
+
+LIKE = checkpoint.like_of(SHAPES)
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def expert(folder, *values):
+    return make_expert(folder, folder.name, values=values * 17)
+
+
+def biases(folder):
+    return checkpoint.load_expert(folder, LIKE)["actor"]["dense_3"]["bias"]
+
+
+def refused(capsys, *words) -> str:
+    code = cli.main(["average", *map(str, words)])
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert code == 2, line
+    return line
+
+
+@pytest.fixture
+def versions(tmp_path):
+    """Two versions of one expert in a graph, the second trained on from the first."""
+    store, ancestor = ExpertStore(GraphPaths(tmp_path / "graph")), None
+    for number in range(2):
+        folder = expert(tmp_path / f"made{number}", float(number))
+        candidate = candidate_in(folder, 0, 100, ancestor)
+        ancestor = store.commit(f"e0.a{number}.x", [candidate], rule=frame_count).manifest.experts[
+            0
+        ]
+    return sorted(store.layout.expert_folder(0, "Skill 0").iterdir())
+
+
+def test_two_versions_of_an_expert_are_averaged_by_weights(versions, tmp_path, capsys):
+    words = ["--json", "--weights", "1,3", "-o", tmp_path / "mean", *versions]
+    assert cli.main(["average", *map(str, words)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["origin"] == "e0.a0.x"
+    assert report["weights"] == [1, 3]
+    mean = checkpoint.load_expert(tmp_path / "mean", LIKE)
+    assert report["content"] == checkpoint.array_digest(mean)
+    assert biases(tmp_path / "mean").tolist() == [0.75] * 17
+
+
+def test_what_two_runs_left_is_averaged_if_they_began_with_one_version(versions, tmp_path, capsys):
+    ancestor = ExpertStore(GraphPaths(tmp_path / "graph")).manifest().experts[0]
+    finals = []
+    for number in (1, 2):
+        place = RunPaths(tmp_path / f"run{number}", number)
+        place.folder.mkdir()
+        run = TrainingRun(
+            run_id=f"e{number}.a1.x",
+            skill=f"Skill {number}",
+            expert=number,
+            attempt=1,
+            plan=(),
+            experts=(0, number),
+            ancestors=(ancestor,),
+            config={},
+        )
+        write_run(place, run)
+        finals += [expert(place.final(local), float(number + local)) for local in (0, 1)]
+    out = tmp_path / "mean"
+    assert (
+        cli.main(["average", "-o", str(out), str(finals[0]), str(finals[2]), str(versions[0])]) == 0
+    )
+    assert "the mean of 3 experts, all of run e0.a0.x" in capsys.readouterr().out
+    assert biases(out).tolist() == [1.0] * 17
+    # the new experts of both runs have nothing in common
+    assert "have no common ancestor" in refused(capsys, "-o", tmp_path / "no", finals[1], finals[3])
+
+
+def test_a_rule_is_used_and_the_unrelated_are_averaged_if_asked(tmp_path, capsys):
+    folders = [expert(tmp_path / f"expert{n}", value) for n, value in enumerate([1.0, 2.0, 1e30])]
+    assert "--unrelated" in refused(capsys, "-o", tmp_path / "out", *folders)
+    words = ["-o", tmp_path / "out", "--unrelated", "--rule", "median", *folders]
+    assert cli.main(["average", *map(str, words)]) == 0
+    assert "no common ancestor is known" in capsys.readouterr().out
+    assert biases(tmp_path / "out").tolist() == [2.0] * 17
+
+
+def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):
+    good, other = expert(tmp_path / "good", 1.0), expert(tmp_path / "other", 2.0)
+    bad = expert(tmp_path / "bad", np.nan)
+    narrow = tmp_path / "narrow"
+    checkpoint.save_expert(narrow, {"actor": {"dense_0": {"bias": np.zeros(3, np.float32)}}})
+    common = ("--unrelated", "-o", tmp_path / "out")
+    assert f"{bad} has a NaN" in refused(capsys, *common, good, bad)
+    assert f"{narrow} is not of the form of {good}" in refused(capsys, *common, good, narrow)
+    assert "two experts or more" in refused(capsys, *common, good)
+    assert "none of them twice" in refused(capsys, *common, good, good)
+    assert "not 2 numbers" in refused(capsys, *common, "--weights", "1,2,3", good, other)
+    assert "not 2 numbers" in refused(capsys, *common, "--weights", "1,heavy", good, other)
+    assert "must not be below 0" in refused(capsys, *common, "--weights", "1,-1", good, other)
+    assert "needs 5 members" in refused(capsys, *common, "--rule", "krum", good, other)
+    assert not (tmp_path / "out").exists()
