@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -55,9 +54,9 @@ gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm max_task_steps world_po
 """
 SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
 _OF_GRAPH = ("env_name", "layer_size", "activation")
-_ADDRESS = re.compile(r"\S+:[0-9]{1,5}")
 _MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
 _LEAST_OF_KRUM = 5  # members of which one may be faulty
+_MOST_APART = 2**31 - 1  # steps, which devices count in 32 bits
 _MOST_ROWS, _MOST_WORLDS = 2**22, 2**14  # of an update; of a pool, which memory holds
 
 
@@ -165,7 +164,7 @@ class PPOConfig(Configuration):
             )
         if self.num_devices and shards % self.num_devices:
             raise ConfigError(
-                f"--env_shards {shards} cannot be dealt evenly to --num_devices "
+                f"--{flag} {shards} cannot be dealt evenly to --num_devices "
                 f"{self.num_devices}; choose a multiple of {self.num_devices}"
             )
         rows = self.num_envs // shards * self.num_steps
@@ -176,6 +175,11 @@ class PPOConfig(Configuration):
             raise ConfigError(
                 f"{of}{shared} = {rows} rows do not divide into --num_minibatches "
                 f"{self.num_minibatches}; choose {near}"
+            )
+        if rows * shards * self.grad_sync_period > _MOST_APART:
+            raise ConfigError(
+                f"--grad_sync_period {self.grad_sync_period}: the devices would take more than "
+                f"{_MOST_APART:,} steps by themselves; lower it"
             )
         if self.replicas > 1:
             self._check_rounds()
@@ -324,7 +328,7 @@ class TrainConfig(Configuration):
             )
         if self.process_id and self.coordinator is None:
             raise ConfigError(f"--process_id {self.process_id} needs --coordinator HOST:PORT")
-        if self.coordinator is not None and not _ADDRESS.fullmatch(self.coordinator):
+        if self.coordinator is not None and not _is_address(self.coordinator):
             raise ConfigError(
                 f"--coordinator {self.coordinator} is no HOST:PORT; write it as 10.0.0.5:29500"
             )
@@ -573,13 +577,20 @@ def for_skill(
     return SkillConfig(ppo=ppo, origins=origins)
 
 
+def _is_address(text: str) -> bool:
+    """Whether this is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and " " not in host and port.isdecimal() and 0 < int(port) < 2**16
+
+
 def divisors_near(number: int, wanted: int) -> tuple[int, ...]:
     """Return the nearest divisors of a number below and above a wanted one.
 
     >>> divisors_near(384, 10)
     (8, 12)
     """
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    divisors = {*small, *(number // n for n in small)}
     below, above = (n for n in divisors if n < wanted), (n for n in divisors if n > wanted)
     return tuple(n for n in (max(below, default=0), min(above, default=0)) if n)
 

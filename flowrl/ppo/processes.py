@@ -20,13 +20,18 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import jax
 from jax._src import distributed  # its client has the barriers and the keys; nothing public has
 
+from flowrl import storage
 from flowrl.config import TrainConfig, to_argv
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.launchers.process import die_with_parent
+from flowrl.paths import RunPaths
 from flowrl.program_cache import digest_of_sources
 
 logger = logging.getLogger(__name__)
@@ -47,7 +52,7 @@ def connected(config: TrainConfig, stop: Callable[[], int | None]) -> Iterator[T
     `stop` returns an exit code to stop with, or None; it is called while others are waited for.
 
     Raises:
-      ConfigError: the processes' command lines or sources differ.
+      ConfigError: the processes' command lines, modules or sources differ.
     """
     if config.num_processes == 1:
         yield config
@@ -116,7 +121,7 @@ def _connect(
         coordinator_address=config.coordinator,
         num_processes=config.num_processes,
         process_id=config.process_id,
-        local_device_ids=own if config.coordinator.startswith(_LOOPBACK) else None,
+        local_device_ids=own if _is_loopback(config.coordinator) else None,
         initialization_timeout=_START_SECONDS,
         heartbeat_timeout_seconds=config.peer_timeout,
         shutdown_timeout_seconds=_GRACE_SECONDS,
@@ -129,18 +134,21 @@ def _connect(
         if any(other.poll() is not None for other in others):
             raise PeerLostError("it ended as it started")
     connecting.result()
-    jax.devices()
-    # JAX keeps what process 0 compiled, but on a CPU no other process finds its programs there.
-    distributed.global_state.process_id = 0
+    if jax.default_backend() == "cpu":
+        # JAX keeps what process 0 compiled, but on a CPU no other finds its programs there.
+        distributed.global_state.process_id = 0
     argv = to_argv(replace(config, process_id=0))
-    digest = hashlib.sha256(f"{digest_of_sources()}\n{argv}".encode()).hexdigest()
-    meet("command lines or sources", digest)
+    digest = hashlib.sha256(f"{digest_of_sources()}\n{argv}".encode())
+    run_json = RunPaths(config.module_path.parent, 0).run_json
+    for path in filter(Path.exists, (config.module_path, run_json)):
+        digest.update(storage.read_bytes(path))
+    meet("command lines, modules or sources", digest.hexdigest())
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _on_abort(number: int) -> None:
     """Exit; JAX aborts a process when the coordinator is lost, and offers no other way."""
-    os.write(2, b"flowrl: process 0 of this run is lost\n")
+    os.write(2, b"flowrl: aborted: process 0 of this run is lost, or what is said above\n")
     os._exit(EXIT_RESUMABLE)
 
 
@@ -152,6 +160,14 @@ def _leave(config: TrainConfig) -> None:
         if config.process_id == 0:  # wait until all others have disconnected
             client.get_live_nodes(list(range(config.num_processes)))
         jax.distributed.shutdown()
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether all processes are on this machine, so that each must take devices of its own."""
+    host = urlsplit(f"//{address}").hostname or ""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _start(config: TrainConfig) -> subprocess.Popen[bytes]:

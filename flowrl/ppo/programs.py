@@ -47,6 +47,12 @@ from flowrl.runs import expert_shapes
 _LEAST_ACTING = 8
 _HOST = frozenset(
     {
+        "acting_threads",
+        "replicas",
+        "average_every",
+        "average_rule",
+        "average_quorum",
+        "average_deadline",
         "total_timesteps",
         "success_state_rate",
         "lr",
@@ -95,9 +101,10 @@ def begin_programs(
     env: WalkingEnv, config: PPOConfig, cache: ProgramCache | None = None
 ) -> Programs:
     """Let threads load or compile a trainer's programs, the slowest first."""
-    placement, cache, config = place(config), cache or ProgramCache(), compiled_in(config)
+    placement, cache = place(config), cache or ProgramCache()
+    config = compiled_in(replace(config, env_shards=num_shards(config)))
     experts, shards, axis = env.num_experts, num_shards(config), placement.axis
-    one = {"acting_threads": None, "num_devices": 1, "env_shards": None, "grad_sync_period": 1}
+    one = {"num_devices": 1, "env_shards": None, "grad_sync_period": 1}
     of_shard = replace(config, num_envs=shard_size(config), **one)
     acts = {"config": to_json(of_shard), "acting": acting_experts(experts)}
     learns = {"config": to_json(config), "acting": acting_experts(experts), "experts": experts}

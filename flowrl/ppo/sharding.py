@@ -244,12 +244,11 @@ def place(config: PPOConfig) -> Placement:
 
 def with_shards(config: PPOConfig) -> PPOConfig:
     """The configuration with the machine's numbers where the user gave none."""
-    threads = config.acting_threads
+    devices, threads = config.num_devices or jax.device_count(), config.acting_threads
     if threads is None:
         on_cpu = jax.default_backend() == "cpu"  # a GPU steps all at once
         cpus = len(os.sched_getaffinity(0)) // config.replicas if on_cpu else 1
-        threads = threads_for(config, cpus)
-    devices = config.num_devices or jax.device_count()
+        threads = threads_for(replace(config, num_devices=devices), cpus)
     shards = config.env_shards or max(devices, threads)
     return replace(config, num_devices=devices, acting_threads=threads, env_shards=shards)
 

@@ -52,6 +52,7 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     with processes.connected(config, stop) as connected:
         ppo = verify_distributed_setup(connected.ppo).config
         config = replace(connected, ppo=ppo)
+        processes.meet("numbers of shards (give --env_shards)", str(ppo.env_shards))
         env, programs = open_env(ppo, module)
         assignment = run_io.read_assignment(config, module)
         if not jax.process_index():

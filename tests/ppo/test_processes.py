@@ -83,7 +83,7 @@ def test_processes_that_differ_are_all_refused(layout, tmp_path):
     for code, said in map(ended, both):
         assert code == EXIT_USAGE, said
         (line,) = errors(said)
-        assert "the 2 processes have different command lines or sources; start all" in line
+        assert "the 2 processes have different command lines, modules or sources; start all" in line
         assert "Traceback" not in said
 
 
