@@ -115,11 +115,12 @@ class SparkDistributedTrainer(DistributedTrainer):
         **kept: Any,
     ) -> None:
         super().__init__(agent_ids, **kept)
-        self._owned = spark_master is None or isinstance(spark_master, str)
-        master = spark_master or "local[2]" if self._owned else spark_master.master
+        given: Any = spark_master or "local[2]"
+        self._owned = isinstance(given, str)
+        master = str(given if self._owned else given.master)
         if folder is None and not master.startswith("local"):
             raise ConfigError(f"workers of {master} need folder=, a path that all of them share")
-        self._context = _open_session(master) if self._owned else spark_master
+        self._context: Any = _open_session(master) if self._owned else given
         within = folder and storage.make_dir(folder)
         self._folder = Path(tempfile.mkdtemp(prefix="flowrl-rounds-", dir=within)).resolve()
         self._round = 0  # the newest that was begun
@@ -188,11 +189,9 @@ class SparkDistributedTrainer(DistributedTrainer):
         try:
             sums = dealt.map(lambda part: task.run(part, shared.value)).collect()
         except Py4JJavaError as error:
-            lines = [
-                x for x in f"{error.java_exception.getMessage()}".splitlines() if x[:1].strip()
-            ]
-            line = next((x for x in lines if not x.endswith("(most recent call last):")), "")[:300]
-            raise TrainingError(f"Spark's job of round {task.round} failed: {line}") from error
+            said = str(error.java_exception.getMessage()).splitlines()  # maybe with a traceback
+            line = next(x for x in said if x[:1].strip() and not x.endswith("call last):"))
+            raise TrainingError(f"Spark's job of round {task.round} failed: {line:.300}") from error
         finally:
             shared.destroy()
         return [AgentState.from_bytes(each) for each in sums]
