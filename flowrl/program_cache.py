@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,6 +34,11 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from flowrl import storage
 from flowrl.errors import BusyError, FileRefusedError
 from flowrl.storage import locks
+
+if TYPE_CHECKING:
+    from jaxlib._jax import Device  # jax.Device is no type to a checker
+else:
+    Device = jax.Device
 
 logger = logging.getLogger(__name__)
 SUFFIX = ".program"
@@ -86,7 +91,7 @@ class Program:
 class ProgramOnEach:
     """One program, compiled for several devices; a call runs where its last argument lies."""
 
-    def __init__(self, programs: Mapping[jax.Device, Callable[..., Any]]) -> None:
+    def __init__(self, programs: Mapping[Device, Callable[..., Any]]) -> None:
         self._programs = programs
 
     def __call__(self, *args: Any) -> Any:
@@ -114,13 +119,13 @@ class ProgramCache:
         self,
         folder: Path | None = None,
         key: Mapping[str, Any] | None = None,
-        device: jax.Device | None = None,
+        device: Device | None = None,
     ) -> None:
         self._folder = folder
         self._key = dict(key or {})
         self._device = device
 
-    def on(self, device: jax.Device) -> ProgramCache:
+    def on(self, device: Device) -> ProgramCache:
         """The same programs on another device."""
         return ProgramCache(self._folder, self._key, device)
 
@@ -173,7 +178,7 @@ def _kinds_of_devices(spec: ProgramSpec) -> list[str]:
     return [device.device_kind for device in devices or jax.devices()[:1]]
 
 
-def _load_or_make(path: Path, spec: ProgramSpec, device: jax.Device | None) -> Callable[..., Any]:
+def _load_or_make(path: Path, spec: ProgramSpec, device: Device | None) -> Callable[..., Any]:
     """The executable of a kept program, or of one that is made and kept now."""
     if path.exists():
         return _load_or_make_now(path, spec, device)
@@ -186,9 +191,7 @@ def _load_or_make(path: Path, spec: ProgramSpec, device: jax.Device | None) -> C
     return _load_or_make_now(path, spec, device)
 
 
-def _load_or_make_now(
-    path: Path, spec: ProgramSpec, device: jax.Device | None
-) -> Callable[..., Any]:
+def _load_or_make_now(path: Path, spec: ProgramSpec, device: Device | None) -> Callable[..., Any]:
     kept = _read(path)
     with _tracing:
         content = _export(spec) if kept is None else kept

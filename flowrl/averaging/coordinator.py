@@ -84,7 +84,7 @@ def average_offers(
     rows = np.concatenate([offers[agent][0] for agent in agents]).reshape(len(agents), -1)
     weights = np.array([offers[agent][1] for agent in agents])
     finite = np.isfinite(rows).all(axis=1)
-    members = tuple(agent for agent, good in zip(agents, finite, strict=True) if good)
+    members = tuple(agents[number] for number in np.flatnonzero(finite))
     left_out = dict.fromkeys(sorted(set(agents) - set(members)), "its weights are not finite")
     if not members:
         raise TrainingError(f"no weights are finite ({', '.join(agents):.80}); lower learning_rate")

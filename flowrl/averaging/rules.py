@@ -134,7 +134,7 @@ def _geometric_median(_: Rule, rows: np.ndarray, shares: np.ndarray) -> np.ndarr
     end the iteration there.
     """
     found = _median(Rule(), rows, shares)
-    for _ in range(_STEPS):
+    for _step in range(_STEPS):
         distance = np.linalg.norm(rows - found, axis=1)
         smoothed = np.maximum(distance, 1e-9 * np.median(distance) + np.finfo(float).tiny)
         pull = shares / smoothed

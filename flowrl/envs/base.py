@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from flowrl.program_cache import Device
+
 REWARD_LIMIT = 1e4  # of a timestep's reward, either way; what is beyond is clipped
 
 
@@ -88,7 +90,7 @@ class WalkingEnv(Protocol):
         """Length of the plan; `task_success` may have more columns, which say nothing."""
         ...
 
-    def on(self, device: jax.Device) -> WalkingEnv:
+    def on(self, device: Device) -> WalkingEnv:
         """The same environments, for states that lie on this device."""
         ...
 

@@ -97,6 +97,7 @@ def meet(name: str, value: str) -> None:
     if number == 1:
         return
     client = distributed.global_state.client
+    assert client is not None
     client.key_value_set(f"flowrl/{name}/{jax.process_index()}", value)
     found = client.get_live_nodes(list(range(number)))
     if missing := [str(process) for process in range(number) if process not in found]:
@@ -156,6 +157,7 @@ def _leave(config: TrainConfig) -> None:
     """Disconnect with the others, whom JAX would abort if process 0 left before them."""
     with suppress(jax.errors.JaxRuntimeError):
         client = distributed.global_state.client
+        assert client is not None
         client.wait_at_barrier("flowrl/end", config.peer_timeout * 1000)
         if config.process_id == 0:  # wait until all others have disconnected
             client.get_live_nodes(list(range(config.num_processes)))

@@ -44,7 +44,7 @@ class Stats(NamedTuple):
     claims: jax.Array  # int32[tasks, 2], steps that were done, and those without their gains
     episode_length: jax.Array  # int32[T, B]
     episode_return: jax.Array  # f32[T, B]
-    stop: jax.Array | int = 0  # int32, the greatest exit code with which a device is to stop
+    stop: Any = 0  # int32, the greatest exit code with which a device is to stop
 
 
 _OF_ENVS = ("done", "task_success", "episode_length", "episode_return")
