@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import Plan, SkillEnv, WalkState
-from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
+from flowrl.program_cache import Device, ProgramCache, ProgramSpec, register_results
 
 BATCH = 8  # worlds generated at once: fewer cost as much, more are slower per world on CPUs
 
@@ -67,10 +67,12 @@ class BatchedEnv:
         self.num_tasks = env.num_tasks
         self._cache = ProgramCache() if cache is None else cache
         self._firsts: dict[int, Callable[..., Any]] = {}
-        self._on: dict[jax.Device, BatchedEnv] = {}
+        self._on: dict[Device, BatchedEnv] = {}
 
-    def on(self, device: jax.Device) -> BatchedEnv:
-        """The same environments with their programs on another device."""
+    def on(self, device: Device) -> BatchedEnv:
+        """The same environments with their programs on this device."""
+        if device == jax.local_devices()[0]:
+            return self  # JAX's default
         if device not in self._on:
             cache, stock = self._cache.on(device), 0 if self.world_pool else self.size
             self._on[device] = BatchedEnv(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,7 @@ from flowrl.ppo.programs import Programs
 from flowrl.ppo.rollout import RolloutBatch, RolloutState
 from flowrl.ppo.sharding import COPIED, SPLIT, shard_size
 from flowrl.ppo.update import Stats, TrainState
-
-if TYPE_CHECKING:
-    from jaxlib._jax import Device  # jax.Device is no type to a checker
+from flowrl.program_cache import Device
 
 
 class Learner(NamedTuple):
@@ -86,7 +84,7 @@ def start(
     shards = []
     for number, device in placement.local_shards:
         reset_key, act_key = placement.put(keys[number], device)
-        obs, state = placement.env_on(env, device).reset(reset_key, shard_size(config))
+        obs, state = env.on(device).reset(reset_key, shard_size(config))
         own = _without_aliases(RolloutState(state, obs, act_key))
         shards.append(placement.put(own, device))
     return Learner(placement.lay(train, COPIED), tuple(shards))
@@ -179,10 +177,9 @@ def update(
     placement = programs.placement
     copies = placement.copies(programs.pad(learner.train.params))
     acted = list(threads.map(partial(_act, programs, copies), learner.shards))
-    homes = zip(placement.local_shards, acted, strict=True)
     restocking = [
-        threads.submit(placement.env_on(env, device).restock, key, state.env)
-        for (_, device), (state, _, key) in homes
+        threads.submit(env.on(device).restock, key, state.env)
+        for (_, device), (state, _, key) in zip(placement.local_shards, acted, strict=True)
     ]
     batches = placement.join_shards([batch for _, batch, _ in acted])
     stops = placement.lay(np.full(len(placement.devices), stop() or 0, np.int32), SPLIT)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,11 +20,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from flowrl.config import PPOConfig, threads_for
-from flowrl.envs.base import WalkingEnv
 from flowrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from jaxlib._jax import Device  # jax.Device is no type to a checker
+from flowrl.program_cache import Device
 
 logger = logging.getLogger(__name__)
 AXIS = "device"
@@ -171,10 +168,6 @@ class Placement:
     def put(self, tree: Any, device: Device) -> Any:
         """The tree on this device."""
         return tree if self.mesh is None else jax.device_put(tree, device)
-
-    def env_on(self, env: WalkingEnv, device: Device) -> WalkingEnv:
-        """The environments with programs for this device."""
-        return env if self.mesh is None else env.on(device)
 
 
 class Setup(NamedTuple):

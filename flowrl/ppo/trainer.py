@@ -110,8 +110,7 @@ def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Program
     pool, stock = -(-config.world_pool // shards), max(_LEAST_STOCK // shards, 2 * size)
     cache = open_cache(config, walk, world_pool=pool, stock=stock)
     env = BatchedEnv(walk, world_pool=pool, stock=stock, cache=cache)
-    placement = place(config)
-    envs = [placement.env_on(env, device) for device in placement.local]
+    envs = [env.on(device) for device in place(config).local]
     for own in envs:
         own.begin_worlds()
     programs = begin_programs(env, config, cache)
