@@ -73,12 +73,15 @@ def test_a_process_that_compiles_40_seconds_longer_is_waited_for(layout, process
     assert runs.read_result(layout).updates == 6
 
 
-def test_processes_that_differ_are_all_refused(layout, tmp_path):
+@pytest.mark.parametrize("flag", ["--lr=0.1", "--lr=0.001"])
+def test_processes_that_differ_are_all_refused(layout, tmp_path, flag):
     other = run_folder(tmp_path / "other")
+    if flag == "--lr=0.001":  # the default: the modules differ alone
+        other.module.write_text(other.module.read_text() + "# another\n")
     where = ("--num_processes=2", f"--coordinator={free_port()}", "--num_devices=2")
     both = [
         begin(layout.folder, *where, "--process_id=0"),
-        begin(other.folder, *where, "--process_id=1", "--lr=0.1"),
+        begin(other.folder, *where, "--process_id=1", flag),
     ]
     for code, said in map(ended, both):
         assert code == EXIT_USAGE, said
