@@ -75,32 +75,35 @@ def trained(folder: Path, config: PPOConfig) -> RunResult:
     return read_result(ready.layout)
 
 
-def learning_rows(folder: Path, seeds: int) -> list[Row]:
-    """Steps until the success rate is reached, seed by seed and in the median."""
+def learning_rows(folder: Path, seeds: int, every: list[int]) -> list[Row]:
+    """Steps until the success rate is reached, for each seed and number of updates of a round."""
     rows = []
     for seed in range(seeds):
         one = replace(CONFIG, seed=seed)
-        both = [
-            trained(folder / f"{seed}.{replicas}", replace(one, replicas=replicas))
-            for replicas in (REPLICAS, 1)
-        ]
-        short = "" if all(result.stopped_early for result in both) else ", steps spent"
-        ours, baseline = (result.frames for result in both)
-        case = f"{WOOD} to 80 %, {REPLICAS} replicas, seed {seed}{short}"
-        row = Row(case=case, ours=ours, baseline=baseline, unit="steps", ratio=baseline / ours)
-        rows.append(row)
-        print(row, flush=True)
+        alone = trained(folder / f"{seed}", one)
+        for updates in every:
+            several = replace(one, replicas=REPLICAS, average_every=updates)
+            found = trained(folder / f"{seed}.{updates}", several)
+            short = "" if alone.stopped_early and found.stopped_early else ", steps spent"
+            ratio = alone.frames / found.frames
+            case = f"{WOOD}, {REPLICAS} replicas every {updates}, seed {seed}{short}"
+            row = Row(
+                case=case, ours=found.frames, baseline=alone.frames, unit="steps", ratio=ratio
+            )
+            rows.append(row)
+            print(row, flush=True)
     return rows
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=0, help="of learning; minutes for each")
+    parser.add_argument("--every", type=int, nargs="+", default=[2, 10], help="updates of a round")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = [round_row(folder, repeats=3 if args.small else 9)]
-        rows += learning_rows(folder, args.seeds)
+        rows += learning_rows(folder, args.seeds, args.every)
     report("replicas", rows, args.json)
     return 0
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from flowrl import storage
-from flowrl.averaging.rounds import LeftOut, Offer, Round, Rounds, closes_after, fold, pooled
+from flowrl.averaging.rounds import Offer, Round, Rounds, closes_after, fold, pooled
 from flowrl.averaging.rules import Rule
 from flowrl.config import PPOConfig, TrainConfig, to_argv
 from flowrl.errors import (
@@ -185,7 +185,7 @@ class Averager:
     def _make_round(self, base: Round) -> Round:
         before, number = self._rounds.mean(base), base.number + 1
         offers: dict[int, tuple[Offer, Mapping]] = {}
-        left_out: list[LeftOut] = []
+        left_out: dict[str, str] = {}
         for replica in self._processes:
             try:
                 if replica not in self._arrived:
@@ -193,7 +193,7 @@ class Averager:
                 offers[replica] = self._rounds.read_offer(base, replica, before)
             except FileRefusedError as error:
                 logger.warning("round %d without replica %d: %s", number, replica, error)
-                left_out.append(LeftOut(replica=replica, why=str(error)))
+                left_out[str(replica)] = str(error)
         if not offers:
             raise TrainingError(f"round {number} has no member; see the lines above")
         mean = fold(before, offers, Rule(name=self._config.average_rule))
@@ -201,7 +201,7 @@ class Averager:
             self._record(base, [o for o, _ in offers.values()], left_out), mean
         )
 
-    def _record(self, base: Round, members: Sequence[Offer], left_out: Sequence[LeftOut]) -> Round:
+    def _record(self, base: Round, members: Sequence[Offer], left_out: Mapping[str, str]) -> Round:
         figures, number = pooled([member.figures for member in members]), base.number + 1
         gained = [sum(column) for column in zip(*(m.acted for m in members), strict=True)]
         success = figures.step_success[-1]
@@ -213,7 +213,7 @@ class Averager:
         return Round(
             number=number,
             members=tuple(members),
-            left_out=tuple(left_out),
+            left_out=left_out,
             frames=frames,
             acted=tuple(before + more for before, more in zip(base.acted, gained, strict=True)),
             arrivals=tuple(sorted(self._arrived.values())),

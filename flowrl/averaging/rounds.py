@@ -17,7 +17,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flowrl import storage
-from flowrl.averaging.rules import OuterStep, Rule, average
+from flowrl.averaging.rules import Rule, average
 from flowrl.errors import FileRefusedError
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Share, at_least
@@ -61,21 +61,13 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A replica whose offer does not count in a round."""
-
-    replica: Natural
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """What counts: which offers were averaged, and what became of them."""
 
     number: Natural
     digest: str = ""  # of the mean's file
     members: tuple[Offer, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)  # replica → why
     frames: Natural = 0  # of all rounds so far
     acted: tuple[Natural, ...] = ()  # of each expert, in all rounds so far
     arrivals: tuple[Annotated[float, at_least(0.0)], ...] = ()  # seconds after the round before
@@ -228,7 +220,6 @@ def fold(
     before: Arrays,
     offers: Mapping[int, tuple[Offer, Arrays]],
     rule: Rule,
-    outer: OuterStep | None = None,
 ) -> dict[str, np.ndarray]:
     """What a round makes of its members' arrays, leaves `[E, …]` as those of the round before.
 

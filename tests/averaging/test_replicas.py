@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 from flowrl.averaging.replicas import num_rounds, share_of_devices, total_progress
-from flowrl.averaging.rounds import Round, fold
+from flowrl.averaging.rounds import Round, Rounds, fold
 from flowrl.averaging.rules import Rule
 from flowrl.config import PPOConfig, TrainConfig, to_argv
 from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE
+from flowrl.parallel.executor import _saved
 from flowrl.paths import RunPaths
 from flowrl.runs import Progress
 from flowrl.storage import records
@@ -132,7 +133,7 @@ def test_faulty_replicas_are_left_out_and_named(tmp_path):
     assert run.ended(stop_one)[0] == 0
     last = run.seen()[-1]
     assert [member.replica for member in last.members] == [0, 6]
-    why = {left.replica: left.why for left in last.left_out}
+    why = {int(replica): said for replica, said in last.left_out.items()}
     found = [word in why[k] for k, word in enumerate(
         ["NaN", "other shapes", "did not begin with", "no offer", "no offer"], 1)]  # fmt: skip
     assert all(found), why
@@ -239,3 +240,11 @@ def test_each_replica_has_gpus_of_its_own_while_there_are_enough():
     four = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     found = [share_of_devices(k, 2, four)["CUDA_VISIBLE_DEVICES"] for k in range(2)]
     assert found == ["4,5", "6,7"]
+
+
+def test_a_round_counts_as_progress_of_a_run_that_failed(tmp_path):
+    paths = RunPaths(tmp_path, 0)
+    assert _saved(paths) == 0
+    Rounds(paths.rounds).commit(Round(number=6), {"a": np.zeros(1)})
+    (paths.rounds / "7" / "offers").mkdir(parents=True)
+    assert _saved(paths) == 7

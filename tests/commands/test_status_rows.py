@@ -46,6 +46,13 @@ def test_a_running_skill_has_the_figures_of_its_own_trainer(tmp_path):
     assert 100 <= row.seconds < 160
 
 
+def test_a_running_skill_says_which_replicas_it_waits_for(tmp_path):
+    layout = save(tmp_path, ("A", running()))
+    tell_progress(layout.run(0, "A"), waits_for="replica 2, 3")
+    (row,) = read_rows(layout)
+    assert row.waits == "replica 2, 3"
+
+
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"format": 2}', '{"format": 1}', "\x00"])
 def test_figures_that_cannot_be_read_are_left_out(tmp_path, text):
     layout = save(tmp_path, ("A", running()))

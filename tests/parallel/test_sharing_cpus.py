@@ -49,6 +49,7 @@ def trainer(folder, *words, kind=BottomUpConfig, **facts) -> TrainConfig:
         ("--cpus_per_run=1 --max_parallel_skills=1", 1),
         ("--acting_threads=4 --max_parallel_skills=9", 4),
         ("--acting_threads=1 --max_parallel_skills=1", 1),
+        ("--replicas=2 --max_parallel_skills=1 --num_envs=256", 2),
     ],
 )
 def test_a_run_takes_its_share_of_the_cpus(tmp_path, words, threads):
@@ -109,3 +110,8 @@ def test_threads_share_the_environments_evenly_in_groups_that_pay(num_envs, cpus
     assert threads == 1 or threads % devices == 0
     assert num_envs % threads == 0
     assert threads == 1 or num_envs // threads >= 32
+
+
+def test_replicas_with_less_than_a_round_left_make_a_short_round(tmp_path):
+    found = trainer(tmp_path, "--replicas=2", "--average_every=10", frames_left=3 * 2 * 64 * 64)
+    assert (found.ppo.average_every, found.ppo.total_timesteps) == (3, 3 * 2 * 64 * 64)
