@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
 
+from flowrl import storage
 from flowrl.averaging.rules import Rule, average
 from flowrl.averaging.state import from_row, to_row
 from flowrl.config import RuleName
-from flowrl.errors import ConfigError, ExpertMissingError, FileRefusedError, closest_file
+from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
-
-_LOCAL = re.compile(r"expert_(0|[1-9][0-9]*)")
-_POLICIES = re.compile(r"(0|[1-9][0-9]*)_policies")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,7 @@ class AverageCommand:
     """
 
     experts: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="EXPERT")]
-    """Folders of experts: versions in a graph, or what a run left in its policies."""
+    """Experts: versions in a graph, what a run left in its policies, or exported files."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """The new folder."""
     rule: RuleName = "mean"
@@ -52,8 +50,7 @@ class AverageCommand:
         """Average, and print what.
 
         Raises:
-          ConfigError: experts of other shapes, with a NaN or without a common ancestor, or weights
-            that are not one number for each.
+          ConfigError: experts of other shapes, with a NaN or without a common ancestor.
           FileRefusedError: the new folder exists.
         """
         from flowrl.experts import checkpoint
@@ -62,15 +59,14 @@ class AverageCommand:
         if os.path.lexists(self.output):
             raise FileRefusedError(f"{self.output} exists already; name another folder")
         origin = self._common_origin()
-        trees = [_read(folder) for folder in self.experts]
-        rows = [self._row(number, tree, trees[0]) for number, tree in enumerate(trees)]
-        found = average(Rule(name=self.rule), np.stack(rows), weights)
-        mean: Any = from_row(found, trees[0])
+        trees = [_read(expert) for expert in self.experts]
+        rows = np.stack([*self._rows(trees)])
+        mean: Any = from_row(average(Rule(name=self.rule), rows, weights), trees[0])
         checkpoint.save_expert(self.output, mean)
         report = {
             "output": str(self.output),
             "rule": self.rule,
-            "experts": [str(folder) for folder in self.experts],
+            "experts": [*map(str, self.experts)],
             "weights": None if weights is None else weights.tolist(),
             "origin": origin,
             "content": checkpoint.array_digest(mean),
@@ -82,7 +78,7 @@ class AverageCommand:
 
     def _weights(self) -> np.ndarray | None:
         count = len(self.experts)
-        if count < 2 or len({folder.resolve() for folder in self.experts}) < count:
+        if count < 2 or len({expert.resolve() for expert in self.experts}) < count:
             raise ConfigError("name two experts or more, none of them twice; --weights says more")
         try:
             weights = [float(word) for word in self.weights.split(",") if self.weights]
@@ -90,49 +86,47 @@ class AverageCommand:
             weights = [0.0] * (count + 1)
         if weights and not (len(weights) == count and np.isfinite(weights).all()):
             raise ConfigError(
-                f"--weights is {self.weights!r}, not {count} numbers; write one for each expert, "
-                "with commas between"
+                f"--weights is {self.weights!r}, not {count} numbers with commas between them"
             )
         Rule(name=self.rule).check(count, weighted=bool(weights))
         return np.array(weights) if weights else None
 
     def _common_origin(self) -> str | None:
         """The id of the run that made the first version of all; None if `unrelated` and unknown."""
-        origins = [_origin(folder) for folder in self.experts]
-        first = origins[0]
-        for folder, origin in zip(self.experts, origins, strict=True):
-            if first is None or origin != first:
-                if self.unrelated:
-                    return None
-                odd = f"{self.experts[0]} and {folder}"
-                raise ConfigError(
-                    f"{odd} have no common ancestor that their graph names, so their mean has most "
-                    "likely learned nothing; --unrelated averages them all the same"
-                )
-        return first
-
-    def _row(self, number: int, tree: Any, like: Any) -> np.ndarray:
-        folder = self.experts[number]
-        try:
-            row = to_row(tree, like)
-        except ConfigError as error:
+        origins = {expert: _origin(expert.resolve()) for expert in self.experts}
+        first = origins[self.experts[0]]
+        others = [expert for expert in self.experts if not first or origins[expert] != first]
+        if others and not self.unrelated:
             raise ConfigError(
-                f"{folder} is not of the form of {self.experts[0]}: {error}"
-            ) from error
-        if not np.isfinite(row).all():
-            raise ConfigError(f"{folder} has a NaN or an infinite number; leave it out")
-        return row
+                f"{others[0]} and the others have no common ancestor that their graph names, so "
+                "their mean is most likely good for nothing; --unrelated takes it all the same"
+            )
+        return None if others else first
+
+    def _rows(self, trees: Sequence[Any]) -> Iterator[np.ndarray]:
+        for expert, tree in zip(self.experts, trees, strict=True):
+            try:
+                yield to_row(tree, trees[0])
+            except ConfigError as error:
+                what = f"{expert} is not of the form of {self.experts[0]}"
+                raise ConfigError(f"{what}: {error}") from error
+            if not all(np.isfinite(leaf).all() for leaf in tree.values()):
+                raise ConfigError(f"{expert} has a NaN or an infinite number; leave it out")
 
 
-def _read(folder: Path) -> Any:
-    """The arrays of an expert; raises as `checkpoint.load_expert` does."""
+def _read(expert: Path) -> Any:
+    """The arrays of an expert by path; raises as `checkpoint.load_expert` does."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
     from flowrl.experts import checkpoint
 
-    if not folder.is_dir():
-        raise ExpertMissingError(
-            f"{folder} is no folder of an expert; name one{closest_file(folder)}"
-        )
-    return checkpoint.load_expert(folder, checkpoint.stored_like(folder))
+    if expert.is_dir():
+        return checkpoint.load_expert(expert, checkpoint.stored_like(expert))
+    try:
+        return load(storage.read_bytes(expert))
+    except SafetensorError as error:
+        raise ExpertCorruptError(f"{expert} cannot be read ({error}); export it again") from error
 
 
 def _origin(folder: Path) -> str | None:
@@ -140,22 +134,21 @@ def _origin(folder: Path) -> str | None:
 
     A version that a manifest names is what was committed, or ExpertCorruptError is raised.
     """
-    folder = folder.resolve()
-    if len(folder.parents) < 4:
-        return None
-    layout = GraphPaths(folder.parents[3])
-    if manifests.is_version_name(folder.name) and layout.checkpoints.is_dir():
+    layout = GraphPaths(folder.parent.parent.parent.parent)
+    if layout.checkpoints.is_dir():
         store = ExpertStore(layout)
-        for known in (store.manifest(), *dict(manifests.read_history(layout)).values()):
-            for version in known.experts.values() if known else ():
+        history = (known for _, known in manifests.read_history(layout) if known)
+        for known in (store.manifest(), *history):
+            for version in known.experts.values():
                 if store.path_of(version) == folder:
                     store.verify(version)
                     return version.lineage[0].run_id if version.lineage else None
-    local, policies = _LOCAL.fullmatch(folder.name), _POLICIES.fullmatch(folder.parents[1].name)
-    place = RunPaths(folder.parents[2], int(policies[1]) if policies else 0)
-    if not (local and policies and place.run_json.exists()):
+    place = RunPaths(folder.parent.parent.parent, 0)
+    if not place.run_json.exists():
         return None
     run = read_run(place)
-    expert = dict(enumerate(run.experts)).get(int(local[1]))
+    place = replace(place, expert=run.expert)
     firsts = {each.index: each.lineage[0].run_id for each in run.ancestors if each.lineage}
-    return firsts.get(expert, run.run_id if expert == run.expert else None)
+    firsts.setdefault(run.expert, run.run_id)
+    finals = {place.final(local): firsts.get(each) for local, each in enumerate(run.experts)}
+    return finals.get(folder)

@@ -107,13 +107,13 @@ def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:
 
 
 def stored_like(folder: Path) -> dict[str, Any]:
-    """Return the tree of abstract leaves that a checkpoint holds, as `load_expert` takes it.
+    """Return a checkpoint's abstract leaves by path, as `load_expert` takes them.
 
     Raises:
       ExpertCorruptError: its files cannot be read.
     """
     forms = _stored_forms(folder).items()
-    return _nested({path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in forms})
+    return {path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in forms}
 
 
 def save_resume(folder: Path, tree: Any) -> None:

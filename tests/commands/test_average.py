@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from flowrl import cli
 from flowrl.experts import checkpoint
@@ -93,6 +94,18 @@ def test_a_rule_is_used_and_the_unrelated_are_averaged_if_asked(tmp_path, capsys
     assert cli.main(["average", *map(str, words)]) == 0
     assert "no common ancestor is known" in capsys.readouterr().out
     assert biases(tmp_path / "out").tolist() == [2.0] * 17
+
+
+def test_an_exported_file_is_averaged_with_a_folder(tmp_path, capsys):
+    folder, file = expert(tmp_path / "expert", 1.0), tmp_path / "0_Skill.safetensors"
+    leaves = {path: np.zeros(shape, np.float32) for path, shape in SHAPES.items()}
+    save_file(leaves, file)
+    words = ["-o", tmp_path / "out", "--unrelated", file, folder]
+    assert cli.main(["average", *map(str, words)]) == 0
+    assert biases(tmp_path / "out").tolist() == [0.5] * 17
+    file.write_bytes(b"no arrays")
+    assert cli.main(["average", "-o", str(tmp_path / "no"), *map(str, words[2:])]) == 1
+    assert f"{file} cannot be read" in capsys.readouterr().err
 
 
 def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):
