@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ from flowrl.networks.moe import ActorCritic
 from flowrl.paths import RunPaths
 from flowrl.ppo import gae, loop, optimizer, programs, run_io, sparse_inputs, update
 from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train
+from flowrl.ppo.metrics import EpisodeLog
 from flowrl.ppo.programs import Programs, begin_programs
 from flowrl.ppo.run_io import Best, Resumed
 from flowrl.ppo.sharding import SPLIT, Axis, place
@@ -94,13 +95,13 @@ def spread_of(tree: Any) -> float:
     return max(apart)
 
 
-def heard(programs: Programs, found: Found) -> Programs:
+def heard(programs: Programs, found: Found, asked: Container[int]) -> Programs:
     """The programs; the first update's rollout and stats are kept, and the columns seen in all.
 
-    Only the last device is asked to stop.
+    Only the last device is asked to stop, in the updates `asked`.
     """
     placement = programs.placement
-    codes = placement.lay(np.array([*[0] * (len(placement.devices) - 1), 85], np.int32), SPLIT)
+    others = [0] * (len(placement.devices) - 1)
     found["columns"] = []
 
     def learn(state: TrainState, batches: Any, rate: Any, _: Any):
@@ -108,6 +109,8 @@ def heard(programs: Programs, found: Found) -> Programs:
         shards = [part[device] for device in placement.devices for part in parts]
         used = [np.asarray(shard.steps.obs).any(axis=(0, 1)) for shard in shards]
         found["columns"].append(np.any(used, axis=0).sum())
+        code = 85 if len(found["columns"]) in asked else 0
+        codes = placement.lay(np.array([*others, code], np.int32), SPLIT)
         state, stats = programs.learn(state, batches, rate, codes)
         if len(found["columns"]) == 1:
             found.update(numbered("rollout", shards))
@@ -126,19 +129,38 @@ def trained(
     begun: Learner | None = None,
     programs: Programs | None = None,
     after: Callable[[UpdateReport], None] = lambda report: None,
+    asked: Container[int] = range(1, 100),
+    episodes: EpisodeLog | None = None,
 ) -> Found:
-    """What so many updates leave; `after` is called with each report."""
-    found: Found = {"spread": []}
-    programs = heard(programs or programs_of(env, config), found)
-    learner = begun or learner_of(env, config)
+    """What so many updates leave, at most; `after` is called with each report."""
+    found: Found = {"spread": [], "reports": []}
+    programs = heard(programs or programs_of(env, config), found, asked)
+    begun = begun or learner_of(env, config)
     counters = Counters(acted=(0,) * env.num_experts)
-    reports = train(env, config, programs, learner=learner, counters=counters)
-    for report in islice(reports, updates // config.grad_sync_period):
+    reports = train(env, config, programs, learner=begun, counters=counters, episodes=episodes)
+    for report in islice(reports, -(-updates // config.grad_sync_period)):
         after(report)
+        done = report.counters
+        ends = (report.reached, report.ended, report.stop)
+        found["reports"].append((done.updates, done.frames, sum(done.acted), *ends))
         found["spread"].append(spread_of(report.learner.train))
         found["stop"], found["acted"] = report.stop, report.counters.acted
         found |= leaves_of(report.learner.train) | report.figures
     return found
+
+
+def periods_cut_short(env: Steady, config: PPOConfig) -> Iterator[tuple[str, Found]]:
+    """A budget that is no multiple of the period, a success and a stop within one."""
+    programs, frames = programs_of(env, config), loop.frames_per_update(config)
+    begun = partial(uneven, env, config)
+    six = replace(config, total_timesteps=6 * frames)
+    yield "budget", trained(env, six, updates=99, begun=begun(), programs=programs, asked=())
+    seen, one = EpisodeLog(config.num_envs, 1), np.ones((64, config.num_envs), np.int64)
+    seen.add(done=one, task_success=one[..., None] > 0, length=one, total=one)
+    easy = {"programs": programs, "asked": (), "episodes": seen}
+    goal = replace(config, success_state_rate=0.2)
+    yield "success", trained(env, goal, updates=99, begun=begun(), **easy)
+    yield "stop", trained(env, config, updates=4, begun=begun(), asked=(2,))
 
 
 def saved(folder: Path, env: TinyEnv, config: PPOConfig) -> Found:
@@ -281,6 +303,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Found]]:
     for updates in (4, 8):
         begun = uneven(steady, period)
         yield f"period{updates}", trained(steady, period, updates=updates, begun=begun)
+    yield from periods_cut_short(steady, period)
     yield "gradients at times", gradients_at_times(steady, period)
     yield "pair", trained(steady, PAIR, updates=2, begun=uneven(steady, PAIR))
     for collectives in ("normalised", "rows", "gradients+stop"):

@@ -93,6 +93,19 @@ def test_with_a_period_the_copies_are_equal_after_every_fourth_update(found):
     )
 
 
+@pytest.mark.parametrize(
+    ("case", "reports"),
+    [
+        ("budget", [[4, 256, 256, 0, 0, 0], [6, 384, 384, 0, 1, 0]]),
+        ("success", [[4, 256, 256, 1, 1, 0]]),
+        ("stop", [[4, 256, 256, 0, 0, 85]]),
+    ],
+)
+def test_a_run_that_ends_within_a_period_reports_equal_copies(found, case, reports):
+    assert found[case]["reports"].tolist() == reports
+    assert found[case]["spread"].tolist() == [0.0] * len(reports)
+
+
 def test_an_expert_that_acts_on_one_device_moves_as_far_as_there(found):
     def moved(case: str) -> float:
         pairs = zip(leaves(found[case], "param"), leaves(found["fresh"], "param"), strict=True)
