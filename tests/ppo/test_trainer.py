@@ -502,3 +502,16 @@ def test_a_checkpoint_that_says_nothing_of_shards_goes_on_without_a_warning(
     assert trainer.run(config_of(layout), StopSignal()) == 0
     assert runs.read_result(layout).updates == 5
     assert "other worlds follow" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flag", "numbers"), [("env_shards", (1, 2)), ("grad_sync_period", (1, 2))]
+)
+def test_a_checkpoint_of_other_shards_goes_on_with_a_warning(layout, caplog, flag, numbers):
+    before, now = numbers
+    stopped = config_of(layout, **{"env_shards": 1, flag: before})
+    assert trainer.run(stopped, Countdown(2)) == EXIT_RESUMABLE
+    assert "other worlds follow" not in caplog.text
+    assert trainer.run(config_of(layout, **{"env_shards": 1, flag: now}), StopSignal()) == 0
+    assert runs.read_result(layout).updates == 5
+    assert f"--{flag} was {before} and is {now} now: other worlds follow" in caplog.text
