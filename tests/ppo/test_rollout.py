@@ -39,7 +39,7 @@ def learner_of(env: Relay, config: PPOConfig):
     return start(env, config, programs, train=state, key=jax.random.key(1))
 
 
-def test_threads_step_the_groups_as_one_thread_would_step_one_after_another():
+def test_threads_step_the_shards_as_one_thread_would_step_one_after_another():
     env = Relay()
     programs = begin_programs(env, IN_PAIRS)
     state, shards = learner_of(env, IN_PAIRS)
@@ -59,7 +59,7 @@ def test_threads_step_the_groups_as_one_thread_would_step_one_after_another():
         assert np.array_equal(one, other)
 
 
-def test_groups_see_worlds_and_draw_actions_of_their_own():
+def test_shards_see_worlds_and_draw_actions_of_their_own():
     env = Relay()
     programs = begin_programs(env, IN_PAIRS)
     state, shards = learner_of(env, IN_PAIRS)
@@ -68,7 +68,7 @@ def test_groups_see_worlds_and_draw_actions_of_their_own():
     assert len(drawn) == 4
 
 
-def test_learning_does_not_ask_how_rows_are_split_into_groups():
+def test_learning_does_not_ask_how_rows_are_split_into_shards():
     env = Relay()
     whole = begin_programs(env, CONFIG)
     state, (shard,) = learner_of(env, CONFIG)

@@ -19,7 +19,7 @@ def test_every_epoch_takes_each_row_once_and_in_an_order_of_its_own():
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_each_group_of_environments_has_keys_of_its_own(shards):
+def test_each_shard_of_environments_has_keys_of_its_own(shards):
     key = jax.random.key(5)
     pairs = programs._shard_keys(shards, key)
     keys = [key] if shards == 1 else list(jax.random.split(key, shards))
