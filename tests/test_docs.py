@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -40,6 +41,38 @@ def test_the_reference_lists_every_flag_as_it_is():
     spec.loader.exec_module(module)
     text = module.PAGE.read_text()
     assert module.rendered(text) == text, "run python scripts/write_reference.py"
+
+
+def names_for_another_guides():
+    """Names in the right column of the reference's table of another guide on devices."""
+    text = (ROOT / "docs" / "reference.md").read_text()
+    table = text.partition("## Devices, in the words of another guide")[2].partition("\n## ")[0]
+    cells = [row.split(" | ")[1] for row in table.splitlines() if row.startswith("| `")]
+    codes = {code for cell in cells for code in re.findall(r"`([^`]+)`", cell)}
+    names = {code.partition("(")[0].removeprefix("--").partition(" 0")[0] for code in codes}
+    return sorted(name for name in names if re.fullmatch(r"[\w./]+", name))
+
+
+HOMES = ("config:", "config:PPOConfig.", "config:TrainConfig.", "config:ScheduleConfig.")
+HOMES += ("ppo.sharding:", "ppo.update:", "ppo.run_io:", "ppo.rollout:", "networks.moe:")
+
+
+def has(home: str, name: str) -> bool:
+    try:
+        pkgutil.resolve_name(f"flowrl.{home}{name}")
+    except AttributeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", names_for_another_guides())
+def test_what_stands_for_a_name_of_another_guide_is_there(name):
+    if name.endswith(".py"):
+        assert (ROOT / name).exists()
+    elif name.startswith(("flowrl", "jax.")):
+        pkgutil.resolve_name(name)
+    elif name != "task_reward":  # a skill file's function
+        assert any(has(home, name) for home in HOMES)
 
 
 def example_lines():
