@@ -126,10 +126,13 @@ def one_of_two_stopped(folder: Path, chance: random.Random) -> list[Trial]:
 
 
 def pairs(trial: Callable[..., list[Trial]], count: int, chance: random.Random):
-    """The same fault of one of two processes, in one fresh folder after another."""
-    for _ in range(count):
+    """The same fault of one of two processes, in fresh folders until it met so many runs."""
+    met = 0
+    while met < count:
         with tempfile.TemporaryDirectory() as folder:
-            yield trial(Path(folder), chance)
+            found = trial(Path(folder), chance)
+        met += len(found)
+        yield found
 
 
 class Places:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from flowrl import runs
 from flowrl.errors import EXIT_RESUMABLE
+from flowrl.paths import RunPaths
 from tests.parallel.chaos_place import Trial
 from tests.ppo.modules import run_folder
 from tests.waiting import limit
 
 FRAMES = 8 * 8  # of one update
 UPDATES = 150  # of a run with a fault
+IN_TRAINING = 0.5  # of the instants of a fault
 SECONDS = limit(120.0)
 SMALL = {
     "total_timesteps": 6 * FRAMES,
@@ -77,17 +79,35 @@ def lives(pid: int) -> bool:
     return Path(f"/proc/{pid}/exe").exists()  # not of a process that has ended
 
 
+def _wait(layout: RunPaths, trainer: subprocess.Popen[str], chance: random.Random) -> None:
+    """Until a random instant; half of them lie in the training, the others in the start, too."""
+    if chance.random() < IN_TRAINING:
+        began = time.monotonic()
+        while trainer.poll() is None and not layout.metrics.exists():
+            assert time.monotonic() < began + SECONDS, "it does not train"
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0.0, 3.0))
+    else:
+        time.sleep(chance.uniform(0.1, 8.0))
+
+
 def one_of_two(folder: Path, chance: random.Random, number: signal.Signals) -> list[Trial]:
-    """Send a signal to one of two processes at a random instant, then start the run again."""
+    """Send a signal to one of two processes at a random instant, then start the run again.
+
+    There is no trial if both have ended by then.
+    """
     layout = run_folder(folder / "run")
     flags = (f"--total_timesteps={UPDATES * FRAMES}", "--success_state_rate=1")
     flags = (*flags, "--num_processes=2", "--checkpoint_seconds=1")
     trainer = begin(layout.folder, *flags)
-    time.sleep(chance.uniform(0.1, 8.0))
+    _wait(layout, trainer, chance)
     pids = [trainer.pid, *_followers_of(trainer)]
-    hit = chance.choice(pids) if trainer.poll() is None else None
-    if hit is not None:
-        os.kill(hit, number)
+    living = [pid for pid in pids if lives(pid)]
+    if not living:
+        ended(trainer)
+        return []
+    hit = chance.choice(living)
+    os.kill(hit, number)
     began = time.monotonic()
     code, _ = ended(trainer)
     millis = (time.monotonic() - began) * 1000
@@ -99,17 +119,21 @@ def one_of_two(folder: Path, chance: random.Random, number: signal.Signals) -> l
     if code:
         again, said = ended(begin(layout.folder, *flags))
         assert again == 0, said
+    return [_judged(layout, number, millis, left)]
+
+
+def _judged(layout: RunPaths, number: signal.Signals, millis: float, left: int) -> Trial:
+    """What came of it."""
     lines = layout.metrics.read_text().splitlines() if layout.metrics.exists() else []
     numbers = [json.loads(line)["updates"] for line in lines]
     result = runs.read_result(layout) if layout.result_json.exists() else None
     whole = result is not None and result.frames == UPDATES * FRAMES
     exact = result is not None and sum(one.acted for one in result.experts) == result.frames
     name = "killed" if number == signal.SIGKILL else "asked to stop"
-    found = Trial(
+    return Trial(
         fault=f"one of two processes of a run is {name}",
         millis=millis,
         lost=int(not whole),
         merged_twice=int(not exact or numbers != list(range(1, UPDATES + 1))),
         left_over=left,
     )
-    return [found]
