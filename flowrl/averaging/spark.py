@@ -181,7 +181,7 @@ class SparkDistributedTrainer(DistributedTrainer):
         return parts, like
 
     def _run_job(self, task: PartTask, parts: int, mean: Tree | None) -> list[AgentState]:
-        from py4j.protocol import Py4JJavaError
+        from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingImports]
 
         sent = b"" if mean is None else AgentState(agent_id="mean", weights=mean).to_bytes()
         shared = self._context.broadcast(sent)
@@ -225,9 +225,9 @@ class SparkDistributedTrainer(DistributedTrainer):
 def _open_session(master: str) -> Any:
     """A SparkContext of our own, on the loopback if Spark runs on this machine alone."""
     try:
-        from py4j.protocol import Py4JJavaError
-        from pyspark import SparkConf, SparkContext
-        from pyspark.errors import PySparkRuntimeError
+        from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingImports]
+        from pyspark import SparkConf, SparkContext  # pyright: ignore[reportMissingImports]
+        from pyspark.errors import PySparkRuntimeError  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError("Spark is missing: pip install 'flowrl[spark]'") from error
     conf = SparkConf().setMaster(master)
