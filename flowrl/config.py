@@ -184,25 +184,21 @@ class PPOConfig(Configuration):
         if self.replicas > 1:
             self._check_rounds()
 
-    @property
-    def quorum(self) -> int:
-        """Replicas that a round needs."""
-        return self.average_quorum or max(2, self.replicas - 1)
-
     def _check_rounds(self) -> None:
-        if not 2 <= self.quorum <= self.replicas:
+        quorum = self.average_quorum or max(2, self.replicas - 1)
+        if not 2 <= quorum <= self.replicas:
             raise ConfigError(
-                f"--average_quorum {self.quorum} must be 2 to {self.replicas}, as --replicas says"
+                f"--average_quorum {quorum} must be 2 to {self.replicas}, as --replicas says"
             )
         if self.average_every % self.grad_sync_period:
             raise ConfigError(
                 f"--average_every {self.average_every} must be a multiple of --grad_sync_period "
                 f"{self.grad_sync_period}"
             )
-        if self.average_rule.endswith("krum") and self.quorum < _LEAST_OF_KRUM:
+        if self.average_rule.endswith("krum") and quorum < _LEAST_OF_KRUM:
             raise ConfigError(
                 f"--average_rule {self.average_rule} needs --average_quorum {_LEAST_OF_KRUM} or "
-                f"more, not {self.quorum}; choose geometric_median, or more --replicas"
+                f"more, not {quorum}; choose geometric_median, or more --replicas"
             )
         updates = -(-self.total_timesteps // (self.num_envs * self.num_steps * self.replicas))
         if self.average_every > updates:

@@ -152,10 +152,10 @@ class Averager:
                 self._processes[replica] = self._start(replica)
                 continue
             left = sum(deaths < _TRIES for deaths in self._deaths.values())
-            if left < self._config.quorum or replica == 0:
+            if left < quorum(self._config) or replica == 0:
                 raise _ERRORS.get(code, FlowrlError)(
                     f"{why} (replica {replica}; {left} of {len(self._processes)} are left, and a "
-                    f"round needs {self._config.quorum} of them and replica 0)"
+                    f"round needs {quorum(self._config)} of them and replica 0)"
                 )
         return None
 
@@ -177,7 +177,7 @@ class Averager:
             [*self._arrived.values()],
             last=base.arrivals,
             replicas=self._config.replicas,
-            quorum=self._config.quorum,
+            quorum=quorum(self._config),
             deadline=self._config.average_deadline,
         )
         return time.monotonic() - self._began >= closing
@@ -221,6 +221,11 @@ class Averager:
             ended=reached or number == num_rounds(self._config),
             reached=reached,
         )
+
+
+def quorum(config: PPOConfig) -> int:
+    """Replicas that a round needs."""
+    return config.average_quorum or max(2, config.replicas - 1)
 
 
 def num_rounds(config: PPOConfig) -> int:

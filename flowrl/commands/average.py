@@ -26,7 +26,7 @@ from flowrl.runs import read_run
 
 @dataclass(frozen=True, kw_only=True)
 class AverageCommand:
-    """Average versions of one expert into a new folder of the same form.
+    """Average versions of one expert into a new checkpoint.
 
     Examples:
       flowrl average exp/demo/skills/0_Collect_Wood/expert_0_policy/v* -o mean

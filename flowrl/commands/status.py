@@ -109,6 +109,7 @@ class StatusCommand:
         paths = GraphPaths(self.graph_path)
         console = Console(width=None if sys.stdout.isatty() else _WIDTH)
         while True:
+            lives = daemon_of(paths.daemon_lock) is not None  # before the rows: it may end now
             rows = read_rows(paths)
             if self.json:
                 console.out(json.dumps(status_document(paths), indent=2), highlight=False)
@@ -121,7 +122,7 @@ class StatusCommand:
             if all_ended(rows):
                 return 0
             if not self.watch:
-                return EXIT_UNAVAILABLE if daemon_of(paths.daemon_lock) is None else 0
+                return 0 if lives else EXIT_UNAVAILABLE
             time.sleep(_WATCH_SECONDS)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowrl.averaging.replicas import num_rounds, share_of_devices, total_progress
+from flowrl.averaging.replicas import num_rounds, quorum, share_of_devices, total_progress
 from flowrl.averaging.rounds import Round, Rounds, fold
 from flowrl.averaging.rules import Rule
 from flowrl.config import PPOConfig, TrainConfig, to_argv
@@ -206,8 +206,8 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
 
 
 def test_the_quorum_is_all_but_one_and_two_at_least():
-    assert [config_of(n, 1).quorum for n in (2, 3, 4, 8)] == [2, 2, 3, 7]
-    assert config_of(8, 1, average_quorum=4).quorum == 4
+    assert [quorum(config_of(n, 1)) for n in (2, 3, 4, 8)] == [2, 2, 3, 7]
+    assert quorum(config_of(8, 1, average_quorum=4)) == 4
 
 
 def test_the_rounds_of_a_run_take_its_steps():

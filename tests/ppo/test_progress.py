@@ -38,6 +38,7 @@ def update(frames: int, *, ended: bool = False, clipped: float = 0.0) -> UpdateR
         reached=False,
         ended=ended,
         stop=0,
+        episodes=None,  # type: ignore[arg-type]
     )
 
 
