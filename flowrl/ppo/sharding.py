@@ -197,12 +197,18 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
         first = number * placement.shards_each
         logger.debug(
             "device %s (%s, process %d): shards %d to %d of %d environments each",
-            *(device, device.device_kind, device.process_index),
-            *(first, first + placement.shards_each - 1, shard_size(config)),
+            device,
+            device.device_kind,
+            device.process_index,
+            first,
+            first + placement.shards_each - 1,
+            shard_size(config),
         )
     logger.info(
         "%d environments in %d shards on %d %s",
-        *(config.num_envs, placement.num_shards, len(placement.devices)),
+        config.num_envs,
+        placement.num_shards,
+        len(placement.devices),
         "device" if len(placement.devices) == 1 else "devices",
     )
     return Setup(config, placement)
