@@ -82,7 +82,7 @@ def example_lines():
                 yield pytest.param(name, re.split(r" [|>] ", line.strip())[0], id=line.strip())
 
 
-@pytest.mark.parametrize(("name", "line"), example_lines())
+@pytest.mark.parametrize(("name", "line"), list(example_lines()))
 def test_every_example_in_help_is_a_command_line_that_parses(name, line, monkeypatch):
     seen = []
     monkeypatch.setattr(cli.COMMANDS[name], "__call__", lambda self: seen.append(self) or 0)
