@@ -112,7 +112,7 @@ class DistributedTrainer:
         self.min_agents = min_agents
         self.left_out: dict[str, str] = {}  # agents that raised, and what
         self._agents = {each: DistributedAgent(each, self.coordinator) for each in ids}
-        self._seconds = 0.0
+        self._total, self._seconds = len(ids), 0.0
 
     def get_agent(self, agent_id: str) -> DistributedAgent:
         """One agent; ConfigError if there is none of this id."""
@@ -126,8 +126,9 @@ class DistributedTrainer:
 
     def initialize_weights(self, weights: Tree, noise: float = 0.0, *, seed: int = 0) -> None:
         """Give all agents these weights, each with normal noise of its own of this scale."""
-        for number, agent in enumerate(self._agents.values()):
-            noisy = partial(_noisy, scale=noise, random=np.random.default_rng([seed, number]))
+        for name, agent in self._agents.items():
+            random = np.random.default_rng([seed, *name.encode()])
+            noisy = partial(_noisy, scale=noise, random=random)
             agent.set_weights(map_leaves(noisy, weights) if noise else weights)
 
     async def train(
@@ -145,8 +146,19 @@ class DistributedTrainer:
         """
         if not min(learning_rate, iterations, sync_interval) > 0:
             raise ConfigError("iterations, learning_rate and sync_interval must be above 0")
+        self._check_left()
+        began = time.perf_counter()
+        await self._train(loss_fn, iterations, learning_rate, sync_interval)
+        self._seconds += time.perf_counter() - began
+        self._check_left()
+        return self.get_summary()
+
+    async def _train(
+        self, loss_fn: LossFunction, iterations: int, learning_rate: float, sync_interval: int
+    ) -> None:
+        """Train the agents that are left, and add to `left_out` those that raise."""
         agents = [each for each in self.get_all_agents() if each.agent_id not in self.left_out]
-        began, running = time.perf_counter(), len(agents)
+        running = self._left()
 
         async def train_one(agent: DistributedAgent) -> None:
             nonlocal running
@@ -167,21 +179,24 @@ class DistributedTrainer:
                 self.coordinator.join(agent.agent_id)
                 joined.callback(self.coordinator.leave, agent.agent_id)
             ends = await asyncio.gather(*map(train_one, agents), return_exceptions=True)
-        self._seconds += time.perf_counter() - began
         raised = {a.agent_id: end for a, end in zip(agents, ends, strict=True) if end is not None}
         self.left_out |= {name: format_error(error) for name, error in raised.items()}
-        if len(self._agents) - len(self.left_out) < self.min_agents:
+
+    def _left(self) -> int:
+        return self._total - len(self.left_out)
+
+    def _check_left(self) -> None:
+        if self._left() < self.min_agents:
             why = f"{list(self.left_out.items())[:5]}"
             raise TrainingError(f"fewer than {self.min_agents} agents are left, without {why}")
-        return self.get_summary()
 
     def get_summary(self) -> dict[str, Any]:
         """Numbers of agents, seconds, newest losses, rounds that left one out, and who raised."""
         left = [each for each in self.get_all_agents() if each.agent_id not in self.left_out]
         losses = {each.agent_id: each.history[-1] for each in left if each.history}
         return {
-            "total_agents": len(self._agents),
-            "active_agents": len(left),
+            "total_agents": self._total,
+            "active_agents": self._left(),
             "total_time": self._seconds,
             "final_losses": losses,
             "mean_loss": sum(losses.values()) / len(losses) if losses else None,
