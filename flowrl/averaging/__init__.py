@@ -8,7 +8,7 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 _NAMES = {
-    "coordinator": "Averaged LocalSyncCoordinator SyncCoordinator average_offers stale_weight",
+    "coordinator": "Averaged LocalSyncCoordinator SyncCoordinator stale_weight",
     "gossip": "gossip_means matching spectral_gap",
     "mpi": "MPIDistributedTrainer MPISyncCoordinator",
     "rules": "OuterStep Rule average",

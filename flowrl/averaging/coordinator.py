@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -73,26 +72,6 @@ Weighted = tuple[np.ndarray, float]  # a row `[d]` and its weight
 Combined = tuple[np.ndarray, tuple[str, ...], dict[str, str]]
 
 
-def average_offers(
-    offers: Mapping[str, Weighted], rule: Rule
-) -> tuple[np.ndarray, tuple[str, ...], dict[str, str]]:
-    """The row f64 `[d]` of agents' rows, its members, and why others are left out: NaN, infinity.
-
-    Equal weights count as none. Raises TrainingError if no row is finite, ConfigError as the rule.
-    """
-    agents = sorted(offers)
-    rows = np.concatenate([offers[agent][0] for agent in agents]).reshape(len(agents), -1)
-    weights = np.array([offers[agent][1] for agent in agents])
-    finite = np.isfinite(rows).all(axis=1)
-    members = tuple(agents[number] for number in np.flatnonzero(finite))
-    left_out = dict.fromkeys(sorted(set(agents) - set(members)), "its weights are not finite")
-    if not members:
-        raise TrainingError(f"no weights are finite ({', '.join(agents):.80}); lower learning_rate")
-    rows, weights = rows[finite], weights[finite]
-    equal = weights[0] > 0 and (weights == weights[0]).all()
-    return average(rule, rows, None if equal else weights), members, left_out
-
-
 def stale_weight(weight: float, staleness: int, *, exponent: float = 0.5, limit: int = 4) -> float:
     """The weight w (1 + s)^-a of an offer that is s rounds old (FedAsync, arXiv:1903.03934).
 
@@ -104,10 +83,7 @@ def stale_weight(weight: float, staleness: int, *, exponent: float = 0.5, limit:
 
 @dataclass(slots=True)
 class _Meeting:
-    """Agents that wait for each other: at a barrier, or in a round with what they offer.
-
-    An agent that is cancelled takes its offer back.
-    """
+    """Agents that wait for each other: at a barrier, or in a round with what they offer."""
 
     number: int = 0
     like: Tree = field(default_factory=dict)
@@ -115,12 +91,17 @@ class _Meeting:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     result: Averaged | FlowrlError | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self.offers) and not self.over.is_set()
+
     async def wait(self, agent_id: str) -> None:
+        """Wait for its end; an agent that is cancelled takes its offer back."""
         try:
             await self.over.wait()
         finally:
-            if not self.over.is_set():
-                self.offers.pop(agent_id, None)
+            if self.is_open:
+                self.offers.pop(agent_id)
 
 
 # ruff: noqa: D102 (the Protocol says what they do)
@@ -143,8 +124,7 @@ class LocalSyncCoordinator(SyncCoordinator):
     ) -> None:
         self._rule, self._outer = rule or Rule(), outer or OuterStep()
         self._queue_bound, self._latency_seconds = queue_bound, latency_seconds
-        self._queues: dict[str, deque[SyncMessage]] = {}
-        self._arrived: dict[str, asyncio.Event] = {}  # of agents that wait for a message
+        self._queues: dict[str, asyncio.Queue[SyncMessage]] = {}
         self._barrier, self._round = _Meeting(), _Meeting()
         self._newest: Averaged | None = None
         self._before: tuple[np.ndarray, np.ndarray] | None = None  # the newest row, its velocity
@@ -152,7 +132,7 @@ class LocalSyncCoordinator(SyncCoordinator):
     def join(self, agent_id: str) -> None:
         if agent_id in self._queues:
             raise ConfigError(f"agent {agent_id} has joined already; give each agent its own id")
-        self._queues[agent_id] = deque()
+        self._queues[agent_id] = asyncio.Queue(self._queue_bound)
 
     def leave(self, agent_id: str) -> None:
         self._queues.pop(agent_id, None)
@@ -168,19 +148,16 @@ class LocalSyncCoordinator(SyncCoordinator):
         return all([self._deliver(agent, message) for agent in message.target_ids])
 
     async def gather(self, agent_id: str, timeout: float = 1.0) -> list[SyncMessage]:
-        queue = self._queue(agent_id)
-        if not queue:
-            arrived = self._arrived[agent_id] = asyncio.Event()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(arrived.wait(), timeout)
-            self._arrived.pop(agent_id, None)
-        taken = sorted(queue, key=lambda message: (message.round, message.source_id))
-        queue.clear()
-        return taken
+        queue, taken = self._queue(agent_id), []
+        with suppress(TimeoutError):
+            taken.append(await asyncio.wait_for(queue.get(), timeout))
+        while not queue.empty():
+            taken.append(queue.get_nowait())
+        return sorted(taken, key=lambda message: (message.round, message.source_id))
 
     async def barrier(self, agent_id: str, timeout: float = 1.0) -> bool:
         self._queue(agent_id)
-        if not self._barrier.offers or self._barrier.over.is_set():
+        if not self._barrier.is_open:
             self._barrier = _Meeting()
         meeting = self._barrier
         meeting.offers[agent_id] = (np.empty(0), 0.0)
@@ -197,7 +174,7 @@ class LocalSyncCoordinator(SyncCoordinator):
             await asyncio.sleep(self._latency_seconds)
         if self._newest is not None and round <= self._newest.round:
             return self._newest
-        if not self._round.offers or self._round.over.is_set():
+        if not self._round.is_open:
             self._round = _Meeting(round, self._newest.tree if self._newest else tree)
         meeting = self._round
         if round != meeting.number:
@@ -216,42 +193,53 @@ class LocalSyncCoordinator(SyncCoordinator):
     def _end_complete(self) -> None:
         """End the barrier and the round for which all agents are there."""
         for meeting in (self._barrier, self._round):
-            if len(meeting.offers) < max(len(self._queues), 1) or meeting.over.is_set():
-                continue
-            if self._queues.keys() <= meeting.offers.keys():
-                if meeting is self._round:
-                    self._end_round(meeting)
+            if meeting.is_open and self._queues.keys() <= meeting.offers.keys():
+                try:
+                    meeting.result = self._averaged(meeting) if meeting is self._round else None
+                except FlowrlError as error:
+                    meeting.result = error  # for every agent that waits
                 meeting.over.set()
 
-    def _end_round(self, meeting: _Meeting) -> None:
-        try:
-            mean, members, left_out = self._combine(meeting)
-        except FlowrlError as error:
-            meeting.result = error  # for every agent that waits
-            return
-        before, velocity = self._before or (mean, np.zeros_like(mean))
-        self._before = self._outer.apply(before, mean, velocity)
-        tree = from_row(self._before[0], meeting.like)
-        meeting.result = Averaged(meeting.number, tree, members, left_out)
-        self._newest = meeting.result
+    def _averaged(self, meeting: _Meeting) -> Averaged:
+        mean, members, left_out = self._combine(meeting)
         if left_out:
             found = {"round": meeting.number, "left_out": left_out}
             logger.warning("agents were left out of a round", extra=found)
+        before, velocity = self._before or (mean, np.zeros_like(mean))
+        self._before = self._outer.apply(before, mean, velocity)
+        tree = from_row(self._before[0], meeting.like)
+        self._newest = Averaged(meeting.number, tree, members, left_out)
+        return self._newest
 
     def _combine(self, meeting: _Meeting) -> Combined:
-        """The row of a round, its members, and why others are left out."""
-        return average_offers(meeting.offers, self._rule)
+        """The row f64 `[d]` of a round, its members, and why others are left out: NaN, infinity.
 
-    def _queue(self, agent_id: str) -> deque[SyncMessage]:
+        Equal weights count as none. Raises TrainingError if no row is finite.
+        """
+        agents = np.array(sorted(meeting.offers), object)
+        rows, weights = zip(*(meeting.offers[agent] for agent in agents), strict=True)
+        rows, weights = np.stack(rows), np.array(weights)
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.any():
+            names = ", ".join(agents)
+            raise TrainingError(f"no weights are finite ({names:.80}); lower learning_rate")
+        weights = weights[finite]
+        equal = weights[0] > 0 and (weights == weights[0]).all()
+        mean = average(self._rule, rows[finite], None if equal else weights)
+        return (
+            mean,
+            (*agents[finite],),
+            dict.fromkeys(agents[~finite], "its weights are not finite"),
+        )
+
+    def _queue(self, agent_id: str) -> asyncio.Queue[SyncMessage]:
         if agent_id not in self._queues:
             raise ConfigError(f"agent {agent_id} has not joined the coordinator; call join first")
         return self._queues[agent_id]
 
     def _deliver(self, agent_id: str, message: SyncMessage) -> bool:
         queue = self._queues.get(agent_id)
-        if queue is None or len(queue) >= self._queue_bound:
+        if queue is None or queue.full():
             return False
-        queue.append(message)
-        if agent_id in self._arrived:
-            self._arrived[agent_id].set()
+        queue.put_nowait(message)
         return True

@@ -18,7 +18,6 @@ steer it; the geometric median is the better choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +26,7 @@ import numpy as np
 from flowrl.config import RuleName
 from flowrl.errors import ConfigError
 
+Vector = np.ndarray  # f64 `[d]`
 _STEPS, _CLOSE = 200, 1e-12  # of Weiszfeld's iteration; its least relative change
 
 
@@ -48,45 +48,31 @@ class Rule:
 
     def bears(self, members: int) -> int:
         """How many of so many members may be faulty."""
-        match self.name:
-            case "mean":
-                return 0
-            case "trimmed_mean":
-                return int(self.trimmed * members)
-            case "median" | "geometric_median":
-                return (members - 1) // 2
-            case _:
-                return self.faulty if members >= 2 * self.faulty + 3 else 0
+        if "krum" in self.name:
+            return self.faulty if members >= 2 * self.faulty + 3 else 0
+        fewest = {"mean": 0, "trimmed_mean": int(self.trimmed * members)}
+        return fewest.get(self.name, (members - 1) // 2)
 
     def check(self, members: int, *, weighted: bool = False) -> None:
-        """Make sure that the rule can be used on so many members.
-
-        Raises:
-          ConfigError: it cannot; says how many it needs.
-        """
+        """Raise ConfigError, which says how many it needs, if it cannot be used on so many."""
+        krum, most = "krum" in self.name, members - self.faulty
         if members < 1:
             raise ConfigError("there is no member to average; a round needs one at least")
         if not 0 <= self.trimmed < 0.5:
             raise ConfigError(f"trimmed_mean with a share of {self.trimmed:g}: choose 0 to 0.49")
-        if self.name not in ("krum", "multi_krum"):
-            return
-        if weighted:
+        if krum and weighted:
             raise ConfigError(f"{self.name} takes no weights; choose geometric_median")
-        needed = 2 * self.faulty + 3
-        if self.faulty < 1 or members < needed:
+        if krum and not 1 <= self.faulty <= self.bears(members):
             raise ConfigError(
-                f"{self.name} with {self.faulty} faulty needs {needed} members or more, and 1 "
+                f"{self.name} with {self.faulty} faulty needs {2 * self.faulty + 3} members, and 1 "
                 f"faulty at least; there are {members} members: choose geometric_median"
             )
-        if self.kept is not None and not 1 <= self.kept <= members - self.faulty:
-            raise ConfigError(
-                f"multi_krum keeps 1 to {members - self.faulty} of {members} members with "
-                f"{self.faulty} faulty, not {self.kept}"
-            )
+        if krum and self.kept is not None and not 1 <= self.kept <= most:
+            raise ConfigError(f"multi_krum keeps 1 to {most} of {members} members, not {self.kept}")
 
 
-def average(rule: Rule, rows: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """One vector f64 `[d]` of the members' `rows` `[n, d]`.
+def average(rule: Rule, rows: np.ndarray, weights: np.ndarray | None = None) -> Vector:
+    """One vector of the members' `rows` `[n, d]`.
 
     `weights` `[n]` are numbers from 0, one above 0 at least; without them all count alike.
 
@@ -99,42 +85,47 @@ def average(rule: Rule, rows: np.ndarray, weights: np.ndarray | None = None) -> 
     weights = np.ones(len(rows)) if weights is None else np.asarray(weights, np.float64)
     if not (np.isfinite(rows).all() and np.isfinite(weights).all()):
         raise ValueError("a member's number is NaN or infinite")
-    if weights.min() < 0 or not weights.sum() > 0:
+    if weights.min() < 0 or not weights.any():
         raise ConfigError("weights must not be below 0, and one of them above 0")
-    order = sorted(range(len(rows)), key=lambda i: (rows[i].tobytes(), weights[i]))
-    return _RULES[rule.name](rule, rows[order], weights[order] / weights.sum())
+    order = sorted(np.flatnonzero(weights), key=lambda i: (rows[i].tobytes(), weights[i]))
+    rows, shares = rows[order], weights[order] / weights[order].sum()
+    match rule.name:
+        case "mean":
+            return shares @ rows
+        case "trimmed_mean":
+            cut = slice(rule.bears(len(rows)), len(rows) - rule.bears(len(rows)))
+            values, shares = (each[cut] for each in _by_column(rows, shares))
+            return (values * shares).sum(axis=0) / shares.sum(axis=0)
+        case "median":
+            return _median(rows, shares)
+        case "geometric_median":
+            return _geometric_median(rows, shares)
+    return _krum(rule, rows)
 
 
-def _mean(_: Rule, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    return shares @ rows
-
-
-def _trimmed_mean(rule: Rule, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """The mean of each column without its smallest and greatest numbers."""
-    cut = rule.bears(len(rows))
-    order = np.argsort(rows, axis=0, kind="stable")[cut : len(rows) - cut]
-    kept = shares[order]
-    return (np.take_along_axis(rows, order, axis=0) * kept).sum(axis=0) / kept.sum(axis=0)
-
-
-def _median(_: Rule, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """The weighted median of each column; of two middle numbers, their mean."""
+def _by_column(rows: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of each column in their order, and their members' shares, both `[n, d]`."""
     order = np.argsort(rows, axis=0, kind="stable")
-    values = np.take_along_axis(rows, order, axis=0)
-    below = np.cumsum(shares[order], axis=0)
+    return np.take_along_axis(rows, order, axis=0), shares[order]
+
+
+def _median(rows: np.ndarray, shares: np.ndarray) -> Vector:
+    """The weighted median of each column; of two middle numbers, their mean."""
+    values, shares = _by_column(rows, shares)
+    below = np.cumsum(shares, axis=0)
     middle = [(below < 0.5 - 1e-12).sum(axis=0), (below <= 0.5 + 1e-12).sum(axis=0)]
-    middle = [np.minimum(place, len(rows) - 1)[None] for place in middle]
-    return np.mean([np.take_along_axis(values, place, axis=0)[0] for place in middle], axis=0)
+    places = np.minimum(middle, len(rows) - 1)
+    return np.take_along_axis(values, places, axis=0).mean(axis=0)
 
 
-def _geometric_median(_: Rule, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def _geometric_median(rows: np.ndarray, shares: np.ndarray) -> Vector:
     """The vector with the least sum of weighted distances, by Weiszfeld's iteration.
 
     Distances are smoothed by a share of the middle one, so a member that is hit exactly does not
     end the iteration there.
     """
-    found = _median(Rule(), rows, shares)
-    for _step in range(_STEPS):
+    found = _median(rows, shares)
+    for _ in range(_STEPS):
         distance = np.linalg.norm(rows - found, axis=1)
         smoothed = np.maximum(distance, 1e-9 * np.median(distance) + np.finfo(float).tiny)
         pull = shares / smoothed
@@ -144,30 +135,13 @@ def _geometric_median(_: Rule, rows: np.ndarray, shares: np.ndarray) -> np.ndarr
     return found
 
 
-def _krum(rule: Rule, rows: np.ndarray, _: np.ndarray) -> np.ndarray:
-    return rows[_by_score(rule, rows)[0]]
-
-
-def _multi_krum(rule: Rule, rows: np.ndarray, _: np.ndarray) -> np.ndarray:
-    kept = rule.kept or len(rows) - rule.faulty
-    return rows[np.sort(_by_score(rule, rows)[:kept])].mean(axis=0)
-
-
-def _by_score(rule: Rule, rows: np.ndarray) -> np.ndarray:
-    """The members' numbers, those first whose nearest n - f - 2 others are nearest."""
+def _krum(rule: Rule, rows: np.ndarray) -> Vector:
+    """The mean of the rows, or `krum`'s one, whose nearest n - f - 2 others are nearest."""
     distances = np.stack([((rows - row) ** 2).sum(axis=1) for row in rows])
     nearest = np.sort(distances, axis=1)[:, 1 : len(rows) - rule.faulty - 1]
-    return np.argsort(nearest.sum(axis=1), kind="stable")
-
-
-_RULES: dict[str, Callable[[Rule, np.ndarray, np.ndarray], np.ndarray]] = {
-    "mean": _mean,
-    "trimmed_mean": _trimmed_mean,
-    "median": _median,
-    "geometric_median": _geometric_median,
-    "krum": _krum,
-    "multi_krum": _multi_krum,
-}
+    kept = 1 if rule.name == "krum" else rule.kept or len(rows) - rule.faulty
+    best = np.argsort(nearest.sum(axis=1), kind="stable")[:kept]
+    return rows[np.sort(best)].mean(axis=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +156,8 @@ class OuterStep:
     lr: float = 0.7
     momentum: float = 0.9
 
-    def apply(
-        self, before: np.ndarray, mean: np.ndarray, velocity: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The new vector `[d]` and velocity `[d]`, f64; the first velocity is 0."""
+    def apply(self, before: Vector, mean: Vector, velocity: Vector) -> tuple[Vector, Vector]:
+        """The new vector and velocity; the first velocity is 0."""
         if self.name == "replace":
             return mean, velocity
         move = mean - before

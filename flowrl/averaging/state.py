@@ -8,9 +8,9 @@ tuple comes back as a list, a NumPy scalar as an array without axes; arrays come
 
 from __future__ import annotations
 
-import binascii
 import json
 import math
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from io import BytesIO
@@ -35,18 +35,23 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any, path: str 
     Keys are visited in their order. Raises ConfigError for what is no tree of arrays or is empty,
     and for trees with other keys or shapes.
     """
-    if isinstance(tree, np.ndarray):
-        for other in others:
-            if not isinstance(other, np.ndarray) or other.shape != tree.shape:
-                shape = getattr(other, "shape", type(other).__name__)
-                raise ConfigError(f"weights{path} are {shape} instead of {tree.shape} as others'")
+    form, *forms = (_form(each, path) for each in (tree, *others))
+    for other in forms:
+        if other != form:
+            raise ConfigError(f"weights{path} are {other} instead of {form} as others'"[:200])
+    if isinstance(form, tuple):
         return function(tree, *others)
-    if not isinstance(tree, Mapping) or not tree or not all(isinstance(key, str) for key in tree):
-        raise ConfigError(f"weights{path} are neither a NumPy array nor a dict of such by name")
-    if any(not isinstance(other, Mapping) or other.keys() != tree.keys() for other in others):
-        raise ConfigError(f"weights{path} are without the keys of others, {sorted(tree)}"[:200])
-    children = {key: (tree[key], *(other[key] for other in others)) for key in sorted(tree)}
-    return {k: map_leaves(function, *each, path=f"{path} {k}") for k, each in children.items()}
+    every = (tree, *others)
+    return {k: map_leaves(function, *(each[k] for each in every), path=f"{path} {k}") for k in form}
+
+
+def _form(tree: Any, path: str) -> tuple[int, ...] | list[str]:
+    """The shape of an array, the keys of a dict in their order."""
+    if isinstance(tree, np.ndarray):
+        return tree.shape
+    if isinstance(tree, Mapping) and tree and all(isinstance(key, str) for key in tree):
+        return sorted(tree)
+    raise ConfigError(f"weights{path} are neither a NumPy array nor a dict of such by name")
 
 
 def to_row(tree: Tree, like: Tree, least: type = np.float64) -> np.ndarray:
@@ -68,13 +73,13 @@ def to_row(tree: Tree, like: Tree, least: type = np.float64) -> np.ndarray:
 
 def from_row(row: np.ndarray, like: Tree) -> Tree:
     """The read-only tree of the form of `like` with the numbers of a vector `[d]`."""
-    first = 0
+    left = row
 
     def take(leaf: np.ndarray) -> np.ndarray:
-        nonlocal first
-        taken = row[first : first + leaf.size].reshape(leaf.shape).astype(leaf.dtype, copy=False)
+        nonlocal left
+        taken, left = np.split(left, [leaf.size])
+        taken = taken.reshape(leaf.shape).astype(leaf.dtype, copy=False)
         taken.flags.writeable = False
-        first += leaf.size
         return taken
 
     return map_leaves(take, like)
@@ -84,33 +89,30 @@ class _Exchanged:
     """The forms of a dataclass; what is malformed, cut or too long is refused by ConfigError."""
 
     __slots__ = ()
-    _from_text = staticmethod(lambda _, text: binascii.a2b_base64(text, strict_mode=True))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        return self._encoded(
-            lambda array: [binascii.b2a_base64(array.data, newline=False).decode()]
-        )
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
-        return cls._decoded(document, cls._from_text)
+        return _encode(self, lambda array: [b2a_base64(array.data, newline=False).decode()])
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(self.to_dict(), allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The inverse of `to_json`."""
-        return cls._decoded(text, cls._from_text)
+        return json.dumps(self.to_dict())
 
     def to_bytes(self) -> bytes:
         """A JSON header and the arrays' bytes."""
         arrays: list[Any] = []
-        header = json.dumps(self._encoded(lambda a: arrays.append(a.data) or [])).encode()
+        header = json.dumps(_encode(self, lambda array: arrays.append(array.data) or [])).encode()
         return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *arrays])
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        return cls._decoded(document, _from_base64)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of `to_json`."""
+        return cls._decoded(text, _from_base64)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
@@ -122,22 +124,19 @@ class _Exchanged:
             raise ConfigError(f"{cls.__name__} is {len(more)} bytes too long; send it again")
         return found
 
-    def _encoded(self, put: Callable[[np.ndarray], list[Any]]) -> dict[str, Any]:
-        names = [each.name for each in fields(cast(Any, self))]
-        return {name: _encode(getattr(self, name), put) for name in names}
-
     @classmethod
     def _decoded(cls, document: Any, take: Callable[..., Any]) -> Self:
         try:
-            if isinstance(document, str | bytes):
-                document = json.loads(document)
-            return records.from_json(cls, _decode(document, take))
+            text = document if isinstance(document, str | bytes) else json.dumps(document)
+            found = json.loads(text, object_hook=lambda each: _decode(each, take))
+            return records.from_json(cls, found)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             line = " ".join(str(error).split())[:300]
             raise ConfigError(f"{cls.__name__} is malformed: {line}; send it again") from error
 
 
-_Tree = Annotated[Any, lambda value: map_leaves(lambda leaf: leaf, value)]
+def _from_base64(_: int, text: str) -> bytes:
+    return a2b_base64(text, strict_mode=True)
 
 
 def _number(value: Any) -> float:
@@ -146,6 +145,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+_Tree = Annotated[Any, lambda value: map_leaves(lambda leaf: leaf, value)]
 _Values = Annotated[Mapping[str, Any], dict]
 
 
@@ -181,6 +181,8 @@ def _encode(value: Any, put: Callable[[np.ndarray], list[Any]]) -> Any:
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, list | tuple):
         return [_encode(item, put) for item in value]
+    if isinstance(value, _Exchanged):
+        value = {each.name: getattr(value, each.name) for each in fields(cast(Any, value))}
     if isinstance(value, Mapping) and all(isinstance(key, str) and key[:1] != "$" for key in value):
         return {key: _encode(item, put) for key, item in value.items()}
     array = value if isinstance(value, np.ndarray | np.generic) else np.array(None)
@@ -193,11 +195,9 @@ def _encode(value: Any, put: Callable[[np.ndarray], list[Any]]) -> Any:
     return {"$array": [name, list(array.shape), *put(plain)]}
 
 
-def _decode(value: Any, take: Callable[..., Any]) -> Any:
-    """The inverse of `_encode`; `take` returns the bytes of an array."""
+def _decode(value: dict[str, Any], take: Callable[..., Any]) -> Any:
+    """What a JSON object stands for; `take` returns the bytes of an array."""
     match value:
-        case list():
-            return [_decode(item, take) for item in value]
         case {"$float": "nan" | "inf" | "-inf" as text}:
             return float(text)
         case {"$array": [str(name), list(shape), *text]}:
@@ -208,8 +208,6 @@ def _decode(value: Any, take: Callable[..., Any]) -> Any:
             if len(content) != needed:
                 raise ValueError(f"an array needs {needed} bytes and has {len(content)}")
             return np.frombuffer(content, _DTYPES[name]).reshape(shape)
-        case dict():
-            if any(str(key).startswith("$") for key in value):
-                raise ValueError(f"no array or number is written {repr(value)[:80]}")
-            return {key: _decode(item, take) for key, item in value.items()}
+    if any(key.startswith("$") for key in value):
+        raise ValueError(f"no array or number is written {repr(value)[:80]}")
     return value

@@ -42,10 +42,18 @@ def test_any_order_of_members_gives_the_same_bits(rule):
 
 @pytest.mark.parametrize("rule", RULES[:4], ids=lambda rule: rule.name)
 def test_so_it_does_with_weights(rule):
-    offered, weights = rows(), np.random.default_rng(1).integers(0, 9, MEMBERS)
+    offered, weights = rows(), np.random.default_rng(1).random(MEMBERS)
     expected = average(rule, offered, weights)
-    order = np.random.default_rng(2).permutation(MEMBERS)
-    assert np.array_equal(average(rule, offered[order], weights[order]), expected)
+    for seed in range(20):
+        order = np.random.default_rng(seed).permutation(MEMBERS)
+        assert np.array_equal(average(rule, offered[order], weights[order]), expected)
+
+
+@pytest.mark.parametrize("rule", RULES[:4], ids=lambda rule: rule.name)
+def test_a_member_without_weight_does_not_count(rule):
+    offered, weights = rows(), np.zeros(MEMBERS)
+    weights[3] = 2.0
+    np.testing.assert_allclose(average(rule, offered, weights), offered[3], rtol=1e-12)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
