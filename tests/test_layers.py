@@ -34,6 +34,7 @@ FLOORS = [
         "comparing",
         "console",
         "commands",
+        "tuning",
     },
     {"bottomup", "bottomup_parallel", "cli", "__main__"},
 ]

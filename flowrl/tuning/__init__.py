@@ -1,0 +1,1 @@
+"""Sweeps: trials of a skill's hyper-parameters, which are ordinary runs."""

@@ -1,0 +1,115 @@
+"""The search of a sweep: a pure function from the trials so far to the next trial's point."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from flowrl.errors import ConfigError
+from flowrl.tuning.space import Dimension, Point, Space, Value
+
+Method = Literal["random", "grid"]
+METHODS: tuple[Method, ...] = get_args(Method)
+_GRID = 4  # values of a dimension that has more than can be listed
+_MOST_LISTED = 16
+_MOST_DRAWN = 1000  # points that are not admissible, after which a sweep gives up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A trial that has ended; the score is None if it failed, the cost is what it took then."""
+
+    number: int
+    point: Point
+    score: float | None
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """All that a proposal depends on."""
+
+    space: Space
+    history: tuple[Observation, ...]  # by number
+    pending: tuple[Point, ...]  # by coordinates
+    number: int
+    seed: int
+    budget_left: float
+
+    def generator(self) -> np.random.Generator:
+        """Return the randomness of this proposal, from the sweep's seed and the trial's number."""
+        return np.random.default_rng([self.seed % 2**64, self.number])
+
+
+def suggest(  # noqa: PLR0913 — all that a proposal depends on
+    space: Space,
+    history: Sequence[Observation],
+    pending: Sequence[Point],
+    *,
+    number: int,
+    seed: int,
+    method: Method,
+    budget_left: float,
+) -> Point:
+    """Return the point of a trial, which depends on these arguments alone.
+
+    The order of `history` and of `pending`, the points of trials that have not ended, does not
+    matter. `number` counts from 0. `budget_left` is the share of the sweep's budget that is not
+    spent. The point is one that a run with `space.base` admits.
+
+    Raises:
+      ConfigError: no point is admissible, or the grid has no more.
+    """
+    question = Question(
+        space=space,
+        history=tuple(sorted(history, key=lambda each: each.number)),
+        pending=tuple(sorted(pending, key=lambda each: tuple(space.to_unit(each)))),
+        number=number,
+        seed=seed,
+        budget_left=budget_left,
+    )
+    proposals = _METHODS[method](question)
+    for point in map(space.admitted, itertools.islice(proposals, _MOST_DRAWN)):
+        if point is not None:
+            return point
+    raise ConfigError(
+        f"method {method} finds no point for trial {number} that a run admits; "
+        "end the sweep, or change its dimensions or what they must divide"
+    )
+
+
+def grid_points(space: Space) -> Iterator[Point]:
+    """Yield the grid's points: all values of a short dimension, some of a longer one."""
+    names = [each.name for each in space.dimensions]
+    seen = set()
+    for row in itertools.product(*(_levels(each) for each in space.dimensions)):
+        point = space.admitted(dict(zip(names, row, strict=True)))
+        values = None if point is None else tuple(point.values())
+        if point is not None and values not in seen:  # a repair may make two the same
+            seen.add(values)
+            yield point
+
+
+def _levels(dimension: Dimension) -> list[Value]:
+    count = dimension.count if 0 < dimension.count <= _MOST_LISTED else _GRID
+    return [dimension.value((level + 0.5) / count) for level in range(count)]
+
+
+def _grid(question: Question) -> Iterator[Point]:
+    yield from itertools.islice(grid_points(question.space), question.number, question.number + 1)
+
+
+def _random(question: Question) -> Iterator[Point]:
+    rng = question.generator()
+    while True:
+        yield question.space.from_unit(rng.random(len(question.space.dimensions)))
+
+
+_METHODS: Mapping[Method, Callable[[Question], Iterator[Point]]] = {
+    "random": _random,
+    "grid": _grid,
+}
