@@ -1,7 +1,7 @@
 """Rounds of averaging over MPI: agents are dealt to ranks, and ranks add up what theirs offer.
 
 Start all by `mpirun -n 4 python -m mpi4py train.py`. MPI waits for the slowest rank without a
-timeout; a rank that dies or raises ends all ranks (MPICH). Only buffers travel, nothing is pickled.
+timeout; a rank that dies ends all ranks (MPICH). Only buffers travel, nothing is pickled.
 Sums are in f32 (f64 with an f64 array), so a mean is within 1e-6 of the greatest number of it.
 
 A rank sends up to 8 bytes of each number by `ring`, in 2 (ranks - 1) messages one after another,
@@ -17,17 +17,19 @@ import hashlib
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flowrl.averaging.coordinator import Combined, LocalSyncCoordinator, _Meeting
-from flowrl.averaging.rules import OuterStep, Rule
-from flowrl.averaging.state import map_leaves
+from flowrl.averaging.rules import OuterStep
+from flowrl.averaging.state import Tree, map_leaves
 from flowrl.averaging.trainer import DistributedTrainer, LossFunction
 from flowrl.errors import ConfigError, TrainingError
 
+_WAYS = ("ring", "allreduce", "f16", "int8", "top_k")
 _ABSENT, _NOT_FINITE = -1.0, -2.0  # instead of an agent's weight
 
 
@@ -45,14 +47,11 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         agent_ids: Sequence[str],
         *,
         way: str = "ring",
-        rule: Rule | None = None,
         outer: OuterStep | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if (rule or Rule()).name != "mean":
-            raise ConfigError("MPI takes the mean; use LocalSyncCoordinator or flowrl average")
-        if way not in ("ring", "allreduce", *_CODECS):
-            raise ConfigError(f"way {way!r} is unknown; use ring, allreduce, {', '.join(_CODECS)}")
+        if way not in _WAYS:
+            raise ConfigError(f"way {way!r} is unknown; use {', '.join(_WAYS)}")
         super().__init__(outer=outer)
         try:
             from mpi4py import MPI
@@ -64,19 +63,39 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         if self._size == 1 or "mpi4py.run" not in sys.modules:
             raise ConfigError("MPI needs 2 ranks or more: mpirun -n 2 python -m mpi4py PROGRAM")
         files = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
-        self.check_alike({"version of flowrl": files, "list of agents": [*agent_ids]})
-        self.check_alike({"way or config": (way, outer, config)})
+        self.check_alike("version of flowrl", files)
+        self.check_alike("list of agents", [*agent_ids])
+        self.check_alike("way or config", (way, outer, config))
         self._all, self._way, ids = tuple(agent_ids), way, len(set(agent_ids))
         if ids < max(len(self._all), self._size):
             agents = f"{len(self._all)} agents with {ids} ids for {self._size} ranks"
             raise ConfigError(f"{agents}; give each agent its own id and each rank an agent")
         self.own = self._all[self.rank :: self._size]
+        self.rounds = 0  # that were begun
         self._lost: Any = 0  # by encoding, in the rounds before
 
-    def check_alike(self, parts: Mapping[str, object]) -> None:
-        """Raise ConfigError, on all ranks, unless their parts have the same `repr`; all call it."""
-        for name, part in parts.items():
-            self._gathered(np.empty(0), name, part)
+    def check_alike(self, name: str, part: object) -> None:
+        """Raise ConfigError, on all ranks, unless it has the same `repr` on all; all call it."""
+        digest = hashlib.sha256(repr(part).encode()).digest()
+        digests = self._gathered(np.frombuffer(digest, np.uint8))
+        others = np.flatnonzero((digests != digests[0]).any(axis=1))
+        if others.size:
+            raise ConfigError(f"rank {others[0]} has another {name} than rank 0; start all alike")
+
+    async def attend(self, until: int, like: Tree) -> None:
+        """Take part in the rounds that are left of so many, with no agent of this rank."""
+        self.join("")
+        while self.rounds < until:
+            number = self._newest.round + 1 if self._newest else 0
+            with suppress(TrainingError):  # on all ranks
+                await self.mean("", number, like)
+        self.leave("")
+
+    def by_agent(self, own: Mapping[str, float]) -> dict[str, float]:
+        """A number from 0 of each agent of all ranks, from this rank's; below 0 is none."""
+        numbers = np.full(-(-len(self._all) // self._size), _ABSENT)
+        numbers[: len(self.own)] = [own.get(agent, _ABSENT) for agent in self.own]
+        return dict(zip(self._all, self._gathered(numbers).T.ravel().tolist(), strict=False))
 
     async def barrier(self, agent_id: str, timeout: float = 1.0) -> bool:
         """Wait for this rank's agents for so many seconds, then for all ranks as it takes."""
@@ -88,31 +107,23 @@ class MPISyncCoordinator(LocalSyncCoordinator):
 
     def _combine(self, meeting: _Meeting) -> Combined:
         """The mean over all ranks; each of them calls it once in a round."""
-        weights = self._weights(meeting)
+        self.rounds += 1
+        if self._newest is None:
+            form = map_leaves(lambda leaf: (leaf.dtype.str, leaf.shape), meeting.like)
+            self.check_alike("round or form of weights", (meeting.number, form))
+        offers = meeting.offers  # rows are the coordinator's own copies
+        finite = {agent for agent in offers if _is_finite(offers[agent][0])}
+        weights = self.by_agent({a: offers[a][1] if a in finite else _NOT_FINITE for a in offers})
         members = tuple(sorted(agent for agent, weight in weights.items() if weight >= 0))
         total = math.fsum(weights[agent] for agent in members)
         if not total > 0:
             raise TrainingError("no weights are finite and count; lower learning_rate")
-        offers = meeting.offers  # rows are the coordinator's own copies
         own = [agent for agent in members if agent in offers]
         rows = [np.multiply(offers[a][0], weights[a] / total, out=offers[a][0]) for a in own]
         rows = rows or [np.zeros_like(next(iter(offers.values()))[0])]
         share = math.fsum(weights[agent] for agent in own) / total
-        why = "its weights are not finite"
-        left_out = {a: why for a in sorted(weights) if weights[a] == _NOT_FINITE}
+        left_out = {a: "its weights are not finite" for a in weights if weights[a] == _NOT_FINITE}
         return self._added(sum(rows[1:], start=rows[0]), share), members, left_out
-
-    def _weights(self, meeting: _Meeting) -> dict[str, float]:
-        """The weight of each agent of all ranks, or why it does not count."""
-        own = np.full(-(-len(self._all) // self._size), _ABSENT)
-        for place, agent in enumerate(self.own):
-            if agent in meeting.offers:
-                row, weight = meeting.offers[agent]
-                finite = np.isfinite(np.vdot(row, row)) or np.isfinite(row).all()
-                own[place] = weight if finite else _NOT_FINITE
-        form = self._newest is None and map_leaves(lambda x: (x.dtype.str, x.shape), meeting.like)
-        table = self._gathered(own, "round or form of weights", (meeting.number, form))
-        return dict(zip(self._all, table.T.ravel().tolist(), strict=False))
 
     def _added(self, row: np.ndarray, share: float) -> np.ndarray:
         """The sum of all ranks' rows `[d]`, the same bits on each; overwrites `row`."""
@@ -121,44 +132,47 @@ class MPISyncCoordinator(LocalSyncCoordinator):
             return row
         if self._way == "ring" or self._before is None:
             return _ring(self._comm, row)
-        encode, decode = _CODECS[self._way]
         change = row - row.dtype.type(share) * self._before[0] + self._lost
-        sent = encode(change.astype(np.float32))
-        self._lost = change - decode(sent, row.size)
-        return sum((decode(each, row.size) for each in self._gathered(sent)), self._before[0])
+        sent = _encode(self._way, change.astype(np.float32))
+        self._lost = change - _decode(self._way, sent, row.size)
+        all_sent = self._gathered(sent)
+        return sum((_decode(self._way, each, row.size) for each in all_sent), self._before[0])
 
-    def _gathered(self, own: np.ndarray, name: str = "", part: object = None) -> np.ndarray:
-        """`[ranks, n]`: an array `[n]` of each rank; raises if a `part` has another `repr`."""
-        digest = np.frombuffer(hashlib.sha256(repr(part).encode()).digest(), np.uint8)
-        sent = np.concatenate([digest, own.view(np.uint8)])
-        table = np.empty((self._size, sent.size), np.uint8)
-        self._comm.Allgather(sent, table)
-        others = np.flatnonzero((table[:, :32] != table[0, :32]).any(axis=1))
-        if others.size:
-            raise ConfigError(f"rank {others[0]} has another {name} than rank 0; start all alike")
-        return table[:, 32:].view(own.dtype)
+    def _gathered(self, own: np.ndarray) -> np.ndarray:
+        """`[ranks, n]`: an array `[n]` of each rank."""
+        table = np.empty((self._size, own.size), own.dtype)
+        self._comm.Allgather(own, table)
+        return table
 
 
 class MPIDistributedTrainer(DistributedTrainer):
     """Trains this rank's part of the agents; all ranks make it and call `train` alike.
 
-    An agent that raises is left out while its rank has `min_agents` others; else all ranks end.
+    An agent that raises is left out and named on all ranks; `min_agents` counts those of all.
     """
 
     def __init__(
         self, agent_ids: Sequence[str], coordinator: MPISyncCoordinator | None = None, **kept: int
     ) -> None:
         self._ranks = coordinator or MPISyncCoordinator(agent_ids)
-        super().__init__(self._ranks.own, self._ranks, **kept)
+        super().__init__(agent_ids, self._ranks, **kept)
+        self._agents = {agent: self.get_agent(agent) for agent in self._ranks.own}
 
-    def initialize_weights(self, weights: Any, noise: float = 0.0, *, seed: int = 0) -> None:
-        """Give this rank's agents these weights, each with noise of its own."""
-        super().initialize_weights(weights, noise, seed=seed + 2**32 * self._ranks.rank)
+    async def _train(
+        self, loss_fn: LossFunction, iterations: int, learning_rate: float, sync_interval: int
+    ) -> None:
+        numbers = (iterations, learning_rate, sync_interval)
+        self._ranks.check_alike("number for train", numbers)
+        until = self._ranks.rounds + iterations // sync_interval
+        await super()._train(loss_fn, *numbers)
+        await self._ranks.attend(until, self.get_all_agents()[0].get_state().weights)
+        raised = self._ranks.by_agent(dict.fromkeys(self.left_out, 0.0))
+        at = {agent for agent, flag in raised.items() if flag == 0}
+        self.left_out = dict.fromkeys(sorted(at), "it raised on another rank") | self.left_out
 
-    async def train(self, loss_fn: LossFunction, *numbers: Any, **named: Any) -> dict[str, Any]:
-        """Train as `DistributedTrainer.train`, after a check that all ranks do the same."""
-        self._ranks.check_alike({"number for train": (numbers, sorted(named.items()))})
-        return await super().train(loss_fn, *numbers, **named)
+
+def _is_finite(row: np.ndarray) -> bool:
+    return bool(np.isfinite(np.vdot(row, row)) or np.isfinite(row).all())  # squares may overflow
 
 
 def _ring(comm: Any, row: np.ndarray) -> np.ndarray:
@@ -175,31 +189,22 @@ def _ring(comm: Any, row: np.ndarray) -> np.ndarray:
     return row
 
 
-def _encode_int8(row: np.ndarray) -> np.ndarray:
+def _encode(way: str, row: np.ndarray) -> np.ndarray:
+    """The bytes of a row f32 `[d]`: the greatest 1 %, or all as parts of the greatest one."""
+    if way == "top_k":
+        count = math.ceil(row.size / 100)
+        places = np.argpartition(abs(row), -count)[-count:].astype(np.uint32)
+        return np.concatenate([places, row[places].view(np.uint32)]).view(np.uint8)
     scale = np.maximum(abs(row).max(keepdims=True) / 127, np.finfo(np.float32).tiny)
-    numbers = np.rint(row / scale).astype(np.int8)
-    return np.concatenate([scale.view(np.uint8), numbers.view(np.uint8)])
+    parts = np.rint(row / scale).astype(np.int8) if way == "int8" else np.float16(row / scale)
+    return np.concatenate([scale.view(np.uint8), parts.view(np.uint8)])
 
 
-def _encode_top_k(row: np.ndarray) -> np.ndarray:
-    count = math.ceil(row.size / 100)
-    places = np.argpartition(abs(row), -count)[-count:].astype(np.uint32)
-    return np.concatenate([places, row[places].view(np.uint32)]).view(np.uint8)
-
-
-def _decode_top_k(sent: np.ndarray, size: int) -> np.ndarray:
+def _decode(way: str, sent: np.ndarray, size: int) -> np.ndarray:
+    """The row f32 `[size]` of what `_encode` made."""
+    if way != "top_k":
+        return sent[4:].view(np.int8 if way == "int8" else np.float16) * sent[:4].view(np.float32)
     places, numbers = np.split(sent.view(np.uint32), 2)
     row = np.zeros(size, np.float32)
     row[places] = numbers.view(np.float32)
     return row
-
-
-# f32 `[d]` → bytes; these and d → f32 `[d]`
-_CODECS: dict[str, tuple[Any, Any]] = {
-    "f16": (
-        lambda row: np.clip(row, -65504, 65504).astype(np.float16).view(np.uint8),
-        lambda sent, _: sent.view(np.float16).astype(np.float32),
-    ),
-    "int8": (_encode_int8, lambda sent, _: sent[4:].view(np.int8) * sent[:4].view(np.float32)),
-    "top_k": (_encode_top_k, _decode_top_k),
-}

@@ -112,7 +112,7 @@ class DistributedTrainer:
         self.min_agents = min_agents
         self.left_out: dict[str, str] = {}  # agents that raised, and what
         self._agents = {each: DistributedAgent(each, self.coordinator) for each in ids}
-        self._total, self._seconds = len(ids), 0.0
+        self._ids, self._seconds = [*ids], 0.0
 
     def get_agent(self, agent_id: str) -> DistributedAgent:
         """One agent; ConfigError if there is none of this id."""
@@ -183,7 +183,7 @@ class DistributedTrainer:
         self.left_out |= {name: format_error(error) for name, error in raised.items()}
 
     def _left(self) -> int:
-        return self._total - len(self.left_out)
+        return len(self._ids) - len(self.left_out)
 
     def _check_left(self) -> None:
         if self._left() < self.min_agents:
@@ -195,7 +195,7 @@ class DistributedTrainer:
         left = [each for each in self.get_all_agents() if each.agent_id not in self.left_out]
         losses = {each.agent_id: each.history[-1] for each in left if each.history}
         return {
-            "total_agents": self._total,
+            "total_agents": len(self._ids),
             "active_agents": self._left(),
             "total_time": self._seconds,
             "final_losses": losses,
@@ -207,8 +207,8 @@ class DistributedTrainer:
     def save(self, path: Path) -> None:
         """Write all agents' states; histories and an outer step's momentum are not in them."""
         states = [each.get_state().to_dict() for each in self.get_all_agents()]
-        kept = {"min_agents": self.min_agents, "left_out": self.left_out, "agents": states}
-        records.write(path, kept)
+        kept = {"min_agents": self.min_agents, "left_out": self.left_out}
+        records.write(path, {**kept, "ids": self._ids, "agents": states})
 
     @classmethod
     def load(cls, path: Path, coordinator: SyncCoordinator | None = None) -> DistributedTrainer:
@@ -216,13 +216,13 @@ class DistributedTrainer:
         kept = records.read_document(path, limit_bytes=_FILE_LIMIT_BYTES)
         try:
             states = [AgentState.from_dict(each) for each in kept["agents"]]
-            ids = [state.agent_id for state in states]
-            trainer = cls(ids, coordinator, min_agents=kept["min_agents"])
+            trainer = cls(kept["ids"], coordinator, min_agents=kept["min_agents"])
             trainer.left_out.update(kept["left_out"])
+            agents = [trainer.get_agent(state.agent_id) for state in states]
         except (ConfigError, KeyError, TypeError) as error:
             raise FileRefusedError(f"{path} is malformed: {error}; {records.RESTORE}") from error
-        for state in states:
-            trainer.get_agent(state.agent_id)._state = state
+        for agent, state in zip(agents, states, strict=True):
+            agent._state = state
         return trainer
 
 

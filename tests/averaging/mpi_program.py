@@ -19,7 +19,6 @@ from flowrl.averaging import (
     MPIDistributedTrainer,
     MPISyncCoordinator,
     OuterStep,
-    Rule,
     simple_loss_function,
 )
 from flowrl.averaging.state import map_leaves
@@ -133,7 +132,6 @@ def refusals():
         "agents": refused(lambda: MPISyncCoordinator([*AGENTS, f"rank{RANK}"])),
         "config": refused(lambda: MPISyncCoordinator(AGENTS, config={"seed": RANK // (SIZE - 1)})),
         "twice": refused(lambda: MPISyncCoordinator([*AGENTS, "a0"])),
-        "rule": refused(lambda: MPISyncCoordinator(AGENTS, rule=Rule(name="median"))),
         "way": refused(lambda: MPISyncCoordinator(AGENTS, way="pigeon")),
         "few": refused(lambda: MPISyncCoordinator(AGENTS[: SIZE - 1])),
         "shape": refused(lambda: own_round(lambda agent: {"w": np.ones(3 + RANK)})),
@@ -143,6 +141,8 @@ def refusals():
         "keys": refused(lambda: own_round(lambda agent: {f"w{RANK}": np.ones(3)})),
         "round": refused(lambda: own_round(lambda agent: {"w": np.ones(3)}, number=RANK + 1)),
         "nan": refused(lambda: own_round(lambda agent: {"w": np.full(3, np.nan)})),
+        "ints": refused(lambda: own_round(lambda agent: {"w": np.ones(3, int)})),
+        "empty": refused(lambda: own_round(lambda agent: {})),
         "train": refused(lambda: own_train(sync_interval=1 + RANK)),
     }
 
@@ -194,6 +194,48 @@ def trained():
     return {"bits": sorted(bits), "noise": noise, "loss": loss, "left_out": left_out}
 
 
+def outlived():
+    """Training in which rank 1 loses its agents, of 3 for each rank, before a round and in one."""
+    return {"first": outlive(0, 1), "later": outlive(20, 1), "few": outlive(20, 7)}
+
+
+def outlive(after, min_agents):
+    calls, agents = 0, [f"a{number}" for number in range(3 * SIZE)]
+
+    def loss_fn(weights):
+        nonlocal calls
+        calls += 1
+        if RANK == 1 and calls > after:
+            raise ValueError("it fell over")
+        return simple_loss_function(weights)
+
+    trainer = MPIDistributedTrainer(agents, min_agents=min_agents)
+    trainer.initialize_weights(np.ones(5, np.float32), noise=0.1)
+    error = refused(lambda: asyncio.run(trainer.train(loss_fn, 40, 0.05, 10)))
+    left = [a for a in trainer.get_all_agents() if a.agent_id not in trainer.left_out]
+    bits = {a.get_state().weights.tobytes().hex() for a in left}
+    return [error, dict(trainer.left_out), sorted(bits), trainer.get_summary()]
+
+
+def went_on():
+    """Training that goes on from one file for each rank, against itself without a break."""
+    whole, trainer = MPIDistributedTrainer(AGENTS), MPIDistributedTrainer(AGENTS, min_agents=4)
+    for each in (whole, trainer):
+        each.initialize_weights(np.ones(5), noise=0.1)
+        asyncio.run(each.train(simple_loss_function, 10, 0.05, 5))
+    path = Path(sys.argv[1]) / f"agents.{RANK}"
+    trainer.save(path)
+    loaded = MPIDistributedTrainer.load(path)
+    path.unlink()
+    for each in (whole, loaded):
+        asyncio.run(each.train(simple_loss_function, 10, 0.05, 5))
+    agents = [[a.get_state() for a in each.get_all_agents()] for each in (whole, loaded)]
+    for one, other in zip(*agents, strict=True):
+        assert (one.weights == other.weights).all()
+        assert (one.agent_id, one.iteration) == (other.agent_id, 20)
+    return loaded.min_agents
+
+
 def barriers():
     """Ranks that come late to a barrier are waited for."""
 
@@ -222,8 +264,8 @@ def killed():
 
 
 def raises():
-    """The only agent of rank 1 raises."""
-    trainer = MPIDistributedTrainer(AGENTS[:SIZE])
+    """The only agent of rank 1 raises, and all are needed."""
+    trainer = MPIDistributedTrainer(AGENTS[:SIZE], min_agents=SIZE)
     trainer.initialize_weights(np.ones(3))
 
     def loss_fn(weights):
@@ -232,6 +274,11 @@ def raises():
         return simple_loss_function(weights)
 
     asyncio.run(trainer.train(loss_fn, 100, 0.1, 1))
+
+
+def made():
+    """A coordinator is made; with other files on rank 1 it is refused."""
+    MPISyncCoordinator(AGENTS)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.averaging import MPISyncCoordinator, Rule
+from flowrl.averaging import MPISyncCoordinator
 from flowrl.errors import ConfigError
 
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 PROGRAM = Path(__file__).with_name("mpi_program.py")
 RANKS = 3
-CASES = ("averages", "left_out", "compressed", "refusals", "trained", "barriers")
+CASES = (
+    "averages",
+    "left_out",
+    "compressed",
+    "refusals",
+    "trained",
+    "outlived",
+    "went_on",
+    "barriers",
+)
 needs_mpi = pytest.mark.skipif(
     MPIRUN is None or find_spec("mpi4py") is None,
     reason="MPI is missing: pip install 'flowrl[mpi]'",
@@ -76,7 +85,8 @@ def test_what_compression_loses_comes_with_later_rounds(said, way, bound):
         ("train", "rank 1 has another number for train than rank 0"),
         ("twice", "8 agents with 7 ids for 3 ranks"),
         ("few", "2 agents with 2 ids for 3 ranks"),
-        ("rule", "MPI takes the mean; use LocalSyncCoordinator or flowrl average"),
+        ("ints", "weights are int64"),
+        ("empty", "weights are neither a NumPy array nor a dict"),
         ("way", "way 'pigeon' is unknown; use ring, allreduce, f16, int8, top_k"),
         ("nan", "no weights are finite and count"),
     ],
@@ -94,6 +104,42 @@ def test_agents_of_all_ranks_learn_one_thing_without_one_that_raises(said):
     assert len({each["trained"]["noise"] for each in said}) == RANKS
     assert said[0]["trained"]["left_out"] == {"a6": "ValueError: it fell over"}
     assert all(each["trained"]["loss"] < 0.05 for each in said)  # from 5
+
+
+@needs_mpi
+def test_a_rank_that_lost_its_agents_lets_the_others_go_on(said):
+    agents = [f"a{number}" for number in range(3 * RANKS)]
+    for case in ("first", "later"):
+        for rank, each in enumerate(said):
+            error, left_out, bits, summary = each["outlived"][case]
+            why = "ValueError: it fell over" if rank == 1 else "it raised on another rank"
+            assert error == "nothing was refused"
+            assert left_out == dict.fromkeys(agents[1::RANKS], why)
+            assert bits == ([] if rank == 1 else said[0]["outlived"][case][2])
+            assert (summary["total_agents"], summary["active_agents"]) == (9, 6)
+        assert len(said[0]["outlived"][case][2]) == 1
+    for each in said:
+        assert each["outlived"]["few"][0].startswith("fewer than 7 agents are left, without")
+
+
+@needs_mpi
+def test_training_goes_on_from_a_file_of_each_rank(said):
+    assert [each["went_on"] for each in said] == [4] * RANKS
+
+
+@needs_mpi
+def test_ranks_with_other_files_of_flowrl_are_refused(tmp_path):
+    package = Path(MPISyncCoordinator.__module__.replace(".", "/")).parent.parent
+    shutil.copytree(PROGRAM.parents[2] / package, tmp_path / "other" / package)
+    with (tmp_path / "other" / package / "averaging" / "mpi.py").open("a") as file:
+        file.write("# other\n")
+    one = ["-n", "1", sys.executable, "-m", "mpi4py", str(PROGRAM), str(tmp_path), "made"]
+    other = ["-n", "1", "-env", "PYTHONPATH", str(tmp_path / "other"), *one[2:]]
+    done = subprocess.run(
+        [MPIRUN, *one, ":", *other], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "rank 1 has another version of flowrl than rank 0; start all alike" in done.stderr
 
 
 @needs_mpi
@@ -123,8 +169,3 @@ def test_without_mpi4py_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ConfigError, match=r"pip install 'flowrl\[mpi\]'"):
         MPISyncCoordinator(["a", "b"])
-
-
-def test_other_rules_are_refused_before_mpi_starts():
-    with pytest.raises(ConfigError, match="flowrl average"):
-        MPISyncCoordinator(["a", "b"], rule=Rule(name="krum"))

@@ -187,7 +187,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     path.write_text(path.read_text().replace("agent3", "agent2"))
     with pytest.raises(FileRefusedError, match=r"trainer\.json is damaged"):
         DistributedTrainer.load(path)
-    document = {"min_agents": 9, "left_out": {}, "agents": []}
+    document = {"min_agents": 9, "left_out": {}, "ids": [], "agents": []}
     records.write(path, document)
     with pytest.raises(FileRefusedError, match=r"trainer\.json is malformed: min_agents is 9"):
         DistributedTrainer.load(path)
