@@ -25,7 +25,7 @@ FLOORS = [
         "notices",
     },
     {"runs", "skills", "launchers", "program_cache"},
-    {"experts", "networks", "envs", "averaging"},
+    {"experts", "networks", "envs", "averaging", "judging"},
     {"parallel", "ppo", "llm"},
     {
         "agent",

@@ -1,0 +1,1 @@
+"""Judges score trajectories and skills' texts; objectives and convergence decide by measures."""

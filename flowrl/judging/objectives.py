@@ -1,0 +1,288 @@
+"""Measures of runs with declared ranges, and objectives that put them together.
+
+A measure's range is declared here and never taken from data, so that a score means the same
+tomorrow. Nothing here imports JAX or NumPy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from flowrl import storage
+from flowrl.errors import ConfigError, FileRefusedError, closest
+from flowrl.runs import RunResult
+
+_METRICS_BYTES = 1 << 28  # a line a second for a week, with 400 bytes each
+_LARGEST = 1e300
+_JUDGED = "quality"
+_TERM = re.compile(r"(?P<name>[a-z]+)\s*(?P<sign>>=|<=|=)\s*(?P<value>[-+.0-9e]+)")
+
+
+class CurvePoint(NamedTuple):
+    """One line of metrics.jsonl: what held after so many frames."""
+
+    frames: int
+    seconds: float
+    success: float  # share of the newest episodes that succeeded at the plan's last step
+    episode_length: float  # environment steps
+    episode_return: float = 0.0
+
+
+Curve = Sequence[CurvePoint]  # with rising frames
+Figures = Mapping[str, float]  # by the name of a measure, in its unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A figure of a run or an evaluation, and the range in which it is scored."""
+
+    name: str
+    unit: str
+    worst: float
+    best: float
+    log: bool = False
+
+    def score(self, figure: float) -> float:
+        """Return the place of a figure between the worst, 0, and the best, 1.
+
+        >>> MEASURES["deaths"].score(0.25), MEASURES["frames"].score(1e6)
+        (0.75, 0.5)
+        """
+        if math.isnan(figure):
+            raise ConfigError(f"{self.name} is not a number; measure it again")
+        ends = (self.worst, self.best)
+        inside = min(max(figure, min(ends)), max(ends))
+        place, worst, best = (math.log(x) if self.log else x for x in (inside, *ends))
+        return (place - worst) / (best - worst)
+
+
+MEASURES: Mapping[str, Measure] = {
+    measure.name: measure
+    for measure in (
+        Measure(name="success", unit="share of episodes", worst=0, best=1),
+        Measure(name="progress", unit="mean success over the budget", worst=0, best=1),
+        Measure(name="frames", unit="frames to the goal", worst=1e9, best=1e3, log=True),
+        Measure(name="seconds", unit="seconds to the goal", worst=1e6, best=1, log=True),
+        Measure(name="return", unit="reward of an episode", worst=-10, best=40),
+        Measure(name="deaths", unit="share of episodes", worst=1, best=0),
+        Measure(name="steps", unit="timesteps for each success", worst=1e5, best=1, log=True),
+        Measure(name="satisfaction", unit="success of the target skill", worst=0, best=1),
+        Measure(name=_JUDGED, unit="score of a calibrated judge", worst=0, best=1),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A weighted mean of measures' scores, and limits that must be kept.
+
+    `least` and `most` are in the measures' own units. A judge's score is never the only measure
+    that weighs.
+    """
+
+    weights: Mapping[str, float]
+    least: Mapping[str, float]
+    most: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for name in (*self.weights, *self.least, *self.most):
+            if name not in MEASURES:
+                known = ", ".join(MEASURES)
+                raise ConfigError(
+                    f"no measure {name!r}{closest(name, MEASURES)}; choose of {known}"
+                )
+        if any(weight < 0 or not math.isfinite(weight) for weight in self.weights.values()):
+            raise ConfigError("a weight of an objective must be 0 or more, and finite")
+        if not sum(weight for name, weight in self.weights.items() if name != _JUDGED):
+            raise ConfigError(
+                "an objective needs a measure with a weight above 0 that no judge gives, "
+                "such as success=1"
+            )
+
+    def broken(self, figures: Figures) -> list[str]:
+        """Return the limits that the figures do not keep, for people."""
+        low = [(n, ">=", x) for n, x in self.least.items() if not _figure(figures, n) >= x]
+        high = [(n, "<=", x) for n, x in self.most.items() if not _figure(figures, n) <= x]
+        return [f"{name} is {figures[name]:g}, not {sign} {x:g}" for name, sign, x in low + high]
+
+    def score(self, figures: Figures) -> float:
+        """Return the weighted mean of the scores in [0, 1]; 0 if a limit is broken.
+
+        Raises:
+          ConfigError: a figure that counts was not measured.
+        """
+        if self.broken(figures):
+            return 0.0
+        used = {name: weight for name, weight in self.weights.items() if weight}
+        total = math.fsum(w * MEASURES[n].score(_figure(figures, n)) for n, w in used.items())
+        return total / math.fsum(used.values())
+
+
+def parse_objective(text: str) -> Objective:
+    """Read an objective: weights and limits, separated by commas.
+
+    >>> objective = parse_objective("success=1,deaths=0.5,success>=0.8")
+    >>> objective.score({"success": 0.9, "deaths": 0.3})
+    0.8333333333333334
+
+    Raises:
+      ConfigError: a term is malformed, or names no measure.
+    """
+    parts: dict[str, dict[str, float]] = {"=": {}, ">=": {}, "<=": {}}
+    for term in text.split(","):
+        found = _TERM.fullmatch(term.strip())
+        try:
+            name, sign, value = found.groups() if found else ("", "", "")
+            parts[sign][name] = float(value)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"objective {text!r}: {term.strip()!r} is not measure=weight, measure>=limit or "
+                "measure<=limit; write success=1,deaths=0.5,success>=0.8"
+            ) from error
+    return Objective(weights=parts["="], least=parts[">="], most=parts["<="])
+
+
+def read_curve(path: Path) -> tuple[CurvePoint, ...]:
+    """Read the curve of a run from its metrics.jsonl; () while there is none.
+
+    A last line without its end is left out, since a trainer may be writing it. So are lines whose
+    figures are null, and those of updates that a resumed trainer made again.
+
+    Raises:
+      FileRefusedError: another line is malformed, or the file is too large.
+    """
+    if not path.exists():
+        return ()
+    points: list[CurvePoint] = []
+    lines = storage.read_bytes(path, limit_bytes=_METRICS_BYTES).split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            point = _point(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise FileRefusedError(f"{path}:{number} is no line of figures of a run") from error
+        if point and (not points or point.frames > points[-1].frames):
+            points.append(point)
+    return tuple(points)
+
+
+def progress(curve: Curve, *, budget_frames: int) -> float:
+    """Return the mean success over the frames of a budget, in [0, 1].
+
+    Success is linear between points and 0 at the beginning; after the last point its success counts
+    on, so that an early stop is no loss. It is the default score of a trial.
+
+    >>> progress([CurvePoint(50, 1.0, 1.0, 9.0)], budget_frames=100)
+    0.75
+    """
+    frames, success, area = 0.0, 0.0, 0.0
+    for point in curve:
+        if point.frames >= budget_frames:
+            share = (budget_frames - frames) / (point.frames - frames)
+            end = success + share * (point.success - success)
+            return (area + (budget_frames - frames) * (success + end) / 2) / budget_frames
+        area += (point.frames - frames) * (success + point.success) / 2
+        frames, success = point.frames, point.success
+    return (area + (budget_frames - frames) * success) / budget_frames
+
+
+def run_figures(
+    result: RunResult, curve: Curve, *, budget_frames: int, goal: float
+) -> dict[str, float]:
+    """Return what a run measured.
+
+    Frames and seconds to a goal that was not reached are infinite, and score as the worst.
+    """
+    reached = [point for point in curve if point.success >= goal]
+    by_result = result.success_rate >= goal
+    never = (math.inf, math.inf)
+    last = (result.frames, result.wall_seconds) if by_result else never
+    frames, seconds = (reached[0].frames, reached[0].seconds) if reached else last
+    figures = {
+        "success": result.success_rate,
+        "progress": progress(curve, budget_frames=budget_frames),
+        "frames": frames,
+        "seconds": seconds,
+        "steps": steps_per_success(result.mean_episode_length, result.success_rate),
+    }
+    return figures | ({"return": curve[-1].episode_return} if curve else {})
+
+
+def steps_per_success(episode_length: float, success: float) -> float:
+    """Return the timesteps that one success takes, failures counted; infinite without any."""
+    return episode_length / success if success else math.inf
+
+
+def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
+    """Return the indices of the points `[n, d]` that no other one dominates; more is better.
+
+    >>> pareto_front([(1, 1), (2, 0), (0, 0), (1, 1)])
+    [0, 1, 3]
+    """
+
+    def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+        pairs = list(zip(one, other, strict=True))
+        return all(x >= y for x, y in pairs) and any(x > y for x, y in pairs)
+
+    return [
+        number
+        for number, point in enumerate(points)
+        if not any(dominates(other, point) for other in points)
+    ]
+
+
+def hypervolume(points: Sequence[Sequence[float]], reference: Sequence[float]) -> float:
+    """Return the volume between the points `[n, d]` and a reference `[d]`; more is better.
+
+    By slices along the last axis: L. While, P. Hingston, L. Barone and S. Huband, "A faster
+    algorithm for calculating hypervolume", IEEE Transactions on Evolutionary Computation 10
+    (2006), 29-38.
+
+    >>> hypervolume([(1, 2), (2, 1)], (0, 0))
+    3.0
+    """
+    above = [tuple(p) for p in points if all(x > r for x, r in zip(p, reference, strict=True))]
+    if len(reference) == 1:
+        return max((float(point[0]) - reference[0] for point in above), default=0.0)
+    heights = sorted({point[-1] for point in above})
+    volume, bottom = 0.0, reference[-1]
+    for height in heights:
+        slab = [point[:-1] for point in above if point[-1] >= height]
+        volume += (height - bottom) * hypervolume(slab, reference[:-1])
+        bottom = height
+    return volume
+
+
+def _figure(figures: Figures, name: str) -> float:
+    if name not in figures:
+        there = ", ".join(sorted(figures))
+        raise ConfigError(
+            f"the objective needs {name}, and only {there} are measured; leave it out"
+        )
+    return figures[name]
+
+
+def _point(line: dict[str, object]) -> CurvePoint | None:
+    """The point of a line; None if one of its figures is null.
+
+    Raises:
+      ValueError: a figure is no number, or outside of its range.
+    """
+    names = ("frames", "seconds", "success_rate", "mean_episode_length", "mean_episode_return")
+    figures = [line[name] for name in names]
+    if None in figures:
+        return None
+    if any(isinstance(x, bool) or not isinstance(x, int | float) for x in figures):
+        raise ValueError("a figure is no number")
+    if max(abs(x) for x in figures) > _LARGEST:  # type: ignore[arg-type]
+        raise ValueError("a figure is outside of its range")
+    frames, seconds, success, length, total = (float(x) for x in figures)  # type: ignore[arg-type]
+    whole = frames.is_integer() and frames >= 0
+    if not (whole and seconds >= 0 and 0 <= success <= 1 and length >= 0):
+        raise ValueError("a figure is outside of its range")
+    return CurvePoint(int(frames), seconds, success, length, total)
