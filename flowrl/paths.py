@@ -256,6 +256,14 @@ class GraphPaths:
     """Temporary: one folder per live run."""
     failed_runs = _Below("training_runs", "failed")
     """Failed attempts, kept for people to read."""
+    sweeps = _Below("root", "sweeps")
+    """One folder per sweep: see `SweepPaths`."""
+    tuned = _Below("root", "tuned")
+    """One TOML file per skill whose settings a sweep has found."""
+
+    def tuned_file(self, skill: str) -> Path:
+        """The settings that a sweep has found for one skill."""
+        return self.tuned / f"{slug(skill)}.toml"
 
     def skill_folder(self, expert: int, skill: str) -> Path:
         """The folder of a trained skill's expert and records."""
@@ -280,3 +288,23 @@ class GraphPaths:
     def failed_run(self, expert: int, skill: str, attempt: int) -> Path:
         """The folder that a failed attempt is moved to."""
         return self.failed_runs / f"skill_{expert}_{slug(skill)}.attempt{attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPaths(GraphPaths):
+    """The paths of one sweep: a graph whose runs are trials and whose experts are copies."""
+
+    sweep_json = _Below("root", "sweep.json")
+    """What the sweep is; written once."""
+    outcome_json = _Below("root", "outcome.json")
+    """What came of it, once its best points are confirmed or not."""
+    training_runs = _Below("root", "trials")
+    """One folder per trial, named by its number; they stay."""
+
+    def run(self, expert: int, skill: str) -> RunPaths:
+        """The trial whose number is `expert`; the run in it may train another expert."""
+        return self.trial(expert, expert)
+
+    def trial(self, number: int, expert: int) -> RunPaths:
+        """The run folder of a trial, which trains `expert`."""
+        return RunPaths(self.training_runs / str(number), expert)

@@ -341,6 +341,6 @@ def _progress(job: Job, paths: RunPaths) -> Progress | None:
 
 def _saved(paths: RunPaths) -> int:
     """How many checkpoints or rounds the run has saved, by the newest one's number; 0 without."""
-    names = [path.name for path in paths.resume.glob("*")]
+    names = [path.name for path in paths.folder.glob("*_policies/resume/*")]
     names += [path.parent.name for path in paths.rounds.glob("*/round.json")]
     return max((int(name) + 1 for name in names if _CHECKPOINT.fullmatch(name)), default=0)

@@ -123,11 +123,15 @@ def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> Prepared
       FileRefusedError: as `open_training_run`.
     """
     prepared = open_training_run(layout, expert, skill)
-    paths = prepared.layout
+    clear_for_launch(prepared.layout)
+    return prepared
+
+
+def clear_for_launch(paths: RunPaths) -> None:
+    """Remove what the last launch of a run recorded; raises BusyError if a process of it lives."""
     refuse_live_process(paths)
     for record in (paths.start_json, paths.exit_json, paths.result_json, paths.progress):
         storage.remove_file(record)
-    return prepared
 
 
 def refuse_live_process(paths: RunPaths) -> None:

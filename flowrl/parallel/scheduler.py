@@ -65,7 +65,7 @@ class SkillScheduler:
 
     def __init__(
         self,
-        base_dir: Path | str,
+        base_dir: GraphPaths | Path | str,
         *,
         launcher: Launcher | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -73,7 +73,7 @@ class SkillScheduler:
         pass_env: Collection[str] = (),
         **schedule: Any,
     ) -> None:
-        """Schedule the runs of the graph in `base_dir`.
+        """Schedule the runs of the graph in `base_dir`, a folder or its paths.
 
         Args:
           launcher: where runs execute (default: tmux sessions).
@@ -85,7 +85,7 @@ class SkillScheduler:
         Raises:
           ConfigError: a value makes no sense.
         """
-        self.layout = GraphPaths(Path(base_dir))
+        self.layout = base_dir if isinstance(base_dir, GraphPaths) else GraphPaths(Path(base_dir))
         self.schedule = checked(ScheduleConfig(**schedule))
         self.devices = dict(devices)
         self._secrets = secrets_of(os.environ, pass_env)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,99 @@ from flowrl.storage import records
 _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
 
 
+class JobBuilder:
+    """Makes the command line, environment and sandbox of a run's trainer.
+
+    `live` returns the runs that may be pinned to CPUs now.
+    """
+
+    def __init__(
+        self,
+        config: BottomUpConfig,
+        *,
+        devices: Mapping[str, int],
+        confinement: sandbox.Confinement,
+        live: Callable[[], Iterable[RunPaths]],
+    ) -> None:
+        # Raises now what would make every launch fail.
+        sandbox.child_env(("0",), passed=config.launch.pass_env)
+        self._config = config
+        self._devices = devices
+        self._live = live
+        self.confinement = confinement
+        self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
+
+    def job(self, prepared: PreparedRun, request: RunRequest) -> Job:
+        """The job that trains a prepared run."""
+        env = self._env(request)
+        recorded = configs.from_json(PPOConfig, prepared.run.config)
+        config = self._sharing_cpus(self._on_devices(recorded, request), env)
+        module = ("--module_path", str(prepared.module_path.resolve()))
+        return Job(
+            name=session_name(request.expert, request.skill),
+            run_id=prepared.run.run_id,
+            argv=(sys.executable, "-m", "flowrl.ppo_flow", *module, *configs.to_argv(config)),
+            env=env,
+            cwd=Path.cwd(),
+            folder=prepared.run_folder.resolve(),
+            results=(prepared.layout.result_json.name,),
+            cpus=() if request.devices else self._cpus(prepared.run_folder),
+            sandbox=self.confinement.around(
+                RunPaths(prepared.run_folder.resolve(), prepared.run.expert),
+                cwd=Path.cwd(),
+                env=env,
+                cache=sandbox.compile_cache(config.compile_cache, env).absolute(),
+            ),
+            limit_seconds=_LEAST_LIMIT_SECONDS + config.total_timesteps / _SLOWEST_STEPS_PER_SECOND,
+            limits=_limits(self._config.launch),
+            passed=self._config.launch.pass_env,
+        )
+
+    def _env(self, request: RunRequest) -> dict[str, str]:
+        passed = self._config.launch.pass_env
+        neighbours = self._neighbours(request)
+        env = sandbox.child_env(request.devices, skills_per_gpu=neighbours, passed=passed)
+        return sandbox.confined_env(env, passed) if self.confinement.program else env
+
+    def _neighbours(self, request: RunRequest) -> int:
+        if request.alone:
+            return 1
+        most = self._config.launch.skills_per_gpu or 1
+        return max((self._devices.get(name, most) for name in request.devices), default=1)
+
+    def _on_devices(self, config: PPOConfig, request: RunRequest) -> PPOConfig:
+        """The configuration with the devices of this launch; the last one may have had others."""
+        devices = len(request.devices) or self._config.ppo.num_devices
+        return dataclasses.replace(config, num_devices=devices)
+
+    def _sharing_cpus(self, config: PPOConfig, env: Mapping[str, str]) -> PPOConfig:
+        """The configuration with as many threads as the run's share of the CPUs allows."""
+        if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
+            return config
+        most = self._config.schedule.max_parallel_skills
+        side_by_side = min(most, self._config.graph.max_nodes or most)
+        cpus = self._config.launch.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
+        cpus //= config.replicas
+        devices = config.num_devices or sandbox.host_devices(env)
+        threads = configs.threads_for(dataclasses.replace(config, num_devices=devices), cpus)
+        return dataclasses.replace(config, acting_threads=threads)
+
+    def _cpus(self, folder: Path) -> tuple[int, ...]:
+        """The CPUs that only this run uses; () if all runs share all CPUs."""
+        width = self._config.launch.cpus_per_run
+        if not width:
+            return ()
+        live = {paths.folder: paths for paths in self._live()}
+        others = {path: _cpus_in_use(live[path]) for path in live.keys() - {folder}}
+        self._pinned = {path: cpus for path, cpus in self._pinned.items() if path in live}
+        self._pinned = others | self._pinned
+        if folder not in self._pinned:
+            taken = {cpu for cpus in self._pinned.values() for cpu in cpus}
+            free = [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in taken]
+            self._pinned[folder] = tuple(free[:width])
+        return self._pinned[folder]
+
+
 class TrainingBackend:
     """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
 
@@ -61,13 +155,15 @@ class TrainingBackend:
         self._layout = layout
         self._config = config
         self.graph = graph  # may grow while the scheduler runs
-        self._devices = devices or {}
         self.skills = skills or {}
-        # Raises now what would make every launch fail.
-        sandbox.child_env(("0",), passed=config.launch.pass_env)
         self.confinement = confinement or sandbox.confinement(config.launch.sandbox, layout.root)
+        self._jobs = JobBuilder(
+            config,
+            devices=devices or {},
+            confinement=self.confinement,
+            live=partial(live_runs, layout),
+        )
         self._store = ExpertStore(layout)
-        self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
 
     def prepare(self, request: RunRequest) -> Job:
         """Make a new run folder from the experts that count now.
@@ -152,41 +248,7 @@ class TrainingBackend:
         return prepared
 
     def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
-        env = self._env(request)
-        recorded = configs.from_json(PPOConfig, prepared.run.config)
-        config = self._sharing_cpus(self._on_devices(recorded, request), env)
-        module = ("--module_path", str(prepared.module_path.resolve()))
-        return Job(
-            name=session_name(request.expert, request.skill),
-            run_id=prepared.run.run_id,
-            argv=(sys.executable, "-m", "flowrl.ppo_flow", *module, *configs.to_argv(config)),
-            env=env,
-            cwd=Path.cwd(),
-            folder=prepared.run_folder.resolve(),
-            results=(prepared.layout.result_json.name,),
-            cpus=() if request.devices else self._cpus(prepared.run_folder),
-            sandbox=self.confinement.around(
-                RunPaths(prepared.run_folder.resolve(), request.expert),
-                cwd=Path.cwd(),
-                env=env,
-                cache=sandbox.compile_cache(config.compile_cache, env).absolute(),
-            ),
-            limit_seconds=_LEAST_LIMIT_SECONDS + config.total_timesteps / _SLOWEST_STEPS_PER_SECOND,
-            limits=_limits(self._config.launch),
-            passed=self._config.launch.pass_env,
-        )
-
-    def _env(self, request: RunRequest) -> dict[str, str]:
-        passed = self._config.launch.pass_env
-        neighbours = self._neighbours(request)
-        env = sandbox.child_env(request.devices, skills_per_gpu=neighbours, passed=passed)
-        return sandbox.confined_env(env, passed) if self.confinement.program else env
-
-    def _neighbours(self, request: RunRequest) -> int:
-        if request.alone:
-            return 1
-        most = self._config.launch.skills_per_gpu or 1
-        return max((self._devices.get(name, most) for name in request.devices), default=1)
+        return self._jobs.job(prepared, request)
 
     def _trained(self) -> dict[str, int]:
         experts = self._store.manifest().experts
@@ -204,38 +266,6 @@ class TrainingBackend:
         if config.replicas > 1 and updates < config.average_every:  # less than a round is left
             return dataclasses.replace(config, average_every=updates, grad_sync_period=1)
         return config
-
-    def _on_devices(self, config: PPOConfig, request: RunRequest) -> PPOConfig:
-        """The configuration with the devices of this launch; the last one may have had others."""
-        devices = len(request.devices) or self._config.ppo.num_devices
-        return dataclasses.replace(config, num_devices=devices)
-
-    def _sharing_cpus(self, config: PPOConfig, env: Mapping[str, str]) -> PPOConfig:
-        """The configuration with as many threads as the run's share of the CPUs allows."""
-        if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
-            return config
-        most = self._config.schedule.max_parallel_skills
-        side_by_side = min(most, self._config.graph.max_nodes or most)
-        cpus = self._config.launch.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
-        cpus //= config.replicas
-        devices = config.num_devices or sandbox.host_devices(env)
-        threads = configs.threads_for(dataclasses.replace(config, num_devices=devices), cpus)
-        return dataclasses.replace(config, acting_threads=threads)
-
-    def _cpus(self, folder: Path) -> tuple[int, ...]:
-        """The CPUs that only this run uses; () if all runs share all CPUs."""
-        width = self._config.launch.cpus_per_run
-        if not width:
-            return ()
-        live = {paths.folder: paths for paths in live_runs(self._layout)}
-        others = {path: _cpus_in_use(live[path]) for path in live.keys() - {folder}}
-        self._pinned = {path: cpus for path, cpus in self._pinned.items() if path in live}
-        self._pinned = others | self._pinned
-        if folder not in self._pinned:
-            taken = {cpu for cpus in self._pinned.values() for cpu in cpus}
-            free = [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in taken]
-            self._pinned[folder] = tuple(free[:width])
-        return self._pinned[folder]
 
 
 def _limits(launch: LaunchConfig) -> dict[str, int]:

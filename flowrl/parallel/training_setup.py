@@ -12,6 +12,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from flowrl import config as configs
@@ -80,13 +81,16 @@ def prepare_training_run(  # noqa: PLR0913
     completed: Mapping[str, Any],
     config: PPOConfig,
     origins: Mapping[str, str] | None = None,
+    trial: RunPaths | None = None,
+    records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
     A folder that an earlier attempt left behind is moved to `training_runs/failed/` first. If an
     expert is damaged, its newest whole earlier version counts from now on and is used. If anything
     is refused, nothing on disk has changed except a notice of such damage. `completed` has the
-    global expert index of every trained skill.
+    global expert index of every trained skill. The run of a `trial` lies in its folder, which must
+    not exist, with its `records` (file name → content) beside run.json.
 
     Raises:
       ExpertMissingError: a skill of the plan has no expert yet, or its files are gone.
@@ -127,12 +131,13 @@ def prepare_training_run(  # noqa: PLR0913
         module_sha256=hashlib.sha256(module.encode()).hexdigest(),
         approvals=_approvals(layout, run, graph.skills),
     )
+    contents = {f"{expert}.py": module.encode(), **records}
     try:
-        return _write_folder(store, replace(run, ancestors=seeds), module)
+        return _write_folder(store, replace(run, ancestors=seeds), contents, trial)
     except (ExpertCorruptError, ExpertMissingError):
         seeds = tuple(repair.usable(store, seed) for seed in seeds)
         _check_shapes(store, run, seeds)
-        return _write_folder(store, replace(run, ancestors=seeds), module)
+        return _write_folder(store, replace(run, ancestors=seeds), contents, trial)
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -190,19 +195,23 @@ def _check_shapes(store: ExpertStore, run: TrainingRun, seeds: Sequence[ExpertVe
                 )
 
 
-def _write_folder(store: ExpertStore, run: TrainingRun, module: str) -> PreparedRun:
+def _write_folder(
+    store: ExpertStore, run: TrainingRun, contents: Mapping[str, bytes], trial: RunPaths | None
+) -> PreparedRun:
     """Build the run's folder under a temporary name, then rename it durably."""
     layout = store.layout
-    paths = layout.run(run.expert, run.skill)
+    paths = trial or layout.run(run.expert, run.skill)
     refuse_live_process(paths)
     building = RunPaths(paths.folder.with_name(f".tmp-{paths.folder.name}"), run.expert)
     try:
         storage.remove_tree(building.folder)
         storage.make_dir(building.policies)
-        storage.write_atomic(building.module, module, durable=False)
+        for name, content in contents.items():
+            storage.write_atomic(building.folder / name, content, durable=False)
         _copy_seeds(store, building, run)
         write_run(building, run, durable=False)
-        fail_run(layout, run.expert, run.skill)
+        if trial is None:
+            fail_run(layout, run.expert, run.skill)
         storage.fault_point("prepare.built")
         storage.commit_dir(building.folder, paths.folder)
     finally:
