@@ -24,22 +24,18 @@ OBSERVATION, WIDTH, ACTIONS = 1345, 64, 17
 BASELINES = {"pickles": "", "calls": " against a call per array", "copy": " over memory"}
 
 
-def mpi_rows(*, small: bool = False) -> list[Row]:
-    """The rows of rounds over MPI; none, with a line on stderr, where it is not installed."""
+def mpi_rows(ranks: int, numbers: str, *, small: bool = False) -> list[Row]:
+    """The rows of so many ranks; none, with a line on stderr, where MPI is not installed."""
     mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
     if mpirun is None or find_spec("mpi4py") is None:
         sys.stderr.write("no rows of MPI: pip install 'flowrl[mpi]'\n")
         return []
-    rows = []
-    for ranks, numbers in [(2, "1e6")] if small else [(2, "1e6"), (2, "1e7"), (4, "1e7")]:
-        argv = [mpirun, "-n", str(ranks), sys.executable, "-m", "mpi4py", __file__, numbers]
-        argv += ["3" if small else "9"]
-        done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, timeout=600)
-        seconds = {side: tuple(each) for side, each in json.loads(done.stdout).items()}
-        for side, words in BASELINES.items():
-            pair = Pair(seconds["round"], seconds[side])
-            rows.append(pair.row(f"mpi {ranks} {numbers}{words}"))
-    return rows
+    argv = [mpirun, "-n", str(ranks), sys.executable, "-m", "mpi4py", __file__, numbers]
+    argv += ["3" if small else "9"]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, timeout=600)
+    seconds = {side: tuple(each) for side, each in json.loads(done.stdout).items()}
+    pairs = {words: Pair(seconds["round"], seconds[side]) for side, words in BASELINES.items()}
+    return [pair.row(f"mpi {ranks} {numbers}{words}") for words, pair in pairs.items()]
 
 
 class Sides:

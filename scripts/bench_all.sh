@@ -19,7 +19,7 @@ mkdir -p "$folder" || exit 2
 python=${PYTHON:-python}
 failed=0
 
-for name in ${ONLY:-merge memory moe env ppo devices startup scheduler parallel}; do
+for name in ${ONLY:-merge memory moe env ppo devices startup scheduler parallel averaging replicas}; do
     script=scripts/bench_$name.py
     if [[ ! -f $script ]]; then
         echo "$script is not there" >&2

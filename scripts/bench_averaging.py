@@ -1,21 +1,27 @@
-"""What a round of averaging costs: `python scripts/bench_averaging.py`.
+"""What a round of averaging costs: `python scripts/bench_averaging.py [--case NAME ...]`.
 
 A round of the local coordinator stands beside what agents do without one: each puts its weights
 into a queue of each other agent, takes those of the others from its own, and averages them. A
 second row does so by the coordinator's own messages. A state as JSON, and back, stands beside the
 same state with lists of numbers. Rounds of 10,000 agents stand beside rounds of 1,000, so their
-ratio is below 1. The row of results counts how many different ones the agents got.
+ratio is below 1. The row of results counts how many different ones the agents got. The rows of MPI
+and Spark are described in averaging_ranks.py and averaging_spark.py, that of replicas in
+bench_replicas.py; an engine that is not installed gives no row and says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from averaging_ranks import mpi_rows
 from averaging_spark import spark_rows
+from bench_replicas import round_row
 from benchmarking import Row, arguments, paired, report
 
 from flowrl.averaging import AgentState, Averaged, LocalSyncCoordinator, SyncMessage
@@ -81,8 +87,9 @@ async def _results(waiting: Sequence) -> int:
     return len({tree.tobytes() for tree in trees if tree is not None})
 
 
-def local_rows(*, rounds: int) -> list[Row]:
+def local_rows(*, small: bool = False) -> list[Row]:
     """Rounds of 1,000 agents beside messages, and of 10,000 beside 1,000."""
+    rounds = 3 if small else 7
     with asyncio.Runner() as runner:
         some, many = Group(runner, 1000), Group(runner, 10_000)
         results = some.one_round(), some.by_queues()
@@ -101,8 +108,12 @@ def local_rows(*, rounds: int) -> list[Row]:
         ]
 
 
-def json_row(dtype: str, *, rounds: int) -> Row:
+def json_rows(*, small: bool = False) -> list[Row]:
     """A state of 1M floats to JSON and back, beside a list of numbers."""
+    return [_json_row(dtype, rounds=3 if small else 7) for dtype in ("float32", "float64")]
+
+
+def _json_row(dtype: str, *, rounds: int) -> Row:
     state = AgentState(
         agent_id="a", weights=np.random.default_rng(0).normal(size=FLOATS).astype(dtype)
     )
@@ -119,13 +130,30 @@ def json_row(dtype: str, *, rounds: int) -> Row:
     return paired(ours, lists, rounds=rounds, warmups=0).row(f"json 1e6 {dtype}")
 
 
+def replica_rows(*, small: bool = False) -> list[Row]:
+    """The averager's part of a round."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [round_row(Path(folder), repeats=3 if small else 9)]
+
+
+CASES: dict[str, Callable[..., list[Row]]] = {
+    "local 10000": local_rows,
+    "json 1e6": json_rows,
+    "mpi 2 1e6": partial(mpi_rows, 2, "1e6"),
+    "mpi 2 1e7": partial(mpi_rows, 2, "1e7"),
+    "mpi 4 1e7": partial(mpi_rows, 4, "1e7"),
+    "spark 1000": spark_rows,
+    "round of 3 replicas, 1 MB": replica_rows,
+}
+LARGE = ("mpi 2 1e7", "mpi 4 1e7")  # not in the small form
+
+
 def main() -> None:
-    args = arguments(__doc__).parse_args()
-    rounds = 3 if args.small else 7
-    rows = local_rows(rounds=rounds)
-    rows += [json_row(dtype, rounds=rounds) for dtype in ("float32", "float64")]
-    rows += mpi_rows(small=args.small)
-    rows += spark_rows(small=args.small)
+    parser = arguments(__doc__)
+    parser.add_argument("--case", nargs="+", choices=CASES, metavar="NAME", help=", ".join(CASES))
+    args = parser.parse_args()
+    cases = args.case or [name for name in CASES if not (args.small and name in LARGE)]
+    rows = [row for name in cases for row in CASES[name](small=args.small)]
     report("averaging", rows, args.json)
 
 
