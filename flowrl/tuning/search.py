@@ -30,7 +30,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SearchInput:
     """All that a proposal depends on."""
 
     space: Space
@@ -64,7 +64,7 @@ def suggest(  # noqa: PLR0913 — all that a proposal depends on
     Raises:
       ConfigError: no point is admissible, or the grid has no more.
     """
-    question = Question(
+    given = SearchInput(
         space=space,
         history=tuple(sorted(history, key=lambda each: each.number)),
         pending=tuple(sorted(pending, key=lambda each: tuple(space.to_unit(each)))),
@@ -72,7 +72,7 @@ def suggest(  # noqa: PLR0913 — all that a proposal depends on
         seed=seed,
         budget_left=budget_left,
     )
-    proposals = _METHODS[method](question)
+    proposals = _METHODS[method](given)
     for point in map(space.admitted, itertools.islice(proposals, _MOST_DRAWN)):
         if point is not None:
             return point
@@ -99,17 +99,17 @@ def _levels(dimension: Dimension) -> list[Value]:
     return [dimension.value((level + 0.5) / count) for level in range(count)]
 
 
-def _grid(question: Question) -> Iterator[Point]:
-    yield from itertools.islice(grid_points(question.space), question.number, question.number + 1)
+def _grid(given: SearchInput) -> Iterator[Point]:
+    yield from itertools.islice(grid_points(given.space), given.number, given.number + 1)
 
 
-def _random(question: Question) -> Iterator[Point]:
-    rng = question.generator()
+def _random(given: SearchInput) -> Iterator[Point]:
+    rng = given.generator()
     while True:
-        yield question.space.from_unit(rng.random(len(question.space.dimensions)))
+        yield given.space.from_unit(rng.random(len(given.space.dimensions)))
 
 
-_METHODS: Mapping[Method, Callable[[Question], Iterator[Point]]] = {
+_METHODS: Mapping[Method, Callable[[SearchInput], Iterator[Point]]] = {
     "random": _random,
     "grid": _grid,
 }
