@@ -1,0 +1,141 @@
+"""Pruning: whether a trial that still trains should end, decided from the curves of all trials.
+
+A curve is `[(cost, score), …]` by rising cost, of a trial that trains or has ended. A trial is
+never begun anew: one that passes a rung trains on, so no frame is trained twice.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from scipy.optimize import linprog
+
+Curve = Sequence[tuple[float, float]]
+Curves = Mapping[int, Curve]  # by number of trial
+Pruner = Literal["asha", "hyperband", "median", "curve", "none"]
+PRUNERS: tuple[Pruner, ...] = get_args(Pruner)
+_PEERS = {"median": 4, "curve": 10}  # other trials without which nothing is decided
+_QUANTILE = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rungs:
+    """The costs at which trials are compared: least, least × eta and so on, below most."""
+
+    least: float
+    most: float
+    eta: float = 3.0
+
+    def costs(self) -> tuple[float, ...]:
+        """Return the costs, rising."""
+        count = math.ceil(math.log(self.most / self.least, self.eta) - 1e-9)
+        return tuple(self.least * self.eta**step for step in range(count))
+
+
+def should_prune(pruner: Pruner, number: int, curves: Curves, rungs: Rungs) -> bool:
+    """Return whether trial `number` should end now; its curve and its peers' are in `curves`.
+
+    Nothing is decided before the first rung. A score that is not finite is the worst.
+    """
+    finite = {
+        key: [(cost, score if math.isfinite(score) else -math.inf) for cost, score in curve]
+        for key, curve in curves.items()
+    }
+    own = finite.get(number, [])
+    if not own or own[-1][0] < rungs.least:
+        return False
+    return _PRUNERS[pruner](number, finite, rungs)
+
+
+def score_at(curve: Curve, cost: float) -> float | None:
+    """Return the newest score up to this cost; None if the curve has not reached it."""
+    if not curve or curve[-1][0] < cost:
+        return None
+    upto = [score for spent, score in curve if spent <= cost]
+    return upto[-1] if upto else None
+
+
+def _asha(number: int, curves: Curves, rungs: Rungs) -> bool:
+    """Return whether it is below the best 1/eta of those that reached its newest rung.
+
+    Asynchronous successive halving as Li et al. (2020), in the form that stops trials.
+    """
+    return _halved(number, curves, rungs.costs(), rungs.eta)
+
+
+def _hyperband(number: int, curves: Curves, rungs: Rungs) -> bool:
+    """Return as `_asha`, within brackets that begin at one rung after another (Li et al., 2018)."""
+    costs = rungs.costs()
+    brackets = max(1, len(costs))
+    bracket = number % brackets
+    peers = {key: curve for key, curve in curves.items() if key % brackets == bracket}
+    return _halved(number, peers, costs[bracket:], rungs.eta)
+
+
+def _halved(number: int, curves: Curves, costs: Sequence[float], eta: float) -> bool:
+    reached = [cost for cost in costs if score_at(curves[number], cost) is not None]
+    if not reached:
+        return False
+    scores = {key: score_at(curve, reached[-1]) for key, curve in curves.items()}
+    known = sorted((score for score in scores.values() if score is not None), reverse=True)
+    own = scores[number]
+    return own is not None and own < known[math.ceil(len(known) / eta) - 1]
+
+
+def _median(number: int, curves: Curves, rungs: Rungs) -> bool:
+    """Return whether its best is below the median of what others had at the same cost.
+
+    The rule of Golovin et al. (2017, section 3.2.1), for the newest instead of the mean score.
+    """
+    cost = curves[number][-1][0]
+    others = [score_at(curve, cost) for key, curve in curves.items() if key != number]
+    scores = [score for score in others if score is not None]
+    best = max(score for _, score in curves[number])
+    return len(scores) >= _PEERS["median"] and best < statistics.median(scores)
+
+
+def _curve(number: int, curves: Curves, rungs: Rungs) -> bool:
+    """Return whether it is below the line of a low quantile of the others' ends.
+
+    The line, score over log cost, is fitted by quantile regression, as in PufferLib.
+    """
+    ends = [curve[-1] for key, curve in sorted(curves.items()) if key != number and curve]
+    ends = [(cost, score) for cost, score in ends if cost > 0 and math.isfinite(score)]
+    if len(ends) < _PEERS["curve"]:
+        return False
+    logs, scores = np.log([cost for cost, _ in ends]), np.array([score for _, score in ends])
+    intercept, slope = quantile_line(logs, scores, _QUANTILE)
+    cost, score = curves[number][-1]
+    return score < intercept + slope * math.log(cost)
+
+
+def quantile_line(x: np.ndarray, y: np.ndarray, quantile: float) -> tuple[float, float]:
+    """Return intercept and slope of the line with this share of the points below it.
+
+    Quantile regression of y `[n]` on x `[n]` as a linear program (Koenker and Bassett, 1978).
+    """
+    ones = np.ones_like(x)
+    above, below = np.eye(len(x)), -np.eye(len(x))
+    costs = np.concatenate([[0.0, 0.0], quantile * ones, (1 - quantile) * ones])
+    free, positive = (None, None), (0, None)
+    fit = linprog(
+        costs,
+        A_eq=np.column_stack([ones, x, above, below]),
+        b_eq=y,
+        bounds=[free, free, *[positive] * (2 * len(x))],
+    )
+    return float(fit.x[0]), float(fit.x[1])
+
+
+_PRUNERS: Mapping[Pruner, Callable[[int, Curves, Rungs], bool]] = {
+    "asha": _asha,
+    "hyperband": _hyperband,
+    "median": _median,
+    "curve": _curve,
+    "none": lambda number, curves, rungs: False,
+}

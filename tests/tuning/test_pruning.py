@@ -1,0 +1,94 @@
+"""Pruning is decided from curves alone, and ends what is worse."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from flowrl.tuning.pruning import PRUNERS, Rungs, quantile_line, score_at, should_prune
+
+RUNGS = Rungs(least=10, most=270, eta=3)
+DECIDING = [pruner for pruner in PRUNERS if pruner != "none"]
+
+
+def rising(goal, cost=270, step=10):
+    return [(spent, goal * spent / 270) for spent in range(step, cost + 1, step)]
+
+
+def test_rungs_rise_by_eta_up_to_the_whole_cost():
+    assert RUNGS.costs() == (10, 30, 90)
+    assert Rungs(least=1, most=1000, eta=10).costs() == pytest.approx((1, 10, 100))
+    assert Rungs(least=5, most=5).costs() == ()
+
+
+def test_a_score_is_known_where_the_curve_has_come():
+    curve = [(1, 0.1), (5, 0.5)]
+    assert [score_at(curve, cost) for cost in (0.5, 1, 4, 5, 6)] == [None, 0.1, 0.1, 0.5, None]
+    assert score_at([], 1) is None
+
+
+@pytest.mark.parametrize("pruner", DECIDING)
+def test_the_worst_of_many_is_ended_and_the_best_is_not(pruner):
+    curves = {number: rising(0.1 + 0.05 * number) for number in range(15)}
+    curves[15], curves[18] = rising(0.01, cost=100), rising(1.0, cost=100)
+    assert should_prune(pruner, 15, curves, RUNGS)
+    assert not should_prune(pruner, 18, curves, RUNGS)
+
+
+@pytest.mark.parametrize("pruner", PRUNERS)
+def test_a_trial_alone_or_before_the_first_rung_trains_on(pruner):
+    many = {number: rising(0.9) for number in range(20)}
+    assert not should_prune(pruner, 20, {20: rising(0.0)}, RUNGS)
+    assert not should_prune(pruner, 20, {**many, 20: [(9, 0.0)]}, RUNGS)
+    assert not should_prune(pruner, 20, {**many, 20: []}, RUNGS)
+    assert not should_prune(pruner, 20, many, RUNGS)
+
+
+@pytest.mark.parametrize("pruner", PRUNERS)
+def test_equal_trials_all_train_on(pruner):
+    curves = {number: rising(0.5) for number in range(20)}
+    assert not any(should_prune(pruner, number, curves, RUNGS) for number in curves)
+
+
+@pytest.mark.parametrize("pruner", DECIDING)
+def test_a_score_that_is_not_finite_is_the_worst(pruner):
+    curves = {number: rising(0.5) for number in range(20)}
+    curves[21] = [(30, math.nan)]
+    assert should_prune(pruner, 21, curves, RUNGS)
+
+
+@pytest.mark.parametrize("pruner", PRUNERS)
+def test_the_order_of_the_trials_does_not_matter(pruner):
+    rng = np.random.default_rng(3)
+    curves = {n: rising(rng.random(), cost=int(rng.integers(10, 270))) for n in range(30)}
+    decisions = {n: should_prune(pruner, n, curves, RUNGS) for n in curves}
+    for _ in range(5):
+        shuffled = list(curves.items())
+        random.shuffle(shuffled)
+        assert {n: should_prune(pruner, n, dict(shuffled), RUNGS) for n in curves} == decisions
+
+
+def test_asha_keeps_a_third_at_a_rung():
+    curves = {number: [(10, number / 9)] for number in range(9)}
+    kept = [number for number in curves if not should_prune("asha", number, curves, RUNGS)]
+    assert kept == [6, 7, 8]
+
+
+def test_brackets_of_hyperband_begin_at_other_rungs():
+    curves = {number: [(10, number / 9)] for number in range(9)}
+    ended = {number for number in curves if should_prune("hyperband", number, curves, RUNGS)}
+    assert ended == {0, 3}  # of 0, 3 and 6; the others' first rungs are 30 and 90
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.3, 0.5, 0.9])
+def test_a_quantile_line_has_its_share_of_points_below_it(quantile):
+    rng = np.random.default_rng(0)
+    x = rng.random(200)
+    y = 2 + 3 * x + rng.normal(size=200)
+    intercept, slope = quantile_line(x, y, quantile)
+    assert np.mean(y < intercept + slope * x) == pytest.approx(quantile, abs=0.01)
+    exact = quantile_line(x, 2 + 3 * x, quantile)
+    assert exact == pytest.approx((2, 3))
