@@ -146,15 +146,9 @@ class PPOConfig(Configuration):
 
     def check(self) -> None:
         """Make sure that environments and rows can be divided evenly, and rounds be made."""
-        flag, shards = next(
-            (name, value)
-            for name, value in (
-                ("env_shards", self.env_shards),
-                ("acting_threads", self.acting_threads),
-                ("num_devices", self.num_devices or 1),
-            )
-            if value is not None and (name != "acting_threads" or value > self.num_devices)
-        )
+        shards = num_shards(self)
+        names = ("env_shards", "num_devices", "acting_threads")
+        flag = next((name for name in names if getattr(self, name) == shards), "num_devices")
         if self.num_envs % shards:
             below = self.num_envs // shards * shards
             near = " or ".join(str(n) for n in (below, below + shards) if n)
@@ -350,11 +344,10 @@ class TrainConfig(Configuration):
 
     def ppo_of_all(self) -> PPOConfig:
         """The configuration of the run, with a device for each process or more."""
-        return (
-            dataclasses.replace(self.ppo, num_devices=max(self.ppo.num_devices, self.num_processes))
-            if self.num_processes > 1
-            else self.ppo
-        )
+        if self.num_processes == 1:
+            return self.ppo
+        devices = max(self.ppo.num_devices, self.num_processes)
+        return dataclasses.replace(self.ppo, num_devices=devices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -577,6 +570,11 @@ def _is_address(text: str) -> bool:
     """Whether this is HOST:PORT."""
     host, _, port = text.rpartition(":")
     return bool(host) and " " not in host and port.isdecimal() and 0 < int(port) < 2**16
+
+
+def num_shards(config: PPOConfig) -> int:
+    """Shards of the environments."""
+    return config.env_shards or max(config.num_devices, config.acting_threads or 1)
 
 
 def divisors_near(number: int, wanted: int) -> tuple[int, ...]:

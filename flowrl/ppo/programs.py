@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from flowrl.config import PPOConfig, flags, to_json
+from flowrl.config import PPOConfig, flags, num_shards, to_json
 from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.experts import checkpoint
 from flowrl.networks.grouped import Dense, Packed, pack, pad_experts, unpack
@@ -29,7 +29,6 @@ from flowrl.ppo.sharding import (
     SPLIT,
     Axis,
     Placement,
-    num_shards,
     place,
     shard_size,
 )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl import runs, storage
-from flowrl.config import PPOConfig, TrainConfig
+from flowrl.config import PPOConfig, TrainConfig, num_shards
 from flowrl.envs.skill_module import TaskModule
 from flowrl.errors import (
     ConfigError,
@@ -31,7 +31,6 @@ from flowrl.networks.grouped import Packed
 from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.paths import RunPaths
 from flowrl.ppo.loop import Counters, UpdateReport
-from flowrl.ppo.sharding import num_shards
 from flowrl.ppo.update import TrainState
 from flowrl.runs import STANDALONE, ExpertReport, PlannedStep, TrainingRun, expert_shapes
 

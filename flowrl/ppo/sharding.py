@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from flowrl.config import PPOConfig, threads_for
+from flowrl.config import PPOConfig, num_shards, threads_for
 from flowrl.errors import ConfigError
 from flowrl.program_cache import Device
 
@@ -248,13 +248,8 @@ def with_shards(config: PPOConfig) -> PPOConfig:
         on_cpu = jax.default_backend() == "cpu"  # a GPU steps all at once
         cpus = len(os.sched_getaffinity(0)) // config.replicas if on_cpu else 1
         threads = threads_for(replace(config, num_devices=devices), cpus)
-    shards = config.env_shards or max(devices, threads)
-    return replace(config, num_devices=devices, acting_threads=threads, env_shards=shards)
-
-
-def num_shards(config: PPOConfig) -> int:
-    """Shards of the environments."""
-    return config.env_shards or max(config.num_devices, config.acting_threads or 1)
+    config = replace(config, num_devices=devices, acting_threads=threads)
+    return replace(config, env_shards=num_shards(config))
 
 
 def shard_size(config: PPOConfig) -> int:

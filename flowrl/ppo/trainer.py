@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from flowrl import runs, storage
-from flowrl.config import PPOConfig, TrainConfig
+from flowrl.config import PPOConfig, TrainConfig, num_shards
 from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, open_module
 from flowrl.envs.tasks import SkillEnv, check_gains, make_env
@@ -26,7 +26,7 @@ from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train
 from flowrl.ppo.programs import Programs, begin_programs, seed_words
 from flowrl.ppo.progress import Reporter
 from flowrl.ppo.run_io import Assignment, Best, Resumed
-from flowrl.ppo.sharding import num_shards, place, shard_size, verify_distributed_setup
+from flowrl.ppo.sharding import place, shard_size, verify_distributed_setup
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import RunResult
 
