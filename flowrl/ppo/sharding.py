@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from flowrl.config import PPOConfig, num_shards, threads_for
 from flowrl.errors import ConfigError
+from flowrl.launchers.sandbox import HOST_DEVICES
 from flowrl.program_cache import Device
 
 logger = logging.getLogger(__name__)
@@ -216,18 +217,12 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
 
 def _check_devices(wanted: int) -> None:
     """Make sure that every process has its part of the devices."""
-    processes, there = jax.process_count(), jax.local_device_count()
-    if wanted % processes:
-        raise ConfigError(
-            f"--num_devices {wanted} cannot be shared evenly by --num_processes {processes}; "
-            f"choose a multiple of {processes}"
-        )
-    if wanted // processes > there:
+    each, there = wanted // jax.process_count(), jax.local_device_count()
+    if each > there:
         here = f"there are {there} ({jax.local_devices()[0].device_kind})"
+        remedy = f"; to try it on a CPU, set XLA_FLAGS={HOST_DEVICES}{each}"
         on_cpu = jax.default_backend() == "cpu"
-        remedy = f"set XLA_FLAGS=--xla_force_host_platform_device_count={wanted // processes}"
-        remedy = f"; to try it on a CPU, {remedy}" if on_cpu else ""
-        raise ConfigError(f"--num_devices {wanted}: {here}; lower it{remedy}")
+        raise ConfigError(f"--num_devices {wanted}: {here}; lower it{remedy if on_cpu else ''}")
 
 
 def place(config: PPOConfig) -> Placement:
