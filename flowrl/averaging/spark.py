@@ -14,7 +14,6 @@ import asyncio
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from flowrl.averaging.state import AgentState, Tree, from_row, to_row
 from flowrl.averaging.trainer import DistributedTrainer, LossFunction
 from flowrl.errors import ConfigError, FileRefusedError, TrainingError
 
-_FILE = "agents.json"
+_FILE, _PREFIX = "agents.json", "flowrl-rounds-"
 _SETTINGS = {
     "spark.app.name": "flowrl",
     "spark.ui.enabled": "false",
@@ -102,8 +101,12 @@ class SparkDistributedTrainer(DistributedTrainer):
 
     It opens a session, which `stop` ends, or takes the SparkContext of one, which it never ends.
     `train` begins and ends with all states in files of `folder`, a disk that all workers share (on
-    one machine a temporary folder is the default). Spark's `spark.default.parallelism` is the
-    number of parts, by default that of its cores; another one gives other last bits.
+    one machine a temporary folder is the default), which is one trainer's until `stop`. A history
+    gets one loss in a round. Spark's `spark.default.parallelism` is the number of parts, by default
+    that of its cores; another one gives other last bits.
+
+    What `loss_fn` imports must be installed on all workers. If a job fails, by TrainingError, the
+    agents keep the round before it.
     """
 
     def __init__(
@@ -120,9 +123,11 @@ class SparkDistributedTrainer(DistributedTrainer):
         master = str(given if self._owned else given.master)
         if folder is None and not master.startswith("local"):
             raise ConfigError(f"workers of {master} need folder=, a path that all of them share")
+        for other in folder.glob(f"{_PREFIX}*") if folder else ():
+            raise ConfigError(f"{other} is of a trainer that runs or was killed; name another one")
         self._context: Any = _open_session(master) if self._owned else given
         within = folder and storage.make_dir(folder)
-        self._folder = Path(tempfile.mkdtemp(prefix="flowrl-rounds-", dir=within)).resolve()
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=within)).resolve()
         self._round = 0  # the newest that was begun
 
     def stop(self) -> None:
@@ -131,21 +136,10 @@ class SparkDistributedTrainer(DistributedTrainer):
         if self._owned:
             self._context.stop()
 
-    async def train(
-        self,
-        loss_fn: LossFunction,
-        iterations: int = 100,
-        learning_rate: float = 0.01,
-        sync_interval: int = 10,
-    ) -> dict[str, Any]:
-        """Train as `DistributedTrainer.train`, by one job for each `sync_interval` steps.
-
-        `loss_fn` is a function of the weights alone; what it imports must be installed on all
-        workers. A history gets one loss. If a job fails, the agents keep the round before it.
-        """
-        if not min(learning_rate, iterations, sync_interval) > 0:
-            raise ConfigError("iterations, learning_rate and sync_interval must be above 0")
-        began, (parts, like) = time.perf_counter(), self._deal()
+    async def _train(
+        self, loss_fn: LossFunction, iterations: int, learning_rate: float, sync_interval: int
+    ) -> None:
+        parts, like = self._deal()
         done, mean = self._round, None
         try:
             for first in range(0, iterations, sync_interval):
@@ -159,26 +153,23 @@ class SparkDistributedTrainer(DistributedTrainer):
                 self._check_left()
                 mean = self._mean(sums, like) if steps == sync_interval else None
         finally:
-            self._take(parts, done, mean)
-            self._seconds += time.perf_counter() - began
-        return self.get_summary()
+            self._take(parts, done)
+            if mean is not None:
+                _set_weights(self, mean)
 
     def _deal(self) -> tuple[int, Tree]:
         """Write the agents' states as those of a round; returns the number of parts, one's tree."""
-        self._check_left()
-        ids = [each for each in self._agents if each not in self.left_out]
-        states = {each: self.get_agent(each).get_state() for each in ids}
-        like = states[ids[0]].weights
-        for state in states.values():
-            to_row(state.weights, like)
+        left = {name: each for name, each in self._agents.items() if name not in self.left_out}
+        trees = [each.get_state().weights for each in left.values()]
+        for tree in trees:
+            to_row(tree, trees[0])
         self._round += 1
-        parts = min(self._context.defaultParallelism, len(ids))
+        parts = min(self._context.defaultParallelism, len(left))
         for part in range(parts):
-            agents = DistributedTrainer(ids[part::parts])
-            for agent in agents.get_all_agents():
-                agent._state = states[agent.agent_id]
+            agents = DistributedTrainer([*left][part::parts])
+            agents._agents = {name: left[name] for name in agents._agents}
             publish(agents, self._folder / str(self._round) / str(part))
-        return parts, like
+        return parts, trees[0]
 
     def _run_job(self, task: PartTask, parts: int, mean: Tree | None) -> list[AgentState]:
         from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingImports]
@@ -204,17 +195,10 @@ class SparkDistributedTrainer(DistributedTrainer):
             self.get_agent(name).rounds_missed += 1
         return from_row(np.sum([each.weights for each in sums], axis=0) / members, like)
 
-    def _check_left(self) -> None:
-        if len(self._agents) - len(self.left_out) < self.min_agents:
-            why = f"{list(self.left_out.items())[:5]}"
-            raise TrainingError(f"fewer than {self.min_agents} agents are left, without {why}")
-
-    def _take(self, parts: int, round: int, mean: Tree | None) -> None:
-        """Take the agents' states after a round, and its mean."""
-        for part in range(parts):
-            agents = DistributedTrainer.load(self._folder / str(round) / str(part) / _FILE)
-            if mean is not None:
-                _set_weights(agents, mean)
+    def _take(self, parts: int, round: int) -> None:
+        """Take the agents' states after a round, and remove its files."""
+        files = [self._folder / str(round) / str(part) / _FILE for part in range(parts)]
+        for agents in [DistributedTrainer.load(file) for file in files]:  # all or none
             for agent in agents.get_all_agents():
                 mine, state = self.get_agent(agent.agent_id), agent.get_state()
                 mine._state = state

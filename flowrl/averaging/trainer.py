@@ -211,12 +211,13 @@ class DistributedTrainer:
         records.write(path, {**kept, "ids": self._ids, "agents": states})
 
     @classmethod
-    def load(cls, path: Path, coordinator: SyncCoordinator | None = None) -> DistributedTrainer:
+    def load(cls, path: Path, coordinator: Any = None, **settings: Any) -> DistributedTrainer:
         """The trainer that `save` wrote; FileRefusedError if its file is missing or damaged."""
         kept = records.read_document(path, limit_bytes=_FILE_LIMIT_BYTES)
         try:
             states = [AgentState.from_dict(each) for each in kept["agents"]]
-            trainer = cls(kept["ids"], coordinator, min_agents=kept["min_agents"])
+            settings = {"min_agents": kept["min_agents"], **settings}
+            trainer = cls(kept["ids"], coordinator, **settings)
             trainer.left_out.update(kept["left_out"])
             agents = [trainer.get_agent(state.agent_id) for state in states]
         except (ConfigError, KeyError, TypeError) as error:

@@ -17,7 +17,7 @@ import pytest
 from flowrl.averaging.spark import PartTask, SparkDistributedTrainer, publish
 from flowrl.averaging.state import AgentState
 from flowrl.averaging.trainer import DistributedTrainer, simple_loss_function
-from flowrl.errors import ConfigError, TrainingError
+from flowrl.errors import ConfigError, FileRefusedError, TrainingError
 
 ROOT = Path(__file__).parents[2]
 
@@ -174,6 +174,63 @@ def test_another_ones_session_is_not_ended_and_no_files_stay(serial, tmp_path):
     trainer.stop()
     assert not serial.stopped
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_of_a_trainer_that_runs_or_was_killed_is_refused(serial, tmp_path):
+    trainer = SparkDistributedTrainer(["a", "b"], serial, folder=tmp_path)
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match=r"flowrl-rounds-\w+ is of a trainer that runs or was"
+        ):
+            SparkDistributedTrainer(["a", "b"], serial, folder=tmp_path)
+    trainer.stop()
+    SparkDistributedTrainer(["a", "b"], serial, folder=tmp_path)
+
+
+def test_what_a_task_of_a_failed_job_writes_late_counts_nowhere(serial, tmp_path):
+    trainer = SparkDistributedTrainer(["a", "b", "c"], serial)
+    trainer.initialize_weights(np.ones(3))
+
+    def fail(items, parts):
+        raise TrainingError("an executor was lost")
+
+    serial.parallelize = fail
+    with pytest.raises(TrainingError, match="executor was lost"):
+        train(trainer)
+    del serial.parallelize
+    late = DistributedTrainer(["a"])
+    late.initialize_weights(np.full(3, 99.0))
+    publish(late, trainer._folder / str(trainer._round) / "0")
+    assert train(trainer)["active_agents"] == 3
+    np.testing.assert_allclose(weights_of(trainer), 0.9**20)
+
+
+@pytest.mark.parametrize("part", [0, 2])
+def test_a_torn_file_is_named_and_agents_keep_what_they_had(serial, part):
+    trainer = SparkDistributedTrainer(["a", "b", "c"], serial)
+    trainer.initialize_weights(np.ones(3))
+
+    def tear(weights):
+        for file in trainer._folder.glob(f"2/{part}/agents.json"):
+            file.write_bytes(file.read_bytes()[:-9])
+        return simple_loss_function(weights)
+
+    with pytest.raises(FileRefusedError, match=rf"/2/{part}/agents\.json is not valid"):
+        train(trainer, tear)
+    np.testing.assert_array_equal(weights_of(trainer), np.ones((3, 3)))
+    assert train(trainer)["active_agents"] == 3
+
+
+def test_a_saved_trainer_goes_on_in_tasks(serial, tmp_path):
+    trainer = SparkDistributedTrainer(["a", "b", "c"], serial, min_agents=2)
+    trainer.initialize_weights(np.ones(3), noise=0.5)
+    train(trainer)
+    trainer.save(tmp_path / "agents.json")
+    loaded = SparkDistributedTrainer.load(tmp_path / "agents.json", serial, folder=tmp_path / "to")
+    for each in (trainer, loaded):
+        train(each)
+    assert weights_of(loaded).tobytes() == weights_of(trainer).tobytes()
+    assert loaded.min_agents == 2
 
 
 def test_faulty_agents_are_named(serial):
