@@ -20,7 +20,7 @@ from pathlib import Path
 from flowrl import config as configs
 from flowrl import console, notices, storage
 from flowrl.commands.status import training_screen
-from flowrl.config import BottomUpConfig, LaunchConfig, SkillConfig
+from flowrl.config import BottomUpConfig, LaunchConfig
 from flowrl.errors import (
     EXIT_RESUMABLE,
     ConfigError,
@@ -51,6 +51,7 @@ from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
+from flowrl.skills.settings import SkillConfig
 from flowrl.skills.skill import Skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode, approve_skills, keep_approvals

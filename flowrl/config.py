@@ -2,7 +2,7 @@
 
 A program's configuration is composed (`BottomUpConfig.ppo.lr`); its flags are flat (`--lr`), on
 command lines and in config.json and run.json alike. A check stands in the type of its field; what
-several fields must satisfy together is the method `check` of their class.
+several fields must satisfy together is the method `problems` of their class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,13 +21,12 @@ import tyro
 
 from flowrl import arguments
 from flowrl.arguments import GraphArgument, Origin
-from flowrl.errors import ConfigError, closest
+from flowrl.errors import ConfigError
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Share, above, at_least
 
 LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
-
 
 AboveZero = Annotated[float, above(0.0)]
 Seconds = Annotated[float, at_least(0.0)]
@@ -44,20 +43,18 @@ class Configuration:
     """Fields that are flags, or other configurations; a flag's name stands once in the whole."""
 
     def check(self) -> None:
-        """Make sure of what several fields must satisfy together, else raise ConfigError."""
+        """Raise ConfigError for the first problem of several fields together."""
+        for problem in self.problems():
+            raise ConfigError(problem)
+
+    def problems(self) -> Iterator[str]:
+        """Lines about what several fields do not satisfy together, and the remedies."""
+        yield from ()
 
 
 Config = TypeVar("Config", bound=Configuration)
-_SETTINGS = """
-total_timesteps success_state_rate lr anneal_lr num_envs num_steps update_epochs num_minibatches
-gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm max_task_steps world_pool
-"""
-SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
-_OF_GRAPH = ("env_name", "layer_size", "activation")
-_MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
 _LEAST_OF_KRUM = 5  # members of which one may be faulty
 _MOST_APART = 2**31 - 1  # steps, which devices count in 32 bits
-_MOST_ROWS, _MOST_WORLDS = 2**22, 2**14  # of an update; of a pool, which memory holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,62 +141,44 @@ class PPOConfig(Configuration):
     compile_cache: Path | None = None
     """Folder of JAX's persistent compile cache (default: the user's cache folder)."""
 
-    def check(self) -> None:
-        """Make sure that environments and rows can be divided evenly, and rounds be made."""
-        shards = num_shards(self)
+    def problems(self) -> Iterator[str]:
+        """Whether environments and rows can be divided evenly, and rounds be made."""
+        shards, envs, wanted = num_shards(self), self.num_envs, self.num_minibatches
         names = ("env_shards", "num_devices", "acting_threads")
         flag = next((name for name in names if getattr(self, name) == shards), "num_devices")
-        if self.num_envs % shards:
-            below = self.num_envs // shards * shards
+        if envs % shards:
+            below = envs // shards * shards
             near = " or ".join(str(n) for n in (below, below + shards) if n)
-            raise ConfigError(
-                f"--num_envs {self.num_envs} cannot be shared evenly by --{flag} {shards}; "
-                f"choose {near}"
-            )
+            yield f"--num_envs {envs} cannot be shared evenly by --{flag} {shards}; choose {near}"
         if self.num_devices and shards % self.num_devices:
-            raise ConfigError(
-                f"--{flag} {shards} cannot be dealt evenly to --num_devices "
-                f"{self.num_devices}; choose a multiple of {self.num_devices}"
-            )
-        rows = self.num_envs // shards * self.num_steps
-        if rows % self.num_minibatches:
-            of = f"--num_envs {self.num_envs} × --num_steps {self.num_steps}"
-            shared = f" / {shards} shards" if shards > 1 else ""
-            near = ", ".join(map(str, divisors_near(rows, self.num_minibatches)))
-            raise ConfigError(
-                f"{of}{shared} = {rows} rows do not divide into --num_minibatches "
-                f"{self.num_minibatches}; choose {near}"
-            )
+            dealt = f"dealt evenly to --num_devices {self.num_devices}"
+            yield f"--{flag} {shards} cannot be {dealt}; choose a multiple of {self.num_devices}"
+        rows = envs // shards * self.num_steps
+        if rows % wanted:
+            of = f"--num_envs {envs} × --num_steps {self.num_steps}"
+            of += f" / {shards} shards" if shards > 1 else ""
+            near = ", ".join(map(str, divisors_near(rows, wanted)))
+            yield f"{of} = {rows} rows do not divide into --num_minibatches {wanted}; choose {near}"
         if rows * shards * self.grad_sync_period > _MOST_APART:
-            raise ConfigError(
-                f"--grad_sync_period {self.grad_sync_period}: the devices would take more than "
-                f"{_MOST_APART:,} steps by themselves; lower it"
-            )
+            apart = f"the devices would take more than {_MOST_APART:,} steps by themselves"
+            yield f"--grad_sync_period {self.grad_sync_period}: {apart}; lower it"
         if self.replicas > 1:
-            self._check_rounds()
+            yield from self._problems_of_rounds()
 
-    def _check_rounds(self) -> None:
-        quorum = self.average_quorum or max(2, self.replicas - 1)
-        if not 2 <= quorum <= self.replicas:
-            raise ConfigError(
-                f"--average_quorum {quorum} must be 2 to {self.replicas}, as --replicas says"
-            )
-        if self.average_every % self.grad_sync_period:
-            raise ConfigError(
-                f"--average_every {self.average_every} must be a multiple of --grad_sync_period "
-                f"{self.grad_sync_period}"
-            )
-        if self.average_rule.endswith("krum") and quorum < _LEAST_OF_KRUM:
-            raise ConfigError(
-                f"--average_rule {self.average_rule} needs --average_quorum {_LEAST_OF_KRUM} or "
-                f"more, not {quorum}; choose geometric_median, or more --replicas"
-            )
-        updates = -(-self.total_timesteps // (self.num_envs * self.num_steps * self.replicas))
-        if self.average_every > updates:
-            raise ConfigError(
-                f"--average_every {self.average_every} is beyond the {updates} updates of each of "
-                f"{self.replicas} replicas in {self.total_timesteps} steps; choose 1 to {updates}"
-            )
+    def _problems_of_rounds(self) -> Iterator[str]:
+        every, period, number = self.average_every, self.grad_sync_period, self.replicas
+        quorum = self.average_quorum or max(2, number - 1)
+        if not 2 <= quorum <= number:
+            yield f"--average_quorum {quorum} must be 2 to {number}, as --replicas says"
+        if every % period:
+            yield f"--average_every {every} must be a multiple of --grad_sync_period {period}"
+        if "krum" in self.average_rule and quorum < _LEAST_OF_KRUM:
+            needs = f"--average_quorum {_LEAST_OF_KRUM} or more, not {quorum}"
+            yield f"--average_rule {self.average_rule} needs {needs}; choose geometric_median"
+        updates = -(-self.total_timesteps // (self.num_envs * self.num_steps * number))
+        if every > updates:
+            updates_each = f"the {updates} updates of each of {number} replicas"
+            yield f"--average_every {every} is beyond {updates_each}; choose 1 to {updates}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,45 +288,33 @@ class TrainConfig(Configuration):
     replica: Natural | None = None
     """Number of this replica, by which the run's first process starts it."""
 
-    def check(self) -> None:
-        """Make sure that the processes can share the devices."""
-        number, devices = self.num_processes, self.ppo.num_devices
+    def problems(self) -> Iterator[str]:
+        """Whether the processes can share the devices."""
+        number, devices, replicas = self.num_processes, self.ppo.num_devices, self.ppo.replicas
+        processes, remedy = f"--num_processes {number}", f"choose a multiple of {number}"
         if self.process_id >= number:
-            raise ConfigError(
-                f"--process_id {self.process_id} must be below --num_processes {number}"
-            )
+            yield f"--process_id {self.process_id} must be below {processes}"
         if self.process_id and self.coordinator is None:
-            raise ConfigError(f"--process_id {self.process_id} needs --coordinator HOST:PORT")
-        if self.coordinator is not None and not _is_address(self.coordinator):
-            raise ConfigError(
-                f"--coordinator {self.coordinator} is no HOST:PORT; write it as 10.0.0.5:29500"
-            )
+            yield f"--process_id {self.process_id} needs --coordinator HOST:PORT"
+        host, _, port = (self.coordinator or "localhost:1").rpartition(":")
+        if not host or " " in host or not (port.isdecimal() and 0 < int(port) < 2**16):
+            yield f"--coordinator {self.coordinator} is no HOST:PORT; write it as 10.0.0.5:29500"
         if number > 1 and devices == 0:
-            raise ConfigError(
-                f"--num_devices 0 does not say how many devices --num_processes {number} share; "
-                f"choose a multiple of {number}"
-            )
+            yield f"--num_devices 0 does not say how many devices {processes} share; {remedy}"
         if devices > 1 and devices % number:
-            raise ConfigError(
-                f"--num_devices {devices} cannot be shared evenly by --num_processes {number}; "
-                f"choose a multiple of {number}"
-            )
+            yield f"--num_devices {devices} cannot be shared evenly by {processes}; {remedy}"
         least = max(2, (self.replica or 0) + 1)
-        if self.replica is not None and self.ppo.replicas < least:
-            raise ConfigError(f"--replica {self.replica} needs --replicas {least} or more")
-        if self.ppo.replicas > 1 and number > 1:
-            raise ConfigError(
-                f"--replicas {self.ppo.replicas} and --num_processes {number} exclude each other; "
-                "a replica may have several devices, in one process"
-            )
-        self.ppo_of_all().check()
+        if self.replica is not None and replicas < least:
+            yield f"--replica {self.replica} needs --replicas {least} or more"
+        if replicas > 1 and number > 1:
+            said = "exclude each other; a replica may have several devices, in one process"
+            yield f"--replicas {replicas} and {processes} {said}"
+        yield from self.ppo_of_all().problems()
 
     def ppo_of_all(self) -> PPOConfig:
         """The configuration of the run, with a device for each process or more."""
-        if self.num_processes == 1:
-            return self.ppo
-        devices = max(self.ppo.num_devices, self.num_processes)
-        return dataclasses.replace(self.ppo, num_devices=devices)
+        least = self.num_processes if self.num_processes > 1 else 0
+        return dataclasses.replace(self.ppo, num_devices=max(self.ppo.num_devices, least))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,16 +352,14 @@ class SequentialConfig(BottomUpConfig):
     schedule: ScheduleConfig = ScheduleConfig(max_parallel_skills=1)
     launch: LaunchConfig = LaunchConfig(launcher="local")
 
-    def check(self) -> None:
-        """Refuse more than one run at a time."""
+    def problems(self) -> Iterator[str]:
+        """Whether more than one run is wanted at a time."""
         if (runs := self.schedule.max_parallel_skills) > 1:
-            raise ConfigError(
-                f"--max_parallel_skills {runs} is for flowrl train; "
-                "here one skill is trained after another"
-            )
+            here = "here one skill is trained after another"
+            yield f"--max_parallel_skills {runs} is for flowrl train; {here}"
 
 
-def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str | None = None) -> Config:
+def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl") -> Config:
     """Read a command line; prints help and exits if it asks for that.
 
     Flags of a graph may come from the environment (`FLOWRL_LR`) and from `--config`, too; the
@@ -405,7 +370,6 @@ def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str | None = 
     """
     words = sys.argv[1:] if argv is None else argv
     layers: dict[Origin, arguments.Given] = {}
-    prog = prog or "flowrl"
     if "origins" in kind.__dataclass_fields__:
         layers["environment"] = arguments.environment(kind, os.environ)
         given = layers["environment"] | arguments.split(kind, words, prog=prog)
@@ -469,13 +433,11 @@ def to_argv(config: Configuration) -> tuple[str, ...]:
     """Return the command line that `parse` reads back into `config`, every flag said."""
     words: list[str] = []
     for name, value in flags(config).items():
-        if value is None:
-            continue
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, tuple):
             words.extend([f"--{name}", *map(str, value)] if value else [])
-        else:
+        elif value is not None:
             words.append(f"--{name}={value}")
     return tuple(words)
 
@@ -493,83 +455,8 @@ def from_json(kind: type[Config], data: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: a value is of another type, or makes no sense.
     """
-    default = kind()
-    known = flags(default).keys() & data.keys()
-    return checked(with_flags(default, **{name: _read(kind, name, data[name]) for name in known}))
-
-
-def skill_settings(written: object) -> dict[str, Any]:
-    """Return the settings of one skill's training, as values of flags.
-
-    >>> skill_settings({"total_timesteps": "3e6", "lr": 1e-4})
-    {'total_timesteps': 3000000, 'lr': 0.0001}
-
-    Raises:
-      ConfigError: a setting is unknown or the whole graph's, or its value cannot be used.
-    """
-    if not isinstance(written, Mapping):
-        raise ConfigError('training is no dict; write {"lr": 3e-4}')
-    settings: dict[str, Any] = {}
-    for name, value in written.items():
-        if name in _OF_GRAPH:
-            raise ConfigError(
-                f"{name} is the same for all skills of a graph, whose experts work together; "
-                f"leave it out and use --{name}"
-            )
-        if name not in SKILL_SETTINGS:
-            near = closest(str(name), SKILL_SETTINGS)
-            raise ConfigError(
-                f"{name!r} is no setting of a skill{near}; there are {', '.join(SKILL_SETTINGS)}"
-            )
-        found = arguments.value_of(PPOConfig, name, [str(value)])
-        most = _MOST_FRAMES if name == "total_timesteps" else _MOST_OF_SETTING
-        if abs(found) > most:
-            raise ConfigError(f"{name} is over {most}; choose less")
-        settings[name] = found
-    steps = [settings.get(name, getattr(PPOConfig, name)) for name in ("num_envs", "num_steps")]
-    if math.prod(steps) > _MOST_ROWS:
-        raise ConfigError(f"num_envs × num_steps is over {_MOST_ROWS}; choose less")
-    if settings.get("world_pool", 0) > _MOST_WORLDS:
-        raise ConfigError(f"world_pool is over {_MOST_WORLDS}; choose less")
-    return settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkillConfig:
-    """How a skill is trained, and where each value that is no default comes from."""
-
-    ppo: PPOConfig
-    origins: Mapping[str, str]  # flag → "command line", "skill file" and so on
-
-
-def for_skill(
-    config: BottomUpConfig, *, of_file: Mapping[str, Any], of_toml: Mapping[str, Any]
-) -> SkillConfig:
-    """Return how a skill is trained, given the settings of its file and of `--skill_config`.
-
-    The command line and the environment come before `--skill_config`, `--config` before the file.
-
-    Raises:
-      ConfigError: the values together make no sense.
-    """
-    known = flags(config.ppo)
-    given = {name: origin for name, origin in config.origins.items() if name in known}
-    said = [name for name, origin in given.items() if origin != "config file"]
-    values = {name: value for name, value in of_file.items() if name not in given}
-    origins = {**given, **dict.fromkeys(values, "skill file")}
-    stronger = {name: value for name, value in of_toml.items() if name not in said}
-    origins |= dict.fromkeys(stronger, "--skill_config")
-    ppo = with_flags(config.ppo, **{**values, **stronger})
-    if config.schedule.devices_per_run > 1:  # a run trains on all GPUs that it gets
-        ppo = dataclasses.replace(ppo, num_devices=config.schedule.devices_per_run)
-    ppo.check()
-    return SkillConfig(ppo=ppo, origins=origins)
-
-
-def _is_address(text: str) -> bool:
-    """Whether this is HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and " " not in host and port.isdecimal() and 0 < int(port) < 2**16
+    known = flags(kind()).keys() & data.keys()
+    return checked(with_flags(kind(), **{name: _read(kind, name, data[name]) for name in known}))
 
 
 def num_shards(config: PPOConfig) -> int:
@@ -583,8 +470,8 @@ def divisors_near(number: int, wanted: int) -> tuple[int, ...]:
     >>> divisors_near(384, 10)
     (8, 12)
     """
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    divisors = {*small, *(number // n for n in small)}
+    smaller = range(1, math.isqrt(number) + 1)
+    divisors = {each for n in smaller if number % n == 0 for each in (n, number // n)}
     below, above = (n for n in divisors if n < wanted), (n for n in divisors if n > wanted)
     return tuple(n for n in (max(below, default=0), min(above, default=0)) if n)
 
@@ -599,11 +486,8 @@ def threads_for(config: PPOConfig, cpus: int) -> int:
     """
 
     def fits(threads: int) -> bool:
-        size, rest = divmod(config.num_envs, threads)
-        uneven = rest or threads % max(1, config.num_devices)
-        return not (
-            uneven or size < LEAST_SHARD or size * config.num_steps % config.num_minibatches
-        )
+        divided = dataclasses.replace(config, env_shards=threads)
+        return config.num_envs // threads >= LEAST_SHARD and not any(divided.problems())
 
     return max(filter(fits, range(2, cpus + 1)), default=1)
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowrl import arguments, notices, storage
-from flowrl import config as configs
-from flowrl.config import BottomUpConfig, PPOConfig, SkillConfig
+from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.errors import (
     ConfigError,
     FileRefusedError,
@@ -31,6 +30,7 @@ from flowrl.parallel.run_folder import live_runs, readable_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
+from flowrl.skills.settings import SkillConfig, for_skill, skill_settings
 from flowrl.skills.skill import Skill, load_library
 from flowrl.storage import records
 from flowrl.storage.records import Positive, Word
@@ -145,8 +145,8 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
     found: dict[str, SkillConfig] = {}
     for name, skill in skills.items():
         try:
-            of_toml = configs.skill_settings(tables.get(name, {}))
-            found[name] = configs.for_skill(config, of_file=skill.training, of_toml=of_toml)
+            of_toml = skill_settings(tables.get(name, {}))
+            found[name] = for_skill(config, of_file=skill.training, of_toml=of_toml)
         except ConfigError as error:
             raise ConfigError(f"the training of {name!r}: {error}") from error
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrl import config as configs
 from flowrl import storage
-from flowrl.config import BottomUpConfig, LaunchConfig, PPOConfig, SkillConfig
+from flowrl.config import BottomUpConfig, LaunchConfig, PPOConfig
 from flowrl.errors import FileRefusedError, is_transient
 from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import MERGE_RULES
@@ -35,6 +35,7 @@ from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import RunResult, read_result, read_run
 from flowrl.skills.graph import SkillGraph
+from flowrl.skills.settings import SkillConfig, for_skill
 from flowrl.storage import records
 
 # A run that takes longer hangs, although it reports progress; --run_timeout overrules this.
@@ -255,7 +256,7 @@ class TrainingBackend:
         return {version.skill: index for index, version in experts.items()}
 
     def _of(self, skill: str) -> SkillConfig:
-        return self.skills.get(skill) or configs.for_skill(self._config, of_file={}, of_toml={})
+        return self.skills.get(skill) or for_skill(self._config, of_file={}, of_toml={})
 
     def _within_budget(self, request: RunRequest) -> PPOConfig:
         config, left = self._of(request.skill).ppo, request.frames_left

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import storage
-from flowrl.config import skill_settings
 from flowrl.errors import (
     CodeRefusedError,
     ConfigError,
@@ -25,6 +24,7 @@ from flowrl.errors import (
 )
 from flowrl.games.base import find_game, known_games
 from flowrl.paths import display_name, printable
+from flowrl.skills.settings import skill_settings
 from flowrl.skills.validation.syntax import (
     CONSTANTS,
     SOURCE_LIMIT_BYTES,

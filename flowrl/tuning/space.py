@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrl import arguments
-from flowrl.config import SKILL_SETTINGS, PPOConfig, checked, flags, with_flags
+from flowrl.config import PPOConfig, checked, flags, with_flags
 from flowrl.errors import ConfigError, FlowrlError, closest, format_error
+from flowrl.skills.settings import SKILL_SETTINGS
 from flowrl.storage import read_json
 
 Value = float | int | str | bool
