@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +21,9 @@ from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
+from flowrl.storage.records import Positive
+
+_TAKEN_BY = {"trimmed": ("trimmed_mean",), "faulty": ("krum", "multi_krum")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,10 @@ class AverageCommand:
     """The new folder."""
     rule: RuleName = "mean"
     """How they are averaged; all but the mean bear a faulty one among enough others."""
+    trimmed: float | None = None
+    """Share of the experts that trimmed_mean leaves out at each end, below 0.5 (default: 0.2)."""
+    faulty: Positive | None = None
+    """How many experts may be faulty, for krum and multi_krum (default: 1)."""
     weights: str = ""
     """A number for each expert, such as 1,3 (default: all count alike)."""
     unrelated: bool = False
@@ -55,13 +61,14 @@ class AverageCommand:
         """
         from flowrl.experts import checkpoint
 
-        weights = self._weights()
+        rule, weights = self._rule(), self._weights()
+        rule.check(len(self.experts), weighted=weights is not None)
         if os.path.lexists(self.output):
             raise FileRefusedError(f"{self.output} exists already; name another folder")
         origin = self._common_origin()
         trees = [_read(expert) for expert in self.experts]
-        rows = np.stack([*self._rows(trees)])
-        mean: Any = from_row(average(Rule(name=self.rule), rows, weights), trees[0])
+        rows = [self._row(number, trees) for number in range(len(trees))]
+        mean: Any = from_row(average(rule, np.stack(rows), weights), trees[0])
         checkpoint.save_expert(self.output, mean)
         report = {
             "output": str(self.output),
@@ -76,20 +83,28 @@ class AverageCommand:
         sys.stdout.write(f"{json.dumps(report, indent=2) if self.json else line}\n")
         return 0
 
+    def _rule(self) -> Rule:
+        given = {name: value for name in _TAKEN_BY if (value := getattr(self, name)) is not None}
+        for name in given:
+            if self.rule not in _TAKEN_BY[name]:
+                rules = " or ".join(_TAKEN_BY[name])
+                raise ConfigError(f"--{name} is not for {self.rule}; leave it out, or use {rules}")
+        return Rule(name=self.rule, **given)
+
     def _weights(self) -> np.ndarray | None:
         count = len(self.experts)
         if count < 2 or len({expert.resolve() for expert in self.experts}) < count:
             raise ConfigError("name two experts or more, none of them twice; --weights says more")
+        if not self.weights:
+            return None
         try:
-            weights = [float(word) for word in self.weights.split(",") if self.weights]
+            weights = np.array([float(word) for word in self.weights.split(",")])
         except ValueError:
-            weights = [0.0] * (count + 1)
-        if weights and not (len(weights) == count and np.isfinite(weights).all()):
-            raise ConfigError(
-                f"--weights is {self.weights!r}, not {count} numbers with commas between them"
-            )
-        Rule(name=self.rule).check(count, weighted=bool(weights))
-        return np.array(weights) if weights else None
+            weights = np.array([])
+        if len(weights) == count and np.isfinite(weights).all():
+            return weights
+        needed = f"{count} numbers with commas between them"
+        raise ConfigError(f"--weights is {self.weights!r}, not {needed}")
 
     def _common_origin(self) -> str | None:
         """The id of the run that made the first version of all; None if `unrelated` and unknown."""
@@ -103,15 +118,17 @@ class AverageCommand:
             )
         return None if others else first
 
-    def _rows(self, trees: Sequence[Any]) -> Iterator[np.ndarray]:
-        for expert, tree in zip(self.experts, trees, strict=True):
-            try:
-                yield to_row(tree, trees[0])
-            except ConfigError as error:
-                what = f"{expert} is not of the form of {self.experts[0]}"
-                raise ConfigError(f"{what}: {error}") from error
-            if not all(np.isfinite(leaf).all() for leaf in tree.values()):
-                raise ConfigError(f"{expert} has a NaN or an infinite number; leave it out")
+    def _row(self, number: int, trees: list[Any]) -> np.ndarray:
+        """The numbers f64 `[d]` of an expert."""
+        expert = self.experts[number]
+        try:
+            row = to_row(trees[number], trees[0])
+        except ConfigError as error:
+            what = f"{expert} is not of the form of {self.experts[0]}"
+            raise ConfigError(f"{what}: {error}") from error
+        if not np.isfinite(row).all():
+            raise ConfigError(f"{expert} has a NaN or an infinite number; leave it out")
+        return row
 
 
 def _read(expert: Path) -> Any:
@@ -138,11 +155,10 @@ def _origin(folder: Path) -> str | None:
     if layout.checkpoints.is_dir():
         store = ExpertStore(layout)
         history = (known for _, known in manifests.read_history(layout) if known)
-        for known in (store.manifest(), *history):
-            for version in known.experts.values():
-                if store.path_of(version) == folder:
-                    store.verify(version)
-                    return version.lineage[0].run_id if version.lineage else None
+        known = (each for one in (store.manifest(), *history) for each in one.experts.values())
+        if version := next((each for each in known if store.path_of(each) == folder), None):
+            store.verify(version)
+            return version.lineage[0].run_id if version.lineage else None
     place = RunPaths(folder.parent.parent.parent, 0)
     if not place.run_json.exists():
         return None
@@ -150,5 +166,6 @@ def _origin(folder: Path) -> str | None:
     place = replace(place, expert=run.expert)
     firsts = {each.index: each.lineage[0].run_id for each in run.ancestors if each.lineage}
     firsts.setdefault(run.expert, run.run_id)
-    finals = {place.final(local): firsts.get(each) for local, each in enumerate(run.experts)}
-    return finals.get(folder)
+    return next(
+        (firsts.get(n) for i, n in enumerate(run.experts) if place.final(i) == folder), None
+    )

@@ -96,6 +96,22 @@ def test_a_rule_is_used_and_the_unrelated_are_averaged_if_asked(tmp_path, capsys
     assert biases(tmp_path / "out").tolist() == [2.0] * 17
 
 
+@pytest.mark.parametrize(
+    ("words", "mean"),
+    [
+        ("--rule trimmed_mean --trimmed 0.3", 3.0),  # without two at each end
+        ("--rule trimmed_mean --trimmed 0.1", 1e30 / 7),  # of 7 members all
+        ("--rule multi_krum --faulty 2", 2.0),  # without 7 and 1e30
+    ],
+)
+def test_a_rule_bears_as_many_faulty_experts_as_is_said(tmp_path, capsys, words, mean):
+    values = [0.0, 1.0, 2.0, 3.0, 4.0, 7.0, 1e30]
+    folders = [expert(tmp_path / f"expert{n}", value) for n, value in enumerate(values)]
+    words = [*words.split(), "--unrelated", "-o", tmp_path / "out", *folders]
+    assert cli.main(["average", *map(str, words)]) == 0
+    np.testing.assert_allclose(biases(tmp_path / "out"), [mean] * 17, rtol=1e-6)
+
+
 def test_an_exported_file_is_averaged_with_a_folder(tmp_path, capsys):
     folder, file = expert(tmp_path / "expert", 1.0), tmp_path / "0_Skill.safetensors"
     leaves = {path: np.zeros(shape, np.float32) for path, shape in SHAPES.items()}
@@ -122,4 +138,10 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):
     assert "not 2 numbers" in refused(capsys, *common, "--weights", "1,heavy", good, other)
     assert "must not be below 0" in refused(capsys, *common, "--weights", "1,-1", good, other)
     assert "needs 5 members" in refused(capsys, *common, "--rule", "krum", good, other)
+    robust = (*common, "--rule", "multi_krum", "--faulty")
+    assert "2 faulty needs 7 members" in refused(capsys, *robust, "2", good, other)
+    assert "--faulty is 0" in refused(capsys, *robust, "0", good, other)
+    words = (*common, "--rule", "trimmed_mean", "--trimmed", "0.5", good, other)
+    assert "0.5: choose 0 to 0.49" in refused(capsys, *words)
+    assert "use krum or multi_krum" in refused(capsys, *common, "--faulty", "1", good, other)
     assert not (tmp_path / "out").exists()
