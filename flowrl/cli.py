@@ -26,6 +26,7 @@ from flowrl.commands.control import (
 )
 from flowrl.commands.evaluate import EvaluateCommand
 from flowrl.commands.export import ExportCommand
+from flowrl.commands.judge import JudgeCommand
 from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import FsckCommand, RecoverCommand, RollbackCommand
 from flowrl.commands.sessions import AttachCommand, PsCommand
@@ -84,6 +85,7 @@ GROUPS: Mapping[str, Mapping[str, type]] = {
     },
     "take": {
         "evaluate": EvaluateCommand,
+        "judge": JudgeCommand,
         "export": ExportCommand,
         "average": AverageCommand,
         "completion": CompletionCommand,

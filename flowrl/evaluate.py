@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +16,14 @@ from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.envs.base import is_clipped
 from flowrl.envs.skill_module import TaskModule, open_module
-from flowrl.envs.tasks import check_gains, make_env
+from flowrl.envs.tasks import WalkState, check_gains, make_env
 from flowrl.envs.vector import BatchedEnv, BatchedState
 from flowrl.errors import ConfigError, ExpertMissingError
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import wilson
 from flowrl.experts.store import ExpertStore
+from flowrl.games.base import WorldStep
+from flowrl.judging.judge import RECORDED, Recording
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import stack_experts
@@ -33,6 +36,9 @@ from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
 
 ROWS = 256  # episodes side by side
 _CHUNK = 50  # steps between two checks whether all episodes have ended
+_LARGEST_FEATURE = 32  # numbers; a recording leaves larger ones out, such as maps
+# Differences to the timestep before, and what tells that the step is done.
+_NOT_RECORDED = re.compile(r".*_(diff|prev|penalty)|was_.*|env_reward|achievements")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +82,11 @@ class Tally(NamedTuple):
     length: Any  # int32[B]
     total: Any  # f32[B]
     clipped: Any  # int32[B]; timesteps whose reward was clipped
+    seen: Any = None  # what `watch` returned, leaves [T, B]; None while playing
 
 
+# The environments, their state before a timestep, logits [B, actions], values [B] → leaves [B].
+Watch = Callable[[BatchedEnv, BatchedState, jax.Array, jax.Array], Any]
 Play = Callable[[Any, jax.Array, int], Tally]
 register_results(Tally)
 
@@ -90,20 +99,8 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
       ExpertCorruptError: an expert's files are not those that were merged.
       FalseGainError: a step is done without what its skill gains.
     """
-    if episodes < 1:
-        raise ConfigError(f"--episodes {episodes} must be at least 1")
     store = ExpertStore(layout)
-    archive = store.archive_of(skill)
-    run = read_run(archive)
-    check_module(archive, run)
-    module = open_module(archive.module)
-    config = configs.from_json(PPOConfig, run.config)
-    use_compile_cache(config.compile_cache)
-    play = open_player(config, module)
-    params = load_experts(store, run)
-    keys = jax.random.split(jax.random.key(seed), -(-episodes // ROWS))
-    counts = [min(ROWS, episodes - begun) for begun in range(0, episodes, ROWS)]
-    tallies = [play(params, key, count) for key, count in zip(keys, counts, strict=True)]
+    run, module, tallies = _play(store, skill, episodes=episodes, seed=seed)
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
     successes = tally.success.sum(axis=0).tolist()
     check_gains(module.tasks, np.stack([successes, tally.lied.sum(axis=0)], axis=-1))
@@ -117,6 +114,39 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
         clipped_rewards=int(tally.clipped.sum()),
         steps=tuple(map(partial(_rate, episodes=episodes), run.plan, successes)),
     )
+
+
+def record(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Recording:
+    """Play as `evaluate` does, and keep the features of each episode's first timesteps."""
+    run, _, tallies = _play(ExpertStore(layout), skill, episodes=episodes, seed=seed, watch=watched)
+    names = tuple(sorted(tallies[0].seen))
+    blocks = [np.stack([tally.seen[name] for name in names], axis=-1) for tally in tallies]
+    return Recording(
+        skill=run.skill,
+        names=names,
+        steps=np.concatenate([block.swapaxes(0, 1) for block in blocks]),
+        lengths=np.concatenate([tally.length for tally in tallies]),
+        success=np.concatenate([tally.success[:, -1] for tally in tallies]),
+    )
+
+
+def _play(
+    store: ExpertStore, skill: str, *, episodes: int, seed: int, watch: Watch | None = None
+) -> tuple[TrainingRun, TaskModule, list[Tally]]:
+    """Play episodes, ROWS at a time."""
+    if episodes < 1:
+        raise ConfigError(f"--episodes {episodes} must be at least 1")
+    archive = store.archive_of(skill)
+    run = read_run(archive)
+    check_module(archive, run)
+    module = open_module(archive.module)
+    config = configs.from_json(PPOConfig, run.config)
+    use_compile_cache(config.compile_cache)
+    play = open_player(config, module, watch)
+    params = load_experts(store, run)
+    keys = jax.random.split(jax.random.key(seed), -(-episodes // ROWS))
+    counts = [min(ROWS, episodes - begun) for begun in range(0, episodes, ROWS)]
+    return run, module, [play(params, key, count) for key, count in zip(keys, counts, strict=True)]
 
 
 def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
@@ -133,26 +163,31 @@ def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
     )
 
 
-def open_player(config: PPOConfig, module: TaskModule) -> Play:
+def open_player(config: PPOConfig, module: TaskModule, watch: Watch | None = None) -> Play:
     """A function that lets experts play a module's plan: the first episode of each environment.
 
     It takes parameters with leaves `[E, …]`, a random key and a number B ≤ ROWS of environments,
     and returns a Tally of NumPy arrays `[B, …]`. Its programs are the same for every plan of
     library skills. ROWS worlds lie ready: only the first episode of each environment counts.
+    `watch` is called before each timestep; the tally has what it returned in the first
+    RECORDED timesteps, also after an environment's first episode.
     """
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
     cache = open_cache(config, walk, world_pool=0, stock=ROWS)
     env = BatchedEnv(walk, stock=ROWS, cache=cache)
-    return player(env, config, cache)
+    return player(env, config, cache, watch)
 
 
-def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
+def player(
+    env: BatchedEnv, config: PPOConfig, cache: ProgramCache, watch: Watch | None = None
+) -> Play:
     """As `open_player`, in environments whose stock has ROWS worlds."""
     pad = padding(env.num_experts)
     key = {
         "activation": config.activation,
         "layer_size": config.layer_size,
         "experts": acting_experts(env.num_experts),
+        "watch": watch.__name__ if watch else "",
     }
 
     def like() -> tuple[Any, ...]:
@@ -161,21 +196,62 @@ def player(env: BatchedEnv, config: PPOConfig, cache: ProgramCache) -> Play:
         packed = jax.eval_shape(lambda params: pad(pack(params)), stacked_like(env, config))
         return packed, (obs, state, key, _tally(state, 0))
 
-    chunk = cache.begin(ProgramSpec("play", partial(_chunk, env, config.activation), like, key))
+    program = partial(_chunk, env, config.activation, watch=watch)
+    chunk = cache.begin(ProgramSpec("play", program, like, key))
     env.begin_programs(ROWS)
 
     def play(params: Any, key: jax.Array, count: int) -> Tally:
         packed = pad(pack(params))
         reset_key, key = jax.random.split(key)
         obs, state = env.reset(reset_key, ROWS)
-        tally = _tally(state, count)
+        tally, chunks = _tally(state, count), []
         while not np.asarray(tally.over).all():
-            obs, state, key, tally = chunk(packed, (obs, state, key, tally))
+            (obs, state, key, tally), seen = chunk(packed, (obs, state, key, tally))
+            if len(chunks) * _CHUNK < RECORDED:
+                chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :count], seen))
         found = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tally)
         shown = slice(env.num_tasks)
-        return found._replace(success=found.success[:, shown], lied=found.lied[:, shown])
+        found = found._replace(success=found.success[:, shown], lied=found.lied[:, shown])
+        return found._replace(seen=_first_timesteps(chunks) if watch else None)
 
     return play
+
+
+def watched(
+    env: BatchedEnv, state: BatchedState, logits: jax.Array, values: jax.Array
+) -> dict[str, jax.Array]:
+    """What a judge may know of B environments before a timestep, by name, each f32[B].
+
+    These are the plan's step, the episode's return so far, the expert's value and entropy, and
+    the game's features of at most 32 numbers, without those that tell that a step is done.
+    """
+    walk, engine = state.walk, env.env.engine
+    zero = jnp.zeros((), jnp.float32)
+
+    def features(walk: WalkState) -> dict[str, Any]:
+        given = WorldStep(walk.world, walk.world, zero, walk.task_length + 1, walk.length + 1)
+        names = [name for name in env.env.game.features if not _NOT_RECORDED.fullmatch(name)]
+        return engine.features(names, given)
+
+    chances = jax.nn.log_softmax(logits)
+    found = {"plan_step": walk.task, "return": walk.total, "value": values}
+    found["entropy"] = -(jnp.exp(chances) * chances).sum(-1)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.vmap(features)(walk)):
+        columns = leaf.reshape(leaf.shape[0], -1)
+        if columns.shape[1] <= _LARGEST_FEATURE:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            found |= {f"{name}.{n}": columns[:, n] for n in range(columns.shape[1])}
+    return {name: value.astype(jnp.float32) for name, value in found.items()}
+
+
+def _first_timesteps(chunks: list[Any]) -> Any:
+    """The first RECORDED timesteps, leaves [RECORDED, B]; zeros after the last one."""
+
+    def joined(*leaves: np.ndarray) -> np.ndarray:
+        whole = np.concatenate(leaves)[:RECORDED]
+        return np.pad(whole, [(0, RECORDED - len(whole)), (0, 0)])
+
+    return jax.tree.map(joined, *chunks)
 
 
 def _tally(state: BatchedState, count: int) -> Tally:
@@ -191,12 +267,15 @@ def _tally(state: BatchedState, count: int) -> Tally:
     )
 
 
-def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:
+def _chunk(
+    env: BatchedEnv, activation: str, packed: Any, carry: Any, *, watch: Watch | None = None
+) -> tuple[Any, Any]:
     def act(carry, _):
         obs, state, key, tally = carry
         key, action_key, step_key = jax.random.split(key, 3)
         expert = env.current_expert(state)
-        logits, _ = dispatch.apply(packed, obs, expert, activation=activation)
+        logits, values = dispatch.apply(packed, obs, expert, activation=activation)
+        seen = watch(env, state, logits, values) if watch else None
         actions = jax.random.categorical(action_key, logits).astype(jnp.int32)
         obs, state, output = env.step(step_key, state, actions)
         fresh = ~tally.over
@@ -209,9 +288,9 @@ def _chunk(env: BatchedEnv, activation: str, packed: Any, carry: Any) -> Any:
             total=jnp.where(fresh, output.episode_return, tally.total),
             clipped=tally.clipped + (fresh & is_clipped(output.reward)),
         )
-        return (obs, state, key, tally), None
+        return (obs, state, key, tally), seen
 
-    return jax.lax.scan(act, carry, None, length=_CHUNK)[0]
+    return jax.lax.scan(act, carry, None, length=_CHUNK)
 
 
 def _rate(step: PlannedStep, wins: int, *, episodes: int) -> StepRate:

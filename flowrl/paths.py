@@ -236,6 +236,8 @@ class GraphPaths:
 
     approvals = _Below("root", "approvals")
     """The approvals of skill code, one file per digest."""
+    judging = _Below("root", "judging")
+    """What was measured of each judge, and answers of models."""
     comparisons = _Below("root", "comparisons")
     """Comparisons of experts that a merge has ordered, by run id; removed after the merge."""
     checkpoints = _Below("root", "checkpoints")

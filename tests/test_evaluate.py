@@ -123,7 +123,7 @@ def first_episodes(env: BatchedEnv, params: Any, key: jax.Array, count: int) -> 
         clipped=jnp.zeros(count, jnp.int32),
     )
     while not bool(tally.over.all()):
-        obs, state, key, tally = act(pack(params), (obs, state, key, tally))
+        (obs, state, key, tally), _ = act(pack(params), (obs, state, key, tally))
     return tally
 
 

@@ -59,6 +59,7 @@ JAX_FILES = {
     "games/fast_craftax.py",
     "skills/validation/execution.py",
     "skills/validation/worker.py",
+    "judging/learned.py",
 }
 
 

@@ -21,7 +21,7 @@ from flowrl.config import Positive, PPOConfig, Sandbox
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.paths import GraphPaths
-from flowrl.runs import read_run
+from flowrl.runs import TrainingRun, read_run
 from flowrl.storage import records
 
 
@@ -53,15 +53,11 @@ class EvaluateCommand(ReportCommand):
         """
         layout = existing_graph(self.graph_path.absolute())
         run = read_run(ExpertStore(layout).archive_of(self.skill))
-        confined = sandbox.confinement(self.sandbox, layout.root)
-        env = sandbox.confined_env(sandbox.child_env())
-        cache = sandbox.compile_cache(
-            configs.from_json(PPOConfig, run.config).compile_cache, env
-        ).absolute()
         flags = json.dumps(records.to_json(replace(self, graph_path=layout.root)))
-        words = (sys.executable, "-m", "flowrl.commands.evaluate", flags)
-        around = confined.around(None, cwd=Path.cwd(), env=env, cache=cache, reads_graph=True)
-        child = subprocess.run((*around, *words), env=env, check=False, start_new_session=True)
+        words, env = confined_child(
+            layout, run, "flowrl.commands.evaluate", flags, how=self.sandbox
+        )
+        child = subprocess.run(words, env=env, check=False, start_new_session=True)
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def report(self) -> int:
@@ -84,6 +80,18 @@ class EvaluateCommand(ReportCommand):
             if found.clipped_rewards:
                 sys.stdout.write(f"{found.clipped_rewards:,} rewards were clipped to ±10,000\n")
         return 0 if found.success_rate >= self.at_least else 1
+
+
+def confined_child(
+    layout: GraphPaths, run: TrainingRun, module: str, flags: str, *, how: Sandbox
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Words and environment of a process that plays a run's plan and sees the graph read-only."""
+    confined = sandbox.confinement(how, layout.root)
+    env = sandbox.confined_env(sandbox.child_env())
+    config = configs.from_json(PPOConfig, run.config)
+    cache = sandbox.compile_cache(config.compile_cache, env).absolute()
+    around = confined.around(None, cwd=Path.cwd(), env=env, cache=cache, reads_graph=True)
+    return (*around, sys.executable, "-m", module, flags), env
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,0 +1,131 @@
+"""Figures of judges against hand-made tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flowrl.judging import calibration
+from flowrl.judging.calibration import (
+    auc,
+    brier,
+    calibration_error,
+    interval,
+    kappa,
+    log_odds,
+    measure,
+    scaled,
+    split,
+    temperature_of,
+)
+from flowrl.judging.judge import RuleJudge
+
+
+def table(a: int, b: int, c: int, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """a: both say yes; b: the judge alone; c: the label alone; d: neither."""
+    verdicts = np.repeat([1.0, 1.0, 0.0, 0.0], [a, b, c, d])
+    return verdicts, np.repeat([True, False, True, False], [a, b, c, d])
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((20, 5, 10, 15), 0.4),  # agreed 0.7, by chance 0.5
+        ((45, 15, 25, 15), 0.1304),
+        ((25, 35, 5, 35), 0.2593),
+        ((10, 0, 0, 10), 1.0),
+        ((0, 10, 10, 0), -1.0),
+        ((9, 1, 0, 0), 0.0),  # whoever says yes to all agrees by chance
+        ((10, 0, 0, 0), 0.0),
+    ],
+)
+def test_kappa_of_known_tables(counts, expected):
+    assert kappa(*table(*counts)) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "expected"),
+    [
+        ([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1], 0.75),
+        ([0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1], 1.0),
+        ([0.5, 0.5, 0.5], [0, 1, 1], 0.5),
+        ([0.2, 0.5, 0.5, 0.9], [0, 0, 1, 1], 0.875),
+    ],
+)
+def test_auc_counts_pairs_and_ties_half(scores, labels, expected):
+    assert auc(np.array(scores), np.array(labels, bool)) == pytest.approx(expected)
+
+
+def test_brier_is_a_squared_distance():
+    assert brier(np.array([1.0, 0.5, 0.0]), np.array([1, 1, 1])) == pytest.approx(1.25 / 3)
+
+
+def test_the_calibration_error_of_a_table():
+    # Ten bins of two: each bin's mean score is 0.05 … 0.95; one of two succeeds in each.
+    scores = np.repeat(np.arange(10) / 10 + 0.05, 2)
+    labels = np.tile([True, False], 10)
+    assert calibration_error(scores, labels) == pytest.approx(0.25)
+    assert calibration_error(np.full(20, 0.5), labels) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_figure_depends_on_the_order_of_items(seed):
+    rng = np.random.default_rng(seed)
+    scores, labels = rng.integers(0, 5, 60) / 4, rng.random(60) < 0.4
+    rows = rng.permutation(60)
+    for figure in (auc, brier, kappa, calibration_error):
+        assert figure(scores[rows], labels[rows]) == pytest.approx(figure(scores, labels))
+
+
+@pytest.mark.parametrize("true", [0.5, 2.0, 4.0])
+def test_the_temperature_undoes_a_judge_that_is_too_sure(true):
+    rng = np.random.default_rng(1)
+    odds = rng.normal(size=20_000) * 2
+    labels = rng.random(20_000) < 1 / (1 + np.exp(-odds))
+    sure = 1 / (1 + np.exp(-odds * true))
+    found = temperature_of(sure, labels)
+    assert found == pytest.approx(true, rel=0.08)
+    before, after = (calibration_error(s, labels) for s in (sure, scaled(sure, found)))
+    assert after < 0.02 < before
+    assert auc(scaled(sure, found), labels) == pytest.approx(auc(sure, labels), abs=1e-3)
+
+
+def test_log_odds_of_certainties_are_finite():
+    assert np.isfinite(log_odds([0.0, 1.0])).all()
+    assert temperature_of(np.array([0.2, 0.9]), np.array([True, True])) == 1.0
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say(monkeypatch):
+    monkeypatch.setattr(calibration, "RESAMPLES", 200)
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(100):
+        labels = rng.random(80) < 0.5
+        scores = np.clip(rng.normal(size=80) + labels, -9, 9) / 18 + 0.5
+        found = interval(auc, scores, labels)
+        held += found.low <= 0.7602 <= found.high  # Φ(1/√2)
+    assert held >= 86
+
+
+def test_a_judge_that_is_right_is_trusted_and_one_that_guesses_is_not():
+    rng = np.random.default_rng(0)
+    labels = rng.random(200) < 0.5
+    good = np.where(labels, 0.97, 0.03)
+    rule = RuleJudge({})
+    found = measure(rule, "text", (good, labels), asked=220, tuned=(good, labels))
+    assert (found.advisory, found.weight, found.asked, found.answered) == (False, 1.0, 220, 200)
+    guess = measure(rule, "text", (rng.random(200), labels), asked=200, tuned=(good, labels))
+    assert (guess.advisory, guess.weight) == (True, 0.0)
+
+
+def test_a_judge_with_too_few_labels_is_advisory():
+    few = (np.full(40, 0.9), np.arange(40) > 3)
+    found = measure(RuleJudge({}), "text", few, asked=40, tuned=few)
+    assert found.auc is None
+    assert found.advisory
+
+
+def test_the_three_sets_are_apart_and_hold_all():
+    sets = split(41, seed=3)
+    assert sorted(np.concatenate(sets)) == list(range(41))
+    assert [len(rows) for rows in sets] == [20, 11, 10]
+    assert all(map(np.array_equal, sets, split(41, seed=3)))
