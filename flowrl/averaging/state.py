@@ -58,7 +58,7 @@ def to_row(tree: Tree, like: Tree, least: type = np.float64) -> np.ndarray:
     """The numbers of a tree of floats as one vector `[d]`, of type `least` or a wider one.
 
     Raises:
-      ConfigError: its keys, shapes or dtypes are not those of `like`, or not floats.
+      ConfigError: its keys, shapes or dtypes are not those of `like`, or not floats; or is empty.
     """
     parts: list[np.ndarray] = []
 
@@ -68,7 +68,10 @@ def to_row(tree: Tree, like: Tree, least: type = np.float64) -> np.ndarray:
         parts.append(leaf.ravel())
 
     map_leaves(add, like, tree)
-    return np.concatenate(parts, dtype=np.result_type(least, *parts))
+    row = np.concatenate(parts, dtype=np.result_type(least, *parts))
+    if not row.size:
+        raise ConfigError("weights hold no numbers; give each agent one at least")
+    return row
 
 
 def from_row(row: np.ndarray, like: Tree) -> Tree:

@@ -143,6 +143,7 @@ def refusals():
         "nan": refused(lambda: own_round(lambda agent: {"w": np.full(3, np.nan)})),
         "ints": refused(lambda: own_round(lambda agent: {"w": np.ones(3, int)})),
         "empty": refused(lambda: own_round(lambda agent: {})),
+        "no numbers": refused(lambda: own_round(lambda agent: {"w": np.ones((0, 3))})),
         "train": refused(lambda: own_train(sync_interval=1 + RANK)),
     }
 

@@ -86,6 +86,7 @@ def test_what_compression_loses_comes_with_later_rounds(said, way, bound):
         ("twice", "8 agents with 7 ids for 3 ranks"),
         ("few", "2 agents with 2 ids for 3 ranks"),
         ("ints", "weights are int64"),
+        ("no numbers", "weights hold no numbers"),
         ("empty", "weights are neither a NumPy array nor a dict"),
         ("way", "way 'pigeon' is unknown; use ring, allreduce, f16, int8, top_k"),
         ("nan", "no weights are finite and count"),
