@@ -173,7 +173,7 @@ def open_player(config: PPOConfig, module: TaskModule, watch: Watch | None = Non
     RECORDED timesteps, also after an environment's first episode.
     """
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
-    cache = open_cache(config, walk, world_pool=0, stock=ROWS)
+    cache = open_cache(config, walk)
     env = BatchedEnv(walk, stock=ROWS, cache=cache)
     return player(env, config, cache, watch)
 

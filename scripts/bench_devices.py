@@ -201,10 +201,10 @@ def learning(run: Any, learner: Any) -> dict[str, Callable[[], object]]:
 
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     from flowrl.ppo import optimizer
     from flowrl.ppo.loop import update
+    from flowrl.ppo.loss import Hyperparameters
     from flowrl.ppo.programs import _learn
     from flowrl.ppo.sharding import COPIED, ONE_DEVICE, SPLIT
 
@@ -216,9 +216,15 @@ def learning(run: Any, learner: Any) -> dict[str, Callable[[], object]]:
 
     programs, placement = run.programs._replace(learn=keeping), run.programs.placement
     with ThreadPoolExecutor(len(placement.local_shards)) as threads:
-        update(run.env, programs, learner, np.float32(run.config.lr), threads=threads)
+        update(
+            run.env,
+            programs,
+            learner,
+            Hyperparameters.of(run.config, run.config.lr),
+            threads=threads,
+        )
     state, *others = given
-    like = jax.eval_shape(partial(optimizer.init, run.config), state.params)
+    like = jax.eval_shape(optimizer.init, state.params)
     moments = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(state.opt_state))
     given = [state._replace(opt_state=moments), *others]
 

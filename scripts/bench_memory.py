@@ -35,7 +35,7 @@ def held(config: PPOConfig, num_experts: int) -> tuple[int, int]:
     network = ActorCritic(num_actions, config.layer_size)
     expert = init_expert(network, seed_words(0), observation_size=observation_size)
     params = stack_experts([expert] * num_experts)
-    return bytes_of(params), bytes_of(optimizer.init(config, params))
+    return bytes_of(params), bytes_of(optimizer.init(params))
 
 
 def rows(config: PPOConfig) -> list[Row]:

@@ -31,11 +31,12 @@ from flowrl.config import PPOConfig
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack, unpack
 from flowrl.networks.moe import ActorCritic, init_expert, stack_experts, take_expert
-from flowrl.ppo.loss import Rows, ppo_loss
+from flowrl.ppo.loss import Hyperparameters, Rows, ppo_loss
 from flowrl.runs import LAYERS
 
 OBSERVATION, MAP, ACTIONS = 1345, 1323, 17  # Craftax-Classic: 63 cells of 21 bits, 22 numbers
 CONFIG = PPOConfig()
+HYPER = Hyperparameters.of(CONFIG, CONFIG.lr)
 
 
 class Case(NamedTuple):
@@ -122,7 +123,7 @@ def _our_gradient(case: Case) -> Callable[[], dispatch.Evaluation]:
     evaluate = jax.jit(
         partial(
             dispatch.evaluate_rows,
-            row_loss=partial(ppo_loss, config=CONFIG),
+            row_loss=partial(ppo_loss, hyper=HYPER),
             activation=CONFIG.activation,
         )
     )
@@ -189,13 +190,13 @@ def _network(layers: Any, seen: jax.Array) -> jax.Array:
 def _one_hot_loss(stacked: Any, rows: Rows, index: jax.Array) -> jax.Array:
     chosen = jax.tree.map(lambda leaf: leaf[index], rows)
     logits, value = _one_hot(stacked, chosen.obs, chosen.expert)
-    return ppo_loss(logits, value, chosen, config=CONFIG)[0].mean()
+    return ppo_loss(logits, value, chosen, hyper=HYPER)[0].mean()
 
 
 def _plain_loss(one: Any, rows: Rows, index: jax.Array) -> jax.Array:
     chosen = jax.tree.map(lambda leaf: leaf[index], rows)
     logits, value = _plain(one, chosen.obs, chosen.expert)
-    return ppo_loss(logits, value, chosen, config=CONFIG)[0].mean()
+    return ppo_loss(logits, value, chosen, hyper=HYPER)[0].mean()
 
 
 def _stacked(case: Case) -> Any:

@@ -29,6 +29,7 @@ from training_cases import Opened, opened, planned, spread, tour
 
 from flowrl.config import PPOConfig
 from flowrl.ppo.loop import Counters, UpdateReport, train
+from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.rollout import RolloutState
 from flowrl.runs import PlannedStep
 
@@ -106,7 +107,7 @@ def _parts(case: str, run: Opened, last: UpdateReport, *, updates: int) -> list[
     """What one of flowrl's updates consists of; the learner of `last` is donated."""
     env, programs = run.env, run.programs
     state, shards = last.learner
-    rate, go_on = np.float32(run.config.lr), np.zeros(1, np.int32)
+    hyper, go_on = Hyperparameters.of(run.config, run.config.lr), np.zeros(1, np.int32)
     seconds: dict[str, list[float]] = {"acting": [], "learning": [], "restocking": []}
     threads = ThreadPoolExecutor(len(shards))
     for _ in range(updates):
@@ -114,7 +115,7 @@ def _parts(case: str, run: Opened, last: UpdateReport, *, updates: int) -> list[
         padded = programs.pad(state.params)
         found = jax.block_until_ready(list(threads.map(partial(programs.act, padded), shards)))
         clock.append(time.perf_counter())
-        learnt = programs.learn(state, tuple(batch for _, batch, _ in found), rate, go_on)
+        learnt = programs.learn(state, tuple(batch for _, batch, _ in found), hyper, go_on)
         state, _ = jax.block_until_ready(learnt)
         clock.append(time.perf_counter())
         envs = threads.map(env.restock, [key for *_, key in found], [g.env for g, *_ in found])

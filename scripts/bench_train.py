@@ -11,11 +11,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 from training_cases import opened, planned
 
 from flowrl.config import PPOConfig, parse
 from flowrl.ppo.loop import frames_per_update, update
+from flowrl.ppo.loss import Hyperparameters
 
 UPDATES = 10
 
@@ -32,10 +32,10 @@ def main() -> None:
     print(f"ready after {time.perf_counter() - began:.1f} s")
     learner, seconds = run.learner, []
     threads = ThreadPoolExecutor(len(learner.shards))
-    rate = np.float32(config.lr)
+    hyper = Hyperparameters.of(config, config.lr)
     for _ in range(UPDATES):
         began = time.perf_counter()
-        learner, _ = update(run.env, run.programs, learner, rate, threads=threads)
+        learner, _ = update(run.env, run.programs, learner, hyper, threads=threads)
         seconds.append(time.perf_counter() - began)
     for name, value in (("best", min(seconds)), ("median", sorted(seconds)[UPDATES // 2])):
         print(

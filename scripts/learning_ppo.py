@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
-import numpy as np
 from baseline_envs import TaskEnv
 from baseline_ppo import Baseline
 from benchmarking import Row
@@ -23,6 +22,7 @@ from training_cases import opened
 
 from flowrl.config import PPOConfig
 from flowrl.ppo.loop import learning_rate, update
+from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.metrics import EpisodeLog
 from flowrl.runs import PlannedStep
 
@@ -115,8 +115,8 @@ def _ours(goal: Goal, seed: int) -> tuple[Reached, int]:
     threads = ThreadPoolExecutor(len(learner.shards))
     reached, began = None, time.perf_counter()
     for number in range(MOST_UPDATES):
-        rate = np.float32(learning_rate(config, number))
-        learner, stats = update(env, run.programs, learner, rate, threads=threads)
+        hyper = Hyperparameters.of(config, learning_rate(config, number))
+        learner, stats = update(env, run.programs, learner, hyper, threads=threads)
         success = stats.task_success[..., env.num_tasks - 1]
         steps = (number + 1) * stats.done.size
         if newest.add(int(stats.done.sum()), float(success[stats.done].sum())) and not reached:

@@ -65,6 +65,7 @@ class BatchedEnv:
         self.num_actions = env.num_actions
         self.num_experts = env.num_experts
         self.num_tasks = env.num_tasks
+        self._stored = {"worlds": self.size}  # in the key of each program that takes them all
         self._cache = ProgramCache() if cache is None else cache
         self._firsts: dict[int, Callable[..., Any]] = {}
         self._on: dict[Device, BatchedEnv] = {}
@@ -95,7 +96,7 @@ class BatchedEnv:
     @cached_property
     def _zeros(self) -> Callable[[], Any]:
         empty = partial(self._empty, self.size)
-        return self._cache.begin(ProgramSpec("zeros", empty, tuple))
+        return self._cache.begin(ProgramSpec("zeros", empty, tuple, self._stored))
 
     @cached_property
     def _put(self) -> Callable[..., Any]:
@@ -103,11 +104,11 @@ class BatchedEnv:
             stock, batch = (jax.eval_shape(partial(self._empty, n)) for n in (self.size, BATCH))
             return stock, batch, np.int32(0)
 
-        return self._cache.begin(ProgramSpec("put", _put, like, donate=(0,)))
+        return self._cache.begin(ProgramSpec("put", _put, like, self._stored, donate=(0,)))
 
     def _first_program(self, num_envs: int) -> Callable[..., Any]:
         if num_envs not in self._firsts:
-            like, key = partial(self._like_first, num_envs), {"num_envs": num_envs}
+            like, key = partial(self._like_first, num_envs), {**self._stored, "num_envs": num_envs}
             self._firsts[num_envs] = self._cache.begin(ProgramSpec("first", self._first, like, key))
         return self._firsts[num_envs]
 

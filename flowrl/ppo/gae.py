@@ -14,8 +14,8 @@ def advantages(
     *,
     boundaries: jax.Array,
     last_value: jax.Array,
-    gamma: float,
-    lam: float,
+    gamma: float | jax.Array,
+    lam: float | jax.Array,
 ) -> jax.Array:
     """Generalised advantage estimates, cut wherever one expert's task ends.
 

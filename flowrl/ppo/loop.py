@@ -17,6 +17,7 @@ from flowrl.config import PPOConfig
 from flowrl.envs.base import WalkingEnv
 from flowrl.errors import TrainingError
 from flowrl.networks.grouped import Packed
+from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.metrics import EpisodeLog, Rates
 from flowrl.ppo.programs import Programs
 from flowrl.ppo.rollout import RolloutBatch, RolloutState
@@ -119,8 +120,8 @@ def train(  # noqa: PLR0913
     code = 0
     with ThreadPoolExecutor(max(len(placement.local), config.acting_threads or 1)) as threads:
         while not ended:
-            lr = np.float32(learning_rate(config, counters.updates))
-            learner, stats = update(env, programs, learner, lr, threads=threads, stop=stop)
+            hyper = Hyperparameters.of(config, learning_rate(config, counters.updates))
+            learner, stats = update(env, programs, learner, hyper, threads=threads, stop=stop)
             code = max(code, int(stats.stop))
             counters = Counters(
                 updates=counters.updates + 1,
@@ -163,7 +164,7 @@ def update(
     env: WalkingEnv,
     programs: Programs,
     learner: Learner,
-    lr: np.float32,
+    hyper: Hyperparameters,
     *,
     threads: Executor,
     stop: Callable[[], int | None] = lambda: None,
@@ -183,7 +184,7 @@ def update(
     ]
     batches = placement.join_shards([batch for _, batch, _ in acted])
     stops = placement.lay(np.full(len(placement.devices), stop() or 0, np.int32), SPLIT)
-    train, stats = programs.learn(learner.train, batches, lr, stops)
+    train, stats = programs.learn(learner.train, batches, hyper, stops)
     ready = zip(acted, restocking, strict=True)
     shards = tuple(state._replace(env=restocked.result()) for (state, *_), restocked in ready)
     return Learner(train, shards), jax.device_get(stats)

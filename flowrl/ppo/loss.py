@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flowrl.config import PPOConfig
+
+
+class Hyperparameters(NamedTuple):
+    """The numbers of an update that are data, f32 scalars; no program is made anew for them."""
+
+    lr: Any
+    gamma: Any
+    gae_lambda: Any
+    clip_eps: Any
+    ent_coef: Any
+    vf_coef: Any
+    max_grad_norm: Any
+
+    @classmethod
+    def of(cls, config: PPOConfig, lr: float) -> Hyperparameters:
+        """Those of a configuration, with this learning rate."""
+        return cls(np.float32(lr), *(np.float32(getattr(config, it)) for it in cls._fields[1:]))
 
 
 class Rows(NamedTuple):
@@ -22,7 +40,7 @@ class Rows(NamedTuple):
 
 
 def ppo_loss(
-    logits: jax.Array, value: jax.Array, rows: Rows, *, config: PPOConfig
+    logits: jax.Array, value: jax.Array, rows: Rows, *, hyper: Hyperparameters
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss and figures of each row; a row's loss belongs to the expert that acted in it.
 
@@ -35,7 +53,7 @@ def ppo_loss(
       logits: f32 `[N, actions]`.
       value: f32 `[N]`.
       rows: N rows.
-      config: clip range and weights.
+      hyper: clip range and weights.
 
     Returns:
       Losses f32 `[N]` and named figures f32 `[N]` each.
@@ -44,17 +62,17 @@ def ppo_loss(
     chosen = jnp.take_along_axis(log_probs, rows.action[:, None], axis=-1)[:, 0]
     log_ratio = chosen - rows.log_prob
     ratio = jnp.exp(log_ratio)
-    clipped = jnp.clip(ratio, 1.0 - config.clip_eps, 1.0 + config.clip_eps)
+    clipped = jnp.clip(ratio, 1.0 - hyper.clip_eps, 1.0 + hyper.clip_eps)
     policy_loss = -jnp.minimum(ratio * rows.advantage, clipped * rows.advantage)
     value_loss = 0.5 * jnp.square(value - rows.target)
     entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
-    loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+    loss = policy_loss + hyper.vf_coef * value_loss - hyper.ent_coef * entropy
     figures = {
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": entropy,
         # Schulman's low-variance, always positive estimate of the divergence.
         "approx_kl": ratio - 1.0 - log_ratio,
-        "clip_fraction": (jnp.abs(ratio - 1.0) > config.clip_eps).astype(jnp.float32),
+        "clip_fraction": (jnp.abs(ratio - 1.0) > hyper.clip_eps).astype(jnp.float32),
     }
     return loss, figures

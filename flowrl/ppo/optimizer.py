@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from flowrl.config import PPOConfig
-
-if TYPE_CHECKING:
-    import optax
+from flowrl.ppo.loss import Hyperparameters
 
 _EPSILON = 1e-5
 _BETA_1, _BETA_2 = 0.9, 0.999
 _UNROLLED = 4  # steps of coasting between two passes over the memory
 
 
-def init(config: PPOConfig, params: Any) -> Any:
+def init(params: Any) -> Any:
     """Moments and step counts with the leading axis of the experts."""
-    return jax.vmap(_adam(config).init)(params)
+    return jax.vmap(_adam(1.0).init)(params)  # whatever the norm
 
 
 def step(
-    config: PPOConfig, *, params: Any, state: Any, grads: Any, rows: jax.Array, lr: jax.Array
+    hyper: Hyperparameters, *, params: Any, state: Any, grads: Any, rows: jax.Array
 ) -> tuple[Any, Any]:
     """Move the experts that have rows, each clipped to its own gradient norm.
 
@@ -33,16 +30,15 @@ def step(
     shorten the steps of the others; hence one per expert.
 
     Args:
-      config: the greatest gradient norm.
+      hyper: learning rate and greatest gradient norm.
       params, state, grads: trees with leaves `[E, …]`.
       rows: int32 `[E]`, rows of each expert in this minibatch.
-      lr: f32 scalar.
     """
-    _, moved = jax.vmap(_adam(config).update)(grads, state)
+    _, moved = jax.vmap(_adam(hyper.max_grad_norm).update)(grads, state)
     moved = _where_rows(rows, moved, state)
     # Parameters follow from the moments that are kept, not from the old ones and the gradient:
     # else XLA:CPU copies all moments, to have the old ones when it has written the new.
-    return _where_rows(rows, _followed(params, moved, lr=lr), params), moved
+    return _where_rows(rows, _followed(params, moved, lr=hyper.lr), params), moved
 
 
 def decay_unused(
@@ -95,12 +91,16 @@ def _followed(params: Any, state: Any, *, lr: jax.Array) -> Any:
     return jax.tree.map(move, params, adam.mu, adam.nu)
 
 
-def _adam(config: PPOConfig) -> optax.GradientTransformation:
+def _adam(max_grad_norm: Any) -> Any:
     import optax  # only who traces needs it
 
+    def clipped(grads: Any, _: Any) -> Any:
+        # Of the norm first: XLA:CPU rounds a gradient that is divided and multiplied otherwise.
+        excess = optax.tree.norm(grads) / max_grad_norm
+        return jax.tree.map(lambda grad: jnp.where(excess < 1, grad, grad / excess), grads)
+
     return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.scale_by_adam(b1=_BETA_1, b2=_BETA_2, eps=_EPSILON),
+        optax.stateless(clipped), optax.scale_by_adam(b1=_BETA_1, b2=_BETA_2, eps=_EPSILON)
     )
 
 

@@ -7,9 +7,10 @@ quickly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from flowrl.config import PPOConfig, flags, num_shards, to_json
+from flowrl.config import PPOConfig, num_shards
 from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.experts import checkpoint
 from flowrl.networks.grouped import Dense, Packed, pack, pad_experts, unpack
 from flowrl.ppo import optimizer
+from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.rollout import RolloutBatch, RolloutState, Timestep, rollout
 from flowrl.ppo.sharding import (
     COPIED,
@@ -44,29 +46,11 @@ from flowrl.program_cache import (
 from flowrl.runs import expert_shapes
 
 _LEAST_ACTING = 8
-_HOST = frozenset(
-    {
-        "acting_threads",
-        "replicas",
-        "average_every",
-        "average_rule",
-        "average_quorum",
-        "average_deadline",
-        "total_timesteps",
-        "success_state_rate",
-        "lr",
-        "anneal_lr",
-        "max_task_steps",
-        "seed",
-        "frame_accounting",
-        "log_seconds",
-        "checkpoint_seconds",
-        "use_tensorboard",
-        "use_wandb",
-        "wandb_project",
-        "wandb_entity",
-        "compile_cache",
-    }
+# Fields that are compiled in. Of the first, some say only how many worlds lie ready.
+_ACTING = ("layer_size", "activation", "num_envs", "env_shards", "num_steps", "world_pool")
+_LEARNING = (
+    *("layer_size", "activation", "num_envs", "env_shards", "num_steps"),
+    *("num_devices", "grad_sync_period", "update_epochs", "num_minibatches"),
 )
 register_results(Dense, Packed, RolloutState, StepOutput, Timestep, RolloutBatch, TrainState, Stats)
 
@@ -79,7 +63,7 @@ class Programs(NamedTuple):
 
     act: Callable[[Packed, RolloutState], tuple[RolloutState, RolloutBatch, jax.Array]]
     learn: Callable[
-        [TrainState, tuple[RolloutBatch, ...], np.float32, Any], tuple[TrainState, Stats]
+        [TrainState, tuple[RolloutBatch, ...], Hyperparameters, Any], tuple[TrainState, Stats]
     ]
     agree: Callable[[TrainState, jax.Array], TrainState]
     expert_keys: Callable[[np.ndarray], tuple[jax.Array, jax.Array]]
@@ -101,23 +85,24 @@ def begin_programs(
 ) -> Programs:
     """Let threads load or compile a trainer's programs, the slowest first."""
     placement, cache = place(config), cache or ProgramCache()
-    config = compiled_in(replace(config, env_shards=num_shards(config)))
+    config = replace(config, env_shards=num_shards(config))
     experts, shards, axis = env.num_experts, num_shards(config), placement.axis
-    one = {"num_devices": 1, "env_shards": None, "grad_sync_period": 1}
-    of_shard = replace(config, num_envs=shard_size(config), **one)
-    acts = {"config": to_json(of_shard), "acting": acting_experts(experts)}
-    learns = {"config": to_json(config), "acting": acting_experts(experts), "experts": experts}
-    act = jax.jit(partial(_act, env, of_shard))  # traced once for itself and for learning
-    shapes = _Shapes(env, config, placement, act)
+    of_acting, of_learning = compiled_in(config, _ACTING), compiled_in(config, _LEARNING)
+    acts = vars(of_acting) | {"acting": acting_experts(experts)}
+    sizes = {"layer_size": config.layer_size, "experts": experts}
+    act = jax.jit(partial(_act, env, of_acting))  # traced once for itself and for learning
+    shapes = _Shapes(env, of_learning, placement, act)
 
-    def on_one(name: str, function: Any, arguments: Any, key: Any = learns) -> Any:
+    def on_one(name: str, function: Any, arguments: Any, key: Any = sizes) -> Any:
         return cache.begin(ProgramSpec(name, function, arguments, key))
 
     def on_all(name: str, function: Any, arguments: Any, *specs: P, donate: Any = ()) -> Any:
         spread, lie = placement.spread(function, specs), placement.shardings(specs)
-        return cache.begin(ProgramSpec(name, spread, arguments, learns, donate, lie))
+        key = sizes | vars(of_learning) if name == "learn" else sizes
+        return cache.begin(ProgramSpec(name, spread, arguments, key, donate, lie))
 
-    learn, agree = partial(_learn, config=config, axis=axis), partial(average_copies, axis=axis)
+    learn = partial(_learn, config=of_learning, axis=axis)
+    agree = partial(average_copies, axis=axis)
     of_learn, of_agree = (COPIED, SPLIT, COPIED, SPLIT), (COPIED, SPLIT)
     apart = placement.mesh is not None and config.grad_sync_period > 1
     acting = ProgramSpec("act", act, lambda: shapes.acting, acts, donate=(1,))
@@ -125,9 +110,9 @@ def begin_programs(
         act=_begin_on_each(placement, cache, acting),
         learn=on_all("learn", learn, shapes.learning, *of_learn, donate=(0,)),
         agree=on_all("agree", agree, shapes.agreeing, *of_agree, donate=(0,)) if apart else _same,
-        expert_keys=on_one("keys", partial(_expert_keys, experts), lambda: (seed_words(0),)),
+        expert_keys=on_one("keys", partial(_expert_keys, experts), _words, {"experts": experts}),
         shard_keys=on_one("shards", partial(_shard_keys, shards), _key_like, {"shards": shards}),
-        fresh_state=on_one("ready", partial(_fresh_state, config), shapes.stacked),
+        fresh_state=on_one("ready", _fresh_state, shapes.stacked),
         pad=on_all("pad", padding(experts), shapes.packed, COPIED),
         unpack=on_one("unpack", unpack, shapes.packed),
         placement=placement,
@@ -158,14 +143,15 @@ class _Shapes:
     def learning(self) -> tuple[Any, ...]:
         batch = self.placement.joined_like(jax.eval_shape(self.act, *self.acting)[1])
         stops = np.zeros(len(self.placement.devices), np.int32)
-        return self._state(), (batch,) * self.placement.shards_each, np.float32(0), stops
+        hyper = Hyperparameters.of(PPOConfig(), 0.0)
+        return self._state(), (batch,) * self.placement.shards_each, hyper, stops
 
     def agreeing(self) -> tuple[Any, ...]:
         shape = len(self.placement.devices), self.env.num_experts
         return self._state(), np.zeros(shape, np.int32)
 
     def _state(self) -> TrainState:
-        return jax.eval_shape(partial(_fresh_state, self.config), *self.stacked())
+        return jax.eval_shape(_fresh_state, *self.stacked())
 
 
 def _begin_on_each(placement: Placement, cache: ProgramCache, spec: ProgramSpec) -> Any:
@@ -175,10 +161,9 @@ def _begin_on_each(placement: Placement, cache: ProgramCache, spec: ProgramSpec)
     return ProgramOnEach({device: cache.on(device).begin(spec) for device in placement.local})
 
 
-def compiled_in(config: PPOConfig) -> PPOConfig:
-    """The configuration with the fields that only the host reads at their default."""
-    kept = {name: value for name, value in flags(config).items() if name not in _HOST}
-    return PPOConfig(**kept)
+def compiled_in(config: PPOConfig, fields: Sequence[str]) -> Any:
+    """The configuration with these fields alone: none of the others can be read."""
+    return SimpleNamespace(**{name: getattr(config, name) for name in fields})
 
 
 def acting_experts(num_experts: int) -> int:
@@ -213,6 +198,10 @@ def _same(state: TrainState, _: Any) -> TrainState:
     return state
 
 
+def _words() -> tuple[np.ndarray]:
+    return (seed_words(0),)
+
+
 def _key_like() -> tuple[Any]:
     return (jax.eval_shape(jax.random.key, 0),)
 
@@ -229,7 +218,7 @@ def _act(
 def _learn(
     state: TrainState,
     shards: tuple[RolloutBatch, ...],
-    lr: jax.Array,
+    hyper: Hyperparameters,
     stop: jax.Array,
     *,
     config: PPOConfig,
@@ -243,7 +232,7 @@ def _learn(
     minibatches = draw_minibatches(config, keys)
     together = axis if config.grad_sync_period == 1 else ONE_DEVICE
     state, stats = learn_from_columns(
-        config, state, shards, minibatches=minibatches, lr=lr, axis=together
+        config, state, shards, minibatches=minibatches, hyper=hyper, axis=together
     )
     return state, stats_of_all(stats._replace(stop=stop[0]), axis)
 
@@ -261,7 +250,7 @@ def _shard_keys(shards: int, key: jax.Array) -> tuple[tuple[jax.Array, jax.Array
     return tuple((two[0], two[1]) for two in map(jax.random.split, keys))
 
 
-def _fresh_state(config: PPOConfig, stacked: Any) -> TrainState:
+def _fresh_state(stacked: Any) -> TrainState:
     """Experts, leaves `[E, …]`, as they are computed with, and a fresh optimizer."""
     packed = pack(stacked)
-    return TrainState(packed, optimizer.init(config, packed))
+    return TrainState(packed, optimizer.init(packed))

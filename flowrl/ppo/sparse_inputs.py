@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flowrl.config import PPOConfig
 from flowrl.networks.grouped import Packed
 from flowrl.ppo import optimizer
+from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.rollout import RolloutBatch, merge_shards
 from flowrl.ppo.sharding import ONE_DEVICE, Axis
 from flowrl.ppo.update import Stats, TrainState, all_finite, learn
@@ -43,25 +44,26 @@ def learn_from_columns(
     shards: Sequence[RolloutBatch],
     *,
     minibatches: jax.Array,
-    lr: jax.Array,
+    hyper: Hyperparameters,
     axis: Axis = ONE_DEVICE,
 ) -> tuple[TrainState, Stats]:
     """As `update.learn` of the merged shards, computed with the columns in use if they fit.
 
     Args:
-      config, state, minibatches, lr, axis: as `learn` takes them.
+      config, state, minibatches, hyper, axis: as `learn` takes them.
       shards: rollouts with leaves `[T, B, …]`, observations f32 `[T, B, size]`.
     """
     columns = columns_in_use([shard.steps.obs for shard in shards], axis)
+    common: Any = {"minibatches": minibatches, "hyper": hyper, "axis": axis}
 
     def of_all(state: TrainState) -> tuple[TrainState, Stats]:
-        return learn(config, state, merge_shards(shards), minibatches=minibatches, lr=lr, axis=axis)
+        return learn(config, state, merge_shards(shards), **common)
 
     def of_chosen(before: TrainState) -> tuple[TrainState, Stats]:
         batch = merge_shards([_select_seen(shard, columns.chosen) for shard in shards])
         kernels = first_kernels(before)
         few = with_first(before, [select_kernel(kernel, columns.chosen) for kernel in kernels])
-        few, stats = learn(config, few, batch, minibatches=minibatches, lr=lr, axis=axis)
+        few, stats = learn(config, few, batch, **common)
         kernel, first, second = (select_kernel(kernel, columns.others) for kernel in kernels)
         moved, moments = optimizer.decay_unused(
             kernel,
@@ -69,7 +71,7 @@ def learn_from_columns(
             taken=before.opt_state[1].count,
             steps=stats.moves,
             most=len(minibatches),
-            lr=lr,
+            lr=hyper.lr,
         )
         parts = zip(first_kernels(few), (moved, *moments), strict=True)
         whole = [select_kernel(jnp.concatenate(two, axis=1), columns.position) for two in parts]

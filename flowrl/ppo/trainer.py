@@ -108,7 +108,7 @@ def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Program
     walk = make_env(config.env_name, module, max_task_steps=config.max_task_steps)
     shards, size = num_shards(config), shard_size(config)
     pool, stock = -(-config.world_pool // shards), max(_LEAST_STOCK // shards, 2 * size)
-    cache = open_cache(config, walk, world_pool=pool, stock=stock)
+    cache = open_cache(config, walk)
     env = BatchedEnv(walk, world_pool=pool, stock=stock, cache=cache)
     envs = [env.on(device) for device in place(config).local]
     for own in envs:
@@ -119,7 +119,7 @@ def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Program
     return env, programs
 
 
-def open_cache(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int) -> ProgramCache:
+def open_cache(config: PPOConfig, walk: SkillEnv) -> ProgramCache:
     """The cache of the programs that have these environments compiled in."""
     folder = compile_cache(config.compile_cache, os.environ) / "programs"
     key = {
@@ -127,8 +127,6 @@ def open_cache(config: PPOConfig, walk: SkillEnv, *, world_pool: int, stock: int
         "game_code": walk.game.code_digest(),
         "functions": list(walk.functions),
         "columns": len(walk.plan.functions),
-        "world_pool": world_pool,
-        "stock": stock,
     }
     return ProgramCache(folder.absolute(), key)
 

@@ -20,7 +20,7 @@ from flowrl.envs.base import StepOutput, is_clipped
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed
 from flowrl.ppo import gae, optimizer
-from flowrl.ppo.loss import Rows, ppo_loss
+from flowrl.ppo.loss import Hyperparameters, Rows, ppo_loss
 from flowrl.ppo.rollout import RolloutBatch
 from flowrl.ppo.sharding import ONE_DEVICE, Axis, shard_size
 
@@ -56,34 +56,33 @@ def learn(
     batch: RolloutBatch,
     *,
     minibatches: jax.Array,
-    lr: jax.Array,
+    hyper: Hyperparameters,
     axis: Axis = ONE_DEVICE,
 ) -> tuple[TrainState, Stats]:
     """Move the experts once for every minibatch of a rollout; the stats are this device's.
 
     Args:
-      config: loss weights, discounts and the greatest gradient norm.
+      config: the activation.
       state: leaves `[E, …]`.
       batch: T steps of B environments, leaves `[T, B, …]`.
       minibatches: int32 `[moves, rows]`; row t × B + b is step t of environment b.
-      lr: f32 scalar.
+      hyper: learning rate, loss weights, discounts and the greatest gradient norm.
       axis: devices that move together, each with rows of its own, as many as the others.
     """
     num_experts = state.params.first.kernel.shape[0]
-    rows = _rows(config, batch, num_experts=num_experts, axis=axis)
-    row_loss = partial(ppo_loss, config=config)
+    rows = _rows(hyper, batch, num_experts=num_experts, axis=axis)
+    row_loss = partial(ppo_loss, hyper=hyper)
 
     def move(state: TrainState, index: jax.Array):
         found = dispatch.evaluate_rows(
             state.params, rows, index, row_loss=row_loss, activation=config.activation
         )
         params, opt_state = optimizer.step(
-            config,
+            hyper,
             params=state.params,
             state=state.opt_state,
             grads=axis.mean(found.grads),
             rows=(counts := axis.total(found.rows)),
-            lr=lr,
         )
         figures = {"loss": found.loss, **found.figures}
         return TrainState(params, opt_state), (counts, figures)
@@ -185,7 +184,7 @@ def _claims(output: StepOutput) -> jax.Array:
     return jnp.stack([each.sum(axis=(0, 1), dtype=jnp.int32) for each in done], axis=-1)
 
 
-def _rows(config: PPOConfig, batch: RolloutBatch, *, num_experts: int, axis: Axis) -> Rows:
+def _rows(hyper: Hyperparameters, batch: RolloutBatch, *, num_experts: int, axis: Axis) -> Rows:
     """The steps `[T, B, …]` as rows `[T × B, …]`, with advantages and targets."""
     steps, output = batch.steps, batch.steps.output
     advantage = gae.advantages(
@@ -193,8 +192,8 @@ def _rows(config: PPOConfig, batch: RolloutBatch, *, num_experts: int, axis: Axi
         steps.value,
         boundaries=output.boundary,
         last_value=batch.last_value,
-        gamma=config.gamma,
-        lam=config.gae_lambda,
+        gamma=hyper.gamma,
+        lam=hyper.gae_lambda,
     )
     rows = Rows(
         obs=steps.obs,

@@ -30,6 +30,7 @@ from flowrl.networks.moe import ActorCritic
 from flowrl.paths import RunPaths
 from flowrl.ppo import gae, loop, optimizer, programs, run_io, sparse_inputs, update
 from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train
+from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.metrics import EpisodeLog
 from flowrl.ppo.programs import Programs, begin_programs
 from flowrl.ppo.run_io import Best, Resumed
@@ -71,7 +72,7 @@ def fresh(env: TinyEnv) -> TrainState:
     network = ActorCritic(env.num_actions, CONFIG.layer_size)
     sizes = {"observation_size": env.observation_size, "num_experts": env.num_experts}
     params = pack(init_experts(network, jax.random.key(0), **sizes))
-    return TrainState(params, optimizer.init(CONFIG, params))
+    return TrainState(params, optimizer.init(params))
 
 
 def learner_of(env: TinyEnv, config: PPOConfig) -> Learner:
@@ -104,14 +105,14 @@ def heard(programs: Programs, found: Found, asked: Container[int]) -> Programs:
     others = [0] * (len(placement.devices) - 1)
     found["columns"] = []
 
-    def learn(state: TrainState, batches: Any, rate: Any, _: Any):
+    def learn(state: TrainState, batches: Any, hyper: Any, _: Any):
         parts = [placement.copies(batch) for batch in batches]
         shards = [part[device] for device in placement.devices for part in parts]
         used = [np.asarray(shard.steps.obs).any(axis=(0, 1)) for shard in shards]
         found["columns"].append(np.any(used, axis=0).sum())
         code = 85 if len(found["columns"]) in asked else 0
         codes = placement.lay(np.array([*others, code], np.int32), SPLIT)
-        state, stats = programs.learn(state, batches, rate, codes)
+        state, stats = programs.learn(state, batches, hyper, codes)
         if len(found["columns"]) == 1:
             found.update(numbered("rollout", shards))
             of_envs = ("done", "episode_return", "episode_length", "task_success", "claims")
@@ -193,14 +194,14 @@ def uneven(env: Steady, config: PPOConfig) -> Learner:
 
 def gradients_at_times(env: Steady, config: PPOConfig) -> Found:
     """Another rule: every device moves by its gradients, in every P-th update by their mean."""
-    period, rate = config.grad_sync_period, np.float32(config.lr)
+    period, hyper = config.grad_sync_period, Hyperparameters.of(config, config.lr)
     apart = programs_of(env, config)
     together = programs_of(env, replace(config, grad_sync_period=1))
     learner, spread = uneven(env, config), []
     with ThreadPoolExecutor(config.num_devices) as threads:
         for number in range(1, 2 * period + 1):
             programs = apart if number % period else together
-            learner, _ = loop.update(env, programs, learner, rate, threads=threads)
+            learner, _ = loop.update(env, programs, learner, hyper, threads=threads)
             if number % period == 0:
                 spread.append(spread_of(learner.train.params))
     return {"spread": spread}

@@ -46,7 +46,7 @@ def turns(env, config=CONFIG):
         env,
         config,
         programs,
-        train=TrainState(params, optimizer.init(config, params)),
+        train=TrainState(params, optimizer.init(params)),
         key=jax.random.key(1),
     )
     counters = Counters(acted=(0,) * env.num_experts)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flowrl.config import PPOConfig
-from flowrl.ppo.loss import Rows, ppo_loss
+from flowrl.ppo.loss import Hyperparameters, Rows, ppo_loss
 
 CONFIG = PPOConfig(clip_eps=0.2, ent_coef=0.0, vf_coef=0.0)
 
@@ -22,7 +22,9 @@ def one_row(*, old: float, new: float, advantage: float, config: PPOConfig = CON
         target=jnp.asarray([3.0]),
     )
     logits = jnp.log(jnp.asarray([[new, 1 - new]]))
-    loss, figures = ppo_loss(logits, jnp.asarray([1.0]), rows, config=config)
+    loss, figures = ppo_loss(
+        logits, jnp.asarray([1.0]), rows, hyper=Hyperparameters.of(config, 0.0)
+    )
     return float(loss[0]), {name: float(figure[0]) for name, figure in figures.items()}
 
 
@@ -59,7 +61,9 @@ def test_a_clipped_row_has_no_policy_gradient():
             advantage=jnp.ones(1),
             target=jnp.ones(1),
         )
-        return ppo_loss(jnp.asarray([[logit, 0.0]]), jnp.ones(1), rows, config=CONFIG)[0][0]
+        return ppo_loss(
+            jnp.asarray([[logit, 0.0]]), jnp.ones(1), rows, hyper=Hyperparameters.of(CONFIG, 0.0)
+        )[0][0]
 
     assert jax.grad(loss)(2.0) == 0.0
     assert jax.grad(loss)(0.0) < 0.0

@@ -7,21 +7,21 @@ import optax
 
 from flowrl.config import PPOConfig
 from flowrl.ppo import optimizer
+from flowrl.ppo.loss import Hyperparameters
 
-CONFIG = PPOConfig(max_grad_norm=0.5)
+HYPER = Hyperparameters.of(PPOConfig(max_grad_norm=0.5), 0.1)
 
 
 def stepped(rows_per_step, grads, num_experts=3):
     params = {"w": jnp.arange(num_experts * 4.0).reshape(num_experts, 4)}
-    state = optimizer.init(CONFIG, params)
+    state = optimizer.init(params)
     for rows in rows_per_step:
         params, state = optimizer.step(
-            CONFIG,
+            HYPER,
             params=params,
             state=state,
             grads={"w": grads},
             rows=jnp.asarray(rows),
-            lr=jnp.asarray(0.1),
         )
     return params, state
 
@@ -66,12 +66,11 @@ def test_coasting_is_stepping_without_gradients():
     expected, after = params, state
     for rows in going_on:
         expected, after = optimizer.step(
-            CONFIG,
+            HYPER,
             params=expected,
             state=after,
             grads={"w": jnp.zeros((3, 4))},
             rows=jnp.asarray(rows),
-            lr=jnp.asarray(0.1),
         )
     found, moments = optimizer.decay_unused(
         params["w"],

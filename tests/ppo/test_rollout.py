@@ -12,6 +12,7 @@ from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import optimizer
 from flowrl.ppo.loop import Counters, start, train
+from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.programs import begin_programs
 from flowrl.ppo.sharding import num_shards, shard_size, with_shards
 from flowrl.ppo.update import TrainState
@@ -34,7 +35,7 @@ ON = np.zeros(1, np.int32)  # no wish to stop
 def learner_of(env: Relay, config: PPOConfig):
     network, key = ActorCritic(2, 4), jax.random.key(0)
     params = pack(init_experts(network, key, observation_size=2, num_experts=3))
-    state = TrainState(params, optimizer.init(config, params))
+    state = TrainState(params, optimizer.init(params))
     programs = begin_programs(env, config)
     return start(env, config, programs, train=state, key=jax.random.key(1))
 
@@ -44,7 +45,7 @@ def test_threads_step_the_shards_as_one_thread_would_step_one_after_another():
     programs = begin_programs(env, IN_PAIRS)
     state, shards = learner_of(env, IN_PAIRS)
     acted = tuple(programs.act(programs.pad(state.params), shard)[1] for shard in shards)
-    (expected, _), _ = programs.learn(state, acted, np.float32(IN_PAIRS.lr), ON)
+    (expected, _), _ = programs.learn(state, acted, Hyperparameters.of(IN_PAIRS, IN_PAIRS.lr), ON)
     updates = train(
         env,
         replace(IN_PAIRS, anneal_lr=False),
@@ -80,11 +81,11 @@ def test_learning_does_not_ask_how_rows_are_split_into_shards():
         )
         for k in range(4)
     )
-    rate = np.float32(1e-3)
+    hyper = Hyperparameters.of(CONFIG, 1e-3)
     in_parts = begin_programs(env, IN_PAIRS)
-    (expected, _), stats = whole.learn(state, (acted,), rate, ON)
+    (expected, _), stats = whole.learn(state, (acted,), hyper, ON)
     state, _ = learner_of(env, CONFIG)
-    (found, _), of_parts = in_parts.learn(state, parts, rate, ON)
+    (found, _), of_parts = in_parts.learn(state, parts, hyper, ON)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert np.array_equal(of_parts.done, stats.done)

@@ -13,6 +13,7 @@ from flowrl.networks import dispatch
 from flowrl.networks.grouped import Packed, pack
 from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import optimizer, sparse_inputs
+from flowrl.ppo.loss import Hyperparameters
 from flowrl.ppo.rollout import RolloutBatch, Timestep
 from flowrl.ppo.sparse_inputs import (
     columns_in_use,
@@ -28,6 +29,7 @@ from tests.networks.making import init_experts
 
 SIZE, STEPS, ENVS = 200, 6, 16
 CONFIG = PPOConfig(num_envs=ENVS, num_steps=STEPS, update_epochs=2, num_minibatches=2, layer_size=8)
+HYPER = Hyperparameters.of(CONFIG, 1e-2)
 
 
 def obs_of(used: int) -> jax.Array:
@@ -77,9 +79,9 @@ def experts(num_experts: int) -> Packed:
 def learning(few: bool):
     """An update, compiled once for all tests that learn from few columns, or from all."""
 
-    def update(state: TrainState, batch: RolloutBatch):
+    def update(state: TrainState, batch: RolloutBatch, hyper: Hyperparameters):
         minibatches = draw_minibatches(CONFIG, [jax.random.wrap_key_data(batch.shuffle_key[0])])
-        common = {"minibatches": minibatches, "lr": jnp.float32(1e-2)}
+        common = {"minibatches": minibatches, "hyper": hyper}
         if few:
             return learn_from_columns(CONFIG, state, (batch,), **common)
         return learn(CONFIG, state, batch, **common)
@@ -90,9 +92,9 @@ def learning(few: bool):
 def learnt(num_experts: int, used: tuple[int, ...], *, few: bool):
     """Experts that have learnt from rollouts one after another, Adam's state, and the reports."""
     params, reports = experts(num_experts), []
-    state = TrainState(params, optimizer.init(CONFIG, params))
+    state = TrainState(params, optimizer.init(params))
     for count in used:
-        state, stats = learning(few)(state, acted_of(count, num_experts))
+        state, stats = learning(few)(state, acted_of(count, num_experts), HYPER)
         reports.append(stats)
     return state, reports
 
@@ -166,3 +168,14 @@ def test_kernels_that_are_taken_apart_can_be_put_together():
 def test_small_observations_are_learned_from_whole():
     assert width_for(2) == 2
     assert width_for(1345) == 960
+
+
+@pytest.mark.parametrize("field", Hyperparameters._fields)
+def test_every_hyperparameter_is_data_that_moves_the_experts(field):
+    """The same program learns otherwise from another number."""
+    batch, params = acted_of(30, 3), experts(3)
+    state = TrainState(params, optimizer.init(params))
+    other = HYPER._replace(**{field: np.float32(0.1 * getattr(HYPER, field))})
+    found, expected = (learning(True)(state, batch, hyper)[0].params for hyper in (other, HYPER))
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    assert any((one != other).any() for one, other in pairs)

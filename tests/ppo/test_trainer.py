@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import functools
 import json
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 
 from flowrl import runs, storage
 from flowrl.config import PPOConfig, TrainConfig, with_flags
+from flowrl.envs.skill_module import open_module
 from flowrl.errors import (
     EXIT_RESUMABLE,
     ConfigError,
@@ -27,13 +28,13 @@ from flowrl.errors import (
 from flowrl.experts import checkpoint
 from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.ppo import run_io, trainer
-from flowrl.ppo.programs import Programs, begin_programs, compiled_in
+from flowrl.ppo.programs import Programs, begin_programs
 from flowrl.ppo.run_io import read_assignment
 from flowrl.ppo_flow import EXIT_INTERRUPTED, StopSignal
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import ExpertVersion, LineageEntry, expert_shapes
 from tests.networks.making import words_of
-from tests.ppo.modules import relay_run, run_folder
+from tests.ppo.modules import WALK, relay_run, run_folder
 from tests.ppo.tiny_envs import Broken, Liar, Relay
 
 FRAMES = 4 * 8  # of one update
@@ -52,15 +53,27 @@ class Countdown:
         return self.exit_code if self.left <= 0 else None
 
 
-@functools.cache
-def relay_programs(config: PPOConfig) -> Programs:
-    return begin_programs(Relay(), config)
+RELAY_PROGRAMS: dict[Programs, Programs] = {}
+
+
+class Listing(ProgramCache):
+    """Says under which names programs would be looked for."""
+
+    def begin(self, spec):
+        return self.path(Path("programs"), spec).name
 
 
 @pytest.fixture
 def open_relay():
     """Opens environments with the programs of earlier tests, if they had the same compiled in."""
-    return lambda config, _=None: (Relay(), relay_programs(compiled_in(config)))
+
+    def opening(config, _=None):
+        names = begin_programs(Relay(), config, Listing())
+        if names not in RELAY_PROGRAMS:
+            RELAY_PROGRAMS[names] = begin_programs(Relay(), config)
+        return Relay(), RELAY_PROGRAMS[names]
+
+    return opening
 
 
 def opened(kind, cache, config, module=None):
@@ -451,31 +464,67 @@ def test_a_run_by_kept_programs_is_stopped_and_goes_on(layout, monkeypatch, cach
     assert runs.read_result(layout).updates == 5
 
 
-class Listing(ProgramCache):
-    """Says under which names programs would be looked for."""
+class Recording(Listing):
+    """Adds the names of programs to a list."""
+
+    found: ClassVar[list[str]] = []
 
     def begin(self, spec):
-        return self.path(Path("programs"), spec).name
+        self.found.append(super().begin(spec))
 
 
-@pytest.mark.parametrize(
-    ("change", "others"),
-    [
-        ({"lr": 0.5, "seed": 3, "total_timesteps": 7 * FRAMES, "success_state_rate": 0.5}, False),
-        ({"max_task_steps": 7, "log_seconds": 9.0, "anneal_lr": False}, False),
-        ({"num_envs": 8}, True),
-        ({"acting_threads": 2}, True),
-        ({"num_steps": 4}, True),
-        ({"gamma": 0.5}, True),
-        ({"layer_size": 8}, True),
-        ({"activation": "relu"}, True),
-    ],
-    ids=lambda change: ",".join(change) if isinstance(change, dict) else "",
-)
-def test_a_program_serves_another_run_only_if_nothing_compiled_in_differs(layout, change, others):
-    one = begin_programs(Relay(), config_of(layout).ppo, Listing())
-    other = begin_programs(Relay(), config_of(layout, **change).ppo, Listing())
-    assert (one.act != other.act, one.learn != other.learn) == (others, others)
+SIZES = {"act", "learn", "zeros", "put", "first"}
+MADE_ANEW = {
+    "num_envs": {"act", "learn", "first"},  # as many worlds lie ready
+    "env_shards": SIZES | {"shards"},
+    "acting_threads": SIZES | {"shards"},
+    "num_steps": {"act", "learn"},
+    "world_pool": {"act", "zeros", "put", "first"},
+    "update_epochs": {"learn"},
+    "num_minibatches": {"learn"},
+    "grad_sync_period": {"learn"},
+    "layer_size": {"act", "learn", "ready", "pad", "unpack"},
+    "activation": {"act", "learn"},
+}
+CHANGES = {
+    "env_name": "Craftax-Classic-Symbolic-v1",  # another game has other modules
+    "env_shards": 2,
+    "acting_threads": 2,
+    "num_devices": 1,  # the tests have no other
+    "activation": "relu",
+    "frame_accounting": "total",
+    "average_rule": "median",
+    "compile_cache": Path("elsewhere"),
+    "wandb_entity": "somebody",
+    "average_quorum": 3,
+    "average_deadline": 3.0,
+}
+
+
+@pytest.mark.craftax
+def test_a_field_makes_only_those_programs_anew_that_read_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "ProgramCache", Recording)
+    module = open_module(run_folder(tmp_path / "walk", WALK, (0, 4)).module)
+
+    def names(**changes):
+        Recording.found.clear()
+        trainer.open_env(replace(PPOConfig(acting_threads=1), **changes), module)
+        return {name.partition("-")[0]: name for name in Recording.found}
+
+    before, made = names(), {}
+    for field in fields(PPOConfig):
+        value = getattr(PPOConfig(), field.name)
+        other = CHANGES[field.name] if field.name in CHANGES else other_than(value)
+        after = names(**{field.name: other})
+        if changed := {name for name in before if before[name] != after[name]}:
+            made[field.name] = changed
+    assert made == MADE_ANEW
+
+
+def other_than(value):
+    if isinstance(value, bool):
+        return not value
+    return f"{value}s" if isinstance(value, str) else 2 * value + 1 * (value == 0)
 
 
 def test_acting_serves_any_number_of_experts_up_to_eight_and_learning_only_its_own(layout):
