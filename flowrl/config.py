@@ -72,7 +72,7 @@ class PPOConfig(Configuration):
     anneal_lr: bool = True
     """Lower the learning rate linearly to zero over total_timesteps."""
     num_envs: Positive = 64
-    """Environments stepped side by side."""
+    """Environments stepped side by side; replicas share them evenly."""
     acting_threads: Positive | None = None
     """Threads that step the environments on a CPU (default: one for each CPU the run may use,
     while each has 32 environments or more)."""
@@ -143,6 +143,9 @@ class PPOConfig(Configuration):
 
     def problems(self) -> Iterator[str]:
         """Whether environments and rows can be divided evenly, and rounds be made."""
+        if self.replicas > 1:
+            yield from self._problems_of_rounds()
+            return
         shards, envs, wanted = num_shards(self), self.num_envs, self.num_minibatches
         names = ("env_shards", "num_devices", "acting_threads")
         flag = next((name for name in names if getattr(self, name) == shards), "num_devices")
@@ -162,12 +165,24 @@ class PPOConfig(Configuration):
         if rows * shards * self.grad_sync_period > _MOST_APART:
             apart = f"the devices would take more than {_MOST_APART:,} steps by themselves"
             yield f"--grad_sync_period {self.grad_sync_period}: {apart}; lower it"
-        if self.replicas > 1:
-            yield from self._problems_of_rounds()
+
+    @property
+    def quorum(self) -> int:
+        """Replicas that a round needs."""
+        return self.average_quorum or max(2, self.replicas - 1)
+
+    def of_replica(self) -> PPOConfig:
+        """The configuration of one of the run's replicas: its share of environments and devices."""
+        return dataclasses.replace(
+            self,
+            num_envs=self.num_envs // self.replicas,
+            total_timesteps=-(-self.total_timesteps // self.replicas),
+            num_devices=self.num_devices and max(1, self.num_devices // self.replicas),
+        )
 
     def _problems_of_rounds(self) -> Iterator[str]:
         every, period, number = self.average_every, self.grad_sync_period, self.replicas
-        quorum = self.average_quorum or max(2, number - 1)
+        quorum = self.quorum
         if not 2 <= quorum <= number:
             yield f"--average_quorum {quorum} must be 2 to {number}, as --replicas says"
         if every % period:
@@ -175,10 +190,16 @@ class PPOConfig(Configuration):
         if "krum" in self.average_rule and quorum < _LEAST_OF_KRUM:
             needs = f"--average_quorum {_LEAST_OF_KRUM} or more, not {quorum}"
             yield f"--average_rule {self.average_rule} needs {needs}; choose geometric_median"
-        updates = -(-self.total_timesteps // (self.num_envs * self.num_steps * number))
+        updates = -(-self.total_timesteps // (self.num_envs * self.num_steps))
         if every > updates:
-            updates_each = f"the {updates} updates of each of {number} replicas"
-            yield f"--average_every {every} is beyond {updates_each}; choose 1 to {updates}"
+            yield f"--average_every {every} is beyond the {updates} updates; choose 1 to {updates}"
+        if self.num_envs % number:
+            near = " or ".join(map(str, divisors_near(self.num_envs, number)))
+            of = f"--num_envs {self.num_envs}"
+            yield f"{of} cannot be shared evenly by --replicas {number}; choose {near} replicas"
+            return
+        one = dataclasses.replace(self.of_replica(), replicas=1)
+        yield from (f"in each of {number} replicas, {problem}" for problem in one.problems())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,26 @@ class ExpertReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Shares of the newest episodes; `full` if there were as many as the window holds."""
+
+    step_success: tuple[Share, ...]  # one per step of the plan
+    mean_episode_length: float
+    mean_episode_return: float
+    episodes: Natural
+    full: bool
+
+    @property
+    def success(self) -> float:
+        """The share that succeeded at the plan's last step."""
+        return self.step_success[-1]
+
+    def reach(self, share: float) -> bool:
+        """Whether a full window of episodes has at least this share of success."""
+        return self.full and self.success >= share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """What a run did; written last, only by a whole run. The sum of `acted` is `frames`.
 

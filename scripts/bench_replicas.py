@@ -22,17 +22,20 @@ from pathlib import Path
 import numpy as np
 from benchmarking import Row, arguments, report
 
-from flowrl.averaging.rounds import Figures, Offer, Round, Rounds, fold
+from flowrl.averaging.rounds import Offer, Round, Rounds, fold
 from flowrl.averaging.rules import Rule
 from flowrl.config import PPOConfig, to_argv
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
-from flowrl.runs import RunResult, read_result
+from flowrl.runs import Rates, RunResult, read_result
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 
 WOOD, REPLICAS = "Collect Wood", 4
 CONFIG = PPOConfig(total_timesteps=2_000_000, success_state_rate=0.8)
+RATES = Rates(
+    step_success=(0.5,), mean_episode_length=9.0, mean_episode_return=0.5, episodes=9, full=True
+)
 
 
 def round_row(folder: Path, *, replicas: int = 3, repeats: int = 9) -> Row:
@@ -43,8 +46,7 @@ def round_row(folder: Path, *, replicas: int = 3, repeats: int = 9) -> Row:
     seconds = []
     for number in range(1, repeats + 1):
         for replica in range(replicas):
-            figures = Figures(step_success=(0.5,), mean_episode_length=9.0, episodes=9, full=True)
-            offer = Offer(replica=replica, base=base.digest, acted=(9,) * 4, figures=figures)
+            offer = Offer(replica=replica, base=base.digest, acted=(9,) * 4, rates=RATES)
             rounds.offer(number, offer, {"kernel": mean["kernel"] + replica}, {})
         began = time.perf_counter()
         before = rounds.mean(base)

@@ -78,7 +78,9 @@ def opened(plan: Sequence[PlannedStep], config: PPOConfig) -> Opened:
         module = load_module(layout.module)
         env, programs = trainer.open_env(config, module)
         assignment = read_assignment(train_config, module)
-        learner, *_ = trainer.prepare(assignment, train_config, env, programs)
+        learner, *_ = trainer.prepare(
+            trainer.Opened(train_config, module, assignment, env, programs)
+        )
     return Opened(
         plan=tuple(plan),
         config=config,

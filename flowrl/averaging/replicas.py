@@ -32,11 +32,10 @@ from flowrl.errors import (
 from flowrl.launchers.process import die_with_parent
 from flowrl.launchers.sandbox import MEMORY_FRACTION, memory_share
 from flowrl.paths import RunPaths
-from flowrl.runs import Progress, read_progress, write_progress
+from flowrl.runs import read_progress, write_progress
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS, _REPORT_SECONDS, _TRIES = 0.05, 1.0, 3
-_PHASES = ("compiling", "training", "saving")
 _ERRORS = {EXIT_USAGE: ConfigError, EXIT_DIVERGED: TrainingError}  # by a replica's exit code
 
 
@@ -66,12 +65,10 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
 
 def _start(config: TrainConfig, replica: int) -> subprocess.Popen[bytes]:
     """The process of one replica; it inherits the run's lock, and dies with this one."""
-    replicas, devices = config.ppo.replicas, config.ppo.num_devices
-    ppo = replace(config.ppo, num_devices=devices and max(1, devices // replicas))
-    argv = to_argv(replace(config, ppo=ppo, replica=replica))
+    argv = to_argv(replace(config, replica=replica))
     return subprocess.Popen(
         (sys.executable, "-m", "flowrl.ppo_flow", *argv),
-        env={**os.environ, **share_of_devices(replica, replicas, os.environ)},
+        env={**os.environ, **share_of_devices(replica, config.ppo.replicas, os.environ)},
         close_fds=False,
         preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  there is one thread
     )
@@ -116,17 +113,16 @@ class Averager:
         return self._start_again()
 
     def report(self) -> None:
-        """Write progress.json, the sum of the replicas' own, at most once a second, if it moved."""
+        """Write progress.json, replica 0's own, at most once a second, if it moved."""
         if time.monotonic() - self._reported_at < _REPORT_SECONDS:
             return
         self._reported_at = time.monotonic()
-        found = [read_progress(self._paths.replica(replica)) for replica in self._processes]
-        known = [progress for progress in found if progress is not None]
+        found = read_progress(self._paths.replica(0))
         missing = ", ".join(str(k) for k in self._processes if k not in self._arrived)
         waits = f"replica {missing}" if self._arrived and missing else ""
-        if known and (total := total_progress(known, waits)) != self._reported:
-            self._reported = total
-            write_progress(self._paths, total)
+        if found is not None and (found := replace(found, waits_for=waits)) != self._reported:
+            self._reported = found
+            write_progress(self._paths, found)
 
     def close(self) -> None:
         """End the replicas."""
@@ -152,10 +148,10 @@ class Averager:
                 self._processes[replica] = self._start(replica)
                 continue
             left = sum(deaths < _TRIES for deaths in self._deaths.values())
-            if left < quorum(self._config) or replica == 0:
+            if left < self._config.quorum or replica == 0:
                 raise _ERRORS.get(code, FlowrlError)(
                     f"{why} (replica {replica}; {left} of {len(self._processes)} are left, and a "
-                    f"round needs {quorum(self._config)} of them and replica 0)"
+                    f"round needs {self._config.quorum} of them and replica 0)"
                 )
         return None
 
@@ -177,7 +173,7 @@ class Averager:
             [*self._arrived.values()],
             last=base.arrivals,
             replicas=self._config.replicas,
-            quorum=quorum(self._config),
+            quorum=self._config.quorum,
             deadline=self._config.average_deadline,
         )
         return time.monotonic() - self._began >= closing
@@ -202,14 +198,12 @@ class Averager:
         )
 
     def _record(self, base: Round, members: Sequence[Offer], left_out: Mapping[str, str]) -> Round:
-        figures, number = pooled([member.figures for member in members]), base.number + 1
+        rates, number = pooled([member.rates for member in members]), base.number + 1
         gained = [sum(column) for column in zip(*(m.acted for m in members), strict=True)]
-        success = figures.step_success[-1]
-        reached = figures.full and success >= self._config.success_state_rate
-        frames = base.frames + sum(gained)
-        logger.info(
-            "round %d: %d members, %d frames, %.0f %%", number, len(members), frames, success * 100
-        )
+        reached, frames = rates.reach(self._config.success_state_rate), base.frames + sum(gained)
+        is_best = rates.reach(base.best_success)
+        found = ", ".join(f"{m.replica}: {m.rates.success:.0%}" for m in members)
+        logger.info("round %d: %d frames, %.0f %% (%s)", number, frames, 100 * rates.success, found)
         return Round(
             number=number,
             members=tuple(members),
@@ -220,17 +214,14 @@ class Averager:
             seconds=base.seconds + time.monotonic() - self._began,
             ended=reached or number == num_rounds(self._config),
             reached=reached,
+            best=number if is_best else base.best,
+            best_success=rates.success if is_best else base.best_success,
         )
 
 
-def quorum(config: PPOConfig) -> int:
-    """Replicas that a round needs."""
-    return config.average_quorum or max(2, config.replicas - 1)
-
-
 def num_rounds(config: PPOConfig) -> int:
-    """Rounds of a whole run: the fewest in which its replicas take total_timesteps steps."""
-    steps = config.num_envs * config.num_steps * config.average_every * config.replicas
+    """Rounds of a whole run; the last one may have fewer updates than the others."""
+    steps = config.num_envs * config.num_steps * config.average_every
     return -(-config.total_timesteps // steps)
 
 
@@ -254,21 +245,3 @@ def share_of_devices(replica: int, replicas: int, environ: Mapping[str, str]) ->
         sharing = -(-replicas // len(devices))
         share[MEMORY_FRACTION] = f"{memory_share(environ) / sharing:.4f}"
     return share
-
-
-def total_progress(parts: Sequence[Progress], waits: str = "") -> Progress:
-    """The progress of a run whose replicas' progress this is, and whom it `waits` for."""
-    success = zip(*(part.step_success for part in parts), strict=True)
-    left = [part.eta_seconds for part in parts if part.eta_seconds is not None]
-    return replace(
-        parts[0],
-        updates=max(part.updates for part in parts),
-        frames=sum(part.frames for part in parts),
-        total_frames=sum(part.total_frames for part in parts),
-        steps_per_second=sum(part.steps_per_second for part in parts),
-        step_success=tuple(sum(shares) / len(parts) for shares in success),
-        eta_seconds=max(left, default=None),
-        phase=max((part.phase for part in parts), key=_PHASES.index),
-        updated_at=max(part.updated_at for part in parts),
-        waits_for=waits,
-    )

@@ -28,6 +28,7 @@ from safetensors.numpy import load, save
 from flowrl import storage
 from flowrl.averaging.rules import Rule, average
 from flowrl.errors import FileRefusedError
+from flowrl.runs import Rates
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Share, at_least
 
@@ -40,23 +41,13 @@ _ARRAYS, _STATE, _OFFER = "arrays.safetensors", "state.safetensors", "offer.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What a replica has seen of its newest episodes."""
-
-    step_success: tuple[Share, ...]
-    mean_episode_length: float
-    episodes: Natural
-    full: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """What one replica learned from one round to the next."""
 
     replica: Natural
     base: str  # digest of the mean that it began with
     acted: tuple[Natural, ...]  # steps in which each expert acted since then
-    figures: Figures
+    rates: Rates
     digest: str = ""  # of its arrays' file
 
 
@@ -74,19 +65,25 @@ class Round:
     seconds: float = 0.0  # of training so far
     ended: bool = False  # whether the run is over
     reached: bool = False  # because success is frequent enough
+    best: Natural | None = None  # the round with the most success over a full window of episodes
+    best_success: Share = 0.0
+
+    @property
+    def rates(self) -> Rates:
+        """The rates of the members, weighted by their episodes."""
+        return pooled([member.rates for member in self.members])
 
 
-def pooled(figures: Sequence[Figures]) -> Figures:
-    """The figures of several replicas, weighted by their episodes."""
-    episodes = sum(each.episodes for each in figures)
-    shares = [each.episodes / episodes if episodes else 1 / len(figures) for each in figures]
-    success = np.array([each.step_success for each in figures])
-    lengths = np.array([each.mean_episode_length for each in figures])
-    return Figures(
-        step_success=tuple(map(float, np.clip(shares @ success, 0, 1))),
-        mean_episode_length=float(shares @ lengths),
+def pooled(rates: Sequence[Rates]) -> Rates:
+    """The rates of several replicas, weighted by their episodes."""
+    episodes = sum(each.episodes for each in rates)
+    shares = np.array([each.episodes for each in rates]) / max(1, episodes)
+    return Rates(
+        step_success=tuple(np.clip(shares @ [x.step_success for x in rates], 0, 1).tolist()),
+        mean_episode_length=float(shares @ [x.mean_episode_length for x in rates]),
+        mean_episode_return=float(shares @ [x.mean_episode_return for x in rates]),
         episodes=episodes,
-        full=all(each.full for each in figures),
+        full=all(each.full for each in rates),
     )
 
 
@@ -109,6 +106,15 @@ class Rounds:
                 return records.read(path, Round)
         return None
 
+    def best(self, newest: Round) -> Round:
+        """The round with the most success; of equally good ones the last.
+
+        Raises:
+          FileRefusedError: its record is damaged.
+        """
+        number = newest.best or newest.number
+        return records.read(self.folder / str(number) / _RECORD, Round)
+
     def mean(self, record: Round) -> dict[str, np.ndarray]:
         """The arrays of a round.
 
@@ -125,14 +131,14 @@ class Rounds:
         record = replace(record, digest=hashlib.sha256(content).hexdigest())
         storage.write_atomic(folder / _MEAN, content)
         records.write(folder / _RECORD, record)
-        self.collect(record.number)
+        self.collect(record)
         return record
 
-    def collect(self, newest: int) -> None:
+    def collect(self, newest: Round) -> None:
         """Remove the rounds that no later one needs, and what a kill left half removed."""
         storage.remove_leftovers(self.folder)
         for number in self._numbers():
-            if number <= newest - _KEPT:
+            if number <= newest.number - _KEPT and number != newest.best:
                 storage.remove_tree(self.folder / str(number))
 
     def offer(self, number: int, offer: Offer, arrays: Arrays, state: Arrays) -> None:

@@ -116,7 +116,8 @@ class JobBuilder:
         cpus = self._config.launch.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
         cpus //= config.replicas
         devices = config.num_devices or sandbox.host_devices(env)
-        threads = configs.threads_for(dataclasses.replace(config, num_devices=devices), cpus)
+        trainer = dataclasses.replace(config, num_devices=devices).of_replica()
+        threads = configs.threads_for(trainer, cpus)
         return dataclasses.replace(config, acting_threads=threads)
 
     def _cpus(self, folder: Path) -> tuple[int, ...]:
@@ -263,7 +264,7 @@ class TrainingBackend:
         frames = request.more_frames or config.total_timesteps
         most = frames if left is None else min(frames, left)
         config = dataclasses.replace(config, total_timesteps=most)
-        updates = -(-most // (config.num_envs * config.num_steps * config.replicas))
+        updates = -(-most // (config.num_envs * config.num_steps))
         if config.replicas > 1 and updates < config.average_every:  # less than a round is left
             return dataclasses.replace(config, average_every=updates, grad_sync_period=1)
         return config

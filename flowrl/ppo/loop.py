@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +18,13 @@ from flowrl.envs.base import WalkingEnv
 from flowrl.errors import TrainingError
 from flowrl.networks.grouped import Packed
 from flowrl.ppo.loss import Hyperparameters
-from flowrl.ppo.metrics import EpisodeLog, Rates
+from flowrl.ppo.metrics import EpisodeLog
 from flowrl.ppo.programs import Programs
 from flowrl.ppo.rollout import RolloutBatch, RolloutState
 from flowrl.ppo.sharding import COPIED, SPLIT, shard_size
 from flowrl.ppo.update import Stats, TrainState
 from flowrl.program_cache import Device
+from flowrl.runs import Rates
 
 
 class Learner(NamedTuple):
@@ -100,15 +101,15 @@ def train(  # noqa: PLR0913
     counters: Counters,
     episodes: EpisodeLog | None = None,
     stop: Callable[[], int | None] = lambda: None,
-) -> Generator[UpdateReport, tuple[Learner, Counters] | None]:
+) -> Iterator[UpdateReport]:
     """Update, at least once, until the budget is spent or success is frequent enough.
 
     `stop` is called in every update when it has acted; all processes hear of its exit code, and
     report it.
 
     Reports come after updates at which all devices have the same parameters: every
-    `grad_sync_period`-th one and the last. `learner` is donated. Training goes on with the learner
-    and counters that are sent, if any. `episodes` are those seen before, if any.
+    `grad_sync_period`-th one and the last. `learner` is donated. `episodes` are those seen before,
+    if any.
 
     Raises:
       TrainingError: a loss or a parameter is not finite.
@@ -146,7 +147,7 @@ def train(  # noqa: PLR0913
             learner, apart = learner._replace(train=programs.agree(learner.train, rows)), 0
             reached = rates.reach(config.success_state_rate)
             ended = reached or spent
-            sent = yield UpdateReport(
+            yield UpdateReport(
                 learner=learner,
                 counters=counters,
                 episodes=episodes,
@@ -157,7 +158,6 @@ def train(  # noqa: PLR0913
                 ended=ended,
                 stop=code,
             )
-            learner, counters = sent or (learner, counters)
 
 
 def update(

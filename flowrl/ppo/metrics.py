@@ -6,32 +6,13 @@ so the rate at an early stop is a little high. `flowrl evaluate` measures afresh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from flowrl.runs import Rates
+
 _LEAST_EPISODES = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Shares of the newest episodes; `full` if there were as many as the window holds."""
-
-    step_success: tuple[float, ...]
-    mean_episode_length: float
-    mean_episode_return: float
-    episodes: int
-    full: bool
-
-    @property
-    def success(self) -> float:
-        """The share that succeeded at the plan's last step."""
-        return self.step_success[-1]
-
-    def reach(self, share: float) -> bool:
-        """Whether a full window of episodes has at least this share of success."""
-        return self.full and self.success >= share
 
 
 class EpisodeLog:
@@ -41,12 +22,12 @@ class EpisodeLog:
     lately is too high, most of all in the first few hundred steps. Here episodes are taken by when
     they *started*: the newest `size` of those that started at least some lag ago, and one that
     still runs counts as a failure. That is a lower bound of their success for every lag; the best
-    over lags of 0, 1, 2, 4, … steps is the rate. `size` is 256, or twice the number of environments
-    if that is more.
+    over lags of 0, 1, 2, 4, … steps is the rate. `size` is a replica's share of 256, or twice the
+    number of environments if that is more.
     """
 
-    def __init__(self, num_envs: int, num_tasks: int) -> None:
-        self.size = max(_LEAST_EPISODES, 2 * num_envs)
+    def __init__(self, num_envs: int, num_tasks: int, replicas: int = 1) -> None:
+        self.size = max(-(-_LEAST_EPISODES // replicas), 2 * num_envs)
         self._now = 0  # steps of each environment so far
         self._running = np.zeros(num_envs, np.int64)  # when each environment's episode started
         # Of episodes that ended, in the order of their ends.

@@ -10,35 +10,32 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl import runs, storage
-from flowrl.averaging.replicas import num_rounds
-from flowrl.averaging.rounds import Figures, Offer, Round, Rounds, pooled
+from flowrl import storage
+from flowrl.averaging.rounds import Offer, Round, Rounds
 from flowrl.config import TrainConfig
 from flowrl.envs.skill_module import open_module
 from flowrl.envs.tasks import check_gains
 from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.paths import RunPaths
 from flowrl.ppo import run_io
-from flowrl.ppo.loop import Counters, Learner, UpdateReport, frames_per_update, train
+from flowrl.ppo.loop import Counters, Learner, UpdateReport, frames_per_update, num_updates, train
 from flowrl.ppo.metrics import EpisodeLog
 from flowrl.ppo.progress import Reporter
 from flowrl.ppo.rollout import RolloutState
-from flowrl.ppo.sharding import COPIED, verify_distributed_setup
-from flowrl.ppo.trainer import Opened, open_env, prepare, use_compile_cache
-from flowrl.ppo.update import TrainState
-from flowrl.runs import RunResult
+from flowrl.ppo.trainer import open_run, prepare, use_compile_cache
 
 _LOOK_SECONDS = 0.02
 _NEVER = 2.0  # a share of success: the averager ends the run, for all replicas at once
-_SEEN = "episodes"  # prefix of the names of an EpisodeLog's arrays
+_SEEN = "episodes/"  # prefix of the names of an EpisodeLog's arrays
+_Tree = TypeVar("_Tree")
 
 
 def run(config: TrainConfig) -> int:
@@ -54,66 +51,50 @@ def run(config: TrainConfig) -> int:
     own = RunPaths(config.module_path.absolute().parent, 0).replica(number)
     storage.make_dir(own.folder)
     storage.remove_file(own.last_words)
-    ppo = config.ppo
     if number:
         logging.getLogger("flowrl").setLevel(logging.WARNING)  # replica 0 reports
-        ppo = replace(ppo, use_wandb=False, use_tensorboard=False)
-    use_compile_cache(ppo.compile_cache)
+        ppo = replace(config.ppo, use_wandb=False, use_tensorboard=False)
+        config = replace(config, ppo=ppo)
     try:
-        module = open_module(config.module_path)
-        assignment = run_io.read_assignment(config, module)
-        config = replace(config, ppo=verify_distributed_setup(ppo).config, resume=False)
-        opened = Opened(module, assignment, *open_env(config.ppo, module))
-        with closing(Replica(config, opened)) as replica:
-            return replica.train()
+        with closing(Replica(config)) as replica:
+            replica.train()
     except FlowrlError as error:
         storage.write_atomic(own.last_words, str(error))
         raise
+    return 0
 
 
 class Replica:
-    """A replica and the rounds of its run."""
+    """A replica and the rounds of its run; `config` is the run's."""
 
-    def __init__(self, config: TrainConfig, opened: Opened) -> None:
-        assignment = opened.assignment
-        self._opened, self._number = opened, config.replica or 0
-        self._every = config.ppo.average_every
-        steps = num_rounds(config.ppo) * self._every * frames_per_update(config.ppo)
-        self._ppo = replace(config.ppo, total_timesteps=steps, success_state_rate=_NEVER)
-        self._rounds = Rounds(assignment.paths.rounds)
-        own = assignment.paths.replica(self._number)
-        logged = assignment._replace(paths=own) if self._number else assignment
-        self._reporter = Reporter(logged, self._ppo, own)
-        self._fresh, _, _ = prepare(assignment, config, opened.env, opened.programs)
+    def __init__(self, config: TrainConfig) -> None:
+        self._number, self._run = config.replica or 0, config.ppo
+        use_compile_cache(config.ppo.compile_cache)
+        module, ppo = open_module(config.module_path), config.ppo.of_replica()
+        opened = open_run(replace(config, ppo=ppo, resume=False), module)
+        self._opened, paths = opened, opened.assignment.paths
+        self._ppo = replace(opened.config.ppo, success_state_rate=_NEVER)
+        self._rounds, own = Rounds(paths.rounds), paths.replica(self._number)
+        logged = opened.assignment._replace(paths=own if self._number else paths)
+        self._reporter = Reporter(logged, self._run, own)
+        self._fresh, _, _ = prepare(opened)
+        self._episodes = EpisodeLog(self._ppo.num_envs, opened.env.num_tasks, config.ppo.replicas)
+        self._claims = np.zeros((opened.env.num_tasks, 2), np.int64)  # of the rounds so far
 
-    def train(self) -> int:
-        """Train from the newest round until the last; returns the exit code."""
-        env, programs = self._opened.env, self._opened.programs
+    def train(self) -> None:
+        """Train from the newest round until the last."""
         if not self._number and self._rounds.newest() is None:
-            first = Round(number=0, acted=(0,) * env.num_experts)
+            first = Round(number=0, acted=(0,) * self._opened.env.num_experts)
             self._rounds.commit(first, named(self._fresh.train))
-        base, episodes = self._wait_for(0), EpisodeLog(self._ppo.num_envs, env.num_tasks)
-        kept = self._rounds.state(base.number, self._number)
-        shards = restored(kept, self._fresh.shards, episodes)
-        learner, counters = self._begun(base, shards)
-        self._reporter.begin_training(counters)
-        reports = train(
-            env, self._ppo, programs, learner=learner, counters=counters, episodes=episodes
-        )
-        update = next(reports)
+        base = self._wait_for(0)
+        shards = self._left(base)
+        self._reporter.begin_training(self._of_run(self._counters(base)))
         while not base.ended:
-            self._reporter.report(update)
-            check_gains(self._opened.module.tasks, update.claims, ended=update.ended)
-            if update.counters.updates % self._every:
-                update = next(reports)
-                continue
+            update = self._learn(base, shards)
             self._offer(base, update)
-            base = self._wait_for(base.number + 1)
-            if not base.ended:
-                update = reports.send(self._begun(base, update.learner.shards))
+            shards, base = update.learner.shards, self._wait_for(base.number + 1)
         if not self._number:
             self._finish(base)
-        return 0
 
     def close(self) -> None:
         """Close the trackers."""
@@ -125,106 +106,108 @@ class Replica:
             time.sleep(_LOOK_SECONDS)
         return found
 
-    def _begun(self, base: Round, shards: tuple[RolloutState, ...]) -> tuple[Learner, Counters]:
-        """What training goes on with after a round, in these environments."""
+    def _left(self, base: Round) -> tuple[RolloutState, ...]:
+        """The environments that this replica left at a round, and its episodes; else fresh ones.
+
+        With another number of shards it goes on in other worlds.
+        """
+        left = self._rounds.state(base.number, self._number) or {}
+        with suppress(FileRefusedError):
+            shards = unnamed(left, self._fresh.shards)
+            for name in vars(self._episodes):
+                value = left[_SEEN + name]
+                setattr(self._episodes, name, value if value.ndim else int(value))
+            return shards
+        return self._fresh.shards
+
+    def _learn(self, base: Round, shards: tuple[RolloutState, ...]) -> UpdateReport:
+        """Train for the updates of one round, in these environments, which are donated."""
         mean = unnamed(self._rounds.mean(base), self._fresh.train)
-        updates = base.number * self._every
-        counters = Counters(
-            updates=updates,
-            frames=updates * frames_per_update(self._ppo),
+        updates = train(
+            self._opened.env,
+            self._ppo,
+            self._opened.programs,
+            learner=Learner(mean, shards),
+            counters=self._counters(base),
+            episodes=self._episodes,
+        )
+        while True:
+            update = next(updates)
+            self._reporter.report(replace(update, counters=self._of_run(update.counters)))
+            claims = self._claims + update.claims
+            check_gains(self._opened.module.tasks, claims, ended=update.ended)
+            if update.ended or not update.counters.updates % self._run.average_every:
+                self._claims = claims
+                return update
+
+    def _counters(self, base: Round) -> Counters:
+        """What this replica has done when a round begins; the steps in it count from 0."""
+        return Counters(
+            updates=min(base.number * self._run.average_every, num_updates(self._run)),
             acted=(0,) * len(base.acted),
             seconds=base.seconds,
         )
-        return Learner(self._opened.programs.placement.lay(mean, COPIED), shards), counters
+
+    def _of_run(self, counters: Counters) -> Counters:
+        """These counters with the frames that all replicas together have about taken."""
+        return replace(counters, frames=counters.updates * frames_per_update(self._run))
 
     def _offer(self, base: Round, update: UpdateReport) -> None:
         """Offer what this replica has learned since the round `base`."""
-        rates, acted = update.rates, update.counters.acted
-        figures = Figures(
-            step_success=rates.step_success,
-            mean_episode_length=rates.mean_episode_length,
-            episodes=rates.episodes,
-            full=rates.full,
+        offer = Offer(
+            replica=self._number,
+            base=base.digest,
+            acted=update.counters.acted,
+            rates=update.rates,
         )
-        offer = Offer(replica=self._number, base=base.digest, acted=acted, figures=figures)
-        leaves = enumerate(jax.tree.leaves(update.learner.shards))
-        state = {f"{number:04}": plain(leaf) for number, leaf in leaves}
         seen = {_SEEN + name: np.array(value) for name, value in vars(update.episodes).items()}
-        self._rounds.offer(base.number + 1, offer, named(update.learner.train), state | seen)
+        state = named(update.learner.shards) | seen
+        self._rounds.offer(base.number + 1, offer, named(update.learner.train), state)
 
     def _finish(self, last: Round) -> None:
-        """Write the final experts of the last round, then result.json."""
-        assignment, figures = self._opened.assignment, pooled([m.figures for m in last.members])
-        mean = unnamed(self._rounds.mean(last), self._fresh.train)
-        storage.remove_file(assignment.paths.result_json)  # of an earlier run in the same folder
-        params = self._opened.programs.unpack(mean.params)
-        experts = run_io.save_finals(assignment, params, acted=last.acted)
-        result = RunResult(
-            run_id=assignment.run.run_id,
-            frames=last.frames,
-            experts=experts,
-            success_rate=figures.step_success[-1],
-            step_success=figures.step_success,
-            mean_episode_length=figures.mean_episode_length,
-            updates=last.number * self._every,
-            wall_seconds=last.seconds,
+        """Write the final experts of the best round, then result.json."""
+        best, counters = self._rounds.best(last), self._counters(last)
+        mean = unnamed(self._rounds.mean(best), self._fresh.train)
+        run_io.finish(
+            self._opened.assignment,
+            self._opened.programs.unpack(mean.params),
+            replace(counters, frames=last.frames, acted=last.acted),
+            step_success=best.rates.step_success,
+            mean_episode_length=best.rates.mean_episode_length,
             stopped_early=last.reached,
+            kept_update=None if best == last else self._counters(best).updates,
+            last_success_rate=None if best == last else last.rates.success,
         )
-        runs.write_result(assignment.paths, result)
 
 
-def named(train: TrainState) -> dict[str, np.ndarray]:
-    """The leaves `[E, …]` of parameters and optimizer by their paths."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(train)
-    return {_name(path): np.ascontiguousarray(leaf) for path, leaf in pairs}
+def named(tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a tree by their paths; random keys are their numbers."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
+    numbers = [(path, jax.random.key_data(x) if _is_key(x) else x) for path, x in pairs]
+    return {_name(path): np.ascontiguousarray(leaf) for path, leaf in numbers}
 
 
-def unnamed(arrays: Mapping[str, np.ndarray], like: TrainState) -> TrainState:
-    """The state of which these are the leaves.
+def unnamed(arrays: Mapping[str, np.ndarray], like: _Tree) -> _Tree:
+    """The tree that has these leaves, each on the devices of the leaf that it is like.
 
     Raises:
       FileRefusedError: they are of a run with other sizes.
     """
     pairs, structure = jax.tree_util.tree_flatten_with_path(like)
-    if {_name(path): leaf.shape for path, leaf in pairs} != {k: v.shape for k, v in arrays.items()}:
+    if any(name not in arrays or arrays[name].shape != x.shape for name, x in named(like).items()):
         raise FileRefusedError(
             "the rounds of this run folder are of networks of other sizes; --no-resume begins anew"
         )
-    return jax.tree.unflatten(structure, [jnp.asarray(arrays[_name(path)]) for path, _ in pairs])
+    leaves = []
+    for path, leaf in pairs:
+        found = jnp.array(arrays[_name(path)])
+        found = jax.random.wrap_key_data(found) if _is_key(leaf) else found
+        leaves.append(jax.device_put(found, leaf.sharding))
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def plain(leaf: jax.Array) -> np.ndarray:
-    """An array of environments, whose random keys are numbers."""
-    return np.ascontiguousarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-
-
-def restored(
-    state: Mapping[str, np.ndarray] | None,
-    like: tuple[RolloutState, ...],
-    episodes: EpisodeLog,
-) -> tuple[RolloutState, ...]:
-    """The environments of which these are the leaves, if any, where those lie that they are like.
-
-    The episodes seen in them are put into `episodes`. With another number of shards it goes on
-    in other worlds.
-    """
-    leaves, structure = jax.tree.flatten(like)
-    forms = {f"{number:04}": plain(leaf).shape for number, leaf in enumerate(leaves)}
-    if not state or {k: v.shape for k, v in state.items() if k.isdecimal()} != forms:
-        return like
-    for name, value in vars(episodes).items():
-        kept = state[_SEEN + name]
-        setattr(episodes, name, int(kept) if isinstance(value, int) else kept)
-    found = []
-    for number, leaf in enumerate(leaves):
-        kept = jnp.asarray(state[f"{number:04}"])
-        kept = jax.random.wrap_key_data(kept) if _is_key(leaf) else kept
-        found.append(jax.device_put(kept, leaf.sharding))
-    return jax.tree.unflatten(structure, found)
 
 
 def _is_key(leaf: jax.Array) -> bool:

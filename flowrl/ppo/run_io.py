@@ -32,7 +32,14 @@ from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.paths import RunPaths
 from flowrl.ppo.loop import Counters, UpdateReport
 from flowrl.ppo.update import TrainState
-from flowrl.runs import STANDALONE, ExpertReport, PlannedStep, TrainingRun, expert_shapes
+from flowrl.runs import (
+    STANDALONE,
+    ExpertReport,
+    PlannedStep,
+    RunResult,
+    TrainingRun,
+    expert_shapes,
+)
 
 logger = logging.getLogger(__name__)
 _SHARDING = ("env_shards", "grad_sync_period")
@@ -195,6 +202,29 @@ def save_finals(
         )
     storage.commit_dir(prepared, paths.finals)
     return tuple(reports)
+
+
+def finish(assignment: Assignment, params: Any, counters: Counters, **figures: Any) -> None:
+    """Write the final experts, then result.json with their digests.
+
+    Args:
+      assignment: the run.
+      params: stacked parameters, leaves `[E, …]`.
+      counters: what the run has done.
+      figures: the other fields of a `RunResult`, as `step_success`.
+    """
+    storage.remove_file(assignment.paths.result_json)  # of an earlier run in the same folder
+    experts = save_finals(assignment, params, acted=counters.acted)
+    result = RunResult(
+        run_id=assignment.run.run_id,
+        frames=counters.frames,
+        experts=experts,
+        success_rate=figures["step_success"][-1],
+        updates=counters.updates,
+        wall_seconds=counters.seconds,
+        **figures,
+    )
+    runs.write_result(assignment.paths, result)
 
 
 class Checkpointer:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from flowrl import runs, storage
+from flowrl import storage
 from flowrl.config import PPOConfig, TrainConfig, num_shards
 from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, open_module
@@ -28,7 +28,6 @@ from flowrl.ppo.progress import Reporter
 from flowrl.ppo.run_io import Assignment, Best, Resumed
 from flowrl.ppo.sharding import place, shard_size, verify_distributed_setup
 from flowrl.program_cache import ProgramCache
-from flowrl.runs import RunResult
 
 _LEAST_STOCK = 256  # worlds, of all shards together
 
@@ -50,15 +49,13 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     use_compile_cache(config.ppo.compile_cache)
     module = open_module(config.module_path)
     with processes.connected(config, stop) as connected:
-        ppo = verify_distributed_setup(connected.ppo).config
-        config = replace(connected, ppo=ppo)
-        processes.meet("numbers of shards (give --env_shards)", str(ppo.env_shards))
-        env, programs = open_env(ppo, module)
-        assignment = run_io.read_assignment(config, module)
+        opened = open_run(connected, module)
         if not jax.process_index():
-            return _train(config, Opened(module, assignment, env, programs), stop, began=began)
-        learner, counters, _ = prepare(assignment, config, env, programs)
-        for update in train(env, ppo, programs, learner=learner, counters=counters, stop=stop):
+            return _train(opened, stop, began=began)
+        ppo, (learner, counters, _) = opened.config.ppo, prepare(opened)
+        for update in train(
+            opened.env, ppo, opened.programs, learner=learner, counters=counters, stop=stop
+        ):
             if update.stop and not update.ended:
                 return update.stop
         return 0
@@ -67,20 +64,28 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
 class Opened(NamedTuple):
     """A run with its environments and programs."""
 
+    config: TrainConfig
     module: TaskModule
     assignment: Assignment
     env: WalkingEnv
     programs: Programs
 
 
-def _train(
-    config: TrainConfig, opened: Opened, stop: Callable[[], int | None], *, began: float
-) -> int:
+def open_run(config: TrainConfig, module: TaskModule) -> Opened:
+    """The run in the module's folder, on the devices that are there; programs are being made."""
+    ppo = verify_distributed_setup(config.ppo).config
+    config = replace(config, ppo=ppo)
+    processes.meet("numbers of shards (give --env_shards)", str(ppo.env_shards))
+    assignment = run_io.read_assignment(config, module)
+    return Opened(config, module, assignment, *open_env(ppo, module))
+
+
+def _train(opened: Opened, stop: Callable[[], int | None], *, began: float) -> int:
     """Train as the process that writes; returns the exit code."""
-    module, assignment, env, programs = opened
+    config, module, assignment, env, programs = opened
     reporter = Reporter(assignment, config.ppo)
     try:
-        learner, counters, best = prepare(assignment, config, env, programs)
+        learner, counters, best = prepare(opened)
         seconds = counters.seconds + time.monotonic() - began  # as if all starts had been one
         counters = replace(counters, seconds=seconds)
         reporter.begin_training(counters)
@@ -131,10 +136,9 @@ def open_cache(config: PPOConfig, walk: SkillEnv) -> ProgramCache:
     return ProgramCache(folder.absolute(), key)
 
 
-def prepare(
-    assignment: Assignment, config: TrainConfig, env: WalkingEnv, programs: Programs
-) -> tuple[Learner, Counters, Best]:
+def prepare(opened: Opened) -> tuple[Learner, Counters, Best]:
     """The learner, its counters and the best, of the last checkpoint if any; programs are ready."""
+    config, _, assignment, env, programs = opened
     network = ActorCritic(env.num_actions, config.ppo.layer_size, config.ppo.activation)
     words, key = programs.expert_keys(seed_words(config.ppo.seed + assignment.run.attempt - 1))
     if config.replica:
@@ -164,28 +168,21 @@ def use_compile_cache(folder: Path | None) -> None:
 
 
 def _finish(assignment: Assignment, update: UpdateReport, best: Best, programs: Programs) -> None:
-    """Write the final experts, then result.json with their digests; remove the checkpoint.
+    """Write the final experts and result.json; remove the checkpoint.
 
     The experts are those of the best update; of updates that are equally good, of the last one.
     """
-    paths, last = assignment.paths, update.rates.success
-    storage.remove_file(paths.result_json)  # of an earlier run in the same folder
+    last = update.rates.success
     is_last = not best.update or (update.rates.full and best.success <= last)
     kept = Best.of(update) if is_last else best
-    params = programs.unpack(kept.params)
-    experts = run_io.save_finals(assignment, params, acted=update.counters.acted)
-    result = RunResult(
-        run_id=assignment.run.run_id,
-        frames=update.counters.frames,
-        experts=experts,
-        success_rate=float(kept.step_success[-1]),
+    run_io.finish(
+        assignment,
+        programs.unpack(kept.params),
+        update.counters,
         step_success=tuple(map(float, kept.step_success)),
         mean_episode_length=float(kept.mean_episode_length),
-        updates=update.counters.updates,
-        wall_seconds=update.counters.seconds,
         stopped_early=update.reached,
         kept_update=None if is_last else int(kept.update),
         last_success_rate=None if is_last else last,
     )
-    runs.write_result(paths, result)
-    storage.remove_tree(paths.resume)
+    storage.remove_tree(assignment.paths.resume)

@@ -2,8 +2,9 @@
 
 The averager is the real one; its replicas are forked, so that they start at once. What one offers
 is a function of the round's mean, the round's number and its own, as a real replica's is. FAULTS
-say how some err: `2=nan,3=shape`; also `stale`, `dead` (from round 2 on), `full` (disk), `slow`.
-Replica 0 writes down every round that it sees in `seen/`, and leaves the last one as its result.
+say how some err: `2=nan,3=shape`; also `stale`, `dead` (from round 2 on), `full` (disk), `slow`,
+and `peak`, whose success is highest in round 2. Replica 0 writes down every round that it sees in
+`seen/`, and leaves the best one as its result.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from flowrl import console, storage
 from flowrl.averaging import replicas
-from flowrl.averaging.rounds import Figures, Offer, Round, Rounds
+from flowrl.averaging.rounds import Offer, Round, Rounds
 from flowrl.config import TrainConfig, parse
 from flowrl.errors import EXIT_DISK_FULL
 from flowrl.launchers.process import die_with_parent
 from flowrl.paths import RunPaths
 from flowrl.ppo_flow import StopSignal
+from flowrl.runs import Rates
 from flowrl.storage import records
 
 SHAPES = {"params/kernel": (3, 40, 8), "opt_state/mu": (3, 40, 8)}
@@ -79,8 +82,18 @@ def learned(mean: dict[str, np.ndarray], number: int, replica: int) -> dict[str,
 def offer_of(record: Round, replica: int) -> Offer:
     """The record beside those arrays; the third expert acted in replica 0 only."""
     acted = (100 + 10 * replica, 50, 25 if replica == 0 else 0)
-    figures = Figures(step_success=(0.1,), mean_episode_length=9.0, episodes=300, full=True)
-    return Offer(replica=replica, base=record.digest, acted=acted, figures=figures)
+    return Offer(replica=replica, base=record.digest, acted=acted, rates=rates(0.1))
+
+
+def rates(success: float, episodes: int = 300) -> Rates:
+    """What a replica has seen of its newest episodes."""
+    return Rates(
+        step_success=(success,),
+        mean_episode_length=9.0,
+        mean_episode_return=0.5,
+        episodes=episodes,
+        full=episodes >= 256,
+    )
 
 
 def spoil(arrays: dict[str, np.ndarray], fault: str) -> None:
@@ -106,26 +119,26 @@ def replica(paths: RunPaths, number: int, fault: str) -> int:
             continue
         mean, at = rounds.mean(record), record.number
         if number == 0:
-            write_down(paths, record, mean)
+            write_down(paths, record)
+            np.savez(paths.folder / "final.npz", **rounds.mean(rounds.best(record)))
         if record.ended:
             return 0
-        arrays, offer = learned(mean, at, number), offer_of(record, number)
+        seen = rates(0.1 if fault != "peak" or at == 1 else 0.05)
+        arrays, offer = learned(mean, at, number), replace(offer_of(record, number), rates=seen)
         if fault == "full" or (fault == "dead" and at >= 2):
             return EXIT_DISK_FULL if fault == "full" else 1
         if fault == "stale":
-            offer = offer_of(Round(number=0, digest="0" * 64), number)
+            offer = replace(offer, base="0" * 64)
         spoil(arrays, fault)
         time.sleep(0.1 if fault == "slow" else 0.0)
         rounds.offer(at + 1, offer, arrays, {"state": np.arange(3)})
 
 
-def write_down(paths: RunPaths, record: Round, mean: dict[str, np.ndarray]) -> None:
+def write_down(paths: RunPaths, record: Round) -> None:
     """Keep a round's record; one that was seen before must be the same."""
     seen = storage.make_dir(paths.folder / "seen") / f"{record.number}.json"
     assert not seen.exists() or records.read(seen, Round) == record, record.number
     records.write(seen, record)
-    if record.ended:
-        np.savez(paths.folder / "final.npz", **mean)
 
 
 def main(faults: str, *argv: str) -> int:

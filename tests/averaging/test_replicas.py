@@ -11,20 +11,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flowrl.averaging.replicas import num_rounds, quorum, share_of_devices, total_progress
+from flowrl.averaging.replicas import num_rounds, share_of_devices
 from flowrl.averaging.rounds import Round, Rounds, fold
 from flowrl.averaging.rules import Rule
 from flowrl.config import PPOConfig, TrainConfig, to_argv
 from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE
 from flowrl.parallel.executor import _saved
 from flowrl.paths import RunPaths
-from flowrl.runs import Progress
 from flowrl.storage import records
 from tests.averaging import stand_in
 from tests.waiting import limit, until
@@ -33,7 +31,8 @@ STEPS = 64 * 64 * 10  # of one replica in one round
 
 
 def config_of(replicas: int, rounds: int, **settings) -> PPOConfig:
-    return PPOConfig(replicas=replicas, total_timesteps=STEPS * replicas * rounds, **settings)
+    steps, envs = STEPS * replicas * rounds, 64 * replicas
+    return PPOConfig(replicas=replicas, num_envs=envs, total_timesteps=steps, **settings)
 
 
 class Run:
@@ -115,6 +114,14 @@ def test_success_ends_the_run_early(tmp_path):
     assert run.ended()[0] == 0
     last = run.seen()[-1]
     assert (last.number, last.ended, last.reached) == (1, True, True)
+
+
+def test_the_best_round_is_the_result(tmp_path):
+    run = Run(tmp_path, config_of(2, 6), "0=peak,1=peak")
+    assert run.ended()[0] == 0
+    assert [record.best for record in run.seen()] == [None, 1, 2, 2, 2, 2, 2]
+    wanted, found = expected_mean(2, 2), run.final()
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
 
 def test_faulty_replicas_are_left_out_and_named(tmp_path):
@@ -206,34 +213,14 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
 
 
 def test_the_quorum_is_all_but_one_and_two_at_least():
-    assert [quorum(config_of(n, 1)) for n in (2, 3, 4, 8)] == [2, 2, 3, 7]
-    assert quorum(config_of(8, 1, average_quorum=4)) == 4
+    assert [config_of(n, 1).quorum for n in (2, 3, 4, 8)] == [2, 2, 3, 7]
+    assert config_of(8, 1, average_quorum=4).quorum == 4
 
 
 def test_the_rounds_of_a_run_take_its_steps():
-    steps = 64 * 64 * 10 * 3
-    rounds = [num_rounds(PPOConfig(replicas=3, total_timesteps=n)) for n in (steps, steps + 1)]
+    steps = 64 * 64 * 10
+    rounds = [num_rounds(PPOConfig(replicas=2, total_timesteps=n)) for n in (steps, steps + 1)]
     assert rounds == [1, 2]
-
-
-def test_the_progress_of_a_run_is_that_of_all_replicas():
-    one = Progress(
-        run_id="r",
-        updates=5,
-        frames=100,
-        total_frames=300,
-        steps_per_second=10.0,
-        step_success=(0.2,),
-        eta_seconds=20.0,
-        phase="training",
-        updated_at=1.0,
-    )
-    other = replace(one, frames=80, step_success=(0.4,), eta_seconds=None, phase="compiling")
-    total = total_progress([one, other], "replica 1")
-    assert (total.updates, total.frames, total.total_frames) == (5, 180, 600)
-    assert (total.steps_per_second, total.eta_seconds, total.phase) == (20.0, 20.0, "training")
-    assert total.step_success == (pytest.approx(0.3),)
-    assert total.waits_for == "replica 1"
 
 
 def test_each_replica_has_gpus_of_its_own_while_there_are_enough():

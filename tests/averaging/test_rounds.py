@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flowrl.averaging.rounds import Figures, Offer, Round, Rounds, closes_after, fold, pooled
+from flowrl.averaging.rounds import Offer, Round, Rounds, closes_after, fold, pooled
 from flowrl.averaging.rules import Rule
 from flowrl.errors import FileRefusedError
-from tests.averaging.stand_in import first_mean, learned, offer_of
+from tests.averaging.stand_in import first_mean, learned, offer_of, rates
 
 STATE = {"0000": np.arange(4)}
 
@@ -86,14 +86,14 @@ def test_no_order_of_offers_changes_a_bit(name):
     assert all(mean[key].tobytes() == means[0][key].tobytes() for mean in means for key in mean)
 
 
-def test_figures_are_weighted_by_episodes():
-    one = Figures(step_success=(0.5, 0.2), mean_episode_length=10.0, episodes=300, full=True)
-    other = Figures(step_success=(0.1, 0.0), mean_episode_length=30.0, episodes=100, full=False)
+def test_rates_are_weighted_by_episodes():
+    one = replace(rates(0.2), step_success=(0.5, 0.2), mean_episode_length=10.0)
+    other = replace(rates(0.0, 100), step_success=(0.1, 0.0), mean_episode_length=30.0)
     found = pooled([one, other])
     assert found.step_success == (pytest.approx(0.4), pytest.approx(0.15))
     assert (found.mean_episode_length, found.episodes, found.full) == (15.0, 400, False)
-    none = replace(one, episodes=0)
-    assert pooled([none, none]).step_success == (0.5, 0.2)
+    assert pooled([rates(1.0)] * 3).step_success == (1.0,)
+    assert pooled([rates(0.0, 0)] * 2).success == 0.0
 
 
 def test_an_offer_comes_back_and_never_changes(rounds):
@@ -163,12 +163,15 @@ def test_a_damaged_round_is_refused(rounds):
         rounds.mean(record)
 
 
-def test_two_rounds_stay(rounds):
-    for number in range(1, 5):
+@pytest.mark.parametrize(("best", "kept"), [(None, "56"), (2, "256"), (5, "56")])
+def test_two_rounds_and_the_best_stay(rounds, best, kept):
+    for number in range(1, 7):
         rounds.offer(number, offer_of(rounds.newest(), 0), first_mean(), STATE)
-        rounds.commit(Round(number=number, acted=(0, 0, 0)), first_mean())
-    assert sorted(path.name for path in rounds.folder.iterdir()) == ["3", "4"]
-    assert rounds.newest().number == 4
+        known = best if number >= (best or 7) else None
+        rounds.commit(Round(number=number, acted=(0, 0, 0), best=known), first_mean())
+    assert "".join(sorted(path.name for path in rounds.folder.iterdir())) == kept
+    newest = rounds.newest()
+    assert (newest.number, rounds.best(newest).number) == (6, best or 6)
 
 
 def test_an_offer_says_only_what_an_offer_can():

@@ -357,7 +357,7 @@ def _fold_round(layout: GraphPaths, target: int | None = None) -> None:
     rounds = _rounds(layout)
     base = rounds.newest()
     assert base is not None
-    rounds.collect(base.number)
+    rounds.collect(base)
     if base.number == target:
         return
     before = rounds.mean(base)

@@ -113,5 +113,5 @@ def test_threads_share_the_environments_evenly_in_groups_that_pay(num_envs, cpus
 
 
 def test_replicas_with_less_than_a_round_left_make_a_short_round(tmp_path):
-    found = trainer(tmp_path, "--replicas=2", "--average_every=10", frames_left=3 * 2 * 64 * 64)
-    assert (found.ppo.average_every, found.ppo.total_timesteps) == (3, 3 * 2 * 64 * 64)
+    found = trainer(tmp_path, "--replicas=2", "--average_every=10", frames_left=3 * 64 * 64)
+    assert (found.ppo.average_every, found.ppo.total_timesteps) == (3, 3 * 64 * 64)

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from flowrl.ppo.metrics import EpisodeLog, Rates
+from flowrl.ppo.metrics import EpisodeLog
+from flowrl.runs import Rates
 
 STEPS = 64
 

@@ -10,9 +10,8 @@ from flowrl.config import PPOConfig
 from flowrl.paths import RunPaths
 from flowrl.ppo import progress
 from flowrl.ppo.loop import Counters, UpdateReport
-from flowrl.ppo.metrics import Rates
 from flowrl.ppo.run_io import Assignment
-from flowrl.runs import STANDALONE, PlannedStep, TrainingRun
+from flowrl.runs import STANDALONE, PlannedStep, Rates, TrainingRun
 
 PLAN = (
     PlannedStep(skill="Collect [bold]Wood[/]", count=3, expert=0),

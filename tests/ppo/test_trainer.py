@@ -184,8 +184,9 @@ def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
     config = config_of(layout)
     trainer.run(config, Countdown(3))
     env, programs = open_relay(config.ppo)
-    assignment = read_assignment(config, trainer.open_module(config.module_path))
-    resumed = [trainer.prepare(assignment, config, env, programs) for _ in range(2)]
+    module = trainer.open_module(config.module_path)
+    run = trainer.Opened(config, module, read_assignment(config, module), env, programs)
+    resumed = [trainer.prepare(run) for _ in range(2)]
     (learner, counters, best), (other, _, _) = resumed
     assert same(learner.train, other.train)
     assert (counters.updates, counters.frames) == (3, 3 * FRAMES)
@@ -195,7 +196,7 @@ def test_a_stop_keeps_parameters_moments_counters_and_key(layout, open_relay):
     run_io.save_checkpoint(
         layout, config.ppo, SimpleNamespace(learner=learner, counters=counters), best
     )
-    again, same_counters, _ = trainer.prepare(assignment, config, env, programs)
+    again, same_counters, _ = trainer.prepare(run)
     assert same(again.train, learner.train)
     assert same_counters == counters
 
