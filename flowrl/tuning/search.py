@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+from scipy.optimize import brentq
 
 from flowrl.errors import ConfigError
-from flowrl.tuning.space import Dimension, Point, Space, Value
+from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space, Value
 
-Method = Literal["random", "grid"]
+Method = Literal["cooled", "protein", "carbs", "tpe", "gp", "nsga2", "random", "grid", "cleanrl"]
+Proposer = Callable[[SearchInput], Iterator[Point]]
 METHODS: tuple[Method, ...] = get_args(Method)
 _GRID = 4  # values of a dimension that has more than can be listed
 _MOST_LISTED = 16
 _MOST_DRAWN = 1000  # points that are not admissible, after which a sweep gives up
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """A trial that has ended; the score is None if it failed, the cost is what it took then."""
-
-    number: int
-    point: Point
-    score: float | None
-    cost: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchInput:
-    """All that a proposal depends on."""
-
-    space: Space
-    history: tuple[Observation, ...]  # by number
-    pending: tuple[Point, ...]  # by coordinates
-    number: int
-    seed: int
-    budget_left: float
-
-    def generator(self) -> np.random.Generator:
-        """Return the randomness of this proposal, from the sweep's seed and the trial's number."""
-        return np.random.default_rng([self.seed % 2**64, self.number])
 
 
 def suggest(  # noqa: PLR0913 — all that a proposal depends on
@@ -109,7 +84,52 @@ def _random(given: SearchInput) -> Iterator[Point]:
         yield given.space.from_unit(rng.random(len(given.space.dimensions)))
 
 
-_METHODS: Mapping[Method, Callable[[SearchInput], Iterator[Point]]] = {
+def _spread(given: SearchInput) -> Iterator[Point]:
+    """Yield the point of this number in a sequence that fills the space, then random points.
+
+    The sequence is Roberts's generalisation of the golden ratio (2018), begun at a place that the
+    sweep's seed says.
+    """
+    count = len(given.space.dimensions)
+    ratio: Any = brentq(lambda x: x ** (count + 1) - x - 1, 1, 2)
+    begun = np.random.default_rng(given.seed % 2**64).random(count)
+    steps = given.number * ratio ** -np.arange(1.0, count + 1)
+    yield given.space.from_unit((begun + steps) % 1)
+    yield from _random(given)
+
+
+def _modelled(method: Literal["cooled", "protein", "carbs"]) -> Proposer:
+    """Return a method that fits models to the history, once there are trials enough."""
+
+    def propose(given: SearchInput) -> Iterator[Point]:
+        if len(given.history) <= len(given.space.dimensions):
+            return _spread(given)
+        from flowrl.tuning.surrogate import ranked  # scikit-learn, which is optional
+
+        return itertools.chain(map(given.space.from_unit, ranked(method, given)), _random(given))
+
+    return propose
+
+
+def _sampled(method: str) -> Proposer:
+    """Return a method that asks a sampler of Optuna."""
+
+    def propose(given: SearchInput) -> Iterator[Point]:
+        from flowrl.tuning.optuna import ask  # optional
+
+        return ask(method, given)
+
+    return propose
+
+
+_METHODS: Mapping[Method, Proposer] = {
+    "cooled": _modelled("cooled"),
+    "protein": _modelled("protein"),
+    "carbs": _modelled("carbs"),
+    "tpe": _sampled("tpe"),
+    "gp": _sampled("gp"),
+    "nsga2": _sampled("nsga2"),
     "random": _random,
     "grid": _grid,
+    "cleanrl": _sampled("tpe"),
 }

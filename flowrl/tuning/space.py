@@ -169,6 +169,32 @@ class Space:
         return {each.name: _written(each) for each in self.dimensions}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A trial that has ended; the score is None if it failed, the cost is what it took then."""
+
+    number: int
+    point: Point
+    score: float | None
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchInput:
+    """All that a proposal depends on."""
+
+    space: Space
+    history: tuple[Observation, ...]  # by number
+    pending: tuple[Point, ...]  # by coordinates
+    number: int
+    seed: int
+    budget_left: float
+
+    def generator(self) -> np.random.Generator:
+        """Return the randomness of this proposal, from the sweep's seed and the trial's number."""
+        return np.random.default_rng([self.seed % 2**64, self.number])
+
+
 def read_space(path: Path, *, whole_graph: bool = False) -> Space:
     """Read a space from a TOML or JSON file.
 

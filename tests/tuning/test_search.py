@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import random
 from dataclasses import replace
@@ -11,7 +12,8 @@ import pytest
 
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError
-from flowrl.tuning.search import METHODS, Observation, grid_points, suggest
+from flowrl.tuning import search
+from flowrl.tuning.search import Observation, grid_points, suggest
 from flowrl.tuning.space import parse_vary
 
 SPACE = parse_vary(
@@ -23,6 +25,21 @@ SPACE = parse_vary(
         "anneal_lr=choice:true,false",
     ]
 )
+_NEEDS = {
+    **dict.fromkeys(("cooled", "protein", "carbs"), "sklearn"),
+    **dict.fromkeys(("tpe", "nsga2", "cleanrl"), "optuna"),
+    "gp": "torch",
+}
+METHODS = [
+    pytest.param(
+        method,
+        marks=pytest.mark.skipif(
+            method in _NEEDS and importlib.util.find_spec(_NEEDS[method]) is None,
+            reason=f"{_NEEDS.get(method)} is not installed",
+        ),
+    )
+    for method in search.METHODS
+]
 ADMITTED = replace(SPACE, base=PPOConfig())
 
 

@@ -1,0 +1,128 @@
+"""Models of score and cost, and proposals that follow them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from flowrl.tuning.space import Observation, SearchInput, parse_vary
+
+surrogate = pytest.importorskip(
+    "flowrl.tuning.surrogate", reason="scikit-learn is not installed", exc_type=ImportError
+)
+
+SPACE = parse_vary(["gamma=uniform:0:1", "gae_lambda=uniform:0:1"])
+
+
+def history(score, cost, count=25, seed=0):
+    """Trials at random points."""
+    rng = np.random.default_rng(seed)
+    points = [SPACE.from_unit(rng.random(2)) for _ in range(count)]
+    return tuple(
+        Observation(number=number, point=point, score=score(**point), cost=cost(**point))
+        for number, point in enumerate(points)
+    )
+
+
+def given(trials, pending=(), budget_left=0.5):
+    return SearchInput(
+        space=SPACE,
+        history=trials,
+        pending=pending,
+        number=40,
+        seed=0,
+        budget_left=budget_left,
+    )
+
+
+def hill(gamma, gae_lambda):
+    return -((gamma - 0.7) ** 2) - (gae_lambda - 0.2) ** 2
+
+
+def test_a_model_knows_what_it_has_seen_and_doubts_the_rest():
+    rng = np.random.default_rng(0)
+    points = rng.random((30, 2)) * 0.5
+    values = np.sin(4 * points[:, 0])
+    model = surrogate.fit(points, values)
+    mean, deviation = model.predict(points)
+    assert mean == pytest.approx(values, abs=0.02)
+    assert model.predict(np.array([[0.9, 0.9]]))[1] > 5 * deviation.max()
+
+
+def test_noise_is_told_from_the_mean():
+    rng = np.random.default_rng(0)
+    points = rng.random((150, 1))
+    model = surrogate.fit(points, points[:, 0] + 0.1 * rng.normal(size=150))
+    mean, deviation = model.predict(np.array([[0.25], [0.75]]))
+    assert mean == pytest.approx([0.25, 0.75], abs=0.06)
+    assert deviation.max() < 0.06
+    assert model.noise == pytest.approx(0.01, rel=0.4)
+
+
+@pytest.mark.parametrize("values", [np.zeros(5), np.full(5, 7.0)])
+def test_equal_values_make_a_flat_model(values):
+    model = surrogate.fit(np.linspace(0, 1, 5)[:, None], values)
+    mean, deviation = model.predict(np.array([[0.5]]))
+    assert mean == pytest.approx(values[:1])
+    assert np.isfinite(deviation).all()
+
+
+def test_log_improvement_is_exact_where_it_can_be_computed_otherwise():
+    z = np.linspace(-6, 6, 49)
+    plain = np.log(norm.pdf(z) + z * norm.cdf(z))
+    found = surrogate._log_improvement(z, np.ones(49), 0.0)
+    assert found == pytest.approx(plain, rel=1e-6)
+    far = surrogate._log_improvement(-(10.0 ** np.arange(0, 7)), np.ones(7), 0.0)
+    assert np.isfinite(far).all()
+    assert (np.diff(far) < 0).all()
+
+
+def test_the_front_is_what_no_cheaper_trial_beats():
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        scores, costs = rng.integers(0, 6, (2, 12)).astype(float)
+        models = surrogate.Models(
+            points=np.zeros((12, 2)), scores=scores, log_costs=costs, score=None, log_cost=None
+        )
+        front = models.front()
+        beaten = [
+            any((costs <= costs[i]) & (scores > scores[i]))
+            or any((costs < costs[i]) & (scores == scores[i]))
+            for i in range(12)
+        ]
+        on_front = {(scores[i], costs[i]) for i in range(12) if not beaten[i]}
+        assert {(scores[i], costs[i]) for i in front} == on_front
+        assert len(front) == len(on_front)
+        assert (np.diff(costs[front]) > 0).all()
+
+
+@pytest.mark.parametrize("method", ["cooled", "protein", "carbs"])
+def test_proposals_come_to_where_the_score_is_high(method):
+    trials = history(hill, lambda **_: 1.0)
+    best = surrogate.ranked(method, given(trials))[0]
+    assert np.linalg.norm(best - [0.7, 0.2]) < 0.25
+
+
+def test_a_cheap_point_is_preferred_while_the_budget_lasts():
+    trials = history(
+        lambda gamma, gae_lambda: gae_lambda * (1 - gae_lambda), lambda gamma, **_: 9**gamma
+    )
+    early, late = (
+        surrogate.ranked("cooled", given(trials, budget_left=left))[0] for left in (1.0, 0.0)
+    )
+    assert early[0] < late[0] + 1e-9
+    assert early[0] < 0.3
+
+
+def test_a_failed_trial_is_not_repeated():
+    trials = history(lambda gamma, **_: None if gamma > 0.5 else gamma, lambda **_: 1.0)
+    best = surrogate.ranked("cooled", given(trials, budget_left=0.0))[0]
+    assert best[0] < 0.6
+
+
+def test_a_pending_point_is_not_proposed_again():
+    trials = history(hill, lambda **_: 1.0)
+    first = surrogate.ranked("cooled", given(trials))[0]
+    second = surrogate.ranked("cooled", given(trials, pending=(SPACE.from_unit(first),)))[0]
+    assert np.linalg.norm(first - second) > 0.01
