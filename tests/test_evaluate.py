@@ -77,6 +77,7 @@ class Dice:
             length=zero,
             task_length=zero,
             total=jnp.zeros((), jnp.float32),
+            potential=jnp.zeros((), jnp.float32),
         )
 
     def observe(self, state: WalkState) -> jax.Array:

@@ -112,6 +112,10 @@ class WalkingEnv(Protocol):
         """int32[B]: local index of the expert that acts next in each environment."""
         ...
 
+    def potential(self, state: Any) -> jax.Array:
+        """f32[B]: potentials of the states, for shaping; 0 after a boundary."""
+        ...
+
     def restock(self, key: jax.Array, state: Any) -> Any:
         """Get ready for the next steps, between two compiled ones; gives `state` up.
 

@@ -70,6 +70,8 @@ class WalkState(NamedTuple):
     """int32: environment steps of the plan's step under way."""
     total: jax.Array
     """f32: sum of this episode's rewards."""
+    potential: jax.Array
+    """f32: of this state, as the reward of the plan's step says; 0 where the step begins."""
 
 
 def make_env(
@@ -162,6 +164,7 @@ class SkillEnv:
             length=jnp.zeros((), jnp.int32),
             task_length=jnp.zeros((), jnp.int32),
             total=jnp.zeros((), jnp.float32),
+            potential=jnp.zeros((), jnp.float32),
         )
 
     def observe(self, state: WalkState) -> jax.Array:
@@ -172,6 +175,10 @@ class SkillEnv:
         """int32: local index of the expert that acts next."""
         return state.plan.expert[state.task]
 
+    def potential(self, state: WalkState) -> jax.Array:
+        """f32: the potential of the state, for shaping."""
+        return state.potential
+
     def advance(
         self, key: jax.Array, state: WalkState, action: jax.Array
     ) -> tuple[WalkState, StepOutput]:
@@ -179,7 +186,7 @@ class SkillEnv:
         world, env_reward = self.engine.step(key, state.world, action)
         world = settle(world)
         over = self.engine.is_over(world)
-        completed, reward = self._success_and_reward(
+        completed, earned = self._success_and_reward(
             state,
             WorldStep(
                 state.world,
@@ -190,7 +197,7 @@ class SkillEnv:
             ),
         )
         lied = completed & (self._held(world) < state.plan.gains[state.task]).any()
-        walked, output = self._walk(state, world, completed=completed, reward=reward, over=over)
+        walked, output = self._walk(state, world, completed=completed, earned=earned, over=over)
         return walked, output._replace(lied=lied)
 
     def _held(self, world: Any) -> jax.Array:
@@ -208,13 +215,13 @@ class SkillEnv:
         world: Any,
         *,
         completed: jax.Array,
-        reward: jax.Array,
+        earned: jax.Array,
         over: jax.Array,
     ) -> tuple[WalkState, StepOutput]:
-        """Move the plan on and say what the step was."""
+        """Move the plan on and say what the step was; `earned` as `_success_and_reward` says."""
         plan = state.plan
-        reward = reward + SUCCESS_BONUS * completed
-        reward = jnp.clip(reward, -REWARD_LIMIT, REWARD_LIMIT)
+        reward = jnp.clip(earned[0] + SUCCESS_BONUS * completed, -REWARD_LIMIT, REWARD_LIMIT)
+        potential = jnp.clip(earned[1], -REWARD_LIMIT, REWARD_LIMIT)
         ended = over | (completed & (state.task == plan.last))
         columns = jnp.arange(state.success.shape[0])
         walked = WalkState(
@@ -225,6 +232,7 @@ class SkillEnv:
             length=state.length + 1,
             task_length=jnp.where(completed, 0, state.task_length + 1),
             total=state.total + reward,
+            potential=jnp.where(completed, 0.0, potential),
         )
         truncated = ~ended & (walked.task_length >= plan.limit[state.task])
         done = ended | truncated
@@ -243,9 +251,10 @@ class SkillEnv:
         )
 
     def _success_and_reward(self, state: WalkState, step: WorldStep) -> tuple[jax.Array, jax.Array]:
-        """Whether the current task is done, bool[], and the reward it gives, f32[].
+        """Whether the current task is done, bool[], and the reward and potential, f32[2].
 
         All functions are computed and one value is picked: under vmap a switch would do the same.
+        A potential that a reward function does not return is 0.
         """
         pairs, count = self.functions.values(), state.plan.count[state.task]
         called = [function for pair in pairs for function in (pair.is_done, pair.reward)]
@@ -259,9 +268,10 @@ class SkillEnv:
             return jnp.asarray(function(**given))
 
         done = [value(pair, pair.is_done).astype(bool) for pair in pairs]
-        reward = [value(pair, pair.reward).astype(jnp.float32) for pair in pairs]
+        earned = [value(pair, pair.reward).astype(jnp.float32) for pair in pairs]
+        earned = [each if each.ndim else jnp.stack([each, jnp.zeros_like(each)]) for each in earned]
         chosen = state.plan.functions[state.task]
-        return jnp.stack(done)[chosen], jnp.stack(reward)[chosen]
+        return jnp.stack(done)[chosen], jnp.stack(earned)[chosen]
 
 
 def shared_functions(

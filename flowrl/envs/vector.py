@@ -153,6 +153,10 @@ class BatchedEnv:
         """int32[B]: local index of the expert that acts next in each environment."""
         return jax.vmap(self.env.current_expert)(state.walk)
 
+    def potential(self, state: BatchedState) -> jax.Array:
+        """f32[B]: the potentials of the environments' states."""
+        return jax.vmap(self.env.potential)(state.walk)
+
     def _begin_again(self, key: jax.Array, state: BatchedState, done: jax.Array) -> BatchedState:
         """New episodes in the rows that ended, up to BATCH rows at a time."""
         size = done.shape[0]

@@ -35,6 +35,7 @@ class Timestep(NamedTuple):
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
+    potential: jax.Array
     output: StepOutput
 
 
@@ -42,7 +43,7 @@ class RolloutBatch(NamedTuple):
     """What a rollout hands to the learner."""
 
     steps: Timestep  # leaves [T, B, …]
-    last_value: jax.Array  # f32[B], the critic's values after the last step
+    last_value: jax.Array  # f32[B], values and potentials after the last step
     shuffle_key: jax.Array  # key data, uint32[1, words]
 
 
@@ -63,12 +64,14 @@ def rollout(
         action = jax.random.categorical(action_key, logits).astype(jnp.int32)
         log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], -1)[:, 0]
         obs, env_state, output = env.step(step_key, state.env, action)
-        step = Timestep(state.obs, action, log_prob, value, output)
+        potential = env.potential(state.env)
+        step = Timestep(state.obs, action, log_prob, value, potential, output)
         return RolloutState(env_state, obs, key), step
 
     state, steps = jax.lax.scan(act, state, None, length=config.num_steps)
     expert = env.current_expert(state.env)
     _, last_value = dispatch.apply(packed, state.obs, expert, activation=config.activation)
+    last_value = last_value + env.potential(state.env)
     key, shuffle_key = jax.random.split(state.key)
     shuffle = jax.random.key_data(shuffle_key)[None]  # an array that can lie on several devices
     return state._replace(key=key), RolloutBatch(steps, last_value, shuffle)

@@ -185,11 +185,16 @@ def _claims(output: StepOutput) -> jax.Array:
 
 
 def _rows(hyper: Hyperparameters, batch: RolloutBatch, *, num_experts: int, axis: Axis) -> Rows:
-    """The steps `[T, B, …]` as rows `[T × B, …]`, with advantages and targets."""
+    """The steps `[T, B, …]` as rows `[T × B, …]`, with advantages and targets.
+
+    Potentials shape the reward: it is r + γ Φ(s') - Φ(s), with Φ = 0 after a boundary (A. Y. Ng,
+    D. Harada and S. Russell, "Policy invariance under reward transformations", ICML 1999). If the
+    critic's V is the value of that, V + Φ is the value of r, and both have the same advantages.
+    """
     steps, output = batch.steps, batch.steps.output
     advantage = gae.advantages(
         output.reward,
-        steps.value,
+        steps.value + steps.potential,
         boundaries=output.boundary,
         last_value=batch.last_value,
         gamma=hyper.gamma,

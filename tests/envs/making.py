@@ -31,7 +31,7 @@ STONE = Written(
     skill="Collect Stone",
     expert=5,
     is_done="(inventory, n=1):\n    return inventory.stone >= n",
-    reward="(inventory_diff):\n    return 10 * inventory_diff.stone",
+    reward="(inventory_diff, inventory):\n    return 10 * inventory_diff.stone, inventory.wood / 4",
 )
 COAL = Written(
     skill="Collect Coal",

@@ -31,7 +31,7 @@ def test_the_functions_of_a_module_are_those_of_its_text():
     first, second, _ = load_module(TEXT).tasks
     assert not first.functions.is_done(SimpleNamespace(wood=1))
     assert first.functions.is_done(SimpleNamespace(wood=2))
-    assert second.functions.reward(SimpleNamespace(stone=3)) == 30
+    assert second.functions.reward(SimpleNamespace(stone=3), SimpleNamespace(wood=2)) == (30, 0.5)
 
 
 def test_n_is_a_default_and_not_asked_of_the_environment():

@@ -97,6 +97,16 @@ def test_tasks_that_are_all_done_already_take_one_step_each(walk):
     assert same(seen[-1].episode_length, 3)
 
 
+def test_a_potential_is_carried_within_its_task_and_begins_at_0(walk):
+    state, _ = walk.step(with_items(walk.state, wood=2))
+    assert same(state.potential, 0)  # of the first task's rewards, and where the second begins
+    state, output = walk.step(state)
+    assert same(walk.env.potential(state), 0.5)
+    assert same(output.reward, 0)
+    state, _ = walk.step(with_items(state, stone=1))
+    assert same(state.potential, 0)
+
+
 def test_the_reward_is_the_current_tasks_with_a_bonus_for_success(walk):
     state, output = walk.step(with_items(walk.state, wood=2, stone=1))
     assert same(output.reward, 1.0)

@@ -64,6 +64,7 @@ def acted_of(used: int, num_experts: int) -> RolloutBatch:
         action=jnp.asarray(rng.integers(0, 5, size), jnp.int32),
         log_prob=jnp.asarray(numbers[1] - 2),
         value=jnp.asarray(numbers[2]),
+        potential=jnp.zeros(size),
         output=output,
     )
     shuffle_key = jax.random.key_data(jax.random.key(used))[None]

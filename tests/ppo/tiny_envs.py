@@ -74,6 +74,9 @@ class TinyEnv:
     def current_expert(self, state: State) -> jax.Array:
         return state.expert
 
+    def potential(self, state: State) -> jax.Array:
+        return jnp.zeros(state.length.shape)
+
     def step(self, key: jax.Array, state: State, actions: jax.Array):
         length = state.length + 1
         ends = jnp.cumsum(jnp.asarray(self.lengths))

@@ -65,6 +65,8 @@ def test_each_culprit_is_refused_and_the_others_are_approved():
         "return [c for c in ().__class__.__base__.__subclasses__()][0]": "returns|raises",
         "jnp.save('/tmp/flowrl-dry-run-was-here', achievements)\nreturn 0.0": "raises",
         "k = jax.device_count()\nreturn f'{k}'": "raises TypeError",
+        "return jnp.ones(3)": "returns shape (3,)",
+        "return 0.0, jnp.ones(2)": "raises",
         "return nonsense": "raises NameError: name 'nonsense' is not defined",
         "return 0.0\nyield": "raises TypeError",
         "return inventory.wood if n else (yield)": "raises TypeError",
@@ -72,7 +74,8 @@ def test_each_culprit_is_refused_and_the_others_are_approved():
         "raise ValueError('\\x1b[2J')": "raises ValueError: �[2J",
     }
     codes = [code_of(reward(body)) for body in culprits]
-    outcomes = try_codes([GOOD, *codes, GOOD], QUICK)
+    shaped = skill_text(reward="def task_reward(inventory):\n    return 0.0, inventory.wood")
+    outcomes = try_codes([GOOD, *codes, code_of(shaped, trusted=False)], QUICK)
     assert isinstance(outcomes[0], CodeApproval)
     assert isinstance(outcomes[-1], CodeApproval)
     for why, outcome in zip(culprits.values(), outcomes[1:-1], strict=True):

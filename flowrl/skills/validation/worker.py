@@ -196,7 +196,7 @@ def _traced(function: _Function, count: int, shapes: Mapping[str, Any]) -> core.
 
 
 def _check_kind(function: _Function, value: Any) -> None:
-    if value.shape:
+    if value.shape not in ((), *[(2,)] * (function.name == "task_reward")):
         raise _refused(function, f"returns shape {value.shape}", "return one number")
     kind = np.dtype(value.dtype).kind
     if function.name == "task_is_done" and kind != "b":
