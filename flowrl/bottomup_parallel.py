@@ -47,7 +47,7 @@ from flowrl.parallel.skill_sources import (
     skill_configs,
 )
 from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Waiting, percent
-from flowrl.parallel.training_backend import TrainingBackend
+from flowrl.parallel.training_backend import TrainingBackend, merge_rule
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
@@ -64,6 +64,7 @@ def train_graph(config: BottomUpConfig) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     layout = GraphPaths(config.graph.graph_path)
     check_graph_record(layout, config.ppo)
+    merge_rule(config.graph)  # refused now, or never
     devices = device_slots(config)
     sources = SkillSources(layout)
     graph = open_graph(config, sources)

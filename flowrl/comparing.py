@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import jax
@@ -24,10 +25,11 @@ from flowrl import console, storage
 from flowrl.config import PPOConfig
 from flowrl.envs.skill_module import open_module
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
-from flowrl.evaluate import load_experts, open_player
+from flowrl.evaluate import Tally, load_experts, open_player
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.store import ExpertStore
+from flowrl.judging.objectives import EPISODE_MEASURES, parse_merge_objective
 from flowrl.parallel import comparisons
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
@@ -116,18 +118,27 @@ def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compare
     play, luck = open_player(config, module), jax.random.key(_seed(question))
     others, local = load_experts(store, run), run.experts.index(question.expert)
 
-    def successes(copy: Any) -> np.ndarray:
+    def episodes(copy: Any) -> list[dict[str, float]]:
         experts = jax.tree.map(lambda leaves, leaf: leaves.at[local].set(leaf), others, copy)
-        return play(experts, luck, EPISODES).success[:, -1]
+        return _figures(play(experts, luck, EPISODES))
 
     like = checkpoint.like_of(expected_shapes(run.config))
-    lost, won = map(successes, _copies(layout, place, question, like))
+    there, found = map(episodes, _copies(layout, place, question, like))
+    objective = parse_merge_objective(question.objective or "success=1")
+    old, new = (np.array([objective.mean(each) for each in each_of]) for each_of in (there, found))
     return Compared(
         question=question,
-        wins=int((won & ~lost).sum()),
-        losses=int((lost & ~won).sum()),
-        ties=int((won == lost).sum()),
+        wins=int((new > old).sum()),
+        losses=int((old > new).sum()),
+        ties=int((new == old).sum()),
+        broken=tuple(objective.broken({name: fmean(e[name] for e in found) for name in found[0]})),
     )
+
+
+def _figures(tally: Tally) -> list[dict[str, float]]:
+    """The figures of each episode, by the measures of `EPISODE_MEASURES`."""
+    of_episodes = zip(tally.success[:, -1], tally.total, tally.died, strict=True)
+    return [dict(zip(EPISODE_MEASURES, map(float, row), strict=True)) for row in of_episodes]
 
 
 def _seed(question: Question) -> int:

@@ -225,6 +225,15 @@ class GraphConfig(Configuration):
     merge_policy: MergePolicyName = "frame_count"
     """What becomes of an expert that two runs trained: the copy with most frames stays, the two
     are averaged by frames, or the one that does better in the same fresh worlds stays."""
+    merge_objective: str | None = None
+    """What eval_gate compares: weights and limits of success, return and deaths, such as
+    success=1,deaths=0.5,success>=0.8 (default: success)."""
+
+    def problems(self) -> Iterator[str]:
+        """Whether the merge rule asks for the objective."""
+        objective, rule = self.merge_objective, self.merge_policy
+        if objective and rule != "eval_gate":
+            yield f"--merge_objective {objective} is for --merge_policy eval_gate, not {rule}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,7 @@ class EvaluationReport:
     episodes: int
     mean_episode_length: float
     mean_episode_return: float
+    deaths: float  # share of the episodes that ended by neither success nor a time limit
     clipped_rewards: int
     steps: tuple[StepRate, ...]
 
@@ -82,7 +83,13 @@ class Tally(NamedTuple):
     length: Any  # int32[B]
     total: Any  # f32[B]
     clipped: Any  # int32[B]; timesteps whose reward was clipped
+    truncated: Any  # bool[B]; the time limit ended it
     seen: Any = None  # what `watch` returned, leaves [T, B]; None while playing
+
+    @property
+    def died(self) -> Any:
+        """bool[B]: the episode ended without its last task's success, and not by a time limit."""
+        return ~(self.truncated | self.success[:, -1])
 
 
 # The environments, their state before a timestep, logits [B, actions], values [B] → leaves [B].
@@ -111,6 +118,7 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
         episodes=episodes,
         mean_episode_length=float(tally.length.mean()),
         mean_episode_return=float(tally.total.mean()),
+        deaths=float(tally.died.mean()),
         clipped_rewards=int(tally.clipped.sum()),
         steps=tuple(map(partial(_rate, episodes=episodes), run.plan, successes)),
     )
@@ -264,6 +272,7 @@ def _tally(state: BatchedState, count: int) -> Tally:
         length=np.zeros(rows, np.int32),
         total=np.zeros(rows, np.float32),
         clipped=np.zeros(rows, np.int32),
+        truncated=np.zeros(rows, bool),
     )
 
 
@@ -287,6 +296,7 @@ def _chunk(
             length=jnp.where(fresh, output.episode_length, tally.length),
             total=jnp.where(fresh, output.episode_return, tally.total),
             clipped=tally.clipped + (fresh & is_clipped(output.reward)),
+            truncated=tally.truncated | (fresh & output.truncated),
         )
         return (obs, state, key, tally), seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from flowrl import storage
 from flowrl.comparing import EPISODES, blended
 from flowrl.config import PPOConfig
 from flowrl.errors import ComparingError
-from flowrl.experts.merge import MERGE_RULES
+from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
 from flowrl.parallel import comparisons
 from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_setup import prepare_training_run
@@ -63,11 +64,11 @@ def finished(ready: PreparedRun, *, action: int, acted: int) -> PreparedRun:
     return ready
 
 
-def merged_at_last(layout: GraphPaths, ready: PreparedRun) -> dict:
+def merged_at_last(layout: GraphPaths, ready: PreparedRun, rule: MergeRule = GATE) -> dict:
     folder = layout.comparisons / ready.run.run_id
     while True:
         try:
-            return merge(layout, ready, merge_policy=GATE)["experts"][0]
+            return merge(layout, ready, merge_policy=rule)["experts"][0]
         except ComparingError:
             comparisons.LAUNCHER.wait([comparisons._launched[folder]], timeout_seconds=1.0)
 
@@ -88,9 +89,10 @@ def test_of_two_copies_the_one_that_does_better_in_the_same_worlds_counts(tmp_pa
     assert found["why"].startswith("better: it succeeded alone in ")
     assert found["why"].endswith(f" of {EPISODES} worlds, what is there in 0")
     if worse_too:
-        found = merged_at_last(layout, worse)
+        limited = partial(eval_gate, objective="success=1,deaths=0.1,success>=0.5")
+        found = merged_at_last(layout, worse, limited)
         assert (found["verdict"], found["frames"]) == ("keep", 60), found
-        assert f"alone in 0 of {EPISODES} worlds" in found["why"]
+        assert found["why"] == "the run's breaks a limit: success is 0, not >= 0.5"
 
 
 VALUES = st.lists(

@@ -36,6 +36,7 @@ def test_a_name_is_shown_as_it_is(name, monkeypatch, capsys):
         episodes=4,
         mean_episode_length=12.0,
         mean_episode_return=1.0,
+        deaths=0.0,
         clipped_rewards=0,
         steps=(step,),
     )
@@ -122,6 +123,7 @@ def first_episodes(env: BatchedEnv, params: Any, key: jax.Array, count: int) -> 
         length=jnp.zeros(count, jnp.int32),
         total=jnp.zeros(count, jnp.float32),
         clipped=jnp.zeros(count, jnp.int32),
+        truncated=jnp.zeros(count, bool),
     )
     while not bool(tally.over.all()):
         (obs, state, key, tally), _ = act(pack(params), (obs, state, key, tally))

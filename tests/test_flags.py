@@ -261,6 +261,19 @@ def merge_policy(bench):
 
 
 @arrives
+def merge_objective(bench):
+    seen = []
+    bench.monkeypatch.setattr(
+        training_backend, "merge_run", lambda *args, rule, **facts: seen.append(rule) or {}
+    )
+    flags = ("--merge_policy=eval_gate", "--merge_objective=success=1,deaths=1")
+    bench.backend(*flags).merge(RunRequest(skill=WOOD, expert=0, attempt=1))
+    assert seen[0].keywords == {"objective": "success=1,deaths=1"}
+    with pytest.raises(ConfigError, match="frames is not measured in single episodes"):
+        bench.backend("--merge_policy=eval_gate", "--merge_objective=success=1,frames=1")
+
+
+@arrives
 def skill_timesteps_budget(bench):
     """Of 605 frames the first run took 10, as its progress says: the new one has 595, not 600."""
     place = Place(bench.folder)

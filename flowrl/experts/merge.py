@@ -63,6 +63,7 @@ class Question:
     current: str  # digest of the arrays of the version that counts now
     candidate: str  # digest of the candidate's arrays
     gains: tuple[Natural, Natural] = (0, 0)  # frames since the ancestor: current's, candidate's
+    objective: str = ""  # by which two copies are compared; "" is success
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +79,14 @@ class Blended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Both copies in the same worlds: how often only one of them succeeded."""
+    """Both copies in the same worlds: how often only one of them succeeded, or scored more."""
 
     kind: ClassVar[str] = "compared"
     question: Question
     wins: int  # worlds in which the candidate alone succeeded
     losses: int  # worlds in which the current version alone did
     ties: int
+    broken: tuple[str, ...] = ()  # limits of the objective that the candidate does not keep
 
     @property
     def episodes(self) -> int:
@@ -211,17 +213,21 @@ def eval_gate(
     candidate: Candidate,
     evidence: Evidence | None,
     /,
+    *,
+    objective: str = "",
 ) -> MergeDecision | Question:
     """Use the candidate if it succeeds significantly more often in the same new worlds.
 
     Worlds in which both copies succeed or both fail say nothing; of the others the candidate must
-    have won more than half, by the lower end of a 95 % Wilson interval.
+    have won more than half, by the lower end of a 95 % Wilson interval. With an objective
+    (`flowrl.judging.objectives`) a world is won by the higher score, and all limits must be kept.
     """
     question = Question(
         kind="compare",
         expert=candidate.expert,
         current=current.content,
         candidate=candidate.content,
+        objective=objective,
     )
     if evidence is None or evidence.question != question:
         return question
@@ -229,10 +235,13 @@ def eval_gate(
         why = evidence.why if isinstance(evidence, Unanswered) else "it was blended"
         return _by_frames(current, candidate, f"not compared: {why}")
     wins, losses = evidence.wins, evidence.losses
-    figures = f"alone in {wins} of {evidence.episodes} worlds, what is there in {losses}"
+    if evidence.broken:
+        return KeepCurrent(why=f"the run's breaks a limit: {', '.join(evidence.broken)}")
+    did = "scored more" if objective else "succeeded alone"
+    figures = f"{did} in {wins} of {evidence.episodes} worlds, what is there in {losses}"
     if more_often(wins, losses):
-        return UseCandidate(why=f"better: it succeeded {figures}")
-    return KeepCurrent(why=f"not better: the run's succeeded {figures}")
+        return UseCandidate(why=f"better: it {figures}")
+    return KeepCurrent(why=f"not better: the run's {figures}")
 
 
 MERGE_RULES: Mapping[MergePolicyName, MergeRule] = {

@@ -21,6 +21,7 @@ from flowrl.runs import RunResult
 _METRICS_BYTES = 1 << 28  # a line a second for a week, with 400 bytes each
 _LARGEST = 1e300
 _JUDGED = "quality"
+EPISODE_MEASURES = ("success", "return", "deaths")
 _TERM = re.compile(r"(?P<name>[a-z]+)\s*(?P<sign>>=|<=|=)\s*(?P<value>[-+.0-9e]+)")
 
 
@@ -117,8 +118,10 @@ class Objective:
         Raises:
           ConfigError: a figure that counts was not measured.
         """
-        if self.broken(figures):
-            return 0.0
+        return 0.0 if self.broken(figures) else self.mean(figures)
+
+    def mean(self, figures: Figures) -> float:
+        """Return the weighted mean of the scores in [0, 1], whatever the limits."""
         used = {name: weight for name, weight in self.weights.items() if weight}
         total = math.fsum(w * MEASURES[n].score(_figure(figures, n)) for n, w in used.items())
         return total / math.fsum(used.values())
@@ -146,6 +149,22 @@ def parse_objective(text: str) -> Objective:
                 "measure<=limit; write success=1,deaths=0.5,success>=0.8"
             ) from error
     return Objective(weights=parts["="], least=parts[">="], most=parts["<="])
+
+
+def parse_merge_objective(text: str) -> Objective:
+    """Read an objective that single episodes can be scored by.
+
+    Raises:
+      ConfigError: it is malformed, or names another measure.
+    """
+    objective = parse_objective(text)
+    for name in (*objective.weights, *objective.least, *objective.most):
+        if name not in EPISODE_MEASURES:
+            raise ConfigError(
+                f"--merge_objective {text}: {name} is not measured in single episodes; use "
+                f"{', '.join(EPISODE_MEASURES)}"
+            )
+    return objective
 
 
 def read_curve(path: Path) -> tuple[CurvePoint, ...]:

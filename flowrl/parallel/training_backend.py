@@ -13,11 +13,12 @@ from typing import Any
 
 from flowrl import config as configs
 from flowrl import storage
-from flowrl.config import BottomUpConfig, LaunchConfig, PPOConfig
+from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, PPOConfig
 from flowrl.errors import FileRefusedError, is_transient
 from flowrl.experts.array_check import start_reader
-from flowrl.experts.merge import MERGE_RULES
+from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
 from flowrl.experts.store import ExpertStore
+from flowrl.judging.objectives import parse_merge_objective
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
 from flowrl.launchers.run_status import lock_held, request_stop
@@ -40,6 +41,18 @@ from flowrl.storage import records
 
 # A run that takes longer hangs, although it reports progress; --run_timeout overrules this.
 _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
+
+
+def merge_rule(graph: GraphConfig) -> MergeRule:
+    """Return the merge rule that the flags ask for.
+
+    Raises:
+      ConfigError: the objective is malformed, or single episodes cannot be scored by it.
+    """
+    if objective := graph.merge_objective:
+        parse_merge_objective(objective)
+        return partial(eval_gate, objective=objective)
+    return MERGE_RULES[graph.merge_policy]
 
 
 class JobBuilder:
@@ -166,6 +179,7 @@ class TrainingBackend:
             live=partial(live_runs, layout),
         )
         self._store = ExpertStore(layout)
+        self._rule = merge_rule(config.graph)
 
     def prepare(self, request: RunRequest) -> Job:
         """Make a new run folder from the experts that count now.
@@ -215,7 +229,7 @@ class TrainingBackend:
             self._layout.run(request.expert, request.skill),
             request.skill,
             accounting=self._config.ppo.frame_accounting,
-            rule=MERGE_RULES[self._config.graph.merge_policy],
+            rule=self._rule,
             confinement=self.confinement,
         )
 

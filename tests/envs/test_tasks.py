@@ -97,7 +97,7 @@ def test_the_reward_of_a_timestep_is_clipped_with_its_bonus(reward, kept):
         env.begin_in(None),
         None,
         completed=jnp.asarray(True),
-        reward=jnp.float32(reward),
+        earned=jnp.array([reward, 0.0], jnp.float32),
         over=jnp.asarray(False),
     )
     assert output.reward == output.episode_return == kept

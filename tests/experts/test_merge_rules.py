@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from flowrl.experts.merge import (
     UseCandidate,
     decide,
     descends,
+    eval_gate,
     more_often,
     wilson,
 )
@@ -229,6 +231,22 @@ def test_what_could_not_be_found_out_leaves_it_to_the_frames_and_says_so(rule):
     assert isinstance(decision, UseCandidate)
     assert decision.why.startswith("100 frames over 60; not ")
     assert decision.why.endswith(": it crashed")
+
+
+def test_an_objective_decides_by_scores_and_keeps_its_limits():
+    facts = {"run_id": "r", "current": branch(("b", 10)), "candidate": candidate(acted=5)}
+    rule = partial(eval_gate, objective="success=1,deaths=1,success>=0.5")
+    asked = decide(rule, **facts)
+    assert isinstance(asked, Question)
+    assert asked != decide(GATE, **facts), "answers about success are none about the objective"
+    found = Compared(question=asked, wins=60, losses=0, ties=0)
+    decision = decide(rule, **facts, evidence=found)
+    assert isinstance(decision, UseCandidate)
+    assert decision.why == "better: it scored more in 60 of 60 worlds, what is there in 0"
+    broken = dataclasses.replace(found, broken=("success is 0.4, not >= 0.5",))
+    decision = decide(rule, **facts, evidence=broken)
+    assert isinstance(decision, KeepCurrent)
+    assert decision.why == "the run's breaks a limit: success is 0.4, not >= 0.5"
 
 
 @pytest.mark.parametrize("rule", [AVERAGE, GATE], ids=["average", "gate"])

@@ -15,6 +15,7 @@ from flowrl.judging.objectives import (
     CurvePoint,
     hypervolume,
     pareto_front,
+    parse_merge_objective,
     parse_objective,
     progress,
     read_curve,
@@ -124,6 +125,12 @@ def test_an_objective_weighs_scores_and_keeps_limits():
 def test_a_bad_objective_is_refused(text, named):
     with pytest.raises(ConfigError, match=named):
         parse_objective(text)
+
+
+@pytest.mark.parametrize("text", ["quality=0.5,success=1", "frames=1", "success=1,steps<=9"])
+def test_only_what_single_episodes_measure_decides_a_merge(text):
+    with pytest.raises(ConfigError, match="not measured in single episodes"):
+        parse_merge_objective(text)
 
 
 def test_a_figure_that_was_not_measured_is_named():
