@@ -91,6 +91,13 @@ class PPOConfig(Configuration):
     """Updates from one round to the next."""
     average_rule: RuleName = "mean"
     """How a round averages its members, by the steps in which each expert acted."""
+    average_outer: Literal["replace", "sgd"] = "replace"
+    """How a round goes from the last one to its members' mean: by taking the mean, or by a step of
+    Nesterov's method towards it."""
+    average_lr: AboveZero = 0.7
+    """Length of the outer step sgd; 1 is the whole way."""
+    average_momentum: Share = 0.9
+    """Momentum of the outer step sgd."""
     average_quorum: Positive | None = None
     """Replicas that a round needs (default: all but one, at least 2)."""
     average_deadline: AboveZero | None = None

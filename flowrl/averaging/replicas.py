@@ -18,7 +18,7 @@ from functools import partial
 
 from flowrl import storage
 from flowrl.averaging.rounds import Offer, Round, Rounds, closes_after, fold, pooled
-from flowrl.averaging.rules import Rule
+from flowrl.averaging.rules import OuterStep, Rule
 from flowrl.config import PPOConfig, TrainConfig, to_argv
 from flowrl.errors import (
     EXIT_DISK_FULL,
@@ -192,7 +192,10 @@ class Averager:
                 left_out[str(replica)] = str(error)
         if not offers:
             raise TrainingError(f"round {number} has no member; see the lines above")
-        mean = fold(before, offers, Rule(name=self._config.average_rule))
+        config = self._config
+        lr, momentum = config.average_lr, config.average_momentum
+        outer = OuterStep(name=config.average_outer, lr=lr, momentum=momentum)
+        mean = fold(before, offers, Rule(name=config.average_rule), outer)
         return self._rounds.commit(
             self._record(base, [o for o, _ in offers.values()], left_out), mean
         )

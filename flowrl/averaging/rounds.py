@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flowrl import storage
-from flowrl.averaging.rules import Rule, average
+from flowrl.averaging.rules import OuterStep, Rule, average
 from flowrl.errors import FileRefusedError
 from flowrl.runs import Rates
 from flowrl.storage import records
@@ -34,6 +34,8 @@ from flowrl.storage.records import Natural, Share, at_least
 
 Arrays = Mapping[str, np.ndarray]
 _HEADER_BYTES = 2**20
+_VELOCITY = "velocity/"  # prefix of the names of an outer step's state, f64
+_REPLACE = OuterStep()
 _LEAST_SECONDS, _SPREADS = 1.0, 4.0
 _KEPT = 2
 _MEAN, _RECORD = "mean.safetensors", "round.json"
@@ -172,7 +174,11 @@ class Rounds:
         arrays = _read(folder / _ARRAYS, found.digest, limit_bytes=most)
         if (found.replica, found.base, len(found.acted)) != (replica, base.digest, len(base.acted)):
             raise FileRefusedError(f"{folder} did not begin with round {base.number}")
-        forms = {name: (leaf.shape, leaf.dtype) for name, leaf in like.items()}
+        forms = {
+            name: (leaf.shape, leaf.dtype)
+            for name, leaf in like.items()
+            if not name.startswith(_VELOCITY)
+        }
         if {name: (leaf.shape, leaf.dtype) for name, leaf in arrays.items()} != forms:
             raise FileRefusedError(f"{folder} has arrays of other shapes or types than the round")
         for name, leaf in arrays.items():
@@ -226,17 +232,21 @@ def fold(
     before: Arrays,
     offers: Mapping[int, tuple[Offer, Arrays]],
     rule: Rule,
+    outer: OuterStep = _REPLACE,
 ) -> dict[str, np.ndarray]:
     """What a round makes of its members' arrays, leaves `[E, …]` as those of the round before.
 
     Each expert is averaged by itself, weighted by the steps in which it acted; one that acted
     nowhere stays as it was. Of whole numbers, which count Adam's steps, the greatest is taken.
+    Of parameters, `outer` then takes its step from `before`; its velocity lies beside them.
     `krum` and its like take no weights: they choose among the members in which the expert acted; of
     too few for them the geometric median is taken.
     """
     folded = {name: leaf.copy() for name, leaf in before.items()}
-    floats = sorted(name for name, leaf in before.items() if leaf.dtype.kind == "f")
-    for name in before.keys() - floats:
+    learned = {name: leaf for name, leaf in before.items() if not name.startswith(_VELOCITY)}
+    floats = sorted(name for name, leaf in learned.items() if leaf.dtype.kind == "f")
+    stepped = [name for name in floats if outer.name == "sgd" and name.startswith("params/")]
+    for name in learned.keys() - floats:
         folded[name] = np.max([arrays[name] for _, arrays in offers.values()], axis=0)
     num_experts = len(next(iter(before.values())))
     for expert in range(num_experts):
@@ -248,6 +258,10 @@ def fold(
         used = Rule(name="geometric_median") if few else rule
         weights = None if "krum" in used.name else np.array([*acted.values()], float)
         _put_row(folded, floats, expert, average(used, rows, weights))
+        for name in stepped:
+            fast = folded.setdefault(_VELOCITY + name, np.zeros(before[name].shape))
+            old, mean = before[name][expert].astype(float), folded[name][expert].astype(float)
+            folded[name][expert], fast[expert] = outer.apply(old, mean, fast[expert])
     return folded
 
 

@@ -74,7 +74,7 @@ def learned(mean: dict[str, np.ndarray], number: int, replica: int) -> dict[str,
     moved = {
         name: (leaf + 0.1 * random.normal(size=leaf.shape)).astype(leaf.dtype)
         for name, leaf in sorted(mean.items())
-        if leaf.dtype.kind == "f"
+        if leaf.dtype.kind == "f" and not name.startswith("velocity/")
     }
     return {**moved, "opt_state/count": mean["opt_state/count"] + np.int32(4)}
 

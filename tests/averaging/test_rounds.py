@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flowrl.averaging.rounds import Offer, Round, Rounds, closes_after, fold, pooled
-from flowrl.averaging.rules import Rule
+from flowrl.averaging.rules import OuterStep, Rule
 from flowrl.errors import FileRefusedError
 from tests.averaging.stand_in import first_mean, learned, offer_of, rates
 
@@ -67,6 +67,25 @@ def test_an_expert_that_acted_nowhere_stays_as_it_was():
     assert np.array_equal(
         fold(before, offers, Rule())["params/kernel"][2], before["params/kernel"][2]
     )
+
+
+def test_the_outer_step_moves_parameters_only_and_its_state_comes_back(rounds):
+    outer, before = OuterStep(name="sgd", lr=0.5, momentum=0.5), first_mean()
+    for number in range(2):
+        offers = {k: (offer_of(rounds.newest(), k), learned(before, number, k)) for k in range(2)}
+        mean, moved = fold(before, offers, Rule()), fold(before, offers, Rule(), outer)
+        velocity = before.get("velocity/params/kernel", np.zeros((3, 40, 8)))
+        wanted = outer.apply(
+            before["params/kernel"].astype(float), mean["params/kernel"].astype(float), velocity
+        )
+        assert np.array_equal(moved["params/kernel"], wanted[0].astype(np.float32))
+        assert np.array_equal(moved["velocity/params/kernel"], wanted[1])
+        assert np.array_equal(moved["opt_state/mu"], mean["opt_state/mu"])
+        record = rounds.commit(Round(number=number + 1, acted=(0, 0, 0)), moved)
+        before = rounds.mean(record)
+        assert all(np.array_equal(before[name], moved[name]) for name in moved)
+        rounds.offer(number + 2, offer_of(record, 0), learned(first_mean(), 0, 0), STATE)
+        assert rounds.read_offer(record, 0, before)[0].base == record.digest
 
 
 def test_krum_of_few_members_is_the_geometric_median():
