@@ -87,7 +87,7 @@ class PPOConfig(Configuration):
     its own copy of the parameters, and then averages the copies."""
     replicas: Positive = 1
     """Trainers of one run, each with worlds of its own, whose experts are averaged in rounds."""
-    average_every: Positive = 10
+    average_every: Positive = 5
     """Updates from one round to the next."""
     average_rule: RuleName = "mean"
     """How a round averages its members, by the steps in which each expert acted."""

@@ -100,7 +100,9 @@ def learning_rows(folder: Path, seeds: int, every: list[int]) -> list[Row]:
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=0, help="of learning; minutes for each")
-    parser.add_argument("--every", type=int, nargs="+", default=[2, 10], help="updates of a round")
+    parser.add_argument(
+        "--every", type=int, nargs="+", default=[2, 5, 10], help="updates of a round"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
