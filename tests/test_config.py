@@ -41,6 +41,7 @@ OTHER = {
     "merge_objective": "success=1,deaths=0.5",
     "replicas": 4,
     "average_rule": "median",
+    "average_outer": "sgd",
     "average_quorum": 4,
     "average_every": 16,
     "sandbox": "none",
