@@ -33,6 +33,7 @@ Seconds = Annotated[float, at_least(0.0)]
 Minutes = Annotated[float, at_least(0.0)]
 FrameAccounting = Literal["acted", "total"]
 Activation = Literal["tanh", "relu", "gelu"]
+Precision = Literal["f32", "bf16"]
 MergePolicyName = Literal["frame_count", "frame_average", "eval_gate"]
 RuleName = Literal["mean", "trimmed_mean", "median", "geometric_median", "krum", "multi_krum"]
 Sandbox = Literal["auto", "bwrap", "none"]
@@ -71,6 +72,9 @@ class PPOConfig(Configuration):
     """Adam's learning rate."""
     anneal_lr: bool = True
     """Lower the learning rate linearly to zero over total_timesteps."""
+    schedule_timesteps: Natural = 0
+    """Steps over which the learning rate falls, if more than total_timesteps: for a run that will
+    be continued with more."""
     num_envs: Positive = 64
     """Environments stepped side by side; replicas share them evenly."""
     acting_threads: Positive | None = None
@@ -125,6 +129,8 @@ class PPOConfig(Configuration):
     """Width of the hidden layers of each expert's actor and critic."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
+    precision: Precision = "f32"
+    """Compute the networks in f32, or in bf16 on a GPU; parameters and moments stay f32."""
     max_task_steps: Positive = 300
     """An episode is cut when one step of its plan takes longer, unless its skill has a limit."""
     world_pool: Natural = 0

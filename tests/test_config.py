@@ -34,6 +34,7 @@ OTHER = {
     "num_steps": 32,
     "num_minibatches": 2,
     "activation": "relu",
+    "precision": "bf16",
     "frame_accounting": "total",
     "env_name": "Craftax-Symbolic-v1",
     "gpu_ids": (0, 3),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from flowrl.config import Precision
 from flowrl.networks.moe import ACTIVATIONS, Params, take_expert
 from flowrl.runs import LAYERS
 
@@ -48,6 +49,12 @@ def pack(stacked: Params) -> Packed:
     return Packed(Dense(*first), *rest)
 
 
+def in_precision(tree: Any, precision: Precision) -> Any:
+    """A tree of f32 arrays of any shape in the type that networks are computed in."""
+    dtype = {"f32": jnp.float32, "bf16": jnp.bfloat16}[precision]
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+
 def pad_experts(packed: Packed, num_experts: int) -> Packed:
     """Experts with leaves `[E, …]`, and blank ones after them that make up `num_experts`."""
 
@@ -71,16 +78,18 @@ def unpack(packed: Packed) -> Params:
 def forward(one: Packed, obs: jax.Array, *, activation: str) -> tuple[jax.Array, jax.Array]:
     """One expert's logits f32 `[B, actions]` and values f32 `[B]` of observations `[B, size]`.
 
-    It computes what `moe.ActorCritic` does, with the first layers as one.
+    It computes what `moe.ActorCritic` does, with the first layers as one, in the type of the
+    parameters; the output layers add up in f32.
     """
-    act = ACTIVATIONS[activation]
+    act, obs = ACTIVATIONS[activation], obs.astype(one.first.kernel.dtype)
+    product = partial(jnp.matmul, preferred_element_type=jnp.float32)
     actor, critic = jnp.split(act(obs @ one.first.kernel + one.first.bias), 2, axis=-1)
     for layer in one.actor[:-1]:
         actor = act(actor @ layer.kernel + layer.bias)
     for layer in one.critic[:-1]:
         critic = act(critic @ layer.kernel + layer.bias)
-    logits = actor @ one.actor[-1].kernel + one.actor[-1].bias
-    value = critic @ one.critic[-1].kernel + one.critic[-1].bias
+    logits = product(actor, one.actor[-1].kernel) + one.actor[-1].bias
+    value = product(critic, one.critic[-1].kernel) + one.critic[-1].bias
     return logits, value[..., 0]
 
 

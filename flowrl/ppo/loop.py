@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,7 +74,8 @@ def frames_per_update(config: PPOConfig) -> int:
 
 def learning_rate(config: PPOConfig, updates: int) -> float:
     """The learning rate of the update after `updates` others; it falls linearly if annealed."""
-    left = max(0.0, 1.0 - updates / num_updates(config))
+    steps = max(config.total_timesteps, config.schedule_timesteps // config.replicas)
+    left = max(0.0, 1.0 - updates / num_updates(replace(config, total_timesteps=steps)))
     return config.lr * left if config.anneal_lr else config.lr
 
 

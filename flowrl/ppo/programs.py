@@ -47,11 +47,9 @@ from flowrl.runs import expert_shapes
 
 _LEAST_ACTING = 8
 # Fields that are compiled in. Of the first, some say only how many worlds lie ready.
-_ACTING = ("layer_size", "activation", "num_envs", "env_shards", "num_steps", "world_pool")
-_LEARNING = (
-    *("layer_size", "activation", "num_envs", "env_shards", "num_steps"),
-    *("num_devices", "grad_sync_period", "update_epochs", "num_minibatches"),
-)
+_BOTH = ("layer_size", "activation", "precision", "num_envs", "env_shards", "num_steps")
+_ACTING = (*_BOTH, "world_pool")
+_LEARNING = (*_BOTH, "num_devices", "grad_sync_period", "update_epochs", "num_minibatches")
 register_results(Dense, Packed, RolloutState, StepOutput, Timestep, RolloutBatch, TrainState, Stats)
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput, WalkingEnv
 from flowrl.networks import dispatch
-from flowrl.networks.grouped import Packed
+from flowrl.networks.grouped import Packed, in_precision
 
 
 class RolloutState(NamedTuple):
@@ -56,6 +56,8 @@ def rollout(
       packed: experts, leaves `[E, …]`.
       state: where acting goes on, `obs` f32 `[B, observation]`.
     """
+
+    packed = in_precision(packed, config.precision)
 
     def act(state: RolloutState, _: None) -> tuple[RolloutState, Timestep]:
         key, action_key, step_key = jax.random.split(state.key, 3)

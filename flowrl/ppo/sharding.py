@@ -188,6 +188,8 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
         logger.warning("--num_devices 0: there is one device, so the run trains on one")
     config = with_shards(config)
     _check_devices(config.num_devices)
+    if config.precision == "bf16" and jax.default_backend() == "cpu":
+        raise ConfigError("--precision bf16 is for GPUs, a CPU is slower with it; leave it out")
     config.check()
     placement = place(config)
     kinds = {device.device_kind for device in placement.devices}

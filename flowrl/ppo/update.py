@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput, is_clipped
 from flowrl.networks import dispatch
-from flowrl.networks.grouped import Packed
+from flowrl.networks.grouped import Packed, in_precision
 from flowrl.ppo import gae, optimizer
 from flowrl.ppo.loss import Hyperparameters, Rows, ppo_loss
 from flowrl.ppo.rollout import RolloutBatch
@@ -71,17 +71,19 @@ def learn(
     """
     num_experts = state.params.first.kernel.shape[0]
     rows = _rows(hyper, batch, num_experts=num_experts, axis=axis)
+    rows = rows._replace(obs=in_precision(rows.obs, config.precision))
     row_loss = partial(ppo_loss, hyper=hyper)
 
     def move(state: TrainState, index: jax.Array):
+        params = in_precision(state.params, config.precision)
         found = dispatch.evaluate_rows(
-            state.params, rows, index, row_loss=row_loss, activation=config.activation
+            params, rows, index, row_loss=row_loss, activation=config.activation
         )
         params, opt_state = optimizer.step(
             hyper,
             params=state.params,
             state=state.opt_state,
-            grads=axis.mean(found.grads),
+            grads=axis.mean(in_precision(found.grads, "f32")),
             rows=(counts := axis.total(found.rows)),
         )
         figures = {"loss": found.loss, **found.figures}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flowrl.networks import dispatch
-from flowrl.networks.grouped import Packed, pack, tile_size, tiles_of, unpack
+from flowrl.networks.grouped import Packed, in_precision, pack, tile_size, tiles_of, unpack
 from flowrl.networks.moe import ActorCritic, take_expert
 from tests.networks.making import init_experts
 
@@ -223,3 +223,16 @@ def test_tiles_with_and_without_a_partner_count_once():
         index = np.arange(80, dtype=np.int32)
         found = evaluate(packed_of(4), rows, index, "tiles")
         assert_same(found[:3], oracle_gradient(stacked_of(4), rows))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_half_precision_computes_nearly_the_same_and_adds_up_logits_in_f32(method):
+    packed, obs = packed_of(3), jax.random.normal(jax.random.key(2), (24, 30))
+    expert = jnp.arange(24, dtype=jnp.int32) % 3
+    expected = applied(packed, obs, expert, activation="tanh", method=method)
+    half = in_precision(packed, "bf16")
+    found = applied(half, obs, expert, activation="tanh", method=method)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == jnp.float32
+        assert (one != other).any()
+        np.testing.assert_allclose(one, other, atol=0.05)

@@ -13,7 +13,14 @@ from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic
 from flowrl.ppo import optimizer
-from flowrl.ppo.loop import Counters, num_updates, start, train
+from flowrl.ppo.loop import (
+    Counters,
+    frames_per_update,
+    learning_rate,
+    num_updates,
+    start,
+    train,
+)
 from flowrl.ppo.programs import begin_programs
 from flowrl.ppo.update import TrainState
 from tests.networks.making import init_experts
@@ -140,3 +147,17 @@ def test_the_same_seed_trains_the_same_parameters():
 def test_a_loss_that_is_no_number_ends_training_and_names_the_update():
     with pytest.raises(TrainingError, match=r"update 1 of 40 left the loss at nan.*--lr"):
         list(turns(tiny_envs.Broken()))
+
+
+def test_the_learning_rate_falls_over_the_schedule_if_that_is_longer():
+    frames = frames_per_update(CONFIG)
+    short = replace(CONFIG, total_timesteps=10 * frames)
+    rung = replace(short, schedule_timesteps=40 * frames)
+    whole = replace(CONFIG, total_timesteps=40 * frames)
+    assert [learning_rate(rung, n) for n in range(10)] == [
+        learning_rate(whole, n) for n in range(10)
+    ]
+    assert learning_rate(short, 9) < learning_rate(rung, 9)
+    assert learning_rate(short, 9) == learning_rate(replace(short, schedule_timesteps=1), 9)
+    of_four = replace(rung, replicas=4)  # each of which takes a fourth of the frames
+    assert learning_rate(of_four, 5) == learning_rate(short, 5)

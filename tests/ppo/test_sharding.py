@@ -52,6 +52,15 @@ def test_devices_that_are_not_there_or_differ_are_refused(machine, kinds, wanted
         verify_distributed_setup(PPOConfig(num_envs=12, num_devices=wanted, num_minibatches=1))
 
 
+def test_half_precision_is_refused_on_a_cpu_alone(machine):
+    half = PPOConfig(precision="bf16")
+    machine("cpu")
+    with pytest.raises(ConfigError, match=r"--precision bf16 is for GPUs, .* leave it out"):
+        verify_distributed_setup(half)
+    machine("gpu")
+    assert verify_distributed_setup(half).config.precision == "bf16"
+
+
 def test_threads_are_as_many_for_each_of_all_devices(machine):
     machine("cpu", "cpu", cpus=3)
     config, placement = verify_distributed_setup(PPOConfig(num_devices=0, num_envs=96))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -77,15 +78,15 @@ def experts(num_experts: int) -> Packed:
 
 
 @cache
-def learning(few: bool):
+def learning(few: bool, config: PPOConfig = CONFIG):
     """An update, compiled once for all tests that learn from few columns, or from all."""
 
     def update(state: TrainState, batch: RolloutBatch, hyper: Hyperparameters):
         minibatches = draw_minibatches(CONFIG, [jax.random.wrap_key_data(batch.shuffle_key[0])])
         common = {"minibatches": minibatches, "hyper": hyper}
         if few:
-            return learn_from_columns(CONFIG, state, (batch,), **common)
-        return learn(CONFIG, state, batch, **common)
+            return learn_from_columns(config, state, (batch,), **common)
+        return learn(config, state, batch, **common)
 
     return jax.jit(update)
 
@@ -180,3 +181,15 @@ def test_every_hyperparameter_is_data_that_moves_the_experts(field):
     found, expected = (learning(True)(state, batch, hyper)[0].params for hyper in (other, HYPER))
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     assert any((one != other).any() for one, other in pairs)
+
+
+def test_learning_in_half_precision_keeps_parameters_and_moments_in_f32():
+    params, batch = experts(1), acted_of(50, 1)
+    state = TrainState(params, optimizer.init(params))
+    half = replace(CONFIG, precision="bf16")
+    found, expected = (learning(False, config)(state, batch, HYPER)[0] for config in (half, CONFIG))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+    for one, other in zip(found.params.first, expected.params.first, strict=True):
+        assert (one != other).any()
+        np.testing.assert_allclose(one, other, atol=0.05)

@@ -486,6 +486,7 @@ MADE_ANEW = {
     "grad_sync_period": {"learn"},
     "layer_size": {"act", "learn", "ready", "pad", "unpack"},
     "activation": {"act", "learn"},
+    "precision": {"act", "learn"},
 }
 CHANGES = {
     "env_name": "Craftax-Classic-Symbolic-v1",  # another game has other modules
@@ -493,6 +494,7 @@ CHANGES = {
     "acting_threads": 2,
     "num_devices": 1,  # the tests have no other
     "activation": "relu",
+    "precision": "bf16",
     "frame_accounting": "total",
     "average_rule": "median",
     "compile_cache": Path("elsewhere"),
