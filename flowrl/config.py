@@ -190,6 +190,7 @@ class PPOConfig(Configuration):
             self,
             num_envs=self.num_envs // self.replicas,
             total_timesteps=-(-self.total_timesteps // self.replicas),
+            schedule_timesteps=self.schedule_timesteps // self.replicas,
             num_devices=self.num_devices and max(1, self.num_devices // self.replicas),
         )
 

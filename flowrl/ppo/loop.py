@@ -74,7 +74,7 @@ def frames_per_update(config: PPOConfig) -> int:
 
 def learning_rate(config: PPOConfig, updates: int) -> float:
     """The learning rate of the update after `updates` others; it falls linearly if annealed."""
-    steps = max(config.total_timesteps, config.schedule_timesteps // config.replicas)
+    steps = max(config.total_timesteps, config.schedule_timesteps)
     left = max(0.0, 1.0 - updates / num_updates(replace(config, total_timesteps=steps)))
     return config.lr * left if config.anneal_lr else config.lr
 

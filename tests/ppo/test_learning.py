@@ -159,5 +159,5 @@ def test_the_learning_rate_falls_over_the_schedule_if_that_is_longer():
     ]
     assert learning_rate(short, 9) < learning_rate(rung, 9)
     assert learning_rate(short, 9) == learning_rate(replace(short, schedule_timesteps=1), 9)
-    of_four = replace(rung, replicas=4)  # each of which takes a fourth of the frames
-    assert learning_rate(of_four, 5) == learning_rate(short, 5)
+    of_two = replace(rung, replicas=2).of_replica()
+    assert learning_rate(of_two, 5) == learning_rate(rung, 5)
