@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from flowrl.commands.repair import FsckCommand, RecoverCommand, RollbackCommand
 from flowrl.commands.sessions import AttachCommand, PsCommand
 from flowrl.commands.skills import PlanCommand, SkillsCommand
 from flowrl.commands.status import StatusCommand
+from flowrl.commands.sweep import SweepConfig, run_sweep
 from flowrl.config import BottomUpConfig, SequentialConfig
 from flowrl.errors import ConfigError, closest
 
@@ -57,9 +58,13 @@ class CompletionCommand:
         return 0
 
 
-PROGRAMS = {"train": BottomUpConfig, "sequential": SequentialConfig}
+PROGRAMS: Mapping[str, tuple[type, Callable[[Any], int]]] = {
+    "train": (BottomUpConfig, train_graph),
+    "sequential": (SequentialConfig, train_graph),
+    "sweep": (SweepConfig, run_sweep),
+}
 GROUPS: Mapping[str, Mapping[str, type]] = {
-    "train": {**PROGRAMS, "add": AddCommand},
+    "train": {**{name: kind for name, (kind, _) in PROGRAMS.items()}, "add": AddCommand},
     "look": {
         "status": StatusCommand,
         "logs": LogsCommand,
@@ -114,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = words
     if name in PROGRAMS:
-        return console.run_program(f"flowrl {name}", PROGRAMS[name], train_graph, rest)
+        return console.run_program(f"flowrl {name}", *PROGRAMS[name], rest)
     console.start_logging()
 
     def command() -> int:

@@ -10,6 +10,7 @@ import itertools
 from pathlib import Path
 
 from flowrl import arguments, cli, config
+from flowrl.commands.sweep import SweepConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 TABLES = {
@@ -21,6 +22,7 @@ TABLES = {
         config.LaunchConfig,
         config.BottomUpConfig,
     ),
+    "flowrl sweep": (SweepConfig,),
     **{f"flowrl {name}": (kind,) for name, kind in cli.COMMANDS.items()},
 }
 

@@ -35,8 +35,9 @@ FLOORS = [
         "console",
         "commands",
         "tuning",
+        "bottomup_parallel",
     },
-    {"bottomup", "bottomup_parallel", "cli", "__main__"},
+    {"bottomup", "cli", "__main__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = FLOORS[0] | {"runs"}

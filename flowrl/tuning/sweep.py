@@ -1,0 +1,248 @@
+"""Running a sweep: trials are entries of a scheduler of the sweep's own folder.
+
+The folder is a graph of its own: copies of the experts that the skill needs, pinned for all trials
+alike, and a scheduler's state. So a sweep goes on beside the training of its graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from flowrl import storage
+from flowrl.errors import ConfigError, FileRefusedError, is_transient
+from flowrl.experts import manifest as manifests
+from flowrl.experts.manifest import Manifest
+from flowrl.experts.store import ExpertStore, check_digest
+from flowrl.launchers.base import Job
+from flowrl.launchers.run_status import lock_held, request_stop
+from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.run_folder import PreparedRun, clear_for_launch, read_own_run
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.status import FRESH, Active, Completed, Failed, Running, Waiting
+from flowrl.parallel.training_backend import JobBuilder
+from flowrl.parallel.training_setup import prepare_training_run
+from flowrl.paths import GraphPaths, SweepPaths
+from flowrl.runs import RunResult, read_result, read_run, write_run
+from flowrl.skills.graph import SkillGraph
+from flowrl.storage import records
+from flowrl.tuning.trials import (
+    TRIAL,
+    Sweep,
+    SweepRecord,
+    Trial,
+    next_trial,
+    numbers,
+    read_trials,
+    write_outcome,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def create_sweep(
+    paths: SweepPaths, record: SweepRecord, graph: GraphPaths, plan: SkillGraph
+) -> Sweep:
+    """Write a new sweep: copies of the experts that its skill needs, and then what it is.
+
+    A sweep that was half written is written again.
+
+    Raises:
+      ExpertMissingError, ExpertCorruptError: an expert that the skill needs is not there.
+    """
+    store, pinned = ExpertStore(graph), ExpertStore(paths)
+    needs = plan.all_needs(record.skill)
+    present = store.manifest()
+    experts = {n: each for n, each in present.experts.items() if each.skill in needs}
+    for version in experts.values():
+        copy = pinned.path_of(version)
+        storage.remove_tree(copy)
+        check_digest(storage.copy_tree(store.path_of(version), copy), copy, version)
+    if experts:
+        manifests.swap(paths, Manifest(generation=present.generation, experts=experts))
+    records.write(paths.sweep_json, record)
+    return Sweep(paths, record)
+
+
+def expert_number(graph: GraphPaths, skill: str) -> int:
+    """The expert number that a skill has in its graph, or would get now."""
+    experts = ExpertStore(graph).manifest().experts
+    known = {version.skill: index for index, version in experts.items()}
+    state = StateFile(graph.scheduler_state).load()
+    if state is not None:
+        known |= {e.skill: e.expert for e in state.entries.values() if e.expert is not None}
+    free = max([-1, *known.values(), (state.next_expert if state else 0) - 1]) + 1
+    return known.get(skill, free)
+
+
+class TrialBackend:
+    """Runs trials in their own folders, and merges nothing; a `Backend`."""
+
+    def __init__(self, sweep: Sweep, jobs: JobBuilder) -> None:
+        self._sweep = sweep
+        self._jobs = jobs
+
+    def prepare(self, request: RunRequest) -> Job:
+        """Make the folder of a trial ready; a further attempt begins anew, with another seed."""
+        prepared = self._opened(request)
+        paths, run = prepared.layout, prepared.run
+        if run.attempt != request.attempt:
+            clear_for_launch(paths)
+            for folder in (paths.resume, paths.finals):
+                storage.remove_tree(folder)
+            storage.remove_file(paths.metrics)
+            run_id = f"e{run.expert}.a{request.attempt}.{secrets.token_hex(4)}"
+            run = replace(run, attempt=request.attempt, run_id=run_id)
+            write_run(paths, run)
+        return self._job(PreparedRun(layout=paths, run=run), request)
+
+    def resume(self, request: RunRequest) -> Job:
+        """Make a trial ready to continue from its last checkpoint."""
+        prepared = self._opened(request)
+        clear_for_launch(prepared.layout)
+        return self._job(prepared, request)
+
+    def reopen(self, request: RunRequest) -> Job | None:
+        """The job of a trial whose folder stays as it is; None without one of this attempt."""
+        paths = self._sweep.run(request.expert)
+        try:
+            prepared = self._opened(request)
+        except FileRefusedError as error:
+            if not is_transient(error) and lock_held(paths.folder):
+                request_stop(paths.folder.resolve())
+            if paths.run_json.exists():
+                raise
+            return None
+        return self._job(prepared, request) if prepared.run.run_id == request.run_id else None
+
+    def merge(self, request: RunRequest) -> Mapping[str, Any]:
+        """Take the result as it is: the experts of a trial stay in its folder."""
+        result = read_result(self._sweep.run(request.expert))
+        return {"run_id": result.run_id}
+
+    def archive(self, request: RunRequest) -> None:
+        """Remove the copies that the run started from."""
+        storage.remove_tree(self._sweep.run(request.expert).policies / "seed")
+
+    def archived_result(self, request: RunRequest) -> RunResult | None:
+        """None: the folder of a trial is not archived."""
+        return None
+
+    def discard(self, request: RunRequest) -> None:
+        """Leave the folder of a failed attempt to the next one, and to people."""
+
+    def _opened(self, request: RunRequest) -> PreparedRun:
+        paths = self._sweep.run(request.expert)
+        return PreparedRun(layout=paths, run=read_own_run(paths, self._sweep.record.skill))
+
+    def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
+        job = self._jobs.job(prepared, request)
+        return replace(job, env={**job.env, "WANDB_RUN_GROUP": self._sweep.paths.root.name})
+
+
+class Sweeper:
+    """Begins trials as others end, and records what they came to.
+
+    Nothing is begun after the `deadline`, in seconds of `clock`.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        graph: SkillGraph,
+        scheduler: SkillScheduler,
+        *,
+        deadline: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.sweep = sweep
+        self.problem: ConfigError | None = None  # why no further point was found
+        self._graph = graph
+        self._scheduler = scheduler
+        self._deadline = deadline
+        self._clock = clock
+
+    def begin(self) -> None:
+        """Take up what an earlier start of the sweep has left, then go on."""
+        storage.remove_leftovers(self.sweep.paths.training_runs)
+        known = {entry.expert for entry in self._scheduler.state.entries.values()}
+        tried, left_out = read_trials(self.sweep)
+        for why in left_out:
+            logger.warning(why)
+        for each in tried:
+            if each.outcome is None and each.trial.number not in known:
+                self._add(each.trial.number)
+        self.feed()
+
+    def feed(self, _skill: str = "") -> None:
+        """Record the trials that have ended, and begin as many others as there is room for."""
+        self._record_ends()
+        while self._has_room() and self._begin_next():
+            pass
+
+    def _record_ends(self) -> None:
+        for entry in self._scheduler.state.entries.values():
+            number = entry.expert
+            if number is not None and isinstance(entry.status, Completed | Failed):
+                paths = self.sweep.run(number)
+                known = (paths.folder / TRIAL).exists()
+                if known and not (paths.folder / "outcome.json").exists():
+                    write_outcome(self.sweep, number, getattr(entry.status, "why", ""))
+
+    def _has_room(self) -> bool:
+        live = [
+            entry
+            for entry in self._scheduler.state.entries.values()
+            if isinstance(entry.status, Active | Waiting)
+        ]
+        most = self._scheduler.schedule.max_parallel_skills
+        return len(live) < most and self._clock() < self._deadline and self.problem is None
+
+    def _begin_next(self) -> bool:
+        tried, _ = read_trials(self.sweep)
+        taken = [entry.expert or 0 for entry in self._scheduler.state.entries.values()]
+        number = max([-1, *taken, *numbers(self.sweep.paths)]) + 1
+        try:
+            trial = next_trial(self.sweep, tried, number)
+        except ConfigError as error:
+            self.problem = error
+            return False
+        if trial is None:
+            return False
+        self._prepare(trial)
+        storage.fault_point("sweep.proposed")
+        self._add(trial.number)
+        return True
+
+    def _prepare(self, trial: Trial) -> None:
+        """Make the trial's run folder, with trial.json in it."""
+        record, paths = self.sweep.record, self.sweep.paths
+        experts = ExpertStore(paths).manifest().experts
+        prepare_training_run(
+            layout=paths,
+            graph=self._graph,
+            skill=record.skill,
+            expert=record.expert,
+            attempt=1,
+            completed={version.skill: index for index, version in experts.items()},
+            config=self.sweep.config_of(trial),
+            origins={**record.origins, **dict.fromkeys(trial.point, f"trial {trial.number}")},
+            trial=self.sweep.run(trial.number),
+            records={TRIAL: records.encode(trial)},
+        )
+
+    def _add(self, number: int) -> None:
+        """Hand a trial to the scheduler; one that was launched before is adopted."""
+        paths, status = self.sweep.run(number), FRESH
+        if paths.start_json.exists():
+            run = read_run(paths)
+            since = datetime.fromtimestamp(paths.run_json.stat().st_mtime, UTC)
+            status = Running(run_id=run.run_id, attempt=run.attempt, handle=None, since=since)
+        new = NewSkill(skill=self.sweep.skill_of(number), expert=number, status=status)
+        self._scheduler.add_skills([new])

@@ -1,0 +1,315 @@
+"""The folder of a sweep: what it is, its trials, and what each of them came to.
+
+A trial's folder is a run folder that appears at once and whole, with trial.json in it; outcome.json
+is added when its run has ended. A search has no other state: `next_trial` is a function of these
+records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flowrl import config as configs
+from flowrl.config import PPOConfig
+from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.judging.objectives import CurvePoint, progress, read_curve
+from flowrl.paths import RunPaths, SweepPaths
+from flowrl.runs import SkillName, read_result
+from flowrl.storage import records
+from flowrl.storage.records import Natural, Positive, Share, Word
+from flowrl.tuning.search import Observation, suggest
+from flowrl.tuning.space import Point, Space, admissible, space_from_data
+
+TRIAL, OUTCOME = "trial.json", "outcome.json"
+FINALISTS = 3  # points that are trained again beside the default
+_REMEDY = "it is left out; remove its folder, or restore it from a copy"
+Unit = Literal["frames", "seconds"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRecord:
+    """sweep.json: what a sweep is; written once.
+
+    `config` is how the skill is trained by default, `starts` are the points that are tried first.
+    Without a `budget` the cost of trials is not limited.
+    """
+
+    sweep: Word
+    skill: SkillName
+    expert: Natural
+    method: Word
+    space: Mapping[str, Any]
+    seed: int
+    trials: Positive
+    budget: float | None
+    unit: Unit
+    pruner: Word
+    confirm: Natural
+    max_failures: Positive
+    config: Mapping[str, Any]
+    origins: Mapping[str, str]
+    starts: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """trial.json: what a trial is, and the numbers of the trials that its point follows from.
+
+    One that confirms has the point of the trial `repeats`, or that of the default.
+    """
+
+    sweep: Word
+    number: Natural
+    point: Mapping[str, Any]
+    seed: Natural
+    confirms: bool = False
+    repeats: Natural | None = None
+    ended: tuple[Natural, ...] = ()
+    pending: tuple[Natural, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOutcome:
+    """outcome.json: what a trial's run came to; one that failed has no score, and `why`."""
+
+    score: Share | None
+    success: Share | None
+    frames: Natural
+    seconds: float
+    stopped: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A trial, and its outcome once it has ended."""
+
+    trial: Trial
+    outcome: TrialOutcome | None
+
+    @property
+    def score(self) -> float | None:
+        """The score of a trial that ended well."""
+        return self.outcome.score if self.outcome else None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep's folder and what it is."""
+
+    paths: SweepPaths
+    record: SweepRecord
+
+    @functools.cached_property
+    def base(self) -> PPOConfig:
+        """How the skill is trained by default."""
+        return configs.from_json(PPOConfig, self.record.config)
+
+    @functools.cached_property
+    def space(self) -> Space:
+        """The dimensions that are searched."""
+        found = space_from_data(self.record.space, str(self.paths.sweep_json))
+        return dataclasses.replace(found, base=self.base)
+
+    @property
+    def horizon(self) -> int:
+        """The frames over which trials are compared: the most that one may take."""
+        varied = (each.high for each in self.space.dimensions if each.name == "total_timesteps")
+        return int(max(varied, default=self.base.total_timesteps))
+
+    def run(self, number: int) -> RunPaths:
+        """The run folder of a trial."""
+        return self.paths.trial(number, self.record.expert)
+
+    def skill_of(self, number: int) -> str:
+        """The name of a trial in its scheduler, and with its number that of its session."""
+        return f"{self.record.skill} t{number}"
+
+    def config_of(self, trial: Trial) -> PPOConfig:
+        """How a trial is trained; every update is logged, so that equal trials score alike."""
+        config = admissible(trial.point, self.base)
+        return dataclasses.replace(config, seed=trial.seed, log_seconds=0.0)
+
+    def cost(self, outcome: TrialOutcome) -> float:
+        """What a trial took, in the unit of the budget."""
+        return outcome.seconds if self.record.unit == "seconds" else float(outcome.frames)
+
+    def budget_left(self, ended: Sequence[Tried], count: int) -> float:
+        """The share of the budget that is left after `count` trials, of which some have ended."""
+        left = 1.0 - count / self.record.trials
+        if self.record.budget is not None:
+            spent = sum(self.cost(each.outcome) for each in ended if each.outcome)
+            left = min(left, 1.0 - spent / self.record.budget)
+        return max(0.0, left)
+
+
+def open_sweep(paths: SweepPaths) -> Sweep:
+    """Read what a sweep is.
+
+    Raises:
+      FileRefusedError: sweep.json is missing or damaged.
+    """
+    return Sweep(paths, records.read(paths.sweep_json, SweepRecord))
+
+
+def read_trials(sweep: Sweep) -> tuple[list[Tried], list[str]]:
+    """Return the trials by number, and why others are left out: torn, foreign or edited ones."""
+    tried: list[Tried] = []
+    left_out: list[str] = []
+    for number in numbers(sweep.paths):
+        try:
+            tried.append(_read(sweep, number))
+        except (FileRefusedError, ConfigError) as error:
+            left_out.append(f"trial {number}: {error}")
+    return tried, left_out
+
+
+def numbers(paths: SweepPaths) -> list[int]:
+    """The numbers of all folders of trials, also of torn ones."""
+    folder = paths.training_runs
+    names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+
+
+def _read(sweep: Sweep, number: int) -> Tried:
+    folder = sweep.run(number).folder
+    trial = records.read(folder / TRIAL, Trial, remedy=_REMEDY)
+    if (trial.sweep, trial.number) != (sweep.record.sweep, number):
+        raise FileRefusedError(f"{folder / TRIAL} is trial {trial.number} of sweep {trial.sweep}")
+    if trial.point or not trial.confirms:
+        sweep.space.to_unit(trial.point)
+    ended = (folder / OUTCOME).exists()
+    return Tried(trial, records.read(folder / OUTCOME, TrialOutcome) if ended else None)
+
+
+def write_outcome(sweep: Sweep, number: int, why: str = "") -> TrialOutcome:
+    """Record what a trial's run came to; `why` it failed, if it did."""
+    paths = sweep.run(number)
+    try:
+        found = _outcome(sweep, paths, why)
+    except FileRefusedError as error:  # of what the trainer wrote
+        found = TrialOutcome(score=None, success=None, frames=0, seconds=0.0, why=str(error))
+    records.write(paths.folder / OUTCOME, found)
+    return found
+
+
+def _outcome(sweep: Sweep, paths: RunPaths, why: str) -> TrialOutcome:
+    curve = read_curve(paths.metrics)
+    if why:
+        frames, seconds = (curve[-1].frames, curve[-1].seconds) if curve else (0, 0.0)
+        return TrialOutcome(score=None, success=None, frames=frames, seconds=seconds, why=why)
+    result = read_result(paths)
+    end = CurvePoint(result.frames, result.wall_seconds, result.success_rate, 0.0)
+    return TrialOutcome(
+        score=progress(curve or (end,), budget_frames=sweep.horizon),
+        success=result.success_rate,
+        frames=result.frames,
+        seconds=result.wall_seconds,
+    )
+
+
+def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | None:
+    """Return the trial that comes next, as `number`; None if none does before others end.
+
+    After the search, the best points are trained again with fresh seeds, beside the default.
+
+    Raises:
+      ConfigError: the search finds no point that a run admits.
+    """
+    searched = [each for each in tried if not each.trial.confirms]
+    if searching(sweep, searched):
+        return propose(sweep, searched, number)
+    if any(each.outcome is None for each in searched):
+        return None
+    made = {(each.trial.repeats, each.trial.seed) for each in tried if each.trial.confirms}
+    for each in confirmations(sweep, searched):
+        if (each.repeats, each.seed) not in made:
+            return dataclasses.replace(each, number=number)
+    return None
+
+
+def searching(sweep: Sweep, searched: Sequence[Tried]) -> bool:
+    """Whether the search goes on: trials and budget are left, and not too many have failed."""
+    ended = [each for each in searched if each.outcome]
+    failed = sum(each.score is None for each in ended)
+    left = sweep.budget_left(ended, len(searched))
+    return left > 0 and failed < sweep.record.max_failures
+
+
+def propose(sweep: Sweep, searched: Sequence[Tried], number: int) -> Trial:
+    """Return the trial that follows from those before it, and from its number."""
+    record = sweep.record
+    ended = [each for each in searched if each.outcome]
+    pending = [each for each in searched if not each.outcome]
+    if len(searched) < len(record.starts):
+        point: Point = record.starts[len(searched)]
+    else:
+        point = suggest(
+            sweep.space,
+            [_observation(sweep, each) for each in ended],
+            [each.trial.point for each in pending],
+            number=number,
+            seed=record.seed,
+            method=record.method,  # type: ignore[arg-type]
+            budget_left=sweep.budget_left(ended, len(searched)),
+        )
+    return Trial(
+        sweep=record.sweep,
+        number=number,
+        point=point,
+        seed=seed_of(record.seed, str(number)),
+        ended=tuple(each.trial.number for each in ended),
+        pending=tuple(each.trial.number for each in pending),
+    )
+
+
+def confirmations(sweep: Sweep, searched: Sequence[Tried]) -> Iterator[Trial]:
+    """The trials that confirm the best points: each of them and the default, with equal seeds."""
+    best = finalists(sweep, searched)
+    for k in range(sweep.record.confirm if best else 0):
+        seed = seed_of(sweep.record.seed, f"confirm {k}")
+        for each in (None, *best):
+            yield Trial(
+                sweep=sweep.record.sweep,
+                number=0,
+                point=each.trial.point if each else {},
+                seed=seed,
+                confirms=True,
+                repeats=each.trial.number if each else None,
+            )
+
+
+def finalists(sweep: Sweep, searched: Sequence[Tried]) -> list[Tried]:
+    """The trials with the best scores, none with the default's or another's point."""
+    ranked = sorted(
+        (each for each in searched if each.score is not None),
+        key=lambda each: (-(each.score or 0.0), each.trial.number),
+    )
+    different: dict[PPOConfig, Tried | None] = {sweep.base: None}
+    for each in ranked:
+        different.setdefault(admissible(each.trial.point, sweep.base), each)
+    return [each for each in different.values() if each][:FINALISTS]
+
+
+def seed_of(seed: int, purpose: str) -> int:
+    """Return the seed of one trial, from the sweep's.
+
+    >>> seed_of(0, "3") == seed_of(0, "3") != seed_of(1, "3")
+    True
+    """
+    return int(hashlib.sha256(f"{seed} {purpose}".encode()).hexdigest()[:7], 16)
+
+
+def _observation(sweep: Sweep, each: Tried) -> Observation:
+    assert each.outcome
+    return Observation(
+        number=each.trial.number,
+        point=each.trial.point,
+        score=each.outcome.score,
+        cost=sweep.cost(each.outcome),
+    )
