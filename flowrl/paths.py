@@ -159,6 +159,8 @@ class RunPaths(JobPaths):
     """The older half of the output, when the log has reached half of its cap."""
     metrics = _Below("folder", "metrics.jsonl")
     """One JSON line per logged update."""
+    prune_json = _Below("folder", "prune.json")
+    """Whether a trainer that is asked to stop is to end with what it has."""
     progress = _Below("folder", "progress.json")
     """The newest metrics, for `flowrl status` and for telling that a run hangs."""
     tensorboard = _Below("folder", "tensorboard")
@@ -194,6 +196,7 @@ class RunPaths(JobPaths):
             self.exit_json,
             self.lock,
             self.progress,
+            self.prune_json,
         )
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from flowrl import storage
 from flowrl.errors import ExpertIndexError, FileRefusedError
@@ -155,6 +155,7 @@ class RunResult:
     updates: Natural
     wall_seconds: float
     stopped_early: bool
+    stopped: Literal["", "pruned", "converged"] = ""  # why it ended before its goal and its budget
     kept_update: Natural | None = None
     last_success_rate: Share | None = None
 

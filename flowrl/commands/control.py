@@ -221,6 +221,17 @@ class CancelCommand(OneSkillCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PruneCommand(OneSkillCommand):
+    """End a skill's run with what it has; that counts like the result of a whole run.
+
+    Examples:
+      flowrl prune exp/demo "Collect Iron"
+    """
+
+    verb = Verb.PRUNE
+
+
+@dataclass(frozen=True, kw_only=True)
 class PriorityCommand(OneSkillCommand):
     """Say which skills start sooner: those of higher numbers.
 

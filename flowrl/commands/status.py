@@ -60,6 +60,7 @@ _STOP_MODES = {
 _STOP_REASONS = {
     "pause": "asked to pause",
     "cancel": "asked to end: cancelled",
+    "prune": "asked to end with what it has",
     "hung": "asked to end: no progress for too long",
     "overdue": "asked to end: longer than --run_timeout",
     "yield": "asked to end: other skills wait for its slot",

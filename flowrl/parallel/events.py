@@ -26,6 +26,7 @@ class Verb(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     CANCEL = "cancel"
+    PRUNE = "prune"
     PRIORITY = "priority"
     ADD = "add"
     STOP = "stop"
@@ -38,6 +39,7 @@ _ALLOWED: dict[Verb, frozenset[str]] = {
     Verb.PAUSE: frozenset({"waiting", "blocked", "preparing", "running"}),
     Verb.RESUME: frozenset({"held", "running"}),
     Verb.CANCEL: frozenset({"waiting", "blocked", "preparing", "running", "held"}),
+    Verb.PRUNE: frozenset({"running"}),
     Verb.PRIORITY: frozenset(
         {"waiting", "blocked", "preparing", "running", "merging", "failed", "held"}
     ),

@@ -107,8 +107,10 @@ class CommandExecutor:
                 return self.launch(request, seek=seek) if handle is None else ()
             case events.Merge(request) if _fits(request, status, Merging):
                 return self.merge(request)
-            case events.StopRun(request) if _fits(request, status, Running):
-                self.stop_run(request)
+            case events.StopRun(request) if isinstance(status, Running) and _fits(
+                request, status, Running
+            ):
+                self.stop_run(request, status.stop_reason)
             case _:
                 pass
         return ()
@@ -177,14 +179,16 @@ class CommandExecutor:
         """Ask a running skill's run to end, once."""
         status = entry.status
         if isinstance(status, Running) and status.run_id not in self._stopping:
-            self.stop_run(_request(entry, status))
+            self.stop_run(_request(entry, status), status.stop_reason)
 
-    def stop_run(self, request: RunRequest) -> None:
+    def stop_run(self, request: RunRequest, reason: StopReason) -> None:
         """Ask the run to end; one that cannot be reached now is asked again at the next tick."""
         try:
             job = self._job(request)
             handle = None if job is None else self.launcher.find(job)
             if handle is not None and job is not None:
+                if reason is StopReason.PRUNE:
+                    storage.write_json(RunPaths(job.folder, request.expert).prune_json, {})
                 self.launcher.stop(handle, job.folder)
                 self._stopping.add(handle.run_id)
         except (FlowrlError, OSError) as error:

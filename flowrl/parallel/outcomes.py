@@ -71,6 +71,9 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
         case StopReason.CANCEL:
             failed = Failed(why=CANCELLED, attempt=status.attempt, at=context.now)
             return replace(entry, status=failed)
+        case StopReason.PRUNE:
+            why = f"it was to end with what it had, and left no result: {described(event.outcome)}"
+            return charged(entry, why, event.frames, context, goes_on=bool(event.saved))
         case StopReason.NONE | StopReason.YIELD:
             return _by_cause(entry, event.outcome, event, context)
         case _:

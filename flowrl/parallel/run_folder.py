@@ -130,7 +130,8 @@ def resume_training_run(layout: GraphPaths, expert: int, skill: str) -> Prepared
 def clear_for_launch(paths: RunPaths) -> None:
     """Remove what the last launch of a run recorded; raises BusyError if a process of it lives."""
     refuse_live_process(paths)
-    for record in (paths.start_json, paths.exit_json, paths.result_json, paths.progress):
+    records = (paths.start_json, paths.exit_json, paths.result_json, paths.progress)
+    for record in (*records, paths.prune_json):
         storage.remove_file(record)
 
 

@@ -51,6 +51,7 @@ class StopReason(StrEnum):
     CANCEL = "cancel"  # a user cancelled it
     HUNG = "hung"  # it showed no progress
     OVERDUE = "overdue"  # it took longer than it may
+    PRUNE = "prune"  # a user ended it with what it has
     YIELD = "yield"  # others wait for the slot that it has held for long
 
 

@@ -372,6 +372,10 @@ class Transition:
         attempt = getattr(entry.status, "attempt", 1)
         self._set_status(entry, Failed(why=CANCELLED, attempt=attempt, at=self._context.now))
 
+    def _prune(self, entry: Entry) -> None:
+        """Let a running skill's run end with what it has."""
+        self._ask_to_end(entry, StopReason.PRUNE)
+
     # The steps that all of these share
 
     def _entry_of(self, event: RunEvent, kind: type[Status]) -> Entry | None:
@@ -467,6 +471,7 @@ VERBS: dict[Verb, Callable[[Transition, Entry], None]] = {
     Verb.PAUSE: Transition._pause,
     Verb.RESUME: Transition._resume,
     Verb.CANCEL: Transition._cancel,
+    Verb.PRUNE: Transition._prune,
 }
 HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.SkillsAdded: Transition._add_skills,

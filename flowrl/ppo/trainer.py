@@ -96,13 +96,14 @@ def _train(opened: Opened, stop: Callable[[], int | None], *, began: float) -> i
             reporter.report(update)
             check_gains(module.tasks, update.claims, ended=update.ended)
             best = best.or_better(update)
-            if update.ended:
+            pruned = update.stop and assignment.paths.prune_json.exists()
+            if update.ended or pruned:
                 _finish(assignment, update, best, programs)
-            elif update.stop:
+                break
+            if update.stop:
                 run_io.save_checkpoint(assignment.paths, config.ppo, update, best)
                 return update.stop
-            else:
-                checkpoints.after(update, best)
+            checkpoints.after(update, best)
         return 0
     finally:
         reporter.close()
@@ -182,6 +183,7 @@ def _finish(assignment: Assignment, update: UpdateReport, best: Best, programs: 
         step_success=tuple(map(float, kept.step_success)),
         mean_episode_length=float(kept.mean_episode_length),
         stopped_early=update.reached,
+        stopped="" if update.ended else "pruned",
         kept_update=None if is_last else int(kept.update),
         last_success_rate=None if is_last else last,
     )

@@ -32,10 +32,10 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place):
 
 
 def test_the_same_flags_again_change_nothing(place):
-    place.run(*QUICK, "--trials=2")
+    assert place.run(*QUICK, "--trials=2")[0] == 0
     first = place.records(), place.records("outcome.json")
-    code, printed, _ = place.run()
-    assert code == 0
+    code, printed, said = place.run()
+    assert code == 0, said
     assert printed.startswith("trial ")
     assert (place.records(), place.records("outcome.json")) == first
     assert len(place.launches()) == 2
