@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.programs import acting_experts, padding, stacked_like
 from flowrl.ppo.trainer import open_cache, use_compile_cache
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
@@ -107,13 +108,32 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
       FalseGainError: a step is done without what its skill gains.
     """
     store = ExpertStore(layout)
-    run, module, tallies = _play(store, skill, episodes=episodes, seed=seed)
+    load = partial(load_experts, store)
+    played = _play(store.archive_of(skill), load, episodes=episodes, seed=seed)
+    return _report(layout.root, store.manifest().generation, played)
+
+
+def evaluate_run(paths: RunPaths, *, episodes: int, seed: int) -> EvaluationReport:
+    """As `evaluate`, with the experts that a run has left, which need not be merged."""
+
+    def finals(run: TrainingRun) -> Any:
+        like = checkpoint.like_of(expected_shapes(run.config))
+        places = map(paths.final, range(len(run.experts)))
+        return stack_experts([checkpoint.load_expert(place, like) for place in places])
+
+    return _report(paths.folder, 0, _play(paths, finals, episodes=episodes, seed=seed))
+
+
+def _report(
+    place: Path, generation: int, played: tuple[TrainingRun, TaskModule, list[Tally]]
+) -> EvaluationReport:
+    run, module, tallies = played
     tally = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
-    successes = tally.success.sum(axis=0).tolist()
+    successes, episodes = tally.success.sum(axis=0).tolist(), len(tally.length)
     check_gains(module.tasks, np.stack([successes, tally.lied.sum(axis=0)], axis=-1))
     return EvaluationReport(
-        graph=str(layout.root),
-        generation=store.manifest().generation,
+        graph=str(place),
+        generation=generation,
         skill=run.skill,
         episodes=episodes,
         mean_episode_length=float(tally.length.mean()),
@@ -126,7 +146,9 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
 
 def record(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Recording:
     """Play as `evaluate` does, and keep the features of each episode's first timesteps."""
-    run, _, tallies = _play(ExpertStore(layout), skill, episodes=episodes, seed=seed, watch=watched)
+    store = ExpertStore(layout)
+    place, load = store.archive_of(skill), partial(load_experts, store)
+    run, _, tallies = _play(place, load, episodes=episodes, seed=seed, watch=watched)
     names = tuple(sorted(tallies[0].seen))
     blocks = [np.stack([tally.seen[name] for name in names], axis=-1) for tally in tallies]
     return Recording(
@@ -139,19 +161,23 @@ def record(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Recor
 
 
 def _play(
-    store: ExpertStore, skill: str, *, episodes: int, seed: int, watch: Watch | None = None
+    archive: RunPaths,
+    load: Callable[[TrainingRun], Any],
+    *,
+    episodes: int,
+    seed: int,
+    watch: Watch | None = None,
 ) -> tuple[TrainingRun, TaskModule, list[Tally]]:
-    """Play episodes, ROWS at a time."""
+    """Play episodes of a run's plan by the experts that `load` returns, ROWS at a time."""
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} must be at least 1")
-    archive = store.archive_of(skill)
     run = read_run(archive)
     check_module(archive, run)
     module = open_module(archive.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
     play = open_player(config, module, watch)
-    params = load_experts(store, run)
+    params = load(run)
     keys = jax.random.split(jax.random.key(seed), -(-episodes // ROWS))
     counts = [min(ROWS, episodes - begun) for begun in range(0, episodes, ROWS)]
     return run, module, [play(params, key, count) for key, count in zip(keys, counts, strict=True)]

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import secrets
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flowrl import bottomup_parallel as training
 from flowrl import config as configs
+from flowrl import console
 from flowrl.arguments import count
+from flowrl.commands.evaluate import confined_child
 from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, ScheduleConfig
-from flowrl.errors import ConfigError, GraphError, closest
+from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
+from flowrl.experts.merge import MERGE_RULES
 from flowrl.launchers import sandbox
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.scheduler import SkillScheduler
@@ -25,19 +30,41 @@ from flowrl.parallel.skill_sources import (
     SkillSources,
     check_graph_record,
     open_graph,
+    read_tuned,
     skill_configs,
 )
 from flowrl.parallel.training_backend import JobBuilder
 from flowrl.paths import GraphPaths, SweepPaths, slug
+from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
 from flowrl.storage.records import Word
+from flowrl.tuning.outcome import (
+    EVALUATION,
+    Evaluation,
+    SweepOutcome,
+    apply_winner,
+    confirming,
+    decide,
+    forget,
+    keep_winner,
+)
 from flowrl.tuning.pruning import Pruner
 from flowrl.tuning.search import Method, grid_points
 from flowrl.tuning.space import Space, parse_vary, read_space
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep, expert_number
-from flowrl.tuning.trials import Sweep, SweepRecord, Tried, Unit, numbers, open_sweep, read_trials
+from flowrl.tuning.trials import (
+    Sweep,
+    SweepRecord,
+    Tried,
+    Unit,
+    finalists,
+    next_trial,
+    numbers,
+    open_sweep,
+    read_trials,
+)
 
 PROGRAM = "flowrl sweep"
 _TRIALS, _MOST_TRIALS = 20, 10_000
@@ -46,6 +73,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SCHEDULE = ScheduleConfig(
     max_retries=1, min_success_rate=0.0, slot_minutes=0.0, scheduler_poll_interval=2.0
 )
+_EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
 _OF_SWEEP = ("skill", "method", "trials", "pruner", "confirm", "max_failures")
 
 
@@ -84,6 +112,12 @@ class SweepConfig(BottomUpConfig):
     """How trials are ended that are unlikely to become the best."""
     confirm: Natural = 5
     """Seeds with which the best points and the default are trained again; 0 for none."""
+    keep_winner: bool = False
+    """Merge the best expert of a confirmed point into the graph."""
+    apply: bool = False
+    """Make the point that was confirmed the skill's settings again, and do nothing else."""
+    forget: bool = False
+    """Remove the settings that a sweep has found for the skill, and do nothing else."""
     status: bool = False
     """Show how far the sweep is, and do nothing else."""
     json: bool = False
@@ -91,39 +125,34 @@ class SweepConfig(BottomUpConfig):
 
 
 def run_sweep(config: SweepConfig) -> int:
-    """Run a sweep to its end; returns the exit code."""
+    """Run a sweep to its end, or do what a flag asks instead; returns the exit code."""
     layout = GraphPaths(config.graph.graph_path)
     paths = _paths(config, layout)
-    if config.status:
-        raise NotImplementedError
     known = open_sweep(paths) if paths.sweep_json.exists() else None
+    if config.status or config.apply or config.forget:
+        return _without_trials(config, layout, known, paths)
     if known:
         refuse_other_flags(config, known)
-    skill = known.record.skill if known else config.skill or ""
     config = as_recorded(config, layout)
-    if known:
-        config = dataclasses.replace(config, ppo=known.base)
+    config = dataclasses.replace(
+        config,
+        ppo=known.base if known else config.ppo,
+        schedule=dataclasses.replace(config.schedule, max_parallel_skills=config.max_concurrent),
+    )
     check_graph_record(layout, config.ppo)
     devices = training.device_slots(config)
     graph = open_graph(config, SkillSources(layout))
-    if skill not in graph.skills:
-        raise GraphError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
-    plan = [graph.skills[name] for name in (*graph.all_needs(skill), skill)]
     record = known.record if known else new_record(config, layout, graph)
     confinement = sandbox.confinement(config.launch.sandbox, layout.root)
     approvals = approve_skills(
         layout,
-        plan,
+        [graph.skills[name] for name in (*graph.all_needs(record.skill), record.skill)],
         config.ppo.env_name,
         trust=config.graph.trust_skills,
         confine=confinement.in_folder,
     )
     training.check_machine(config)
     training.refuse_shared_folder(layout.root, trust=config.graph.trust_folder)
-    config = dataclasses.replace(
-        config,
-        schedule=dataclasses.replace(config.schedule, max_parallel_skills=config.max_concurrent),
-    )
     scheduler = SkillScheduler(
         paths,
         launcher=training.open_launcher(config.launch),
@@ -134,43 +163,200 @@ def run_sweep(config: SweepConfig) -> int:
     with scheduler:
         keep_approvals(paths, approvals)
         sweep = known or create_sweep(paths, record, layout, graph)
-        jobs = JobBuilder(
-            config,
-            devices=devices,
-            confinement=confinement,
-            live=lambda: [sweep.run(number) for number in numbers(paths)],
-        )
-        sweeper = Sweeper(
-            sweep,
-            graph,
-            scheduler,
-            deadline=time.monotonic() + (config.timeout or math.inf) * 3600.0,
-        )
-        scheduler.set_callbacks(
-            backend=TrialBackend(sweep, jobs),
-            on_skill_complete=sweeper.feed,
-            on_skill_failed=sweeper.feed,
-        )
-        scheduler.when_there_is_room(sweeper.begin)
-        scheduler.run()
+        run_trials(sweep, graph, scheduler, config, confinement=confinement)
+        if scheduler.stopped_on_request:
+            return EXIT_RESUMABLE
+        return conclude(sweep, layout, config)
+
+
+def run_trials(
+    sweep: Sweep,
+    graph: SkillGraph,
+    scheduler: SkillScheduler,
+    config: SweepConfig,
+    *,
+    confinement: sandbox.Confinement,
+) -> None:
+    """Run trials until none is left to begin.
+
+    Raises:
+      ConfigError: the search finds no point that a run admits.
+    """
+    jobs = JobBuilder(
+        config,
+        devices=scheduler.devices,
+        confinement=confinement,
+        live=lambda: [sweep.run(number) for number in numbers(sweep.paths)],
+    )
+    deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
+    sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline)
+    scheduler.set_callbacks(
+        backend=TrialBackend(sweep, jobs),
+        on_skill_complete=sweeper.feed,
+        on_skill_failed=sweeper.feed,
+        on_tick=sweeper.look,
+    )
+    scheduler.when_there_is_room(sweeper.begin)
+    scheduler.run()
     if sweeper.problem:
         raise sweeper.problem
-    return report(sweep)
 
 
-def report(sweep: Sweep) -> int:
-    """Print the best points; returns the exit code."""
+def conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
+    """Compare the best points with the default, and print what came of the sweep.
+
+    Exit code 0 if there is an end, 85 if trials are left, 1 if too many have failed.
+    """
     tried, _ = read_trials(sweep)
-    best = sorted((each for each in tried if each.score is not None), key=_rank)[:3]
-    for each in best:
-        assert each.outcome
+    searched = [each for each in tried if not each.trial.confirms]
+    if any(each.outcome is None for each in tried) or next_trial(sweep, tried, number=0):
+        sys.stdout.write(f"{progress_line(sweep, tried)}; the same command goes on\n")
+        return EXIT_RESUMABLE
+    if not sweep.paths.outcome_json.exists() and confirming(tried):
+        evaluate_trials(sweep, confirming(tried), config)
+        records.write(sweep.paths.outcome_json, decide(sweep, tried))
+        sys.stdout.write(f"{apply_winner(graph, sweep, read_outcome(sweep))}\n")
+    for each in finalists(sweep, searched):
         point = ", ".join(f"{name} {value}" for name, value in each.trial.point.items())
         sys.stdout.write(f"trial {each.trial.number}: {each.score:.3f} ({point})\n")
-    return 0 if best else 1
+    if config.keep_winner and sweep.paths.outcome_json.exists():
+        rule = MERGE_RULES[config.graph.merge_policy]
+        said = keep_winner(graph, sweep, tried, read_outcome(sweep), rule=rule)
+        sys.stdout.write(f"{said}\n")
+    return 0 if any(each.score is not None for each in searched) else 1
 
 
-def _rank(each: Tried) -> tuple[float, int]:
-    return -(each.score or 0.0), each.trial.number
+def evaluate_trials(sweep: Sweep, tried: Sequence[Tried], config: SweepConfig) -> None:
+    """Let the experts of trials play in fresh worlds, the same for all.
+
+    Raises:
+      LaunchError: the process that does it ended before its time.
+    """
+    left = [
+        each.trial.number
+        for each in tried
+        if each.score is not None and not _evaluation(sweep, each.trial.number).exists()
+    ]
+    if not left:
+        return
+    run = read_run(sweep.run(left[0]))
+    order = {"sweep": str(sweep.paths.root.absolute()), "numbers": left, "seed": _FRESH_SEED}
+    words, env = confined_child(
+        GraphPaths(sweep.paths.root.absolute()),
+        run,
+        "flowrl.commands.sweep",
+        json.dumps(order),
+        how=config.launch.sandbox,
+    )
+    with subprocess.Popen(
+        words, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        for line in child.stdout or ():
+            number, successes = map(int, line.split())
+            found = Evaluation(episodes=_EPISODES, successes=successes)
+            records.write(_evaluation(sweep, number), found)
+    if child.returncode:
+        raise LaunchError(f"the evaluation of trials ended with {child.returncode}; start again")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Evaluate trials, as `evaluate_trials` orders; prints number and successes of each."""
+    order = json.loads(argv[0])
+    console.start_logging()
+
+    def work() -> int:
+        from flowrl.evaluate import evaluate_run
+
+        sweep = open_sweep(SweepPaths(Path(order["sweep"])))
+        for number in order["numbers"]:
+            found = evaluate_run(sweep.run(number), episodes=_EPISODES, seed=order["seed"])
+            sys.stdout.write(f"{number} {found.steps[-1].successes}\n")
+            sys.stdout.flush()
+        return 0
+
+    return console.guarded(work)
+
+
+def _evaluation(sweep: Sweep, number: int) -> Path:
+    return sweep.run(number).folder / EVALUATION
+
+
+def _without_trials(
+    config: SweepConfig, layout: GraphPaths, sweep: Sweep | None, paths: SweepPaths
+) -> int:
+    """Show a sweep, or apply or forget what it found."""
+    if sweep is None:
+        raise ConfigError(f"{paths.root} is no sweep")
+    if config.status:
+        return show(sweep, as_json=config.json)
+    if config.apply and not paths.outcome_json.exists():
+        raise ConfigError(f"{paths.root} has not confirmed a point yet; let it go on")
+    said = (
+        apply_winner(layout, sweep, read_outcome(sweep))
+        if config.apply
+        else forget(layout, sweep.record.skill)
+    )
+    sys.stdout.write(f"{said}\n")
+    return 0
+
+
+def show(sweep: Sweep, *, as_json: bool) -> int:
+    """Print how far a sweep is."""
+    tried, left_out = read_trials(sweep)
+    if as_json:
+        document = {
+            "sweep": records.to_json(sweep.record),
+            "trials": [records.to_json({"trial": e.trial, "outcome": e.outcome}) for e in tried],
+            "left_out": left_out,
+            "budget_left": sweep.budget_left(*_searched(tried)),
+            "outcome": records.to_json(read_outcome(sweep)) if _decided(sweep) else None,
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return 0
+    sys.stdout.write(f"{progress_line(sweep, tried)}\n")
+    for each in tried:
+        point = ", ".join(f"{name} {value}" for name, value in each.trial.point.items())
+        kind = "confirms" if each.trial.confirms else "searches"
+        said = "running"
+        if each.outcome:
+            said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames"
+        sys.stdout.write(f"  t{each.trial.number} {kind} ({point or 'default'}): {said}\n")
+    for why in left_out:
+        sys.stdout.write(f"  left out: {why}\n")
+    return 0
+
+
+def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
+    """Return how far a sweep is, in a line."""
+    ended, count = _searched(tried)
+    line = (
+        f"{sweep.record.skill}: {len(ended)} of {count} trials of the search have ended, "
+        f"{sweep.budget_left(ended, count):.0%} of the budget is left"
+    )
+    best = max((each.score for each in ended if each.score is not None), default=None)
+    line += "" if best is None else f", best score {best:.3f}"
+    again = confirming(tried)
+    line += f", {sum(e.outcome is not None for e in again)} confirming ones" if again else ""
+    if _decided(sweep):
+        found = read_outcome(sweep)
+        won = next((gain for gain in found.gains if gain.trial == found.winner), None)
+        line += ", nothing confirmed" if won is None else f", confirmed: {won.said}"
+    return line
+
+
+def _searched(tried: Sequence[Tried]) -> tuple[list[Tried], int]:
+    """The trials of the search that have ended, and how many were begun."""
+    searched = [each for each in tried if not each.trial.confirms]
+    return [each for each in searched if each.outcome], len(searched)
+
+
+def _decided(sweep: Sweep) -> bool:
+    return sweep.paths.outcome_json.exists()
+
+
+def read_outcome(sweep: Sweep) -> SweepOutcome:
+    """Read what came of a sweep."""
+    return records.read(sweep.paths.outcome_json, SweepOutcome)
 
 
 def _paths(config: SweepConfig, layout: GraphPaths) -> SweepPaths:
@@ -206,16 +392,18 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
     Raises:
       ConfigError: a flag cannot be used; says which.
     """
-    assert config.skill
+    if config.skill not in graph.skills:
+        raise ConfigError(
+            f"there is no skill {config.skill!r}{closest(str(config.skill), graph.skills)}"
+        )
     trained = skill_configs(config, graph.skills)[config.skill]
     space = dataclasses.replace(read_dimensions(config), base=trained.ppo)
     budget, unit = read_budget(config.budget)
     limited = budget is not None or config.timeout is not None
     trials = config.trials or (_MOST_TRIALS if limited else _TRIALS)
-    default = {name: configs.flags(trained.ppo)[name] for name in space.to_data()}
-    begins = config.method != "grid" and space.admitted(default) == default
+    starts = first_points(space, layout, graph, config.skill)
     if config.method == "grid":
-        trials = min(trials, len(grid_points(space)))
+        trials, starts = min(trials, len(grid_points(space))), []
     return SweepRecord(
         sweep=secrets.token_hex(8),
         skill=config.skill,
@@ -231,8 +419,27 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
         max_failures=config.max_failures,
         config=configs.to_json(trained.ppo),
         origins=trained.origins,
-        starts=(default,) if begins else (),
+        starts=tuple(starts),
     )
+
+
+def first_points(
+    space: Space, layout: GraphPaths, graph: SkillGraph, skill: str
+) -> list[dict[str, Any]]:
+    """The points that are tried first: the default, and what sweeps of other skills found.
+
+    The skills that this one needs come first, those before it last.
+    """
+    assert space.base
+    default = {name: configs.flags(space.base)[name] for name in space.to_data()}
+    near = [*reversed(graph.all_needs(skill)), *graph.order()]
+    tuned = [read_tuned(layout, name) for name in dict.fromkeys(near) if name != skill]
+    found: list[dict[str, Any]] = []
+    for settings in [{}, *tuned]:
+        point = {**default, **{name: settings[name] for name in default if name in settings}}
+        if point not in found and space.admitted(point) == point:
+            found.append(point)
+    return found
 
 
 def read_dimensions(config: SweepConfig) -> Space:
@@ -296,3 +503,7 @@ def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
                 f"--{name} is not what {sweep.paths.root} was begun with; leave it out, or choose "
                 "another --name"
             )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

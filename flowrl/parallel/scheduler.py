@@ -107,6 +107,7 @@ class SkillScheduler:
         self._executor: CommandExecutor | None = None
         self._last_tick = self._clock()
         self._on_add: Callable[[str], object] | None = None
+        self._on_tick: Callable[[], object] = lambda: None
         self._unreported: list[Entry] = []  # ends whose callback is to be called again
 
     def __enter__(self) -> SkillScheduler:
@@ -172,6 +173,7 @@ class SkillScheduler:
         on_skill_complete: Callable[[str], object] | None = None,
         on_skill_failed: Callable[[str], object] | None = None,
         on_add: Callable[[str], object] | None = None,
+        on_tick: Callable[[], object] | None = None,
     ) -> None:
         """Set the backend and the callbacks; later calls add to earlier ones.
 
@@ -182,9 +184,11 @@ class SkillScheduler:
         a bug and ends the daemon.
 
         `on_add` is called with the name of a skill that a user asks to add to the graph; an error
-        of flowrl's is the request's refusal. It may be called twice for the same skill.
+        of flowrl's is the request's refusal. It may be called twice for the same skill. `on_tick`
+        is called at the beginning of each tick.
         """
         self._on_add = on_add or self._on_add
+        self._on_tick = on_tick or self._on_tick
         if backend is not None:
             self._executor = CommandExecutor(self._launcher, backend, self._limits, self._disk)
         given = {Completed: on_skill_complete, Failed: on_skill_failed}
@@ -254,6 +258,7 @@ class SkillScheduler:
         now = self._last_tick = now or self._clock()
         before, executor = self.state.responses, self._started_executor()
         self._lock.check()
+        self._on_tick()
         self.save()  # in case the disk was full before
         self._disk.check()
         taken = (self._with_skill_added(request) for request in self._inbox.take())

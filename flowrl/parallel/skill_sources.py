@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flowrl import arguments, notices, storage
 from flowrl.config import BottomUpConfig, PPOConfig
@@ -132,7 +133,7 @@ def _digest(skill: Skill) -> str:
 
 
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:
-    """How each skill is trained, from the flags, `--skill_config` and its own file.
+    """How each skill is trained, from the flags, `--skill_config`, a sweep and its own file.
 
     Raises:
       ConfigError: a setting cannot be used; names the skill and the place.
@@ -146,10 +147,26 @@ def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mappin
     for name, skill in skills.items():
         try:
             of_toml = skill_settings(tables.get(name, {}))
-            found[name] = for_skill(config, of_file=skill.training, of_toml=of_toml)
+            tuned = skill_settings(read_tuned(GraphPaths(config.graph.graph_path), name))
+            found[name] = for_skill(config, of_file=skill.training, of_toml=of_toml, of_sweep=tuned)
         except ConfigError as error:
             raise ConfigError(f"the training of {name!r}: {error}") from error
     return found
+
+
+def read_tuned(graph: GraphPaths, skill: str) -> dict[str, Any]:
+    """Return the settings that a sweep has found for a skill; {} without any.
+
+    Raises:
+      ConfigError: the file cannot be read, or is of another skill.
+    """
+    path = graph.tuned_file(skill)
+    if not path.exists():
+        return {}
+    table = arguments.toml(path, flag="tuned")
+    if list(table) != [skill] or not isinstance(table[skill], dict):
+        raise ConfigError(f"{path} has no single table {skill!r}; run flowrl sweep --forget")
+    return table[skill]
 
 
 class SkillSources:

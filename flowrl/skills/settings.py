@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from flowrl import arguments
@@ -67,11 +68,16 @@ class SkillConfig:
 
 
 def for_skill(
-    config: BottomUpConfig, *, of_file: Mapping[str, Any], of_toml: Mapping[str, Any]
+    config: BottomUpConfig,
+    *,
+    of_file: Mapping[str, Any],
+    of_toml: Mapping[str, Any],
+    of_sweep: Mapping[str, Any] = MappingProxyType({}),
 ) -> SkillConfig:
     """Return how a skill is trained, given the settings of its file and of `--skill_config`.
 
-    The command line and the environment come before `--skill_config`, `--config` before the file.
+    The command line and the environment come before `--skill_config`, `--config` before what a
+    sweep has found, and that before the file.
 
     Raises:
       ConfigError: the values together make no sense.
@@ -79,8 +85,10 @@ def for_skill(
     known = flags(config.ppo)
     given = {name: origin for name, origin in config.origins.items() if name in known}
     said = [name for name, origin in given.items() if origin != "config file"]
-    values = {name: value for name, value in of_file.items() if name not in given}
+    written = {**of_file, **of_sweep}
+    values = {name: value for name, value in written.items() if name not in given}
     origins = {**given, **dict.fromkeys(values, "skill file")}
+    origins |= dict.fromkeys(of_sweep.keys() & values.keys(), "sweep")
     stronger = {name: value for name, value in of_toml.items() if name not in said}
     origins |= dict.fromkeys(stronger, "--skill_config")
     ppo = with_flags(config.ppo, **{**values, **stronger})

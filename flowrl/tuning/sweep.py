@@ -15,13 +15,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flowrl import storage
-from flowrl.errors import ConfigError, FileRefusedError, is_transient
+from flowrl.errors import (
+    ConfigError,
+    FileRefusedError,
+    FlowrlError,
+    format_error,
+    is_transient,
+)
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, check_digest
 from flowrl.launchers.base import Job
 from flowrl.launchers.run_status import lock_held, request_stop
-from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.events import NewSkill, RunRequest, StopMode
 from flowrl.parallel.run_folder import PreparedRun, clear_for_launch, read_own_run
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state_file import StateFile
@@ -186,6 +192,22 @@ class Sweeper:
         while self._has_room() and self._begin_next():
             pass
 
+    def look(self) -> None:
+        """Begin trials where others were held, and end those that are unlikely to be the best.
+
+        What the disk does not take now is done at a later tick.
+        """
+        try:
+            self.feed()
+            self._prune()
+        except (FlowrlError, OSError) as error:
+            if not is_transient(error):
+                raise
+            logger.warning("the sweep waits: %s", format_error(error))
+
+    def _prune(self) -> None:
+        """Ask trials to end with what they have, by requests to the scheduler."""
+
     def _record_ends(self) -> None:
         for entry in self._scheduler.state.entries.values():
             number = entry.expert
@@ -202,7 +224,13 @@ class Sweeper:
             if isinstance(entry.status, Active | Waiting)
         ]
         most = self._scheduler.schedule.max_parallel_skills
-        return len(live) < most and self._clock() < self._deadline and self.problem is None
+        stops = self._scheduler.state.stop_mode is not StopMode.NONE
+        return (
+            not stops
+            and len(live) < most
+            and self._clock() < self._deadline
+            and self.problem is None
+        )
 
     def _begin_next(self) -> bool:
         tried, _ = read_trials(self.sweep)

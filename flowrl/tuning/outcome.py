@@ -1,0 +1,190 @@
+"""What comes of a sweep: whether its best points are better than the default on fresh seeds.
+
+The best of many trials was lucky in part, so the best points are trained again beside the default,
+with the same fresh seeds, and their experts play in fresh worlds. A point whose interval of paired
+differences lies above zero becomes the skill's settings: a TOML file below `tuned/` in the graph.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from flowrl import storage
+from flowrl.errors import BusyError
+from flowrl.experts.merge import MergeRule
+from flowrl.experts.store import ExpertStore
+from flowrl.judging.objectives import CurvePoint, progress, read_curve
+from flowrl.parallel.health import DaemonLock
+from flowrl.parallel.skill_sources import record_graph
+from flowrl.parallel.training_processor import process_completed_training
+from flowrl.paths import GraphPaths, RunPaths
+from flowrl.runs import read_run
+from flowrl.storage import records
+from flowrl.storage.records import Natural, Positive
+from flowrl.tuning.trials import Sweep, Tried
+
+EVALUATION = "evaluation.json"
+_SURE = 0.95  # that no point without effect is taken, of all that are compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """evaluation.json: how often the experts of a trial succeeded in fresh worlds."""
+
+    episodes: Positive
+    successes: Natural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """By how much a point scores more than the default, over the same seeds, with its interval."""
+
+    trial: Natural  # which found the point
+    point: Mapping[str, Any]
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def said(self) -> str:
+        """The gain with its interval, for people."""
+        return f"trial {self.trial} gains {self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOutcome:
+    """outcome.json of a sweep; `winner` is the trial whose point was confirmed, if one was."""
+
+    seeds: Natural
+    default: float  # its mean score
+    gains: tuple[Gain, ...]
+    winner: Natural | None
+
+
+def confirming(tried: Sequence[Tried]) -> list[Tried]:
+    """The trials that confirm."""
+    return [each for each in tried if each.trial.confirms]
+
+
+def decide(sweep: Sweep, tried: Sequence[Tried]) -> SweepOutcome:
+    """Compare the points that were trained again with the default."""
+    scores: dict[int | None, dict[int, float]] = {}
+    points: dict[int | None, Mapping[str, Any]] = {}
+    for each in confirming(tried):
+        repeats = each.trial.repeats
+        scores.setdefault(repeats, {})[each.trial.seed] = confirmed_score(sweep, each)
+        points[repeats] = each.trial.point
+    default = scores.get(None, {})
+    others = {trial: found for trial, found in scores.items() if trial is not None}
+    gains = []
+    for trial, found in others.items():
+        pairs = [found[seed] - default[seed] for seed in sorted(found.keys() & default.keys())]
+        mean, low, high = paired_interval(pairs, share=1 - (1 - _SURE) / len(others))
+        gains.append(Gain(trial=trial, point=points[trial], mean=mean, low=low, high=high))
+    best = max((gain for gain in gains if gain.low > 0), key=lambda gain: gain.mean, default=None)
+    return SweepOutcome(
+        seeds=len(default),
+        default=statistics.fmean(default.values()) if default else 0.0,
+        gains=tuple(gains),
+        winner=best.trial if best else None,
+    )
+
+
+def confirmed_score(sweep: Sweep, each: Tried) -> float:
+    """The score of a trial whose success after its end is that in fresh worlds; 0 if it failed.
+
+    A run stops as soon as its episodes succeed often enough, so its last success says too much.
+    """
+    paths = sweep.run(each.trial.number)
+    if each.score is None or not (paths.folder / EVALUATION).exists():
+        return 0.0
+    found = records.read(paths.folder / EVALUATION, Evaluation)
+    curve, success = read_curve(paths.metrics), found.successes / found.episodes
+    frames, seconds = (curve[-1].frames, curve[-1].seconds) if curve else (0, 0.0)
+    end = CurvePoint(frames + 1, seconds, success, 0.0)
+    return progress((*curve, end), budget_frames=sweep.horizon)
+
+
+def paired_interval(pairs: Sequence[float], *, share: float) -> tuple[float, float, float]:
+    """Return the mean of paired differences and its interval, by Student's t.
+
+    >>> paired_interval([0.1, 0.2, 0.3], share=0.95)
+    (0.2, -0.048413771175033035, 0.4484137711750331)
+    >>> paired_interval([0.1], share=0.95)
+    (0.1, -inf, inf)
+    """
+    mean = statistics.fmean(pairs) if pairs else 0.0
+    if len(pairs) < 2:
+        return mean, -math.inf, math.inf
+    error = statistics.stdev(pairs) / math.sqrt(len(pairs))
+    half = float(stats.t.ppf(0.5 + share / 2, len(pairs) - 1)) * error
+    return mean, mean - half, mean + half
+
+
+def apply_winner(graph: GraphPaths, sweep: Sweep, found: SweepOutcome) -> str:
+    """Make the confirmed point the skill's settings; returns a line for people."""
+    gain = next((gain for gain in found.gains if gain.trial == found.winner), None)
+    skill, name = sweep.record.skill, sweep.paths.root.name
+    if gain is None:
+        return f"no point is confirmed better than the default; the defaults of {skill} stay"
+    said = f"{gain.said} over the default's {found.default:.3f}, with {found.seeds} fresh seeds"
+    values = "".join(f"{key} = {json.dumps(value)}\n" for key, value in gain.point.items())
+    storage.make_dir(graph.tuned)
+    text = f"# flowrl sweep --name {name}: {said}\n[{json.dumps(skill)}]\n{values}"
+    storage.write_atomic(graph.tuned_file(skill), text)
+    return f"{said}; these are the settings of {skill} now ({graph.tuned_file(skill)})"
+
+
+def forget(graph: GraphPaths, skill: str) -> str:
+    """Remove the settings that a sweep has found for a skill; returns a line for people."""
+    there = graph.tuned_file(skill).exists()
+    storage.remove_file(graph.tuned_file(skill))
+    return f"{skill} has {'its defaults again' if there else 'no settings of a sweep'}"
+
+
+def keep_winner(
+    graph: GraphPaths, sweep: Sweep, tried: Sequence[Tried], found: SweepOutcome, *, rule: MergeRule
+) -> str:
+    """Merge the best expert of the confirmed point into the graph, once; returns a line.
+
+    The trial's folder is copied to where a run of the graph lies, and merged as one.
+
+    Raises:
+      BusyError: a scheduler trains the graph, or the skill has a run there; try again later.
+      ResultRefusedError: the trial's result is damaged.
+    """
+    of_winner = [each for each in confirming(tried) if each.trial.repeats == found.winner]
+    if found.winner is None or not of_winner:
+        return "no point is confirmed, so no expert is kept"
+    best = max(of_winner, key=lambda each: confirmed_score(sweep, each))
+    source, skill = sweep.run(best.trial.number), sweep.record.skill
+    run, lock = read_run(source), DaemonLock(graph.daemon_lock)
+    lock.acquire()
+    try:
+        if run.run_id not in ExpertStore(graph).manifest().merged:
+            target = _copied(source, graph.run(run.expert, skill))
+            record_graph(graph, sweep.base)
+            process_completed_training(target, skill, run.expert, graph.root, merge_policy=rule)
+    finally:
+        lock.release()
+    return f"expert {run.expert} of {skill} is that of trial {best.trial.number}"
+
+
+def _copied(source: RunPaths, target: RunPaths) -> Path:
+    """Copy a trial's folder to where a run of the graph lies; of this very run it may be there."""
+    if not target.folder.exists():
+        building = target.folder.with_name(f".tmp-{target.folder.name}")
+        storage.remove_tree(building)
+        storage.copy_tree(source.folder, building, left_out=[])
+        storage.commit_dir(building, target.folder)
+    elif read_run(target).run_id != read_run(source).run_id:
+        raise BusyError(f"{target.folder} is another run of the skill; let it end first")
+    return target.folder
