@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -392,22 +393,21 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
     Raises:
       ConfigError: a flag cannot be used; says which.
     """
-    if config.skill not in graph.skills:
-        raise ConfigError(
-            f"there is no skill {config.skill!r}{closest(str(config.skill), graph.skills)}"
-        )
-    trained = skill_configs(config, graph.skills)[config.skill]
+    skill = config.skill or ""
+    if skill not in graph.skills:
+        raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
+    trained = skill_configs(config, graph.skills)[skill]
     space = dataclasses.replace(read_dimensions(config), base=trained.ppo)
     budget, unit = read_budget(config.budget)
     limited = budget is not None or config.timeout is not None
     trials = config.trials or (_MOST_TRIALS if limited else _TRIALS)
-    starts = first_points(space, layout, graph, config.skill)
+    starts = first_points(space, layout, graph, skill)
     if config.method == "grid":
-        trials, starts = min(trials, len(grid_points(space))), []
+        trials, starts = len(list(islice(grid_points(space), trials))), []
     return SweepRecord(
         sweep=secrets.token_hex(8),
-        skill=config.skill,
-        expert=expert_number(layout, config.skill),
+        skill=skill,
+        expert=expert_number(layout, skill),
         method=config.method,
         space=space.to_data(),
         seed=config.ppo.seed,

@@ -25,9 +25,11 @@ from flowrl.errors import (
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, check_digest
+from flowrl.judging.objectives import read_curve
 from flowrl.launchers.base import Job
 from flowrl.launchers.run_status import lock_held, request_stop
-from flowrl.parallel.events import NewSkill, RunRequest, StopMode
+from flowrl.parallel.events import NewSkill, RunRequest, StopMode, Verb
+from flowrl.parallel.requests import send_request
 from flowrl.parallel.run_folder import PreparedRun, clear_for_launch, read_own_run
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state_file import StateFile
@@ -38,11 +40,13 @@ from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.runs import RunResult, read_result, read_run, write_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
+from flowrl.tuning.pruning import Curve, Rungs, should_prune
 from flowrl.tuning.trials import (
     TRIAL,
     Sweep,
     SweepRecord,
     Trial,
+    Tried,
     next_trial,
     numbers,
     read_trials,
@@ -50,6 +54,7 @@ from flowrl.tuning.trials import (
 )
 
 logger = logging.getLogger(__name__)
+_LEAST_RUNG = 9  # trials are compared for the first time after this part of their frames
 
 
 def create_sweep(
@@ -173,6 +178,7 @@ class Sweeper:
         self._scheduler = scheduler
         self._deadline = deadline
         self._clock = clock
+        self._curves: dict[int, Curve] = {}  # of trials that have ended
 
     def begin(self) -> None:
         """Take up what an earlier start of the sweep has left, then go on."""
@@ -207,6 +213,36 @@ class Sweeper:
 
     def _prune(self) -> None:
         """Ask trials to end with what they have, by requests to the scheduler."""
+        pruner, horizon = self.sweep.record.pruner, self.sweep.horizon
+        entries = self._scheduler.state.entries.values()
+        live = {e.expert: e for e in entries if isinstance(e.status, Running)}
+        if pruner == "none" or not live:
+            return
+        tried, _ = read_trials(self.sweep)
+        searched = [each for each in tried if not each.trial.confirms]
+        curves = {each.trial.number: self._curve(each) for each in searched}
+        rungs = Rungs(least=horizon / _LEAST_RUNG, most=horizon)
+        for number in curves.keys() & live.keys():
+            status = live[number].status
+            asked = isinstance(status, Running) and status.stop_reason
+            if not asked and should_prune(pruner, number, curves, rungs):  # type: ignore[arg-type]
+                send_request(self.sweep.paths, Verb.PRUNE, self.sweep.skill_of(number))
+
+    def _curve(self, each: Tried) -> Curve:
+        """Success by frames; that of a trial that ended by itself counts on to the horizon."""
+        number, ended = each.trial.number, each.outcome
+        if number in self._curves:
+            return self._curves[number]
+        try:
+            points = read_curve(self.sweep.run(number).metrics)
+        except FileRefusedError:  # its trainer has written something else
+            points = ()
+        curve = [(float(point.frames), point.success) for point in points]
+        if ended and curve and not ended.stopped and not ended.why:
+            curve.append((float(max(self.sweep.horizon, ended.frames)), curve[-1][1]))
+        if ended:
+            self._curves[number] = curve
+        return curve
 
     def _record_ends(self) -> None:
         for entry in self._scheduler.state.entries.values():

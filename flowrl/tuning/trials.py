@@ -210,6 +210,7 @@ def _outcome(sweep: Sweep, paths: RunPaths, why: str) -> TrialOutcome:
         success=result.success_rate,
         frames=result.frames,
         seconds=result.wall_seconds,
+        stopped=result.stopped,
     )
 
 
