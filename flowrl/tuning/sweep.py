@@ -92,6 +92,23 @@ def expert_number(graph: GraphPaths, skill: str) -> int:
     return known.get(skill, free)
 
 
+def prepare_trial(sweep: Sweep, graph: SkillGraph, trial: Trial) -> None:
+    """Make a trial's run folder, with trial.json in it; all of it appears at once."""
+    record, experts = sweep.record, ExpertStore(sweep.paths).manifest().experts
+    prepare_training_run(
+        layout=sweep.paths,
+        graph=graph,
+        skill=record.skill,
+        expert=record.expert,
+        attempt=1,
+        completed={version.skill: index for index, version in experts.items()},
+        config=sweep.config_of(trial),
+        origins={**record.origins, **dict.fromkeys(trial.point, f"trial {trial.number}")},
+        trial=sweep.run(trial.number),
+        records={TRIAL: records.encode(trial)},
+    )
+
+
 class TrialBackend:
     """Runs trials in their own folders, and merges nothing; a `Backend`."""
 
@@ -279,27 +296,10 @@ class Sweeper:
             return False
         if trial is None:
             return False
-        self._prepare(trial)
+        prepare_trial(self.sweep, self._graph, trial)
         storage.fault_point("sweep.proposed")
         self._add(trial.number)
         return True
-
-    def _prepare(self, trial: Trial) -> None:
-        """Make the trial's run folder, with trial.json in it."""
-        record, paths = self.sweep.record, self.sweep.paths
-        experts = ExpertStore(paths).manifest().experts
-        prepare_training_run(
-            layout=paths,
-            graph=self._graph,
-            skill=record.skill,
-            expert=record.expert,
-            attempt=1,
-            completed={version.skill: index for index, version in experts.items()},
-            config=self.sweep.config_of(trial),
-            origins={**record.origins, **dict.fromkeys(trial.point, f"trial {trial.number}")},
-            trial=self.sweep.run(trial.number),
-            records={TRIAL: records.encode(trial)},
-        )
 
     def _add(self, number: int) -> None:
         """Hand a trial to the scheduler; one that was launched before is adopted."""

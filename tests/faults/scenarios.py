@@ -41,13 +41,16 @@ from flowrl.parallel.training_processor import (
     process_completed_training,
     verified_candidates,
 )
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.runs import LineageEntry, read_run
 from flowrl.storage import records
+from flowrl.tuning.sweep import create_sweep, prepare_trial
+from flowrl.tuning.trials import Sweep, open_sweep, propose, read_trials, write_outcome
 from tests.averaging import stand_in
 from tests.experts.making import content_digest, contents, make_expert
 from tests.faults.frozen import content
 from tests.parallel.making import (
+    GRAPH,
     PICKAXE,
     SWORD,
     TABLE,
@@ -58,6 +61,7 @@ from tests.parallel.making import (
     train,
 )
 from tests.parallel.scheduling import state_of_entries
+from tests.tuning.making import a_record
 
 COMPLETED = {WOOD: 0, TABLE: 1}
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -94,6 +98,9 @@ def scenarios(policies: Sequence[MergePolicyName]) -> list[Scenario]:
         _roll_back(),
         _offer(),
         _round(),
+        _begin_sweep(),
+        _propose(),
+        _end_trial(),
         *_small(),
     ]
 
@@ -447,6 +454,83 @@ def _roll_back() -> Scenario:
         again=partial(_recovered, act=act),
         look=look,
         end=everything,
+    )
+
+
+# --- sweeps
+
+
+def _sweep_paths(layout: GraphPaths) -> SweepPaths:
+    return SweepPaths(layout.sweeps / "s")
+
+
+def _create(layout: GraphPaths) -> Sweep:
+    """A sweep of the table, which needs wood."""
+    paths = _sweep_paths(layout)
+    if paths.sweep_json.exists():
+        return open_sweep(paths)
+    return create_sweep(paths, a_record(skill=TABLE, expert=1), layout, GRAPH)
+
+
+def _begin_trial(layout: GraphPaths) -> None:
+    sweep = _create(layout)
+    storage.remove_leftovers(sweep.paths.training_runs)
+    if not sweep.run(0).folder.exists():
+        prepare_trial(sweep, GRAPH, propose(sweep, [], 0))
+
+
+def _tried(layout: GraphPaths) -> Any:
+    """What the records of the sweep say; every seed of a trial is the expert that is pinned."""
+    paths = _sweep_paths(layout)
+    if not paths.sweep_json.exists():
+        return None
+    tried, left_out = read_trials(open_sweep(paths))
+    assert not left_out, left_out
+    store = ExpertStore(paths)
+    for version in store.manifest().experts.values():
+        store.verify(version)
+    return tried
+
+
+def _begin_sweep() -> Scenario:
+    def end(layout: GraphPaths) -> Any:
+        return _tried(layout), content(_sweep_paths(layout).root)
+
+    return Scenario(
+        name="begin a sweep", build=trained, act=_create, again=_create, look=_tried, end=end
+    )
+
+
+def _propose() -> Scenario:
+    def build(layout: GraphPaths) -> None:
+        trained(layout)
+        _create(layout)
+
+    def end(layout: GraphPaths) -> Any:
+        folder = _sweep_paths(layout).trial(0, 1).folder
+        return _tried(layout), sorted(path.relative_to(folder) for path in folder.rglob("*"))
+
+    return Scenario(
+        name="begin a trial",
+        build=build,
+        act=_begin_trial,
+        again=_begin_trial,
+        look=_tried,
+        end=end,
+    )
+
+
+def _end_trial() -> Scenario:
+    def build(layout: GraphPaths) -> None:
+        trained(layout)
+        _begin_trial(layout)
+        finish(open_sweep(_sweep_paths(layout)).run(0), {1: 50})
+
+    def act(layout: GraphPaths) -> Any:
+        write_outcome(open_sweep(_sweep_paths(layout)), 0)
+
+    return Scenario(
+        name="end a trial", build=build, act=act, again=act, look=_tried, end=everything
     )
 
 

@@ -58,6 +58,7 @@ class Place:
 
     def __init__(self, folder: Path, name: str = "s") -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         self.layout = GraphPaths(folder / "graph")
         self.sweep = SweepPaths(self.layout.sweeps / name)
         self.order()

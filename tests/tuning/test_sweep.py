@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import subprocess
+import time
 
 import pytest
 
@@ -106,3 +110,54 @@ def test_a_second_sweep_of_one_name_is_refused_and_names_the_holder(place):
     finally:
         first.terminate()
         first.communicate()
+
+
+def test_a_sweep_that_is_killed_again_and_again_is_like_one_that_was_not(place, tmp_path):
+    kill_and_compare(place, Place(tmp_path / "whole"), kills=3, trials=4, flags=QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sweep_in_tmux_survives_thirty_kills(place, tmp_path, socket):
+    flags = (*VARY, "--method=random", "--confirm=0", f"--tmux_socket={socket}")
+    kill_and_compare(place, Place(tmp_path / "whole"), kills=30, trials=12, flags=flags)
+    listed = subprocess.run(
+        ["tmux", "-S", socket, "list-sessions"], capture_output=True, text=True, check=False
+    )
+    assert "flowrl" not in listed.stdout
+
+
+@pytest.fixture
+def socket(tmp_path):
+    path = str(tmp_path / "tmux")
+    yield path
+    subprocess.run(["tmux", "-S", path, "kill-server"], capture_output=True, check=False)
+
+
+def kill_and_compare(place: Place, whole: Place, *, kills: int, trials: int, flags) -> None:
+    """Kill the sweeper at random instants; its trials are those of a sweep that was left alone."""
+    flags = (*flags, "--max_concurrent=1", f"--trials={trials}")
+    seed = int.from_bytes(os.urandom(4))
+    instants = random.Random(seed)
+    for each in (place, whole):
+        each.order(update_seconds=0.2)
+    for _ in range(kills):
+        sweeper = place.start(*flags)
+        time.sleep(instants.uniform(0.3, 3.0))
+        sweeper.kill()
+        sweeper.communicate()
+    code, _, said = place.run(*flags)
+    assert code == 0, (seed, said)
+    whole.order(update_seconds=0.0)
+    assert whole.run(*flags)[0] == 0
+
+    def points(of: Place) -> dict[int, tuple]:
+        return {n: (trial["point"], trial["seed"]) for n, trial in of.records().items()}
+
+    assert points(place) == points(whole), seed
+    scores = [
+        {n: outcome["score"] for n, outcome in of.records("outcome.json").items()}
+        for of in (place, whole)
+    ]
+    assert scores[0] == scores[1], seed
+    assert sorted(place.launches(), key=int) == [str(n) for n in range(trials)], seed

@@ -1,0 +1,47 @@
+"""Small sweeps for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowrl import config as configs
+from flowrl.config import PPOConfig
+from flowrl.paths import SweepPaths
+from flowrl.tuning.trials import Sweep, SweepRecord, Trial, TrialOutcome, Tried
+
+ID = "0123456789abcdef"
+
+
+def a_record(**changes: Any) -> SweepRecord:
+    """A sweep of the learning rate by random search."""
+    facts: dict[str, Any] = {
+        "sweep": ID,
+        "skill": "Collect Wood",
+        "expert": 0,
+        "method": "random",
+        "space": {"lr": {"type": "log_uniform", "min": 1e-4, "max": 1e-2}},
+        "seed": 0,
+        "trials": 4,
+        "budget": None,
+        "unit": "frames",
+        "pruner": "none",
+        "confirm": 3,
+        "max_failures": 2,
+        "config": configs.to_json(PPOConfig(total_timesteps=10_000)),
+        "origins": {},
+        "starts": (),
+    }
+    return SweepRecord(**facts | changes)
+
+
+def a_sweep(folder: Any, **changes: Any) -> Sweep:
+    """A sweep in a folder, without files."""
+    return Sweep(SweepPaths(folder), a_record(**changes))
+
+
+def a_trial(number: int, lr: float, score: float | None = None, **changes: Any) -> Tried:
+    """A trial of the search that has ended; without a score it has failed."""
+    trial = Trial(sweep=ID, number=number, point={"lr": lr}, seed=number, **changes)
+    why = "" if score is not None else "exit 65"
+    outcome = TrialOutcome(score=score, success=score, frames=10_000, seconds=2.0, why=why)
+    return Tried(trial, outcome)

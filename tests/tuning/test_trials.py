@@ -1,0 +1,122 @@
+"""Which trial comes next: a function of the records of those before it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from flowrl.errors import ConfigError
+from flowrl.storage import records
+from flowrl.tuning import trials
+from flowrl.tuning.trials import TRIAL, Tried, next_trial, read_trials, write_outcome
+from tests.tuning.making import a_sweep, a_trial
+
+
+def test_the_points_that_are_given_come_first_then_the_search(tmp_path):
+    sweep = a_sweep(tmp_path, starts=({"lr": 1e-3}, {"lr": 2e-3}))
+    first = next_trial(sweep, [], 0)
+    second = next_trial(sweep, [Tried(first, None)], 1)
+    third = next_trial(sweep, [Tried(first, None), Tried(second, None)], 2)
+    assert [first.point, second.point] == [{"lr": 1e-3}, {"lr": 2e-3}]
+    assert third.point["lr"] not in (1e-3, 2e-3)
+    assert (third.ended, third.pending) == ((), (0, 1))
+
+
+def test_a_proposal_is_the_same_in_any_order_of_its_history(tmp_path):
+    sweep = a_sweep(tmp_path)
+    tried = [a_trial(0, 1e-3, 0.5), a_trial(1, 2e-3, 0.6), a_trial(2, 3e-3)]
+    found = {repr(next_trial(sweep, order, 3).point) for order in itertools.permutations(tried)}
+    assert len(found) == 1
+
+
+def test_a_proposal_is_recomputed_from_the_numbers_that_it_names(tmp_path):
+    sweep = a_sweep(tmp_path)
+    tried = [a_trial(0, 1e-3, 0.5), a_trial(1, 2e-3, 0.6)]
+    third = next_trial(sweep, tried, 2)
+    assert trials.propose(sweep, [each for each in tried if each.trial.number in third.ended], 2)
+    later = [*tried, a_trial(2, 3e-3, 0.9)]
+    known = [each for each in later if each.trial.number in (*third.ended, *third.pending)]
+    assert trials.propose(sweep, known, 2) == third
+
+
+def test_nothing_is_confirmed_before_the_search_has_ended(tmp_path):
+    sweep = a_sweep(tmp_path, trials=2)
+    running = dataclasses.replace(a_trial(1, 2e-3, 0.1), outcome=None)
+    assert next_trial(sweep, [a_trial(0, 1e-4, 0.5), running], 2) is None
+
+
+def test_the_best_points_are_confirmed_beside_the_default_with_equal_seeds(tmp_path):
+    sweep = a_sweep(tmp_path, trials=6)
+    lrs = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 2e-3)  # the first is the default
+    tried = [a_trial(n, lr, 0.9 - n / 10) for n, lr in enumerate(lrs)]
+    while trial := next_trial(sweep, tried, len(tried)):
+        tried.append(Tried(trial, tried[0].outcome))
+    again = [each.trial for each in tried[6:]]
+    assert [trial.number for trial in again] == list(range(6, 18))
+    assert {trial.repeats for trial in again} == {None, 1, 2, 3}
+    by_seed = {
+        seed: [trial.repeats for trial in again if trial.seed == seed]
+        for seed in {trial.seed for trial in again}
+    }
+    assert list(by_seed.values()) == [[None, 1, 2, 3]] * 3
+    assert not by_seed.keys() & {each.trial.seed for each in tried[:6]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [({"trials": 3}, 3), ({"trials": 9, "budget": 25_000.0}, 3), ({"trials": 9}, 9)],
+)
+def test_the_search_ends_with_its_trials_or_its_budget(tmp_path, changes, count):
+    sweep = a_sweep(tmp_path, confirm=0, **changes)
+    tried: list[Tried] = []
+    while trial := next_trial(sweep, tried, len(tried)):
+        tried.append(Tried(trial, a_trial(0, 1e-3, 0.5).outcome))
+    assert len(tried) == count
+
+
+def test_the_search_ends_when_too_many_trials_have_failed(tmp_path):
+    sweep = a_sweep(tmp_path, max_failures=2)
+    assert next_trial(sweep, [a_trial(0, 1e-3)], 1)
+    assert next_trial(sweep, [a_trial(0, 1e-3), a_trial(1, 1e-3)], 2) is None
+
+
+def test_a_budget_of_seconds_counts_seconds(tmp_path):
+    sweep = a_sweep(tmp_path, budget=4.0, unit="seconds")
+    assert sweep.budget_left([a_trial(0, 1e-3, 0.5)], 1) == 0.5
+
+
+def test_records_that_are_not_of_this_sweep_are_left_out_and_named(tmp_path):
+    sweep = a_sweep(tmp_path)
+    whole = a_trial(0, 1e-3, 0.5).trial
+    wrong = {
+        1: dataclasses.replace(whole, number=1, sweep="another"),
+        2: dataclasses.replace(whole, number=3),
+        3: dataclasses.replace(whole, number=3, point={"lr": 5.0}),
+        4: dataclasses.replace(whole, number=4, point={"gamma": 0.9}),
+    }
+    for number, trial in {0: whole, **wrong}.items():
+        sweep.run(number).folder.mkdir(parents=True)
+        records.write(sweep.run(number).folder / TRIAL, trial)
+    sweep.run(5).folder.mkdir()
+    tried, left_out = read_trials(sweep)
+    assert [each.trial for each in tried] == [whole]
+    assert [line.partition(":")[0] for line in left_out] == [f"trial {n}" for n in (1, 2, 3, 4, 5)]
+
+
+def test_metrics_that_cannot_be_read_are_a_failure(tmp_path):
+    sweep = a_sweep(tmp_path)
+    sweep.run(0).folder.mkdir(parents=True)
+    sweep.run(0).metrics.write_text("{}\n")
+    found = write_outcome(sweep, 0)
+    assert found.score is None
+    assert "metrics.jsonl:1" in found.why
+
+
+def test_a_trial_that_no_run_admits_is_never_proposed(tmp_path):
+    sweep = a_sweep(tmp_path, space={"num_envs": {"type": "choice", "choices": [63, 65]}})
+    base = dataclasses.replace(sweep.base, env_shards=32)
+    object.__setattr__(sweep.space, "base", base)
+    with pytest.raises(ConfigError, match="finds no point"):
+        next_trial(sweep, [], 0)
