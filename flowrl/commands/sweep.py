@@ -43,7 +43,7 @@ from flowrl.storage import records
 from flowrl.storage.records import Word
 from flowrl.tuning.outcome import (
     EVALUATION,
-    Evaluation,
+    TrialEvaluation,
     SweepOutcome,
     apply_winner,
     confirming,
@@ -254,7 +254,7 @@ def evaluate_trials(sweep: Sweep, tried: Sequence[Tried], config: SweepConfig) -
     ) as child:
         for line in child.stdout or ():
             number, successes = map(int, line.split())
-            found = Evaluation(episodes=_EPISODES, successes=successes)
+            found = TrialEvaluation(episodes=_EPISODES, successes=successes)
             records.write(_evaluation(sweep, number), found)
     if child.returncode:
         raise LaunchError(f"the evaluation of trials ended with {child.returncode}; start again")

@@ -36,7 +36,7 @@ _SURE = 0.95  # that no point without effect is taken, of all that are compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class TrialEvaluation:
     """evaluation.json: how often the experts of a trial succeeded in fresh worlds."""
 
     episodes: Positive
@@ -106,7 +106,7 @@ def confirmed_score(sweep: Sweep, each: Tried) -> float:
     paths = sweep.run(each.trial.number)
     if each.score is None or not (paths.folder / EVALUATION).exists():
         return 0.0
-    found = records.read(paths.folder / EVALUATION, Evaluation)
+    found = records.read(paths.folder / EVALUATION, TrialEvaluation)
     curve, success = read_curve(paths.metrics), found.successes / found.episodes
     frames, seconds = (curve[-1].frames, curve[-1].seconds) if curve else (0, 0.0)
     end = CurvePoint(frames + 1, seconds, success, 0.0)

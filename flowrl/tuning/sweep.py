@@ -67,6 +67,7 @@ def create_sweep(
     Raises:
       ExpertMissingError, ExpertCorruptError: an expert that the skill needs is not there.
     """
+    storage.make_dir(paths.root)
     store, pinned = ExpertStore(graph), ExpertStore(paths)
     needs = plan.all_needs(record.skill)
     present = store.manifest()

@@ -16,7 +16,7 @@ from flowrl.paths import GraphPaths
 from flowrl.storage import records
 from flowrl.tuning.outcome import (
     EVALUATION,
-    Evaluation,
+    TrialEvaluation,
     SweepOutcome,
     apply_winner,
     decide,
@@ -41,7 +41,7 @@ def confirming(sweep, scores: dict[int | None, tuple[float, ...]]) -> list[Tried
             each = dataclasses.replace(each, trial=dataclasses.replace(each.trial, seed=seed))
             folder = sweep.run(len(tried)).folder
             folder.mkdir(parents=True)
-            found = Evaluation(episodes=1000, successes=round(1000 * score))
+            found = TrialEvaluation(episodes=1000, successes=round(1000 * score))
             records.write(folder / EVALUATION, found)
             tried.append(each)
     return tried
