@@ -43,8 +43,8 @@ from flowrl.storage import records
 from flowrl.storage.records import Word
 from flowrl.tuning.outcome import (
     EVALUATION,
-    TrialEvaluation,
     SweepOutcome,
+    TrialEvaluation,
     apply_winner,
     confirming,
     decide,
@@ -56,11 +56,11 @@ from flowrl.tuning.search import Method, grid_points
 from flowrl.tuning.space import Space, parse_vary, read_space
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep, expert_number
 from flowrl.tuning.trials import (
+    FINALISTS,
     Sweep,
     SweepRecord,
     Tried,
     Unit,
-    finalists,
     next_trial,
     numbers,
     open_sweep,
@@ -93,7 +93,7 @@ class SweepConfig(BottomUpConfig):
     """The skill; may be left out where the sweep is there already."""
     name: Word | None = None
     """Name of the sweep, below sweeps/ in the graph's folder (default: as the skill)."""
-    method: Method = "random"
+    method: Method = "cooled"
     """How points are chosen."""
     vary: tuple[str, ...] = ()
     """A field and its values: lr=log:1e-4:1e-2, num_envs=pow2:32:256, num_steps=choice:64,128."""
@@ -217,14 +217,15 @@ def conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
         evaluate_trials(sweep, confirming(tried), config)
         records.write(sweep.paths.outcome_json, decide(sweep, tried))
         sys.stdout.write(f"{apply_winner(graph, sweep, read_outcome(sweep))}\n")
-    for each in finalists(sweep, searched):
+    ranked = sorted((each for each in searched if each.score is not None), key=_rank)
+    for each in ranked[:FINALISTS]:
         point = ", ".join(f"{name} {value}" for name, value in each.trial.point.items())
         sys.stdout.write(f"trial {each.trial.number}: {each.score:.3f} ({point})\n")
     if config.keep_winner and sweep.paths.outcome_json.exists():
         rule = MERGE_RULES[config.graph.merge_policy]
         said = keep_winner(graph, sweep, tried, read_outcome(sweep), rule=rule)
         sys.stdout.write(f"{said}\n")
-    return 0 if any(each.score is not None for each in searched) else 1
+    return 0 if ranked else 1
 
 
 def evaluate_trials(sweep: Sweep, tried: Sequence[Tried], config: SweepConfig) -> None:
@@ -358,6 +359,10 @@ def _decided(sweep: Sweep) -> bool:
 def read_outcome(sweep: Sweep) -> SweepOutcome:
     """Read what came of a sweep."""
     return records.read(sweep.paths.outcome_json, SweepOutcome)
+
+
+def _rank(each: Tried) -> tuple[float, int]:
+    return -(each.score or 0.0), each.trial.number
 
 
 def _paths(config: SweepConfig, layout: GraphPaths) -> SweepPaths:

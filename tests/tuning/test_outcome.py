@@ -16,8 +16,8 @@ from flowrl.paths import GraphPaths
 from flowrl.storage import records
 from flowrl.tuning.outcome import (
     EVALUATION,
-    TrialEvaluation,
     SweepOutcome,
+    TrialEvaluation,
     apply_winner,
     decide,
     forget,
