@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 import re
@@ -75,6 +76,7 @@ _SCHEDULE = ScheduleConfig(
     max_retries=1, min_success_rate=0.0, slot_minutes=0.0, scheduler_poll_interval=2.0
 )
 _EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
+_MODULES = {"random": "", "grid": "", **dict.fromkeys(("cooled", "protein", "carbs"), "sklearn")}
 _OF_SWEEP = ("skill", "method", "trials", "pruner", "confirm", "max_failures")
 
 
@@ -94,7 +96,7 @@ class SweepConfig(BottomUpConfig):
     name: Word | None = None
     """Name of the sweep, below sweeps/ in the graph's folder (default: as the skill)."""
     method: Method = "cooled"
-    """How points are chosen."""
+    """How points are chosen; cleanrl is tpe with --pruner median, one trial after another."""
     vary: tuple[str, ...] = ()
     """A field and its values: lr=log:1e-4:1e-2, num_envs=pow2:32:256, num_steps=choice:64,128."""
     space: Path | None = None
@@ -138,12 +140,13 @@ def run_sweep(config: SweepConfig) -> int:
     config = dataclasses.replace(
         config,
         ppo=known.base if known else config.ppo,
-        schedule=dataclasses.replace(config.schedule, max_parallel_skills=config.max_concurrent),
     )
     check_graph_record(layout, config.ppo)
     devices = training.device_slots(config)
     graph = open_graph(config, SkillSources(layout))
     record = known.record if known else new_record(config, layout, graph)
+    most = 1 if record.method == "cleanrl" else config.max_concurrent
+    config = configs.with_flags(config, max_parallel_skills=most)
     confinement = sandbox.confinement(config.launch.sandbox, layout.root)
     approvals = approve_skills(
         layout,
@@ -401,6 +404,9 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
     skill = config.skill or ""
     if skill not in graph.skills:
         raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
+    module = _MODULES.get(config.method, "optuna")
+    if module and importlib.util.find_spec(module) is None:
+        raise ConfigError(f"--method {config.method} needs {module}: pip install 'flowrl[sweep]'")
     trained = skill_configs(config, graph.skills)[skill]
     space = dataclasses.replace(read_dimensions(config), base=trained.ppo)
     budget, unit = read_budget(config.budget)
@@ -419,7 +425,7 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
         trials=trials,
         budget=budget,
         unit=unit,
-        pruner=config.pruner,
+        pruner="median" if config.method == "cleanrl" else config.pruner,
         confirm=config.confirm,
         max_failures=config.max_failures,
         config=configs.to_json(trained.ppo),
