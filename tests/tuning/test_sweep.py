@@ -1,4 +1,4 @@
-"""A sweep in real processes: its trials, what it records, and how it goes on after a kill."""
+"""A sweep with real processes: its trials, what it records, and how it goes on after a kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import time
 
 import pytest
 
-from tests.tuning.stand_in import Place
+from flowrl import cli
+from flowrl.experts.store import ExpertStore
+from flowrl.parallel.events import Verb
+from flowrl.parallel.requests import send_request
+from tests.tuning.place import Place, replace_trainers
+from tests.waiting import until
 
 VARY = ("--vary", "lr=log:1e-4:1e-1", "--skill", "Collect Wood", "--total_timesteps", "10k")
 QUICK = (*VARY, "--method=random", "--confirm=0", "--launcher=local")
@@ -21,38 +26,109 @@ def place(tmp_path) -> Place:
     return Place(tmp_path)
 
 
-def test_a_sweep_trains_its_trials_and_names_the_best(place):
-    code, printed, said = place.run(*QUICK, "--trials=4")
+@pytest.fixture
+def sweep(place, capsys, monkeypatch, unchanged_sigterm):
+    """Run `flowrl sweep` in this process; returns its exit code, and what it printed and said."""
+    replace_trainers(monkeypatch.setattr)
+
+    def run(*flags: str) -> tuple[int, str, str]:
+        code = cli.main(["sweep", str(place.layout.root), "--name=s", *flags])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
+    code, printed, said = sweep(*QUICK, "--trials=3")
     assert code == 0, said
     trials, outcomes = place.records(), place.records("outcome.json")
-    assert sorted(place.launches()) == ["0", "1", "2", "3"]
+    assert sorted(place.launches()) == ["0", "1", "2"]
     assert trials[0]["point"] == {"lr": 1e-3}  # the default comes first
-    assert len({trial["seed"] for trial in trials.values()}) == 4
+    assert len({trial["seed"] for trial in trials.values()}) == 3
     scores = {number: outcome["score"] for number, outcome in outcomes.items()}
     best = max(scores, key=lambda number: scores[number])
     assert printed.startswith(f"trial {best}: {scores[best]:.3f} (lr ")
     for number, trial in trials.items():
         assert sorted(trial["ended"] + trial["pending"]) == list(range(number))
 
-
-def test_the_same_flags_again_change_nothing(place):
-    assert place.run(*QUICK, "--trials=2")[0] == 0
     first = place.records(), place.records("outcome.json")
-    code, printed, said = place.run()
-    assert code == 0, said
-    assert printed.startswith("trial ")
+    assert sweep()[:2] == (0, printed)  # the same again changes nothing
     assert (place.records(), place.records("outcome.json")) == first
-    assert len(place.launches()) == 2
+    assert len(place.launches()) == 3
+    for words in (("--trials=4",), ("--lr=1e-2",), ("--vary", "gamma=uniform:0.9:0.99")):
+        code, _, said = sweep(*words)
+        assert code == 2
+        assert "is not what" in said
+    assert len(place.launches()) == 3
+
+    assert sweep("--status", "--json")[0] == 0
+    (place.sweep.training_runs / "1" / "trial.json").write_text("{")
+    foreign = place.sweep.training_runs / "2" / "trial.json"
+    foreign.write_text(foreign.read_text().replace('"number": 2', '"number": 3'))
+    code, printed, _ = sweep("--status")
+    assert "left out: trial 1: " in printed
+    assert "left out: trial 2: " in printed
+    assert sweep()[0] == 0
+    assert sorted(place.launches()) == ["0", "1", "2", "3", "4"]  # two others in their place
+    assert json.loads((place.sweep.training_runs / "3" / "trial.json").read_text())["ended"] == [0]
 
 
-def test_trials_that_diverge_have_no_score_and_end_the_search(place):
+def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep):
+    flags = (*VARY, "--method=grid", "--confirm=2", "--launcher=local", "--max_concurrent=4")
+    code, printed, said = sweep(*flags, "--keep_winner")
+    assert code == 0, said
+    assert "these are the settings of Collect Wood now" in printed
+    assert "lr = 0.0" in place.layout.tuned_file("Collect Wood").read_text()
+    assert len(ExpertStore(place.layout).manifest().merged) == 1
+    assert "has its defaults again" in sweep("--forget")[1]
+    assert "these are the settings" in sweep("--apply")[1]
+    code, printed, _ = sweep("--status", "--json")
+    shown = json.loads(printed)
+    assert shown["outcome"]["winner"] in {each["trial"]["number"] for each in shown["trials"]}
+
+
+def test_trials_that_diverge_have_no_score_and_end_the_search(place, sweep):
     place.order(diverge_above=0.0)
-    code, _, said = place.run(*QUICK, "--trials=9", "--max_failures=2", "--max_retries=0")
+    code, _, said = sweep(*QUICK, "--trials=9", "--max_failures=2", "--max_retries=0")
     assert code == 1, said
     outcomes = place.records("outcome.json").values()
     assert 2 <= len(outcomes) <= 3
     assert {outcome["score"] for outcome in outcomes} == {None}
     assert all("65" in outcome["why"] for outcome in outcomes)
+
+
+def test_a_trial_that_is_tried_again_begins_anew_in_its_folder(place, sweep):
+    place.order(fails_once=True)
+    code, _, said = sweep(*QUICK, "--trials=1", "--retry_backoff=0.1")
+    assert code == 0, said
+    assert place.launches() == ["0", "0"]
+    assert json.loads((place.sweep.training_runs / "0" / "run.json").read_text())["attempt"] == 2
+    assert place.records("outcome.json")[0]["score"] > 0
+
+
+def test_a_trial_that_is_pruned_counts_with_what_it_has(place):
+    place.order(update_seconds=0.3)
+    process = place.start(*QUICK, "--trials=1")
+    progress = place.sweep.training_runs / "0" / "progress.json"
+    until(progress.exists)
+    send_request(place.sweep, Verb.PRUNE, "Collect Wood t0")
+    printed, said = process.communicate()
+    assert process.returncode == 0, said
+    outcome = place.records("outcome.json")[0]
+    assert outcome["stopped"] == "pruned"
+    assert outcome["frames"] < 10_000
+    assert place.launches() == ["0"]
+    assert printed.startswith("trial 0: ")
+
+
+def test_asha_ends_the_trials_that_are_behind(place, sweep):
+    place.order(update_seconds=0.15)
+    flags = (*VARY, "--method=grid", "--confirm=0", "--launcher=local", "--pruner=asha")
+    code, _, said = sweep(*flags, "--max_concurrent=4", "--scheduler_poll_interval=0.1")
+    assert code == 0, said
+    stopped = [outcome["stopped"] for outcome in place.records("outcome.json").values()]
+    assert "pruned" in stopped
+    assert "" in stopped
 
 
 @pytest.mark.parametrize(
@@ -65,46 +141,20 @@ def test_trials_that_diverge_have_no_score_and_end_the_search(place):
         (("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Wod"), "there is no skill 'Collect Wod'"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(place, words, why):
+def test_bad_input_is_one_line_and_writes_nothing(place, sweep, words, why):
     skill = () if any("--skill" in word for word in words) else ("--skill=Collect Wood",)
-    code, _, said = place.run(*skill, *words)
+    code, _, said = sweep(*skill, *words)
     assert code == 2, said
     assert why in said.splitlines()[-1]
     assert not place.layout.root.exists()
 
 
-def test_other_flags_than_those_it_was_begun_with_are_refused(place):
-    place.run(*QUICK, "--trials=1")
-    for words in (("--trials=3",), ("--lr=1e-2",), ("--vary", "gamma=uniform:0.9:0.99")):
-        code, _, said = place.run(*words)
-        assert code == 2
-        assert "is not what" in said
-    assert len(place.launches()) == 1
-
-
-def test_torn_and_foreign_trials_are_left_out_and_said(place):
-    place.run(*QUICK, "--trials=3")
-    torn = place.sweep.training_runs / "1" / "trial.json"
-    torn.write_text(torn.read_text()[:40])
-    foreign = place.sweep.training_runs / "2" / "trial.json"
-    foreign.write_text(foreign.read_text().replace('"number": 2', '"number": 3'))
-    code, _, said = place.run()
-    assert code == 0
-    assert "trial 1: " in said
-    assert "trial 2: " in said
-    trials = place.records("outcome.json")
-    assert sorted(trials) == [0, 1, 2, 3, 4]  # two others take their place
-    assert place.launches() == ["0", "1", "2", "3", "4"] or len(place.launches()) == 5
-    assert json.loads((place.sweep.training_runs / "3" / "trial.json").read_text())["ended"] == [0]
-
-
-def test_a_second_sweep_of_one_name_is_refused_and_names_the_holder(place):
+def test_a_second_sweep_of_one_name_is_refused_and_names_the_holder(place, sweep):
     place.order(update_seconds=0.5)
     first = place.start(*QUICK, "--trials=1")
     try:
-        while not place.launches():
-            assert first.poll() is None
-        code, _, said = place.run(*QUICK)
+        until(place.launches)
+        code, _, said = sweep(*QUICK, "--trials=1")
         assert code == 75
         assert str(first.pid) in said
     finally:
@@ -113,14 +163,16 @@ def test_a_second_sweep_of_one_name_is_refused_and_names_the_holder(place):
 
 
 def test_a_sweep_that_is_killed_again_and_again_is_like_one_that_was_not(place, tmp_path):
-    kill_and_compare(place, Place(tmp_path / "whole"), kills=3, trials=4, flags=QUICK)
+    whole = Place(tmp_path / "whole")
+    kill_and_compare(place, whole, kills=2, trials=3, seconds=0.5, flags=QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_sweep_in_tmux_survives_thirty_kills(place, tmp_path, socket):
-    flags = (*VARY, "--method=random", "--confirm=0", f"--tmux_socket={socket}")
-    kill_and_compare(place, Place(tmp_path / "whole"), kills=30, trials=12, flags=flags)
+    flags = (*VARY, "--method=cooled", "--confirm=0", f"--tmux_socket={socket}")
+    whole = Place(tmp_path / "whole")
+    kill_and_compare(place, whole, kills=30, trials=12, seconds=2.0, flags=flags)
     listed = subprocess.run(
         ["tmux", "-S", socket, "list-sessions"], capture_output=True, text=True, check=False
     )
@@ -134,30 +186,29 @@ def socket(tmp_path):
     subprocess.run(["tmux", "-S", path, "kill-server"], capture_output=True, check=False)
 
 
-def kill_and_compare(place: Place, whole: Place, *, kills: int, trials: int, flags) -> None:
+def kill_and_compare(
+    place: Place, whole: Place, *, kills: int, trials: int, seconds: float, flags
+) -> None:
     """Kill the sweeper at random instants; its trials are those of a sweep that was left alone."""
     flags = (*flags, "--max_concurrent=1", f"--trials={trials}")
     seed = int.from_bytes(os.urandom(4))
     instants = random.Random(seed)
-    for each in (place, whole):
-        each.order(update_seconds=0.2)
+    place.order(update_seconds=seconds / 10)
     for _ in range(kills):
         sweeper = place.start(*flags)
-        time.sleep(instants.uniform(0.3, 3.0))
+        time.sleep(instants.uniform(0.5, 2.5))
         sweeper.kill()
         sweeper.communicate()
     code, _, said = place.run(*flags)
     assert code == 0, (seed, said)
-    whole.order(update_seconds=0.0)
     assert whole.run(*flags)[0] == 0
 
     def points(of: Place) -> dict[int, tuple]:
         return {n: (trial["point"], trial["seed"]) for n, trial in of.records().items()}
 
+    def scores(of: Place) -> dict[int, float]:
+        return {n: outcome["score"] for n, outcome in of.records("outcome.json").items()}
+
     assert points(place) == points(whole), seed
-    scores = [
-        {n: outcome["score"] for n, outcome in of.records("outcome.json").items()}
-        for of in (place, whole)
-    ]
-    assert scores[0] == scores[1], seed
+    assert scores(place) == scores(whole), seed
     assert sorted(place.launches(), key=int) == [str(n) for n in range(trials)], seed

@@ -1,0 +1,107 @@
+"""Sweeps with stand-in trainers: `python -m tests.tuning.place GRAPH FLAGS` is `flowrl sweep`.
+
+All but the trainer and the evaluation is real.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flowrl import cli
+from flowrl.commands import sweep as command
+from flowrl.launchers.base import Job
+from flowrl.launchers.sandbox import Confinement
+from flowrl.parallel.events import RunRequest
+from flowrl.parallel.run_folder import PreparedRun
+from flowrl.paths import GraphPaths, SweepPaths
+from flowrl.tuning.sweep import TrialBackend
+from tests.waiting import limit
+
+ROOT = Path(__file__).parents[2]
+
+
+class StandInBackend(TrialBackend):
+    """Real folders and records; only the trainer's program is another."""
+
+    def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
+        job = super()._job(prepared, request)
+        argv = (sys.executable, "-m", "tests.tuning.stand_in", *job.argv[3:])
+        return dataclasses.replace(job, argv=argv, cwd=ROOT, sandbox=())
+
+
+class Place:
+    """A folder with a graph, the orders of its trainers, and what those left behind."""
+
+    def __init__(self, folder: Path, name: str = "s") -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.layout = GraphPaths(folder / "graph")
+        self.sweep = SweepPaths(self.layout.sweeps / name)
+        self.order()
+
+    def order(self, **orders: Any) -> None:
+        """Say how trials go; see `Orders`."""
+        (self.folder / "orders.json").write_text(json.dumps(orders))
+
+    def start(self, *flags: str) -> subprocess.Popen[str]:
+        """Start `flowrl sweep` in a process of its own."""
+        words = [str(self.layout.root), f"--name={self.sweep.root.name}", *flags]
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.tuning.place", *words],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def run(self, *flags: str) -> tuple[int, str, str]:
+        """The exit code of a whole sweep, and what it printed."""
+        process = self.start(*flags)
+        printed, said = process.communicate(timeout=limit(120.0))
+        return process.returncode, printed, said
+
+    def launches(self) -> list[str]:
+        """The folder of every trainer that was started, in order."""
+        path = self.folder / "launches"
+        return path.read_text().split() if path.exists() else []
+
+    def records(self, name: str = "trial.json") -> dict[int, dict[str, Any]]:
+        """The trial.json, or another record, of each trial."""
+        found = self.sweep.training_runs.glob(f"*/{name}")
+        return {int(path.parent.name): json.loads(path.read_text()) for path in found}
+
+
+def evaluate(order: dict[str, Any]) -> int:
+    """Succeed as often as in training."""
+    for number in order["numbers"]:
+        result = json.loads(Path(order["sweep"], "trials", str(number), "result.json").read_text())
+        sys.stdout.write(f"{number} {round(256 * result['success_rate'])}\n")
+    return 0
+
+
+def replace_trainers(patch: Callable[[Any, str, Any], object]) -> None:
+    """Let the sweeps of this process have stand-ins."""
+    evaluation = (sys.executable, "-m", "tests.tuning.place", "--evaluate")
+    env = dict(os.environ)
+    patch(command, "TrialBackend", StandInBackend)
+    patch(command.sandbox, "confinement", lambda *_, **__: Confinement())
+    patch(command, "confined_child", lambda *given, **_: ((*evaluation, given[-1]), env))
+
+
+def main(words: list[str]) -> int:
+    """Be the sweep, or the evaluation of its trials."""
+    if words[0] == "--evaluate":
+        return evaluate(json.loads(words[1]))
+    replace_trainers(setattr)
+    return cli.main(["sweep", *words])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
