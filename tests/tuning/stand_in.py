@@ -119,6 +119,7 @@ def finish(
         updates=update,
         wall_seconds=update * 0.1,
         stopped_early=False,
+        stopped="pruned" if pruned else "",
     )
     runs.write_result(place, result)
 
