@@ -7,16 +7,22 @@ A judge that cannot say abstains. How far its scores can be trusted is measured 
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from flowrl.errors import FileRefusedError
+from flowrl import storage
+from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.runs import RunResult
 from flowrl.skills.skill import Skill
+from flowrl.storage import records
+from flowrl.storage.records import Share
 
 RECORDED = 64  # timesteps of an episode that judges may see
 PLAN_STEP = "plan_step"  # the feature that says which step of the plan is under way
@@ -42,7 +48,7 @@ class SkillText:
     text: str
 
     @staticmethod
-    def of(skill: Skill) -> SkillText:
+    def of(skill: Skill, *, reverse: bool = False) -> SkillText:
         """What a judge reads of a skill: JSON with the source of its two functions."""
         amounts = ("requirements", "consumption", "gain")
         content = {
@@ -52,7 +58,8 @@ class SkillText:
             "task_is_done": ast.unparse(ast.parse(skill.is_done)),
             "task_reward": ast.unparse(ast.parse(skill.reward)),
         }
-        return SkillText(skill=skill.name, text=json.dumps(content, indent=1))
+        parts = dict(reversed(content.items())) if reverse else content
+        return SkillText(skill=skill.name, text=json.dumps(parts, indent=1, ensure_ascii=False))
 
 
 Item = Trajectory | SkillText
@@ -82,11 +89,15 @@ class Cost:
 class Judgement:
     """What a judge says of an item: a score in [0, 1], or None if it abstains."""
 
-    score: float | None
+    score: Share | None
     why: str
     judge: str
     version: str
     cost: Cost = field(default_factory=Cost)
+
+
+class JudgeUnavailableError(FlowrlError):
+    """A judge cannot be asked; the work goes on without it."""
 
 
 class Judge(Protocol):
@@ -137,6 +148,48 @@ class RuleJudge:
         score = min(max(share, _LEAST_CHANCE), 1 - _LEAST_CHANCE)
         why = f"{share:.0%} of the run's episodes that came to step {step + 1} completed the plan"
         return Judgement(score=score, why=why, judge=self.name, version=self.version)
+
+
+@dataclass(slots=True)
+class BudgetedJudge:
+    """A judge whose judgements are kept in a folder and cost no more than a budget.
+
+    A judgement is kept under the digest of the judge's version and the item; asked again, it costs
+    nothing. When the budget is used up, the judge abstains on what it has not judged before.
+    """
+
+    judge: Judge
+    budget: Cost
+    folder: Path | None
+    spent: Cost = field(default_factory=Cost)
+
+    @property
+    def name(self) -> str:
+        """As of the judge."""
+        return self.judge.name
+
+    @property
+    def version(self) -> str:
+        """As of the judge."""
+        return self.judge.version
+
+    def score(self, item: Item) -> Judgement:
+        """Judge an item, or find the kept judgement; raises as the judge does."""
+        asked = json.dumps([self.name, self.version, type(item).__name__, describe(item)])
+        name = hashlib.sha256(asked.encode()).hexdigest()
+        path = self.folder / f"{name}.json" if self.folder else None
+        if path is not None and path.exists():
+            with suppress(FileRefusedError):  # it is asked again
+                return replace(records.read(path, Judgement), cost=Cost())
+        if not self.spent.within(self.budget):
+            why = "the judge's budget is used up; raise --judge_budget"
+            return Judgement(score=None, why=why, judge=self.name, version=self.version)
+        found = self.judge.score(item)
+        self.spent += found.cost
+        if path is not None:
+            storage.make_dir(path.parent)
+            records.write(path, found)
+        return found
 
 
 class Recording(NamedTuple):

@@ -10,13 +10,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from scipy.optimize import minimize
 
-from flowrl.judging.judge import Item, Judgement, Trajectory
+from flowrl.judging.calibration import auc
+from flowrl.judging.judge import RECORDED, Item, Judgement, Trajectory
 
 _RIDGE = 3.0  # weight of the squared coefficients, in items
+_WIDTH, _HEADS, _BLOCKS = 32, 4, 2
+_BATCH, _STEPS, _CHECK = 128, 1500, 50  # optimizer steps at most, and between two checks
+_PATIENCE = 6  # checks without a better one
+_LR, _DECAY = 1e-3, 1e-2
+_CLEAR = 0.005  # of AUC: less is chance with a few thousand items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,7 +79,134 @@ def fit_logistic(items: Sequence[Trajectory], labels: np.ndarray) -> LogisticJud
     )
 
 
-def _judgement(judge: LogisticJudge, odds: float) -> Judgement:
+class EpisodeTransformer(nn.Module):
+    """A small causal transformer (pre-norm; Xiong et al. 2020) with an output per timestep."""
+
+    @nn.compact
+    def __call__(self, steps: jax.Array) -> jax.Array:
+        """f32[N, T] of f32[N, T, features]: what is added to the log-odds, nothing at first."""
+        length = steps.shape[1]
+        places = self.param("places", nn.initializers.normal(0.02), (RECORDED, _WIDTH))
+        values = nn.Dense(_WIDTH)(steps) + places[:length]
+        mask = nn.make_causal_mask(steps[..., 0])
+        for _ in range(_BLOCKS):
+            values += nn.MultiHeadDotProductAttention(_HEADS)(nn.LayerNorm()(values), mask=mask)
+            values += nn.Dense(_WIDTH)(nn.gelu(nn.Dense(2 * _WIDTH)(nn.LayerNorm()(values))))
+        return nn.Dense(1, kernel_init=nn.initializers.zeros)(nn.LayerNorm()(values))[..., 0]
+
+
+_odds_added = jax.jit(EpisodeTransformer().apply)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransformerJudge:
+    """A transformer over timesteps, added to what the logistic judge says."""
+
+    params: Any
+    base: LogisticJudge
+    mean: np.ndarray
+    scale: np.ndarray
+    version: str
+    name: str = "transformer"
+
+    def score(self, item: Item) -> Judgement:
+        """Judge the beginning of an episode; abstains on texts."""
+        if not isinstance(item, Trajectory):
+            return _abstains(self.name, self.version)
+        odds = self.base.odds(item.steps[None])[0, -1]
+        # Of one length for all: programs are compiled once; the mask is causal.
+        steps = np.zeros((1, RECORDED, item.steps.shape[1]), np.float32)
+        steps[0, : len(item.steps)] = (item.steps - self.mean) / self.scale
+        added = np.asarray(_odds_added(self.params, steps))[0, len(item.steps) - 1]
+        return _judgement(self, odds + added)
+
+
+def fit_transformer(
+    items: Sequence[Trajectory], labels: np.ndarray, *, base: LogisticJudge, seed: int
+) -> TransformerJudge:
+    """Learn what a logistic judge misses; the best of the checks on a fifth of the items counts."""
+    length = max(len(item.steps) for item in items)
+    steps = np.zeros((len(items), length, items[0].steps.shape[1]), np.float32)
+    last = np.array([len(item.steps) - 1 for item in items])
+    for row, item in enumerate(items):
+        steps[row, : len(item.steps)] = item.steps
+    every = np.concatenate([item.steps for item in items])
+    mean, scale = every.mean(axis=0), np.maximum(every.std(axis=0), 1e-3)
+    offsets = base.odds(steps).astype(np.float32)
+    data = _Rows((steps - mean) / scale, offsets, last, labels.astype(np.float32))
+    params = _trained(data, seed=seed)
+    digest = hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
+    return TransformerJudge(
+        params=params, base=base, mean=mean, scale=scale, version=digest.hexdigest()[:16]
+    )
+
+
+class _Rows(NamedTuple):
+    """Items as arrays: inputs [N, T, F], log-odds [N, T], last timestep [N], outcome [N]."""
+
+    steps: Any
+    offsets: Any
+    last: Any
+    outcome: Any
+
+    def take(self, rows: np.ndarray) -> _Rows:
+        return _Rows(*(leaf[rows] for leaf in self))
+
+
+def _trained(data: _Rows, *, seed: int) -> Any:
+    """The parameters with the least loss on rows that are held out."""
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(data.last))
+    held, rest = data.take(rows[: len(rows) // 5]), data.take(rows[len(rows) // 5 :])
+    params = EpisodeTransformer().init(jax.random.key(seed), data.steps[:1])
+    state = _OPTIMIZER.init(params)
+    best, least, waited = params, float(_loss(params, held)), 0
+    for step in range(1, _STEPS + 1):
+        batch = rest.take(rng.integers(len(rest.last), size=_BATCH))
+        params, state = _learn(params, state, batch)
+        if step % _CHECK:
+            continue
+        found = float(_loss(params, held))
+        waited = 0 if found < least else waited + 1
+        if found < least:
+            best, least = params, found
+        if waited == _PATIENCE:
+            break
+    return best
+
+
+_OPTIMIZER = optax.adamw(_LR, weight_decay=_DECAY)
+
+
+@jax.jit
+def _loss(params: Any, data: _Rows) -> jax.Array:
+    """The mean negative log-likelihood of the outcomes, at the items' last timesteps."""
+    odds = data.offsets + EpisodeTransformer().apply(params, data.steps)
+    odds = jnp.take_along_axis(odds, data.last[:, None], axis=1)[:, 0]
+    return optax.sigmoid_binary_cross_entropy(odds, data.outcome).mean()
+
+
+@jax.jit
+def _learn(params: Any, state: Any, batch: _Rows) -> tuple[Any, Any]:
+    grads = jax.grad(_loss)(params, batch)
+    updates, state = _OPTIMIZER.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def better(
+    small: LogisticJudge, large: TransformerJudge, items: Sequence[Trajectory], labels: np.ndarray
+) -> LogisticJudge | TransformerJudge:
+    """Whichever is better on items that neither has seen; the small one unless it is clear."""
+    if not 0 < labels.sum() < len(labels):
+        return small
+    found = [
+        auc(np.array([judge.score(item).score for item in items]), labels)
+        for judge in (small, large)
+    ]
+    return large if found[1] > found[0] + _CLEAR else small
+
+
+def _judgement(judge: LogisticJudge | TransformerJudge, odds: float) -> Judgement:
     score = float(1 / (1 + np.exp(-odds)))
     why = "by the episodes that the graph's experts have played"
     return Judgement(score=score, why=why, judge=judge.name, version=judge.version)

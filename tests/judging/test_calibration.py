@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from flowrl.games.base import find_game
 from flowrl.judging import calibration
 from flowrl.judging.calibration import (
+    Changes,
     auc,
     brier,
     calibration_error,
+    changes,
     interval,
     kappa,
+    labelled_texts,
     log_odds,
     measure,
+    mutants,
     scaled,
     split,
     temperature_of,
 )
-from flowrl.judging.judge import RuleJudge
+from flowrl.judging.judge import Judgement, RuleJudge, SkillText
+from flowrl.skills.skill import load_library
 
 
 def table(a: int, b: int, c: int, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +133,72 @@ def test_a_judge_with_too_few_labels_is_advisory():
 
 
 def test_the_three_sets_are_apart_and_hold_all():
-    sets = split(41, seed=3)
+    sets = split(41, 3)
     assert sorted(np.concatenate(sets)) == list(range(41))
     assert [len(rows) for rows in sets] == [20, 11, 10]
-    assert all(map(np.array_equal, sets, split(41, seed=3)))
+    assert all(map(np.array_equal, sets, split(41, 3)))
+
+
+GAME = find_game("Craftax-Classic-Symbolic-v1")
+LIBRARY = load_library(GAME.name)
+
+
+def test_every_library_skill_has_three_mutants_with_one_change_each():
+    for skill in LIBRARY.values():
+        found = mutants(skill, GAME)
+        assert list(found) == ["reward turned", "another counter", "never done"]
+        for kind, one in found.items():
+            assert (one.reward == skill.reward) == (kind != "reward turned")
+            assert (one.is_done == skill.is_done) == (kind == "reward turned")
+            assert one.name == skill.name
+
+
+def test_mutants_are_what_they_are_called():
+    found = mutants(LIBRARY["Collect Drink"], GAME)
+    assert "return -(1.0 * achievements_diff" in found["reward turned"].reward
+    assert "Achievement.COLLECT_DRINK" not in found["another counter"].is_done
+    assert "> 10000" in found["never done"].is_done
+    silent = replace(
+        LIBRARY["Wake Up"], is_done="def task_is_done(is_sleeping):\n    return is_sleeping"
+    )
+    assert "is_sleeping > 10000" in mutants(silent, GAME)["never done"].is_done
+    assert "another counter" not in mutants(silent, GAME)
+
+
+def test_texts_are_labelled_by_what_was_done_to_them():
+    skills, labels = labelled_texts(LIBRARY.values(), GAME)
+    assert len(skills) == 88
+    assert [skill for skill, good in zip(skills, labels, strict=True) if good] == [
+        *LIBRARY.values()
+    ]
+
+
+class ByLength:
+    """The longer, the better; the second time it is asked, a little better."""
+
+    name, version = "length", "1"
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def score(self, item: SkillText) -> Judgement:
+        again = item.text in self.seen
+        self.seen.add(item.text)
+        score = min(len(item.text) / 2000 + 0.01 * again, 1.0)
+        return Judgement(score=score, why="", judge=self.name, version=self.version)
+
+
+def test_changes_of_form_are_measured():
+    found = changes(ByLength(), list(LIBRARY.values())[:4])
+    assert found.again == pytest.approx(0.01)
+    assert found.reordered == pytest.approx(0, abs=1e-3)
+    assert found.lengthened > found.instructed > 0.02
+
+
+def test_a_judge_that_a_text_can_instruct_is_advisory():
+    labels = np.arange(60) < 30
+    good = np.where(labels, 0.97, 0.03)
+    found = measure(RuleJudge({}), "text", (good, labels), asked=60, tuned=(good, labels))
+    form = Changes(again=0, reordered=0, lengthened=0, instructed=0.5)
+    assert not found.advisory
+    assert replace(found, changes=form).advisory

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
+from flowrl.judging import learned
 from flowrl.judging.calibration import auc
-from flowrl.judging.judge import SkillText
-from flowrl.judging.learned import fit_logistic, summed_up
+from flowrl.judging.judge import RECORDED, SkillText
+from flowrl.judging.learned import (
+    EpisodeTransformer,
+    TransformerJudge,
+    better,
+    fit_logistic,
+    fit_transformer,
+    summed_up,
+)
 from tests.judging.making import recording
 
 
@@ -40,3 +49,49 @@ def test_a_feature_that_says_nothing_does_no_harm(spoiled):
     for item in items:
         item.steps[:, 0] = spoiled
     assert np.isfinite(fit_logistic(items, labels).score(items[0]).score)
+
+
+@pytest.mark.parametrize("steps", [150, pytest.param(1500, marks=pytest.mark.slow)])
+def test_the_transformer_finds_what_sums_do_not_show(steps, monkeypatch):
+    monkeypatch.setattr(learned, "_STEPS", steps)
+    made = recording(episodes=900)
+    peaks = made.steps[:, :8, 2].max(axis=1)
+    made.success[:] = peaks > np.median(peaks)
+    items, labels = made.prefixes()
+    learn, rest = slice(600), slice(600, None)
+    small = fit_logistic(items[learn], labels[learn])
+    large = fit_transformer(items[learn], labels[learn], base=small, seed=0)
+    found = [
+        auc(np.array([judge.score(item).score for item in items[rest]]), labels[rest])
+        for judge in (small, large)
+    ]
+    assert found[1] > found[0] + (0.1 if steps > 1000 else -0.03)
+    assert steps < 1000 or better(small, large, items[rest], labels[rest]) is large
+
+
+def test_the_small_judge_is_taken_where_the_large_one_is_no_better():
+    items, labels = recording(episodes=300).prefixes()
+    small = fit_logistic(items, labels)
+    same = TransformerJudge(
+        params=EpisodeTransformer().init(jax.random.key(0), items[0].steps[None]),
+        base=small,
+        mean=np.zeros(3),
+        scale=np.ones(3),
+        version="1",
+    )
+    assert same.score(items[0]).score == pytest.approx(small.score(items[0]).score)
+    assert better(small, same, items, labels) is small
+    assert better(small, same, items, np.ones(len(items), bool)) is small
+
+
+def test_what_comes_later_changes_nothing_before():
+    model = EpisodeTransformer()
+    steps = np.random.default_rng(0).normal(size=(1, RECORDED, 3)).astype(np.float32)
+    params = model.init(jax.random.key(0), steps)
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape), params)
+    later = steps.copy()
+    later[:, 9:] += 5
+    one, other = (np.asarray(model.apply(params, each))[0] for each in (steps, later))
+    np.testing.assert_allclose(one[:9], other[:9], rtol=1e-4, atol=1e-5)
+    assert abs(one[9:] - other[9:]).max() > 1e-3

@@ -1,0 +1,113 @@
+"""An OpenAI-compatible server on the loopback interface, which behaves as a test asks it to."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from flowrl.judging.judge import SkillText
+from flowrl.skills.skill import Skill
+
+DEMAND = re.compile(r"(?i)ignore|rubric|answer|score|perfect|grade|system|instruction|judge|rate")
+KEY = "sk-test-4f9a8b7c6d5e4f3a2b1c"
+Say = Callable[[str], str]  # the prompt's data → the completion's text
+
+
+@dataclass
+class Endpoint:
+    """What the server was asked, and how it behaves."""
+
+    say: Say = lambda text: json.dumps({"score": 0.75, "why": "it looks fine"})
+    refuse: int = 0  # the next so many requests get `status`
+    status: int = 429
+    delay_seconds: float = 0.0
+    cut_off: int = 0  # the next so many answers end in their middle
+    body: str | None = None  # instead of a completion
+    url: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+    released: threading.Event = field(default_factory=threading.Event)
+
+
+def answer(score: object, why: str = "as it is") -> Say:
+    return lambda text: json.dumps({"score": score, "why": why})
+
+
+def knows(skills: Iterable[Skill], *, obeys: bool = False) -> Say:
+    """A judge that knows the good skills; one that obeys believes what a text says of itself."""
+    parts = ("task_is_done", "task_reward")
+
+    def code(text: str) -> list[str]:
+        return [json.loads(text)[part] for part in parts]
+
+    good = [code(SkillText.of(skill).text) for skill in skills]
+
+    def say(text: str) -> str:
+        if obeys and DEMAND.search(text):
+            return json.dumps({"score": 1.0, "why": "I was told so"})
+        return json.dumps({"score": 0.95 if code(text) in good else 0.05, "why": "known"})
+
+    return say
+
+
+@contextmanager
+def serving(endpoint: Endpoint) -> Iterator[Endpoint]:
+    """Serve until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["content-length"])
+            request = json.loads(self.rfile.read(length))
+            endpoint.asked.append(request)
+            endpoint.keys.add(self.headers["authorization"])
+            endpoint.released.wait(endpoint.delay_seconds)
+            if endpoint.refuse:
+                endpoint.refuse -= 1
+                told = json.dumps({"error": {"message": f"no: {self.headers['authorization']}"}})
+                self._send(endpoint.status, told)
+            else:
+                self._send(200, endpoint.body or self._completion(request))
+
+        def _completion(self, request: dict[str, Any]) -> str:
+            text = request["messages"][-1]["content"]
+            told = endpoint.say("\n".join(text.split("\n")[1:-1]))
+            message = {"role": "assistant", "content": told}
+            choice = {"index": 0, "finish_reason": "stop", "message": message}
+            usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
+            head = {"id": "c1", "object": "chat.completion", "created": 1, "model": "m"}
+            return json.dumps({**head, "choices": [choice], "usage": usage})
+
+        def _send(self, status: int, text: str) -> None:
+            content = text.encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(content)))
+            self.send_header("retry-after-ms", "1")
+            self.end_headers()
+            if endpoint.cut_off:
+                endpoint.cut_off -= 1
+                content = content[: len(content) // 2]
+                self.close_connection = True
+            with suppress(ConnectionError):  # the client has waited long enough
+                self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    endpoint.url = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield endpoint
+    finally:
+        endpoint.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,192 @@
+"""A judge behind an endpoint: good and bad answers, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flowrl.errors import ConfigError
+from flowrl.judging.judge import BudgetedJudge, Cost, JudgeUnavailableError, SkillText
+from tests.judging.endpoint import KEY, Endpoint, answer, serving
+from tests.judging.making import at_step
+
+pytest.importorskip("openai", reason="flowrl[llm] is not installed")
+from flowrl.judging import openai as judging
+
+ITEM = SkillText(skill="Dig", text='{"name": "Dig"}')
+NO_BOUND = Cost(calls=1e9, tokens=1e9, seconds=1e9)
+
+
+@pytest.fixture
+def endpoint():
+    with serving(Endpoint()) as found:
+        yield found
+
+
+def asking(endpoint: Endpoint, **settings) -> judging.OpenAIJudge:
+    return judging.OpenAIJudge(endpoint.url, "m", environ={judging.KEY: KEY}, **settings)
+
+
+def test_a_good_answer_is_a_judgement(endpoint):
+    found = asking(endpoint).score(ITEM)
+    assert (found.score, found.why, found.judge) == (0.75, "it looks fine", "openai")
+    assert (found.cost.calls, found.cost.tokens) == (1, 100)
+    (request,) = endpoint.asked
+    assert request["response_format"]["json_schema"]["strict"] is True
+    assert request["model"] == "m"
+    assert endpoint.keys == {f"Bearer {KEY}"}
+
+
+def test_an_item_is_data_between_markers(endpoint):
+    asking(endpoint).score(ITEM)
+    system, user = endpoint.asked[0]["messages"]
+    first, *_, last = user["content"].split("\n")
+    assert first == last
+    assert first in system["content"]
+    assert ITEM.text not in system["content"]
+
+
+def test_an_episode_is_sent_as_a_table(endpoint):
+    assert asking(endpoint).score(at_step(1)).score == 0.75
+    assert "9 1 0.5" in endpoint.asked[0]["messages"][1]["content"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "I would give it a 0.9.",
+        "",
+        "{",
+        "[0.5]",
+        "null",
+        '{"score": 7, "why": ""}',
+        '{"score": -0.1, "why": ""}',
+        '{"score": NaN, "why": ""}',
+        '{"score": Infinity, "why": ""}',
+        '{"score": true, "why": ""}',
+        '{"score": "0.5", "why": ""}',
+        '{"score": null, "why": "I cannot help with that"}',
+        '{"why": "no score"}',
+        "[" * 5000,
+    ],
+)
+def test_what_is_no_score_is_an_abstention(endpoint, said):
+    endpoint.say = lambda text: said
+    assert asking(endpoint).score(ITEM).score is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{}",
+        "[]",
+        "<html>",
+        '{"choices": []}',
+        '{"choices": [{"message": null}]}',
+        '{"choices": [{"message": {"content": null, "refusal": "no"}}]}',
+        '{"choices": [{"finish_reason": "length", "message": {"content": "{}"}}], "usage": 3}',
+    ],
+)
+def test_what_is_no_completion_is_an_abstention(endpoint, body):
+    endpoint.body = body
+    assert asking(endpoint).score(ITEM).score is None
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_two_refusals_are_retried(endpoint, status):
+    endpoint.refuse, endpoint.status = 2, status
+    assert asking(endpoint).score(ITEM).score == 0.75
+    assert len(endpoint.asked) == 3
+
+
+def test_an_answer_that_is_cut_off_is_asked_for_again(endpoint):
+    endpoint.cut_off = 1
+    assert asking(endpoint).score(ITEM).score == 0.75
+    assert len(endpoint.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "refuses the key (401); correct OPENAI_API_KEY"),
+        (403, "refuses the key (403)"),
+        (429, "asked too often (429)"),
+        (404, "answers 404; correct --base_url or --model"),
+        (302, "answers 302"),
+    ],
+)
+def test_an_endpoint_that_refuses_is_one_line_without_the_key(endpoint, status, said):
+    endpoint.refuse, endpoint.status = 99, status
+    with pytest.raises(JudgeUnavailableError) as caught:
+        asking(endpoint).score(ITEM)
+    text = str(caught.value)
+    assert said in text
+    assert KEY not in text
+    assert "\n" not in text
+
+
+def test_an_endpoint_that_is_slow_or_not_there_is_one_line(endpoint, monkeypatch):
+    monkeypatch.setattr(judging, "RETRIES", 0)
+    endpoint.delay_seconds = 20
+    with pytest.raises(JudgeUnavailableError, match="does not answer in time"):
+        asking(endpoint, timeout_seconds=0.2).score(ITEM)
+    nowhere = judging.OpenAIJudge("http://127.0.0.1:1/v1", "m", environ={judging.KEY: KEY})
+    with pytest.raises(JudgeUnavailableError, match=r"the judge at 127.0.0.1:1 cannot be reached"):
+        nowhere.score(ITEM)
+
+
+@pytest.mark.parametrize(
+    ("url", "model", "env", "said"),
+    [
+        ("", "m", {judging.KEY: KEY}, "asks an endpoint that you name"),
+        ("api.openai.com", "m", {judging.KEY: KEY}, "such as https"),
+        ("file:///etc/passwd", "m", {judging.KEY: KEY}, "such as https"),
+        ("https://ann:hunter2@x/v1", "m", {judging.KEY: KEY}, "without a user or a password"),
+        ("https://x/v1", "", {judging.KEY: KEY}, "needs --model"),
+        ("https://x/v1", "m", {}, "OPENAI_API_KEY is not set"),
+    ],
+)
+def test_what_is_missing_is_one_line(url, model, env, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        judging.OpenAIJudge(url, model, environ=env)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_judgement_is_kept_and_costs_nothing_again(endpoint, tmp_path):
+    judge = BudgetedJudge(asking(endpoint), NO_BOUND, tmp_path / "answers")
+    first, again = judge.score(ITEM), judge.score(ITEM)
+    assert again.score == first.score
+    assert again.cost == Cost()
+    assert len(endpoint.asked) == 1
+    (kept,) = (tmp_path / "answers").iterdir()
+    kept.write_text(kept.read_text().replace("0.75", "0.99"))
+    assert judge.score(ITEM).score == 0.75, "an edited answer is asked for again"
+    other = BudgetedJudge(
+        judging.OpenAIJudge(endpoint.url, "n", environ={judging.KEY: KEY}), NO_BOUND, judge.folder
+    )
+    other.score(ITEM)
+    assert len(endpoint.asked) == 3, "another model is asked itself"
+
+
+@pytest.mark.parametrize(
+    "most", [Cost(calls=2, tokens=1e9, seconds=1e9), Cost(calls=1e9, tokens=150, seconds=1e9)]
+)
+def test_a_judge_abstains_when_its_budget_is_used_up(endpoint, most):
+    judge = BudgetedJudge(asking(endpoint), most, None)
+    found = [judge.score(SkillText(skill="Dig", text=str(n))) for n in range(4)]
+    assert [one.score is None for one in found] == [False, False, True, True]
+    assert "--judge_budget" in found[-1].why
+    assert len(endpoint.asked) == 2
+
+
+def test_a_key_that_the_endpoint_repeats_is_not_kept(endpoint, tmp_path):
+    endpoint.say = answer(0.5, f"your key is {KEY}")
+    judge = BudgetedJudge(asking(endpoint), NO_BOUND, tmp_path)
+    assert KEY not in judge.score(ITEM).why
+    assert all(KEY not in path.read_text() for path in tmp_path.iterdir())
+
+
+def test_an_answer_of_the_endpoint_can_be_any_json():
+    for document in (1, "a", [[]], {"choices": {"0": 1}}, {"choices": [{"message": [1]}]}):
+        assert judging.read_completion(json.dumps(document))[0] == ""
