@@ -93,6 +93,13 @@ def expert_number(graph: GraphPaths, skill: str) -> int:
     return known.get(skill, free)
 
 
+def remove_leftovers(paths: SweepPaths) -> None:
+    """Remove what a kill or a power cut has left of files and folders."""
+    folders = [paths.training_runs / str(number) for number in numbers(paths)]
+    for folder in (paths.root, paths.checkpoints, paths.training_runs, *folders):
+        storage.remove_leftovers(folder)
+
+
 def prepare_trial(sweep: Sweep, graph: SkillGraph, trial: Trial) -> None:
     """Make a trial's run folder, with trial.json in it; all of it appears at once."""
     record, experts = sweep.record, ExpertStore(sweep.paths).manifest().experts
@@ -200,7 +207,7 @@ class Sweeper:
 
     def begin(self) -> None:
         """Take up what an earlier start of the sweep has left, then go on."""
-        storage.remove_leftovers(self.sweep.paths.training_runs)
+        remove_leftovers(self.sweep.paths)
         known = {entry.expert for entry in self._scheduler.state.entries.values()}
         tried, left_out = read_trials(self.sweep)
         for why in left_out:

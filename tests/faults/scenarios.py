@@ -44,7 +44,7 @@ from flowrl.parallel.training_processor import (
 from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.runs import LineageEntry, read_run
 from flowrl.storage import records
-from flowrl.tuning.sweep import create_sweep, prepare_trial
+from flowrl.tuning.sweep import create_sweep, prepare_trial, remove_leftovers
 from flowrl.tuning.trials import Sweep, open_sweep, propose, read_trials, write_outcome
 from tests.averaging import stand_in
 from tests.experts.making import content_digest, contents, make_expert
@@ -474,7 +474,7 @@ def _create(layout: GraphPaths) -> Sweep:
 
 def _begin_trial(layout: GraphPaths) -> None:
     sweep = _create(layout)
-    storage.remove_leftovers(sweep.paths.training_runs)
+    remove_leftovers(sweep.paths)
     if not sweep.run(0).folder.exists():
         prepare_trial(sweep, GRAPH, propose(sweep, [], 0))
 
@@ -492,12 +492,17 @@ def _tried(layout: GraphPaths) -> Any:
     return tried
 
 
+def _begun(layout: GraphPaths) -> None:
+    """Create the sweep, and clear up as its start does."""
+    remove_leftovers(_create(layout).paths)
+
+
 def _begin_sweep() -> Scenario:
     def end(layout: GraphPaths) -> Any:
         return _tried(layout), content(_sweep_paths(layout).root)
 
     return Scenario(
-        name="begin a sweep", build=trained, act=_create, again=_create, look=_tried, end=end
+        name="begin a sweep", build=trained, act=_create, again=_begun, look=_tried, end=end
     )
 
 
@@ -529,8 +534,12 @@ def _end_trial() -> Scenario:
     def act(layout: GraphPaths) -> Any:
         write_outcome(open_sweep(_sweep_paths(layout)), 0)
 
+    def again(layout: GraphPaths) -> None:
+        remove_leftovers(_sweep_paths(layout))
+        act(layout)
+
     return Scenario(
-        name="end a trial", build=build, act=act, again=act, look=_tried, end=everything
+        name="end a trial", build=build, act=act, again=again, look=_tried, end=everything
     )
 
 
