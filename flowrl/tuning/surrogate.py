@@ -24,6 +24,7 @@ from flowrl.tuning.space import SearchInput
 Array = NDArray[np.float64]
 _MOST_FITTED = 100  # observations from which lengths are learned; the mean is of all
 _ITERATIONS = 15
+_LOG_LENGTH = -0.3  # mean of the prior of a length's logarithm; its deviation is 1
 _LEAST_VARIANCE = 1e-12
 _LEAST_COST = 1e-9
 _TINY = 1e-12
@@ -171,8 +172,19 @@ def _regressor(kernel: Any, optimizer: Any) -> GaussianProcessRegressor:
 
 
 def _minimize(objective: Any, initial_theta: Array, bounds: Array) -> tuple[Array, float]:
+    """Return the logarithms of amplitude, lengths and noise that are most probable.
+
+    The logarithm of a length has a normal prior: a dozen trials do not determine all lengths.
+    """
+
+    def with_prior(theta: Array) -> tuple[float, Array]:
+        value, gradient = objective(theta)
+        far = np.zeros_like(theta)
+        far[1:-1] = theta[1:-1] - _LOG_LENGTH
+        return value + far @ far / 2, gradient + far
+
     found = minimize(
-        objective,
+        with_prior,
         initial_theta,
         jac=True,
         bounds=bounds,
