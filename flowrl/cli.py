@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.start_logging()
 
     def command() -> int:
-        return _command(name, rest)()
+        return command_of(name, rest)()
 
     return console.guarded(command)
 
@@ -140,8 +140,8 @@ def overview() -> str:
     return "".join(lines)
 
 
-def _command(name: str, words: Sequence[str]) -> Any:
-    """The command with its arguments.
+def command_of(name: str, words: Sequence[str]) -> Any:
+    """Return the command with its arguments.
 
     Raises:
       ConfigError: there is no such command.

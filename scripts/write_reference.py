@@ -9,7 +9,7 @@ import inspect
 import itertools
 from pathlib import Path
 
-from flowrl import arguments, cli, config
+from flowrl import arguments, cli, config, orchestrator
 from flowrl.commands.sweep import SweepConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
@@ -23,6 +23,7 @@ TABLES = {
         config.BottomUpConfig,
     ),
     "flowrl sweep": (SweepConfig,),
+    "orchestrator": (orchestrator.OrchestratorCommand,),
     **{f"flowrl {name}": (kind,) for name, kind in cli.COMMANDS.items()},
 }
 

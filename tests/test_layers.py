@@ -37,7 +37,7 @@ FLOORS = [
         "tuning",
         "bottomup_parallel",
     },
-    {"bottomup", "cli", "__main__"},
+    {"bottomup", "cli", "orchestrator", "__main__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = FLOORS[0] | {"runs"}
@@ -152,6 +152,7 @@ def test_arrays_stay_in_the_rooms_that_compute(path):
         ["flowrl.cli", "--version"],
         ["flowrl.ppo_flow", "--help"],
         ["flowrl.bottomup", "--help"],
+        ["flowrl.orchestrator", "--help"],
         ["flowrl.bottomup_parallel", "--help"],
         ["flowrl.bottomup_parallel", "--version"],
     ],

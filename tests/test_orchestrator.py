@@ -1,0 +1,155 @@
+"""Stages run one after another, each once, and a stop is gone on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from flowrl import notices, orchestrator
+from flowrl.paths import GraphPaths
+from tests.waiting import until
+
+# Stands for flowrl: it notes its words and ends as the file named after the stage says.
+STAND_IN = """
+import json, os, pathlib, sys, time
+folder = pathlib.Path(os.environ["STAND_IN"])
+with (folder / "calls").open("a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+while (folder / "wait").exists():
+    time.sleep(0.02)
+path = folder / sys.argv[1]
+sys.exit(int(path.read_text()) if path.exists() else 0)
+"""
+WORDS = ("--stages", "train,evaluate", "--train=--max_nodes 3", "--evaluate='Place Table'")
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    (tmp_path / "flowrl.py").write_text(STAND_IN)
+    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    monkeypatch.setattr(orchestrator, "FLOWRL", (sys.executable, str(tmp_path / "flowrl.py")))
+    return tmp_path
+
+
+def calls(folder):
+    path = folder / "calls"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run(folder, *words):
+    return orchestrator.main([str(folder / "g"), *(words or WORDS)])
+
+
+def test_stages_run_in_order_with_their_words(stand_in):
+    graph = str(stand_in / "g")
+    assert run(stand_in) == 0
+    assert calls(stand_in) == [
+        ["train", graph, "--max_nodes", "3"],
+        ["evaluate", graph, "Place Table"],
+    ]
+    shown = notices.read(GraphPaths(stand_in / "g"))["stages"]
+    assert shown == "stage 2 of 2, evaluate, is done (train, evaluate)"
+
+
+def test_a_start_goes_on_with_the_stage_that_did_not_end_well(stand_in):
+    (stand_in / "evaluate").write_text("1")
+    assert run(stand_in) == 1
+    shown = notices.read(GraphPaths(stand_in / "g"))["stages"]
+    assert shown.startswith("stage 2 of 2, evaluate, is ended with exit code 1")
+    (stand_in / "evaluate").unlink()
+    assert run(stand_in) == 0
+    assert [words[0] for words in calls(stand_in)] == ["train", "evaluate", "evaluate"]
+
+
+def test_stages_that_have_all_ended_or_are_others_begin_anew(stand_in):
+    assert run(stand_in) == run(stand_in) == 0
+    (stand_in / "evaluate").write_text("1")
+    assert run(stand_in) == 1
+    assert run(stand_in, "--stages", "train") == 0
+    assert [words[0] for words in calls(stand_in)] == ["train", "evaluate"] * 3 + ["train"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--stages", "trian"], "closest is 'train'"),
+        (["--stages", ""], "has no value"),
+        (["--stages", "train", "--train=--max_node 3"], "--max_node"),
+        (["--stages", "train", "--train=--lr -1"], "--lr"),
+        (["--stages", "evaluate", "--evaluate='Place Table"], "No closing quotation"),
+        (["--stages", "evaluate"], "SKILL"),
+    ],
+)
+def test_wrong_arguments_of_any_stage_are_refused_before_the_first(stand_in, capsys, words, named):
+    assert run(stand_in, *words) == 2
+    assert named in capsys.readouterr().err
+    assert calls(stand_in) == []
+    assert not (stand_in / "g").exists()
+
+
+def test_a_damaged_record_is_named_with_what_to_do(stand_in, capsys):
+    assert run(stand_in) == 0
+    (stand_in / "g" / "stages.json").write_text("{")
+    assert run(stand_in) == 1
+    assert "stages.json" in capsys.readouterr().err
+
+
+def started(folder):
+    """The orchestrator in a process of its own, once its first stage waits."""
+    (folder / "wait").touch()
+    code = (
+        "import sys; from flowrl import orchestrator\n"
+        f"orchestrator.FLOWRL = (sys.executable, {str(folder / 'flowrl.py')!r})\n"
+        f"sys.exit(orchestrator.main({[str(folder / 'g'), *WORDS]!r}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    until(lambda: len(calls(folder)) == 1)
+    return process
+
+
+def test_sigterm_ends_the_stage_and_a_start_goes_on(stand_in):
+    process = started(stand_in)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 130
+    (stand_in / "wait").unlink()
+    assert run(stand_in) == 0
+    assert [words[0] for words in calls(stand_in)] == ["train", "train", "evaluate"]
+
+
+def test_a_second_orchestrator_of_the_graph_is_refused(stand_in, capsys):
+    process = started(stand_in)
+    assert run(stand_in) == 75
+    assert "stages.lock" in capsys.readouterr().err
+    (stand_in / "wait").unlink()
+    assert process.wait(timeout=30) == 0
+
+
+def test_a_killed_orchestrator_is_gone_on_from(stand_in):
+    process = started(stand_in)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=30)
+    (stand_in / "wait").unlink()
+    assert run(stand_in) == 0
+    assert [words[0] for words in calls(stand_in)] == ["train", "train", "evaluate"]
+
+
+@pytest.mark.slow
+@pytest.mark.craftax
+@pytest.mark.timeout(900)
+def test_real_stages_train_judge_and_evaluate(tmp_path):
+    graph = tmp_path / "g"
+    train = "--target_skill 'Collect Sapling' --total_timesteps 8192 --launcher local "
+    words = [
+        *("--stages", "train,judge,evaluate"),
+        f"--train={train} --min_success_rate 0",
+        "--judge=--judge rule --episodes 32",
+        "--evaluate='Collect Sapling' --episodes 8",
+    ]
+    assert orchestrator.main([str(graph), *words]) == 0
+    codes = [s["exit_code"] for s in json.loads((graph / "stages.json").read_text())["stages"]]
+    assert codes == [0, 0, 0]
