@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flowrl import arguments, cli, console, notices
 from flowrl.arguments import GraphCommand
-from flowrl.config import BottomUpConfig, parse
+from flowrl.config import parse
 from flowrl.errors import EXIT_INTERRUPTED, ConfigError, closest
 from flowrl.paths import GraphPaths
 from flowrl.storage import records
@@ -92,7 +92,7 @@ class OrchestratorCommand(GraphCommand):
 
     def _stage(self, name: str) -> Stage:
         """The stage of this name, once the command accepts its words."""
-        if name not in _NAMES or name not in {**cli.COMMANDS, **cli.PROGRAMS}:
+        if name not in _NAMES:
             near = closest(name, _NAMES)
             raise ConfigError(f"--stages: no stage {name!r}{near}; there are {', '.join(_NAMES)}")
         try:
@@ -101,7 +101,7 @@ class OrchestratorCommand(GraphCommand):
             raise ConfigError(f"--{name} {getattr(self, name)}: {error}; mend it") from error
         given = [str(self.graph_path), *words]
         if name in cli.PROGRAMS:
-            parse(BottomUpConfig, given, prog=f"flowrl {name}")
+            parse(cli.PROGRAMS[name][0], given, prog=f"flowrl {name}")
         else:
             cli.command_of(name, given)
         return Stage(name=name, words=words)

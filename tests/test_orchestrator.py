@@ -83,6 +83,7 @@ def test_stages_that_have_all_ended_or_are_others_begin_anew(stand_in):
         (["--stages", "train", "--train=--lr -1"], "--lr"),
         (["--stages", "evaluate", "--evaluate='Place Table"], "No closing quotation"),
         (["--stages", "evaluate"], "SKILL"),
+        (["--stages", "judge,sweep", "--sweep=--methid tpe"], "methid"),
     ],
 )
 def test_wrong_arguments_of_any_stage_are_refused_before_the_first(stand_in, capsys, words, named):
