@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -80,3 +83,29 @@ def test_the_verdict_changes_only_at_looks():
     looks = [point.frames * 24 // 2_000_000 for point in curve]
     assert "stuck" in found
     assert all(looks[n] > looks[n - 1] for n in range(1, POINTS) if found[n] != found[n - 1])
+
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "recorded_curves.json").read_text())
+
+
+def test_runs_that_were_recorded_lose_little_success_and_save_frames():
+    """Runs of Classic to the end of their budget, one of each skill; the goal is out of reach."""
+    lost, spent, whole = [], 0, 0
+    for points in RECORDED.values():
+        curve = [CurvePoint(frames, 0.0, success, length) for frames, success, length in points]
+        budget = curve[-1].frames
+        ends = [
+            n
+            for n in range(1, len(curve) + 1)
+            if verdict(curve[:n], budget_frames=budget, goal=1.1) == "stuck"
+        ]
+        end = ends[0] if ends else len(curve)
+        best, kept = (max(point.success for point in part) for part in (curve, curve[:end]))
+        lost.append(best - kept)
+        spent, whole = spent + curve[end - 1].frames, whole + budget
+    print(
+        f"{len(lost)} recorded runs: {1 - spent / whole:.0%} of frames saved, success lost "
+        f"{sum(lost) / len(lost):.3f} in the mean, {max(lost):.3f} at most"
+    )
+    assert spent < 0.85 * whole
+    assert max(lost) < 0.08
