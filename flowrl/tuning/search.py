@@ -15,6 +15,7 @@ from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Spac
 Method = Literal["cooled", "protein", "carbs", "tpe", "gp", "nsga2", "random", "grid", "cleanrl"]
 Proposer = Callable[[SearchInput], Iterator[Point]]
 METHODS: tuple[Method, ...] = get_args(Method)
+_SPREAD_PER_DIMENSION = 1.5  # first trials that fill the space, for each dimension and one
 _GRID = 4  # values of a dimension that has more than can be listed
 _MOST_LISTED = 16
 _MOST_DRAWN = 1000  # points that are not admissible, after which a sweep gives up
@@ -102,7 +103,7 @@ def _modelled(method: Literal["cooled", "protein", "carbs"]) -> Proposer:
     """Return a method that fits models to the history, once there are trials enough."""
 
     def propose(given: SearchInput) -> Iterator[Point]:
-        if len(given.history) <= len(given.space.dimensions):
+        if len(given.history) < _SPREAD_PER_DIMENSION * (len(given.space.dimensions) + 1):
             return _spread(given)
         from flowrl.tuning.surrogate import ranked  # scikit-learn, which is optional
 
