@@ -187,7 +187,8 @@ class LocalSyncCoordinator(SyncCoordinator):
         await meeting.wait(agent_id)
         if isinstance(meeting.result, FlowrlError):
             raise meeting.result
-        assert meeting.result is not None
+        if meeting.result is None:
+            raise TrainingError(f"round {round} failed for another agent, which says why")
         return meeting.result
 
     def _end_complete(self) -> None:
@@ -198,7 +199,8 @@ class LocalSyncCoordinator(SyncCoordinator):
                     meeting.result = self._averaged(meeting) if meeting is self._round else None
                 except FlowrlError as error:
                     meeting.result = error  # for every agent that waits
-                meeting.over.set()
+                finally:
+                    meeting.over.set()
 
     def _averaged(self, meeting: _Meeting) -> Averaged:
         mean, members, left_out = self._combine(meeting)

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.averaging.coordinator import Combined, LocalSyncCoordinator, _Meeting
+from flowrl.averaging.coordinator import Averaged, Combined, LocalSyncCoordinator, _Meeting
 from flowrl.averaging.rules import OuterStep
 from flowrl.averaging.state import Tree, map_leaves
 from flowrl.averaging.trainer import DistributedTrainer, LossFunction
-from flowrl.errors import ConfigError, TrainingError
+from flowrl.errors import ConfigError, FlowrlError, TrainingError, format_error
 
 _WAYS = ("ring", "allreduce", "f16", "int8", "top_k")
 _ABSENT, _NOT_FINITE = -1.0, -2.0  # instead of an agent's weight
@@ -105,6 +105,15 @@ class MPISyncCoordinator(LocalSyncCoordinator):
             self._comm.Barrier()
         return await super().barrier(agent_id, timeout)
 
+    def _averaged(self, meeting: _Meeting) -> Averaged:
+        """What a round makes; an error that this rank alone may have ends all, since they wait."""
+        try:
+            return super()._averaged(meeting)
+        except FlowrlError:  # of all ranks
+            raise
+        except BaseException as error:  # no agent's, so it must not be left out instead
+            raise SystemExit(f"rank {self.rank}: {format_error(error)}") from error
+
     def _combine(self, meeting: _Meeting) -> Combined:
         """The mean over all ranks; each of them calls it once in a round."""
         self.rounds += 1
@@ -112,8 +121,8 @@ class MPISyncCoordinator(LocalSyncCoordinator):
             form = map_leaves(lambda leaf: (leaf.dtype.str, leaf.shape), meeting.like)
             self.check_alike("round or form of weights", (meeting.number, form))
         offers = meeting.offers  # rows are the coordinator's own copies
-        finite = {agent for agent in offers if _is_finite(offers[agent][0])}
-        weights = self.by_agent({a: offers[a][1] if a in finite else _NOT_FINITE for a in offers})
+        given = {a: w if _is_finite(row) else _NOT_FINITE for a, (row, w) in offers.items()}
+        weights = self.by_agent(given)
         members = tuple(sorted(agent for agent, weight in weights.items() if weight >= 0))
         total = math.fsum(weights[agent] for agent in members)
         if not total > 0:

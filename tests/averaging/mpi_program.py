@@ -277,6 +277,15 @@ def raises():
     asyncio.run(trainer.train(loss_fn, 100, 0.1, 1))
 
 
+def broken():
+    """A round of training fails on rank 1 alone."""
+    trainer = MPIDistributedTrainer(AGENTS)
+    trainer.initialize_weights(np.ones(3))
+    if RANK == 1:
+        trainer.coordinator._added = lambda *_: 1 / 0
+    asyncio.run(trainer.train(simple_loss_function, 4, 0.1, 2))
+
+
 def made():
     """A coordinator is made; with other files on rank 1 it is refused."""
     MPISyncCoordinator(AGENTS)

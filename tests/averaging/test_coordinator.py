@@ -351,3 +351,22 @@ def test_nothing_is_slow_unless_asked():
 
     assert asyncio.run(exchange(0.002)) >= 40 * 0.002
     assert asyncio.run(exchange(0.0)) < 0.08 * 5
+
+
+def test_a_round_that_fails_by_another_error_lets_no_agent_wait(monkeypatch):
+    coordinator = LocalSyncCoordinator()
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(coordinator, "_combine", fail)
+
+    async def offers():
+        for name in "abc":
+            coordinator.join(name)
+        means = [coordinator.mean(name, 0, np.ones(3)) for name in "abc"]
+        return await asyncio.wait_for(asyncio.gather(*means, return_exceptions=True), 5)
+
+    found = asyncio.run(offers())
+    assert [type(each) for each in found[:2]] == [TrainingError] * 2
+    assert isinstance(found[2], MemoryError)

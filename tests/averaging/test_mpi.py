@@ -149,13 +149,15 @@ def test_a_barrier_is_for_all_ranks_and_false_for_one_agent_alone(said):
 
 
 @needs_mpi
-@pytest.mark.parametrize(("case", "code"), [("killed", 9), ("raises", 1)])
-def test_a_rank_that_dies_or_raises_ends_all(tmp_path, case, code):
+@pytest.mark.parametrize(
+    ("case", "code", "words"),
+    [("killed", 9, ""), ("raises", 1, "it fell over"), ("broken", 1, "ZeroDivisionError")],
+)
+def test_a_rank_that_dies_or_raises_ends_all(tmp_path, case, code, words):
     done = run_ranks(tmp_path, case)
     assert done.returncode == code
     assert not [*tmp_path.iterdir()]
-    if case == "raises":
-        assert "it fell over" in done.stderr
+    assert words in done.stderr
 
 
 @needs_mpi
