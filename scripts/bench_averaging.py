@@ -12,6 +12,7 @@ bench_replicas.py; an engine that is not installed gives no row and says so.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -92,6 +93,8 @@ def local_rows(*, small: bool = False) -> list[Row]:
     rounds = 3 if small else 7
     with asyncio.Runner() as runner:
         some, many = Group(runner, 1000), Group(runner, 10_000)
+        gc.collect()
+        gc.freeze()  # what this process holds besides is not walked through while a side is timed
         results = some.one_round(), some.by_queues()
         by_messages = paired(some.one_round, some.by_messages, rounds=rounds)
         return [
