@@ -14,8 +14,8 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,8 @@ class SparkDistributedTrainer(DistributedTrainer):
         """Remove the rounds' files, and end the session if this trainer opened it."""
         storage.remove_tree(self._folder)
         if self._owned:
-            self._context.stop()
+            with suppress(TrainingError), _in_one_line("stop"):  # its Java process may be gone
+                self._context.stop()
 
     async def _train(
         self, loss_fn: LossFunction, iterations: int, learning_rate: float, sync_interval: int
@@ -164,7 +165,8 @@ class SparkDistributedTrainer(DistributedTrainer):
         for tree in trees:
             to_row(tree, trees[0])
         self._round += 1
-        parts = min(self._context.defaultParallelism, len(left))
+        with _in_one_line("Spark"):
+            parts = min(self._context.defaultParallelism, len(left))
         for part in range(parts):
             agents = DistributedTrainer([*left][part::parts])
             agents._agents = {name: left[name] for name in agents._agents}
@@ -172,19 +174,14 @@ class SparkDistributedTrainer(DistributedTrainer):
         return parts, trees[0]
 
     def _run_job(self, task: PartTask, parts: int, mean: Tree | None) -> list[AgentState]:
-        from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingImports]
-
         sent = b"" if mean is None else AgentState(agent_id="mean", weights=mean).to_bytes()
-        shared = self._context.broadcast(sent)
-        dealt = self._context.parallelize(range(parts), parts)
-        try:
-            sums = dealt.map(lambda part: task.run(part, shared.value)).collect()
-        except Py4JJavaError as error:
-            said = str(error.java_exception.getMessage()).splitlines()  # maybe with a traceback
-            line = next(x for x in said if x[:1].strip() and not x.endswith("call last):"))
-            raise TrainingError(f"Spark's job of round {task.round} failed: {line:.300}") from error
-        finally:
-            shared.destroy()
+        with _in_one_line(f"Spark's job of round {task.round}"):
+            shared = self._context.broadcast(sent)
+            dealt = self._context.parallelize(range(parts), parts)
+            try:
+                sums = dealt.map(lambda part: task.run(part, shared.value)).collect()
+            finally:
+                shared.destroy()
         return [AgentState.from_bytes(each) for each in sums]
 
     def _mean(self, sums: Sequence[AgentState], like: Tree) -> Tree:
@@ -206,10 +203,26 @@ class SparkDistributedTrainer(DistributedTrainer):
         storage.remove_tree(self._folder / str(round))
 
 
+@contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """Raise TrainingError for what a session raises, without its tracebacks."""
+    from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingImports]
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        said = str(error.java_exception.getMessage()).splitlines()
+        lines = (line for line in said if line[:1].strip() and not line.endswith("call last):"))
+        raise TrainingError(f"{what} failed: {next(lines, ''):.300}") from error
+    except (Py4JError, OSError) as error:
+        why = f"its Java process is gone ({error}); save the agents and go on in a new process"
+        raise TrainingError(f"{what} failed: {why}") from error
+
+
 def _open_session(master: str) -> Any:
     """A SparkContext of our own, on the loopback if Spark runs on this machine alone."""
     try:
-        from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingImports]
+        from py4j.protocol import Py4JError  # pyright: ignore[reportMissingImports]
         from pyspark import SparkConf, SparkContext  # pyright: ignore[reportMissingImports]
         from pyspark.errors import PySparkRuntimeError  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -222,7 +235,7 @@ def _open_session(master: str) -> Any:
     except ValueError as error:
         remedy = "give its SparkContext as spark_master"
         raise ConfigError(f"this process has a Spark session already; {remedy}") from error
-    except (Py4JJavaError, PySparkRuntimeError) as error:
+    except (Py4JError, PySparkRuntimeError, OSError) as error:
         line = " ".join(str(error).split())[:200]
         raise ConfigError(f"Spark needs Java 17 and a master, not {master!r}: {line}") from error
     context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)

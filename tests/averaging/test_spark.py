@@ -349,6 +349,17 @@ try:
     raise SystemExit("a master without a name")
 except ConfigError as error:
     assert "not 'nowhere'" in str(error) and "\\n" not in str(error), error
+
+last = SparkDistributedTrainer(["a"])
+last.initialize_weights(np.ones(3))
+os.kill(last._context._gateway.proc.pid, signal.SIGKILL)
+last._context._gateway.proc.wait()
+try:
+    asyncio.run(last.train(simple_loss_function))
+    raise SystemExit("without Java")
+except TrainingError as error:
+    assert "its Java process is gone" in str(error) and "\\n" not in str(error), error
+last.stop()
 """
 KILLED = """
 folder = Path(sys.argv[1])
