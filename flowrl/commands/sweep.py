@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -44,13 +44,12 @@ from flowrl.storage import records
 from flowrl.storage.records import Word
 from flowrl.tuning.outcome import (
     EVALUATION,
-    SweepOutcome,
     TrialEvaluation,
     apply_winner,
-    confirming,
     decide,
     forget,
     keep_winner,
+    read_outcome,
 )
 from flowrl.tuning.pruning import Pruner
 from flowrl.tuning.search import Method, grid_points
@@ -62,10 +61,13 @@ from flowrl.tuning.trials import (
     SweepRecord,
     Tried,
     Unit,
+    confirming,
     next_trial,
     numbers,
     open_sweep,
+    rank,
     read_trials,
+    searched,
 )
 
 PROGRAM = "flowrl sweep"
@@ -77,7 +79,6 @@ _SCHEDULE = ScheduleConfig(
 )
 _EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
 _MODULES = {"random": "", "grid": "", **dict.fromkeys(("cooled", "protein", "carbs"), "sklearn")}
-_OF_SWEEP = ("skill", "method", "trials", "pruner", "confirm", "max_failures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +134,13 @@ def run_sweep(config: SweepConfig) -> int:
     paths = _paths(config, layout)
     known = open_sweep(paths) if paths.sweep_json.exists() else None
     if config.status or config.apply or config.forget:
-        return _without_trials(config, layout, known, paths)
+        if known is None:
+            raise ConfigError(f"{paths.root} is no sweep")
+        return _look_only(config, layout, known)
     if known:
         refuse_other_flags(config, known)
     config = as_recorded(config, layout)
-    config = dataclasses.replace(
-        config,
-        ppo=known.base if known else config.ppo,
-    )
+    config = dataclasses.replace(config, ppo=known.base) if known else config
     check_graph_record(layout, config.ppo)
     devices = training.device_slots(config)
     graph = open_graph(config, SkillSources(layout))
@@ -212,22 +212,21 @@ def conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
     Exit code 0 if there is an end, 85 if trials are left, 1 if too many have failed.
     """
     tried, _ = read_trials(sweep)
-    searched = [each for each in tried if not each.trial.confirms]
+    found = read_outcome(sweep)
     if any(each.outcome is None for each in tried) or next_trial(sweep, tried, number=0):
         sys.stdout.write(f"{progress_line(sweep, tried)}; the same command goes on\n")
         return EXIT_RESUMABLE
-    if not sweep.paths.outcome_json.exists() and confirming(tried):
+    if found is None and confirming(tried):
         evaluate_trials(sweep, confirming(tried), config)
-        records.write(sweep.paths.outcome_json, decide(sweep, tried))
-        sys.stdout.write(f"{apply_winner(graph, sweep, read_outcome(sweep))}\n")
-    ranked = sorted((each for each in searched if each.score is not None), key=_rank)
+        found = decide(sweep, tried)
+        sys.stdout.write(f"{apply_winner(graph, sweep, found)}\n")
+        records.write(sweep.paths.outcome_json, found)
+    ranked = sorted((each for each in searched(tried) if each.score is not None), key=rank)
     for each in ranked[:FINALISTS]:
-        point = ", ".join(f"{name} {value}" for name, value in each.trial.point.items())
-        sys.stdout.write(f"trial {each.trial.number}: {each.score:.3f} ({point})\n")
-    if config.keep_winner and sweep.paths.outcome_json.exists():
+        sys.stdout.write(f"trial {each.trial.number}: {each.score:.3f} ({each.trial.said})\n")
+    if config.keep_winner and found:
         rule = MERGE_RULES[config.graph.merge_policy]
-        said = keep_winner(graph, sweep, tried, read_outcome(sweep), rule=rule)
-        sys.stdout.write(f"{said}\n")
+        sys.stdout.write(f"{keep_winner(graph, sweep, tried, found, rule=rule)}\n")
     return 0 if ranked else 1
 
 
@@ -286,86 +285,54 @@ def _evaluation(sweep: Sweep, number: int) -> Path:
     return sweep.run(number).folder / EVALUATION
 
 
-def _without_trials(
-    config: SweepConfig, layout: GraphPaths, sweep: Sweep | None, paths: SweepPaths
-) -> int:
+def _look_only(config: SweepConfig, layout: GraphPaths, sweep: Sweep) -> int:
     """Show a sweep, or apply or forget what it found."""
-    if sweep is None:
-        raise ConfigError(f"{paths.root} is no sweep")
+    found = read_outcome(sweep)
     if config.status:
-        return show(sweep, as_json=config.json)
-    if config.apply and not paths.outcome_json.exists():
-        raise ConfigError(f"{paths.root} has not confirmed a point yet; let it go on")
-    said = (
-        apply_winner(layout, sweep, read_outcome(sweep))
-        if config.apply
-        else forget(layout, sweep.record.skill)
-    )
+        said = show(sweep, as_json=config.json)
+    elif config.forget:
+        said = forget(layout, sweep.record.skill)
+    elif found is None:
+        raise ConfigError(f"{sweep.paths.root} has not confirmed a point yet; let it go on")
+    else:
+        said = apply_winner(layout, sweep, found)
     sys.stdout.write(f"{said}\n")
     return 0
 
 
-def show(sweep: Sweep, *, as_json: bool) -> int:
-    """Print how far a sweep is."""
+def show(sweep: Sweep, *, as_json: bool) -> str:
+    """Return how far a sweep is, with a line for each trial, or as JSON."""
     tried, left_out = read_trials(sweep)
     if as_json:
         document = {
-            "sweep": records.to_json(sweep.record),
-            "trials": [records.to_json({"trial": e.trial, "outcome": e.outcome}) for e in tried],
+            "sweep": sweep.record,
+            "trials": [{"trial": each.trial, "outcome": each.outcome} for each in tried],
             "left_out": left_out,
-            "budget_left": sweep.budget_left(*_searched(tried)),
-            "outcome": records.to_json(read_outcome(sweep)) if _decided(sweep) else None,
+            "budget_left": sweep.budget_left(searched(tried)),
+            "outcome": read_outcome(sweep),
         }
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-        return 0
-    sys.stdout.write(f"{progress_line(sweep, tried)}\n")
+        return json.dumps(records.to_json(document), indent=2)
+    lines = [progress_line(sweep, tried)]
     for each in tried:
-        point = ", ".join(f"{name} {value}" for name, value in each.trial.point.items())
-        kind = "confirms" if each.trial.confirms else "searches"
-        said = "running"
+        kind, said = "confirms" if each.trial.confirms else "searches", "running"
         if each.outcome:
             said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames"
-        sys.stdout.write(f"  t{each.trial.number} {kind} ({point or 'default'}): {said}\n")
-    for why in left_out:
-        sys.stdout.write(f"  left out: {why}\n")
-    return 0
+        lines.append(f"  t{each.trial.number} {kind} ({each.trial.said}): {said}")
+    return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
 
 
 def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
     """Return how far a sweep is, in a line."""
-    ended, count = _searched(tried)
-    line = (
-        f"{sweep.record.skill}: {len(ended)} of {count} trials of the search have ended, "
-        f"{sweep.budget_left(ended, count):.0%} of the budget is left"
-    )
-    best = max((each.score for each in ended if each.score is not None), default=None)
-    line += "" if best is None else f", best score {best:.3f}"
-    again = confirming(tried)
-    line += f", {sum(e.outcome is not None for e in again)} confirming ones" if again else ""
-    if _decided(sweep):
-        found = read_outcome(sweep)
-        won = next((gain for gain in found.gains if gain.trial == found.winner), None)
-        line += ", nothing confirmed" if won is None else f", confirmed: {won.said}"
-    return line
-
-
-def _searched(tried: Sequence[Tried]) -> tuple[list[Tried], int]:
-    """The trials of the search that have ended, and how many were begun."""
-    searched = [each for each in tried if not each.trial.confirms]
-    return [each for each in searched if each.outcome], len(searched)
-
-
-def _decided(sweep: Sweep) -> bool:
-    return sweep.paths.outcome_json.exists()
-
-
-def read_outcome(sweep: Sweep) -> SweepOutcome:
-    """Read what came of a sweep."""
-    return records.read(sweep.paths.outcome_json, SweepOutcome)
-
-
-def _rank(each: Tried) -> tuple[float, int]:
-    return -(each.score or 0.0), each.trial.number
+    begun, again, found = searched(tried), confirming(tried), read_outcome(sweep)
+    best = max((each.score for each in begun if each.score is not None), default=None)
+    parts = [
+        f"{sum(each.outcome is not None for each in begun)} of {len(begun)} trials have ended",
+        f"{sweep.budget_left(begun):.0%} of the budget is left",
+        "" if best is None else f"best score {best:.3f}",
+        f"{sum(each.outcome is not None for each in again)} confirming ones" if again else "",
+        found.said if found else "",
+    ]
+    return f"{sweep.record.skill}: {', '.join(filter(None, parts))}"
 
 
 def _paths(config: SweepConfig, layout: GraphPaths) -> SweepPaths:
@@ -495,21 +462,13 @@ def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
     Raises:
       ConfigError: one is another.
     """
-    record = sweep.record
-    given: dict[str, tuple[Any, Any]] = {
-        name: (getattr(config, name), getattr(record, name)) for name in _OF_SWEEP
-    }
-    if "vary" in config.origins or "space" in config.origins:
-        now = read_dimensions(config).to_data()
-        given |= {name: (now, record.space) for name in ("vary", "space")}
-    given["budget"] = read_budget(config.budget), (record.budget, record.unit)
-    base: Mapping[str, Any] = record.config
-    flags = configs.to_json(config.ppo)
-    given |= {name: (flags[name], base.get(name)) for name in flags if name != "seed"}
-    given["seed"] = config.ppo.seed, record.seed
+    now = {**configs.to_json(config), "budget": read_budget(config.budget)[0]}
+    was = {**sweep.record.config, **records.to_json(sweep.record)}
+    if {"vary", "space"} & config.origins.keys():
+        now |= dict.fromkeys(("vary", "space"), read_dimensions(config).to_data())
+        was["vary"] = was["space"]
     for name in config.origins:
-        now, was = given.get(name, (None, None))
-        if records.to_json(now) != records.to_json(was):
+        if name in was and now[name] != was[name]:
             raise ConfigError(
                 f"--{name} is not what {sweep.paths.root} was begun with; leave it out, or choose "
                 "another --name"

@@ -29,7 +29,7 @@ from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive
-from flowrl.tuning.trials import Sweep, Tried
+from flowrl.tuning.trials import Sweep, Tried, confirming
 
 EVALUATION = "evaluation.json"
 _SURE = 0.95  # that no point without effect is taken, of all that are compared
@@ -68,10 +68,21 @@ class SweepOutcome:
     gains: tuple[Gain, ...]
     winner: Natural | None
 
+    @property
+    def best(self) -> Gain | None:
+        """The gain of the winner."""
+        return next((gain for gain in self.gains if gain.trial == self.winner), None)
 
-def confirming(tried: Sequence[Tried]) -> list[Tried]:
-    """The trials that confirm."""
-    return [each for each in tried if each.trial.confirms]
+    @property
+    def said(self) -> str:
+        """What was confirmed, for people."""
+        return self.best.said if self.best else "nothing confirmed"
+
+
+def read_outcome(sweep: Sweep) -> SweepOutcome | None:
+    """Read what came of a sweep; None before its end."""
+    path = sweep.paths.outcome_json
+    return records.read(path, SweepOutcome) if path.exists() else None
 
 
 def decide(sweep: Sweep, tried: Sequence[Tried]) -> SweepOutcome:
@@ -131,8 +142,7 @@ def paired_interval(pairs: Sequence[float], *, share: float) -> tuple[float, flo
 
 def apply_winner(graph: GraphPaths, sweep: Sweep, found: SweepOutcome) -> str:
     """Make the confirmed point the skill's settings; returns a line for people."""
-    gain = next((gain for gain in found.gains if gain.trial == found.winner), None)
-    skill, name = sweep.record.skill, sweep.paths.root.name
+    gain, skill, name = found.best, sweep.record.skill, sweep.paths.root.name
     if gain is None:
         return f"no point is confirmed better than the default; the defaults of {skill} stay"
     said = f"{gain.said} over the default's {found.default:.3f}, with {found.seeds} fresh seeds"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -50,6 +50,7 @@ from flowrl.tuning.trials import (
     next_trial,
     numbers,
     read_trials,
+    searched,
     write_outcome,
 )
 
@@ -185,7 +186,7 @@ class TrialBackend:
 class Sweeper:
     """Begins trials as others end, and records what they came to.
 
-    Nothing is begun after the `deadline`, in seconds of `clock`.
+    Nothing is begun after the `deadline`, by `time.monotonic`.
     """
 
     def __init__(
@@ -195,14 +196,12 @@ class Sweeper:
         scheduler: SkillScheduler,
         *,
         deadline: float,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sweep = sweep
         self.problem: ConfigError | None = None  # why no further point was found
         self._graph = graph
         self._scheduler = scheduler
         self._deadline = deadline
-        self._clock = clock
         self._curves: dict[int, Curve] = {}  # of trials that have ended
 
     def begin(self) -> None:
@@ -244,8 +243,7 @@ class Sweeper:
         if pruner == "none" or not live:
             return
         tried, _ = read_trials(self.sweep)
-        searched = [each for each in tried if not each.trial.confirms]
-        curves = {each.trial.number: self._curve(each) for each in searched}
+        curves = {each.trial.number: self._curve(each) for each in searched(tried)}
         rungs = Rungs(least=horizon / _LEAST_RUNG, most=horizon)
         for number in curves.keys() & live.keys():
             status = live[number].status
@@ -289,7 +287,7 @@ class Sweeper:
         return (
             not stops
             and len(live) < most
-            and self._clock() < self._deadline
+            and time.monotonic() < self._deadline
             and self.problem is None
         )
 

@@ -72,6 +72,12 @@ class Trial:
     ended: tuple[Natural, ...] = ()
     pending: tuple[Natural, ...] = ()
 
+    @property
+    def said(self) -> str:
+        """The point, for people."""
+        values = ", ".join(f"{name} {value}" for name, value in self.point.items())
+        return values or "default"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
@@ -139,11 +145,21 @@ class Sweep:
         """What a trial took, in the unit of the budget."""
         return outcome.seconds if self.record.unit == "seconds" else float(outcome.frames)
 
-    def budget_left(self, ended: Sequence[Tried], count: int) -> float:
-        """The share of the budget that is left after `count` trials, of which some have ended."""
-        left = 1.0 - count / self.record.trials
+    def observation(self, each: Tried) -> Observation:
+        """A trial that has ended, as the search sees it."""
+        assert each.outcome
+        return Observation(
+            number=each.trial.number,
+            point=each.trial.point,
+            score=each.score,
+            cost=self.cost(each.outcome),
+        )
+
+    def budget_left(self, begun: Sequence[Tried]) -> float:
+        """The share of the budget that these trials of the search leave."""
+        left = 1.0 - len(begun) / self.record.trials
         if self.record.budget is not None:
-            spent = sum(self.cost(each.outcome) for each in ended if each.outcome)
+            spent = sum(self.cost(each.outcome) for each in begun if each.outcome)
             left = min(left, 1.0 - spent / self.record.budget)
         return max(0.0, left)
 
@@ -214,50 +230,54 @@ def _outcome(sweep: Sweep, paths: RunPaths, why: str) -> TrialOutcome:
     )
 
 
+def searched(tried: Sequence[Tried]) -> list[Tried]:
+    """The trials of the search."""
+    return [each for each in tried if not each.trial.confirms]
+
+
+def confirming(tried: Sequence[Tried]) -> list[Tried]:
+    """The trials that confirm."""
+    return [each for each in tried if each.trial.confirms]
+
+
 def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | None:
     """Return the trial that comes next, as `number`; None if none does before others end.
 
-    After the search, the best points are trained again with fresh seeds, beside the default.
+    The search ends when trials or budget are spent, or too many have failed. Then the best points
+    are trained again with fresh seeds, beside the default.
 
     Raises:
       ConfigError: the search finds no point that a run admits.
     """
-    searched = [each for each in tried if not each.trial.confirms]
-    if searching(sweep, searched):
-        return propose(sweep, searched, number)
-    if any(each.outcome is None for each in searched):
+    begun = searched(tried)
+    failed = sum(each.outcome is not None and each.score is None for each in begun)
+    if sweep.budget_left(begun) > 0 and failed < sweep.record.max_failures:
+        return propose(sweep, begun, number)
+    if any(each.outcome is None for each in begun):
         return None
-    made = {(each.trial.repeats, each.trial.seed) for each in tried if each.trial.confirms}
-    for each in confirmations(sweep, searched):
+    made = {(each.trial.repeats, each.trial.seed) for each in confirming(tried)}
+    for each in confirmations(sweep, begun):
         if (each.repeats, each.seed) not in made:
             return dataclasses.replace(each, number=number)
     return None
 
 
-def searching(sweep: Sweep, searched: Sequence[Tried]) -> bool:
-    """Whether the search goes on: trials and budget are left, and not too many have failed."""
-    ended = [each for each in searched if each.outcome]
-    failed = sum(each.score is None for each in ended)
-    left = sweep.budget_left(ended, len(searched))
-    return left > 0 and failed < sweep.record.max_failures
-
-
-def propose(sweep: Sweep, searched: Sequence[Tried], number: int) -> Trial:
+def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
     """Return the trial that follows from those before it, and from its number."""
     record = sweep.record
-    ended = [each for each in searched if each.outcome]
-    pending = [each for each in searched if not each.outcome]
-    if len(searched) < len(record.starts):
-        point: Point = record.starts[len(searched)]
+    ended = [each for each in begun if each.outcome]
+    pending = [each for each in begun if not each.outcome]
+    if len(begun) < len(record.starts):
+        point: Point = record.starts[len(begun)]
     else:
         point = suggest(
             sweep.space,
-            [_observation(sweep, each) for each in ended],
+            [sweep.observation(each) for each in ended],
             [each.trial.point for each in pending],
             number=number,
             seed=record.seed,
             method=record.method,  # type: ignore[arg-type]
-            budget_left=sweep.budget_left(ended, len(searched)),
+            budget_left=sweep.budget_left(begun),
         )
     return Trial(
         sweep=record.sweep,
@@ -269,9 +289,9 @@ def propose(sweep: Sweep, searched: Sequence[Tried], number: int) -> Trial:
     )
 
 
-def confirmations(sweep: Sweep, searched: Sequence[Tried]) -> Iterator[Trial]:
+def confirmations(sweep: Sweep, begun: Sequence[Tried]) -> Iterator[Trial]:
     """The trials that confirm the best points: each of them and the default, with equal seeds."""
-    best = finalists(sweep, searched)
+    best = finalists(sweep, begun)
     for k in range(sweep.record.confirm if best else 0):
         seed = seed_of(sweep.record.seed, f"confirm {k}")
         for each in (None, *best):
@@ -285,12 +305,9 @@ def confirmations(sweep: Sweep, searched: Sequence[Tried]) -> Iterator[Trial]:
             )
 
 
-def finalists(sweep: Sweep, searched: Sequence[Tried]) -> list[Tried]:
+def finalists(sweep: Sweep, begun: Sequence[Tried]) -> list[Tried]:
     """The trials with the best scores, none with the default's or another's point."""
-    ranked = sorted(
-        (each for each in searched if each.score is not None),
-        key=lambda each: (-(each.score or 0.0), each.trial.number),
-    )
+    ranked = sorted((each for each in begun if each.score is not None), key=rank)
     different: dict[PPOConfig, Tried | None] = {sweep.base: None}
     for each in ranked:
         different.setdefault(admissible(each.trial.point, sweep.base), each)
@@ -306,11 +323,6 @@ def seed_of(seed: int, purpose: str) -> int:
     return int(hashlib.sha256(f"{seed} {purpose}".encode()).hexdigest()[:7], 16)
 
 
-def _observation(sweep: Sweep, each: Tried) -> Observation:
-    assert each.outcome
-    return Observation(
-        number=each.trial.number,
-        point=each.trial.point,
-        score=each.outcome.score,
-        cost=sweep.cost(each.outcome),
-    )
+def rank(each: Tried) -> tuple[float, int]:
+    """The place of a trial among those with a score: the best first."""
+    return -(each.score or 0.0), each.trial.number

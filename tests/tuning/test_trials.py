@@ -84,7 +84,7 @@ def test_the_search_ends_when_too_many_trials_have_failed(tmp_path):
 
 def test_a_budget_of_seconds_counts_seconds(tmp_path):
     sweep = a_sweep(tmp_path, budget=4.0, unit="seconds")
-    assert sweep.budget_left([a_trial(0, 1e-3, 0.5)], 1) == 0.5
+    assert sweep.budget_left([a_trial(0, 1e-3, 0.5)]) == 0.5
 
 
 def test_records_that_are_not_of_this_sweep_are_left_out_and_named(tmp_path):
