@@ -19,7 +19,7 @@ from typing import Any
 
 from flowrl import bottomup_parallel as training
 from flowrl import config as configs
-from flowrl import console
+from flowrl import console, notices
 from flowrl.arguments import count
 from flowrl.commands.evaluate import confined_child
 from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, ScheduleConfig
@@ -193,7 +193,9 @@ def run_trials(
         live=lambda: [sweep.run(number) for number in numbers(sweep.paths)],
     )
     deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
-    sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline)
+    sweeper = Sweeper(
+        sweep, graph, scheduler, deadline=deadline, report=lambda: publish(sweep, config)
+    )
     scheduler.set_callbacks(
         backend=TrialBackend(sweep, jobs),
         on_skill_complete=sweeper.feed,
@@ -221,6 +223,7 @@ def conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
         found = decide(sweep, tried)
         sys.stdout.write(f"{apply_winner(graph, sweep, found)}\n")
         records.write(sweep.paths.outcome_json, found)
+        publish(sweep, config)
     ranked = sorted((each for each in searched(tried) if each.score is not None), key=rank)
     for each in ranked[:FINALISTS]:
         sys.stdout.write(f"trial {each.trial.number}: {each.score:.3f} ({each.trial.said})\n")
@@ -319,6 +322,12 @@ def show(sweep: Sweep, *, as_json: bool) -> str:
             said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames"
         lines.append(f"  t{each.trial.number} {kind} ({each.trial.said}): {said}")
     return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
+
+
+def publish(sweep: Sweep, config: SweepConfig) -> None:
+    """Let `flowrl status` of the graph say how far the sweep is."""
+    text = f"sweep {sweep.paths.root.name}: {progress_line(sweep, read_trials(sweep)[0])}"
+    notices.publish(GraphPaths(config.graph.graph_path), "sweep", text)
 
 
 def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:

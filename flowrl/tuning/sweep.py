@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -186,7 +186,7 @@ class TrialBackend:
 class Sweeper:
     """Begins trials as others end, and records what they came to.
 
-    Nothing is begun after the `deadline`, by `time.monotonic`.
+    Nothing is begun after the `deadline`, by `time.monotonic`. `report` is called at each end.
     """
 
     def __init__(
@@ -196,12 +196,14 @@ class Sweeper:
         scheduler: SkillScheduler,
         *,
         deadline: float,
+        report: Callable[[], object],
     ) -> None:
         self.sweep = sweep
         self.problem: ConfigError | None = None  # why no further point was found
         self._graph = graph
         self._scheduler = scheduler
         self._deadline = deadline
+        self._report = report
         self._curves: dict[int, Curve] = {}  # of trials that have ended
 
     def begin(self) -> None:
@@ -275,6 +277,7 @@ class Sweeper:
                 known = (paths.folder / TRIAL).exists()
                 if known and not (paths.folder / "outcome.json").exists():
                     write_outcome(self.sweep, number, getattr(entry.status, "why", ""))
+                    self._report()
 
     def _has_room(self) -> bool:
         live = [

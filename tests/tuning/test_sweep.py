@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from flowrl import cli
+from flowrl import cli, notices
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
@@ -61,6 +61,7 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
         assert "is not what" in said
     assert len(place.launches()) == 3
 
+    assert "sweep s: Collect Wood: 3 of 3 trials" in notices.read(place.layout)["sweep"]
     assert sweep("--status", "--json")[0] == 0
     (place.sweep.training_runs / "1" / "trial.json").write_text("{")
     foreign = place.sweep.training_runs / "2" / "trial.json"
