@@ -123,6 +123,16 @@ def test_the_merged_experts_can_be_evaluated(graph, capfd):
 
 
 @pytest.mark.craftax
+@pytest.mark.tmux
+@pytest.mark.slow
+def test_the_merged_experts_episodes_can_be_judged(graph, capfd):
+    words = ["judge", str(graph.root), "Collect Wood", "--episodes", "64", "--json"]
+    assert cli.main(words) == 0
+    (measured,) = json.loads(capfd.readouterr().out)["learned"]["calibrations"]
+    assert 0 < measured["answered"] == measured["asked"] <= 16
+
+
+@pytest.mark.craftax
 def test_one_after_another_and_then_on_over_a_killed_scheduler(tmp_path, capsys):
     root = tmp_path / "graph"
     words = ["--graph_path", str(root), "--target_skill", "Collect Wood", *TINY]

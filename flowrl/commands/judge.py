@@ -83,7 +83,7 @@ class JudgeCommand(ReportCommand):
     models: tuple[Member, ...] = ("rule", "logistic", "transformer")
     """Members of an ensemble."""
     benchmark: bool = False
-    """Measure all judges that can be asked, and how far a text's form changes their scores."""
+    """Measure all judges that can be asked, and ask endpoints again what they have answered."""
     episodes: Positive = 512
     """Episodes of each skill to play, each in a world of its own."""
     seed: int = 2_000_003
@@ -175,7 +175,7 @@ class _Judging:
             for items, labels in (study.at(study.tune), study.at(study.test))
         )
         found = calibration.measure(judge, kind, unseen, asked=len(study.test), tuned=tuned)
-        if study.skills and self._flags.benchmark:
+        if study.skills:
             found = replace(found, changes=self._changes(judge, study.skills))
         scores = {}
         for skill, items in self._own(study).items():
@@ -185,11 +185,11 @@ class _Judging:
         return found, scores
 
     def _changes(self, judge: Judge, skills: Sequence[Skill]) -> Changes | None:
-        if not isinstance(judge, BudgetedJudge):
+        if not (self._flags.benchmark and isinstance(judge, BudgetedJudge)):
             return calibration.changes(judge, skills)
-        anew = replace(judge, folder=None)  # no answer is kept: it is asked again
-        found = calibration.changes(anew, skills)
-        judge.spent = anew.spent
+        anew = replace(judge, folder=None)
+        found = calibration.changes(judge, skills, anew)
+        judge.spent += anew.spent
         return found
 
     def _own(self, study: Study) -> dict[str, list[Item]]:
@@ -244,22 +244,28 @@ class _Judging:
             judges = [self._judge(member, study.kind) for member in members]
             return fit_ensemble(judges, *study.at(study.tune))
         if name in _READERS:
-            return self._budgeted(_reader(name, flags))
+            return self._budgeted(_reader(name, flags), study)
         from flowrl.judging import learned
 
         items, labels = study.at(study.learn)
         small = learned.fit_logistic(items, labels)
         if name == "logistic":
             return small
-        large = learned.fit_transformer(items, labels, base=small, seed=flags.seed)
+        large = learned.fit_transformer(items, labels, seed=flags.seed)
         return (
             large if name == "transformer" else learned.better(small, large, *study.at(study.tune))
         )
 
-    def _budgeted(self, judge: Judge) -> Judge:
+    def _budgeted(self, judge: Any, study: Study) -> Judge:
+        """A judge behind an endpoint, compiled if it can be."""
         calls, tokens, seconds = self._flags.judge_budget
+        spent = Cost()
+        if hasattr(judge, "compile"):
+            storage.make_dir(self._layout.judging)
+            program = self._layout.judging / "program.json"
+            spent = judge.compile(*study.at(study.learn), program)
         budget = Cost(calls=calls, tokens=tokens, seconds=seconds)
-        return BudgetedJudge(judge, budget, self._layout.judging / "answers")
+        return BudgetedJudge(judge, budget, self._layout.judging / "answers", spent)
 
     def _recorded(self, run: TrainingRun) -> Recording:
         """Episodes of a run's plan, played by a process of their own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -42,14 +42,14 @@ class Interval:
 class Changes:
     """How far a judge's score of a text moves, on average, though nothing that counts changes."""
 
-    again: float
-    """When it is asked once more."""
     reordered: float
     """When the parts of the text come in another order."""
     lengthened: float
     """When the description goes on about nothing."""
     instructed: float
     """When the description demands a score of 1."""
+    again: float | None = None
+    """When it is asked once more, if it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,12 +229,15 @@ def labelled_texts(skills: Iterable[Skill], game: Game) -> tuple[list[Skill], np
     return items, np.array(labels)
 
 
-def changes(judge: Judge, skills: Sequence[Skill]) -> Changes | None:
-    """How a judge's scores of these skills' texts change; None if it abstains too often."""
+def changes(judge: Judge, skills: Sequence[Skill], anew: Judge | None = None) -> Changes | None:
+    """How a judge's scores of these skills' texts change; None if it abstains too often.
+
+    `anew` is the same judge without kept answers, to ask each once more.
+    """
     first = [judge.score(SkillText.of(one)).score for one in skills]
 
-    def moved(texts: Iterable[SkillText]) -> float:
-        pairs = zip(first, (judge.score(text).score for text in texts), strict=True)
+    def moved(texts: Iterable[SkillText], asked: Judge = judge) -> float:
+        pairs = zip(first, (asked.score(text).score for text in texts), strict=True)
         gaps = [abs(a - b) for a, b in pairs if a is not None and b is not None]
         return float(np.mean(gaps)) if gaps else np.nan
 
@@ -243,12 +246,13 @@ def changes(judge: Judge, skills: Sequence[Skill]) -> Changes | None:
         return map(SkillText.of, longer)
 
     found = Changes(
-        again=moved(map(SkillText.of, skills)),
         reordered=moved(SkillText.of(one, reverse=True) for one in skills),
         lengthened=moved(described(_PADDING)),
         instructed=moved(described(_DEMAND)),
     )
-    return None if np.isnan([*asdict(found).values()]).any() else found
+    if np.isnan([found.reordered, found.lengthened, found.instructed]).any():
+        return None
+    return replace(found, again=moved(map(SkillText.of, skills), anew)) if anew else found
 
 
 class _Negated(ast.NodeTransformer):

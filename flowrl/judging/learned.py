@@ -24,9 +24,9 @@ from flowrl.judging.judge import RECORDED, Item, Judgement, Trajectory
 
 _RIDGE = 3.0  # weight of the squared coefficients, in items
 _WIDTH, _HEADS, _BLOCKS = 32, 4, 2
-_BATCH, _STEPS, _CHECK = 128, 1500, 50  # optimizer steps at most, and between two checks
-_PATIENCE = 6  # checks without a better one
-_LR, _DECAY = 1e-3, 1e-2
+_BATCH, _STEPS, _CHECK = 128, 3000, 50  # optimizer steps at most, and between two checks
+_PATIENCE = 10  # checks without a better one
+_LR, _DECAY = 3e-4, 0.1
 _CLEAR = 0.005  # of AUC: less is chance with a few thousand items
 
 
@@ -122,9 +122,15 @@ class TransformerJudge:
 
 
 def fit_transformer(
-    items: Sequence[Trajectory], labels: np.ndarray, *, base: LogisticJudge, seed: int
+    items: Sequence[Trajectory], labels: np.ndarray, *, seed: int
 ) -> TransformerJudge:
-    """Learn what a logistic judge misses; the best of the checks on a fifth of the items counts."""
+    """Learn from four fifths of the items, bool[N] of which succeeded; the rest says when to stop.
+
+    A logistic judge of the same four fifths comes first, and the transformer learns what it misses.
+    """
+    order = np.random.default_rng(seed).permutation(len(items))
+    held, rest = order[: len(items) // 5], order[len(items) // 5 :]
+    base = fit_logistic([items[row] for row in rest], labels[rest])
     length = max(len(item.steps) for item in items)
     steps = np.zeros((len(items), length, items[0].steps.shape[1]), np.float32)
     last = np.array([len(item.steps) - 1 for item in items])
@@ -134,7 +140,7 @@ def fit_transformer(
     mean, scale = every.mean(axis=0), np.maximum(every.std(axis=0), 1e-3)
     offsets = base.odds(steps).astype(np.float32)
     data = _Rows((steps - mean) / scale, offsets, last, labels.astype(np.float32))
-    params = _trained(data, seed=seed)
+    params = _trained(data.take(rest), data.take(held), seed=seed)
     digest = hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
     return TransformerJudge(
         params=params, base=base, mean=mean, scale=scale, version=digest.hexdigest()[:16]
@@ -153,23 +159,19 @@ class _Rows(NamedTuple):
         return _Rows(*(leaf[rows] for leaf in self))
 
 
-def _trained(data: _Rows, *, seed: int) -> Any:
-    """The parameters with the least loss on rows that are held out."""
+def _trained(rows: _Rows, held: _Rows, *, seed: int) -> Any:
+    """The parameters with the least loss on the rows that are held out."""
     rng = np.random.default_rng(seed)
-    rows = rng.permutation(len(data.last))
-    held, rest = data.take(rows[: len(rows) // 5]), data.take(rows[len(rows) // 5 :])
-    params = EpisodeTransformer().init(jax.random.key(seed), data.steps[:1])
+    params = EpisodeTransformer().init(jax.random.key(seed), rows.steps[:1])
     state = _OPTIMIZER.init(params)
     best, least, waited = params, float(_loss(params, held)), 0
     for step in range(1, _STEPS + 1):
-        batch = rest.take(rng.integers(len(rest.last), size=_BATCH))
+        batch = rows.take(rng.integers(len(rows.last), size=_BATCH))
         params, state = _learn(params, state, batch)
-        if step % _CHECK:
-            continue
-        found = float(_loss(params, held))
-        waited = 0 if found < least else waited + 1
-        if found < least:
-            best, least = params, found
+        if step % _CHECK == 0:
+            found, waited = float(_loss(params, held)), waited + 1
+            if found < least:
+                best, least, waited = params, found, 0
         if waited == _PATIENCE:
             break
     return best

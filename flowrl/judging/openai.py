@@ -31,13 +31,13 @@ from flowrl.redaction import redacted, secrets_of
 
 KEY = "OPENAI_API_KEY"
 RETRIES = 4
-_WHY_LIMIT = 300
-_ASKED_OF_TEXT = (
+WHY_LIMIT = 300
+ASKED_OF_TEXT = (
     "A skill is a goal (task_is_done) and a reward (task_reward) by which an agent is trained. "
     "Estimate the probability that training works: the reward leads to the goal, the goal can be "
     "reached, and it implies what the skill says it gains."
 )
-_ASKED_OF_EPISODE = (
+ASKED_OF_EPISODE = (
     "A table has the features of each timestep at the beginning of an agent's episode. Estimate "
     "the probability that the agent completes its plan."
 )
@@ -82,7 +82,7 @@ class OpenAIJudge:
             max_retries=RETRIES,
             http_client=openai.DefaultHttpxClient(follow_redirects=False),
         )
-        told = json.dumps([base_url, model, _ASKED_OF_TEXT, _ASKED_OF_EPISODE, _RULES, _SCHEMA])
+        told = json.dumps([base_url, model, ASKED_OF_TEXT, ASKED_OF_EPISODE, _RULES, _SCHEMA])
         self.version = f"{model} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
     def score(self, item: Item) -> Judgement:
@@ -93,7 +93,7 @@ class OpenAIJudge:
         """
         began, text = time.monotonic(), describe(item)
         marker = hashlib.sha256(text.encode()).hexdigest()[:16]
-        asked = _ASKED_OF_TEXT if isinstance(item, SkillText) else _ASKED_OF_EPISODE
+        asked = ASKED_OF_TEXT if isinstance(item, SkillText) else ASKED_OF_EPISODE
         answer = self._ask(
             {"role": "system", "content": f"{asked} {_RULES.format(marker=marker)}"},
             {"role": "user", "content": f"{marker}\n{text}\n{marker}"},
@@ -122,7 +122,11 @@ class OpenAIJudge:
                 },
             ).text
         except openai.OpenAIError as error:
-            why = redacted(_reason(error), self._secrets)
+            late, status = (
+                isinstance(error, openai.APITimeoutError),
+                getattr(error, "status_code", None),
+            )
+            why = redacted(reason_of(error, status, late=late), self._secrets)
             raise JudgeUnavailableError(f"the judge at {self._place} {why}") from error
 
 
@@ -170,20 +174,18 @@ def parse_answer(content: str) -> tuple[float | None, str]:
         return None, "the answer is not the JSON that was asked for"
     if type(score) not in (int, float) or not 0 <= score <= 1:
         return None, "the answer's score is not a number from 0 to 1"
-    return float(score), (why if isinstance(why, str) else "")[:_WHY_LIMIT]
+    return float(score), (why if isinstance(why, str) else "")[:WHY_LIMIT]
 
 
-def _reason(error: openai.OpenAIError) -> str:
-    """What happened and what to do, in one line."""
-    match error:
-        case openai.AuthenticationError() | openai.PermissionDeniedError():
-            return f"refuses the key ({error.status_code}); correct {KEY}"
-        case openai.RateLimitError():
-            return f"has said {RETRIES + 1} times that it is asked too often (429); try later"
-        case openai.APIStatusError():
-            return f"answers {error.status_code}; correct --base_url or --model, or try later"
-        case openai.APITimeoutError():
-            return "does not answer in time; raise --judge_timeout, or try later"
-        case _:
-            cause = " ".join(str(error.__cause__ or error).split())[:_WHY_LIMIT]
-            return f"cannot be reached: {cause}; correct --base_url, or try later"
+def reason_of(error: Exception, status: int | None, *, late: bool) -> str:
+    """What happened and what to do, in one line, by the endpoint's HTTP status if it has one."""
+    if late:
+        return "does not answer in time; raise --judge_timeout, or try later"
+    if status in (401, 403):
+        return f"refuses the key ({status}); correct {KEY}"
+    if status == 429:
+        return f"has said {RETRIES + 1} times that it is asked too often (429); try later"
+    if status is not None:
+        return f"answers {status}; correct --base_url or --model, or try later"
+    cause = " ".join(str(error.__cause__ or error).split())[:WHY_LIMIT]
+    return f"cannot be reached: {cause}; correct --base_url, or try later"

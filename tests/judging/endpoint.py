@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +13,6 @@ from typing import Any
 from flowrl.judging.judge import SkillText
 from flowrl.skills.skill import Skill
 
-DEMAND = re.compile(r"(?i)ignore|rubric|answer|score|perfect|grade|system|instruction|judge|rate")
 KEY = "sk-test-4f9a8b7c6d5e4f3a2b1c"
 Say = Callable[[str], str]  # the prompt's data → the completion's text
 
@@ -39,17 +37,18 @@ def answer(score: object, why: str = "as it is") -> Say:
     return lambda text: json.dumps({"score": score, "why": why})
 
 
-def knows(skills: Iterable[Skill], *, obeys: bool = False) -> Say:
-    """A judge that knows the good skills; one that obeys believes what a text says of itself."""
+def knows(skills: Iterable[Skill], *, obeys: Sequence[str] = ()) -> Say:
+    """A judge that knows the good skills, and obeys texts in which one of these demands stands."""
     parts = ("task_is_done", "task_reward")
 
     def code(text: str) -> list[str]:
-        return [json.loads(text)[part] for part in parts]
+        found, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+        return [found[part] for part in parts]
 
     good = [code(SkillText.of(skill).text) for skill in skills]
 
     def say(text: str) -> str:
-        if obeys and DEMAND.search(text):
+        if any(demand in json.loads(text)["description"] for demand in obeys):
             return json.dumps({"score": 1.0, "why": "I was told so"})
         return json.dumps({"score": 0.95 if code(text) in good else 0.05, "why": "known"})
 

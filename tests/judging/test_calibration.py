@@ -189,7 +189,8 @@ class ByLength:
 
 
 def test_changes_of_form_are_measured():
-    found = changes(ByLength(), list(LIBRARY.values())[:4])
+    judge = ByLength()
+    found = changes(judge, list(LIBRARY.values())[:4], judge)
     assert found.again == pytest.approx(0.01)
     assert found.reordered == pytest.approx(0, abs=1e-3)
     assert found.lengthened > found.instructed > 0.02
@@ -199,6 +200,6 @@ def test_a_judge_that_a_text_can_instruct_is_advisory():
     labels = np.arange(60) < 30
     good = np.where(labels, 0.97, 0.03)
     found = measure(RuleJudge({}), "text", (good, labels), asked=60, tuned=(good, labels))
-    form = Changes(again=0, reordered=0, lengthened=0, instructed=0.5)
+    form = Changes(reordered=0, lengthened=0, instructed=0.5)
     assert not found.advisory
     assert replace(found, changes=form).advisory

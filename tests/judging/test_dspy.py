@@ -1,0 +1,70 @@
+"""A judge that DSPy compiles, against the fake endpoint; DSPy takes seconds to load."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from flowrl.errors import ConfigError
+from flowrl.games.base import find_game
+from flowrl.judging.calibration import labelled_texts
+from flowrl.judging.judge import JudgeUnavailableError, SkillText
+from flowrl.skills.skill import load_library
+from tests.judging.endpoint import KEY, Endpoint, answer, knows, serving
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("dspy", reason="flowrl[dspy] is not installed")
+GAME = find_game("Craftax-Classic-Symbolic-v1")
+LIBRARY = list(load_library(GAME.name).values())
+
+
+@pytest.fixture
+def endpoint():
+    with serving(Endpoint(say=knows(LIBRARY))) as found:
+        yield found
+
+
+def asking(endpoint: Endpoint):
+    from flowrl.judging.dspy import DSPyJudge
+
+    return DSPyJudge(endpoint.url, "m", environ={"OPENAI_API_KEY": KEY})
+
+
+def test_a_program_is_compiled_with_examples_and_kept_as_json(endpoint, tmp_path):
+    judge = asking(endpoint)
+    before = judge.version
+    skills, labels = labelled_texts(LIBRARY[:5], GAME)
+    items = [SkillText.of(skill) for skill in skills]
+    cost = judge.compile(items, labels, tmp_path / "program.json")
+    assert 1 <= cost.calls == len(endpoint.asked) <= 20
+    assert cost.tokens == 100 * cost.calls
+    kept = json.loads((tmp_path / "program.json").read_text())
+    assert len(kept["demos"]) == 4
+    assert KEY not in json.dumps(kept)
+    assert judge.version != before
+    skills, labels = labelled_texts(LIBRARY[5:8], GAME)
+    said = [judge.score(SkillText.of(skill)) for skill in skills]
+    assert np.array_equal([one.score > 0.5 for one in said], labels)
+    assert len(endpoint.asked[-1]["messages"]) > 4, "examples are part of the prompt"
+
+
+@pytest.mark.parametrize("say", [lambda text: "about 0.9", answer(7), answer(-1), answer("high")])
+def test_what_is_no_score_is_an_abstention(endpoint, say):
+    endpoint.say = say
+    assert asking(endpoint).score(SkillText.of(LIBRARY[0])).score is None
+
+
+def test_a_refused_key_is_one_line(endpoint):
+    endpoint.refuse, endpoint.status = 99, 401
+    with pytest.raises(JudgeUnavailableError, match="refuses the key") as caught:
+        asking(endpoint).score(SkillText.of(LIBRARY[0]))
+    assert KEY not in str(caught.value)
+    with pytest.raises(ConfigError, match="asks an endpoint that you name"):
+        asking(Endpoint())
+
+
+def test_two_refusals_are_retried(endpoint):
+    endpoint.refuse = 2
+    assert asking(endpoint).score(SkillText.of(LIBRARY[0])).score == 0.95
