@@ -61,7 +61,8 @@ class DSPyJudge:
             temperature=0.0,
             cache=False,
         )
-        self._program: Any = dspy.Predict(dspy.Signature(_SIGNATURE, ASKED_OF_TEXT + _TOLD))
+        signature: Any = dspy.Signature  # a metaclass makes a class of what it is given
+        self._program: Any = dspy.Predict(signature(_SIGNATURE, ASKED_OF_TEXT + _TOLD))
 
     @property
     def version(self) -> str:
