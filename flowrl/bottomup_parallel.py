@@ -14,6 +14,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,20 +25,24 @@ from flowrl.config import BottomUpConfig, LaunchConfig
 from flowrl.errors import (
     EXIT_RESUMABLE,
     ConfigError,
+    FileRefusedError,
     GraphError,
     SkillError,
     classify_io_error,
     format_error,
 )
+from flowrl.judging.convergence import learning_progress
+from flowrl.judging.objectives import Curve, read_curve
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
-from flowrl.parallel.events import NOT_ASKED_FOR
+from flowrl.parallel.events import NOT_ASKED_FOR, Verb
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.recovery import known_skills
+from flowrl.parallel.requests import send_request
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
     SkillSources,
@@ -49,7 +54,7 @@ from flowrl.parallel.skill_sources import (
 from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Waiting, percent
 from flowrl.parallel.training_backend import TrainingBackend, merge_rule
 from flowrl.parallel.training_processor import recover_graph
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.settings import SkillConfig
 from flowrl.skills.skill import Skill
@@ -57,6 +62,7 @@ from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode, approve_skills, keep_approvals
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
+_TRIED = 100  # of a skill's priority, which one that was tried loses unless it learns
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -218,11 +224,13 @@ class Feeder:
         """Add the skills that were waiting for this one; its expert is merged."""
         self._flow.on_skill_complete(skill)
         self.add_next_skills()
+        self._prefer_learners()
 
     def on_skill_failed(self, skill: str) -> None:
         """Add the skills that do not need this one, which is given up."""
         self._flow.on_skill_failed(skill)
         self.add_next_skills()
+        self._prefer_learners()
 
     def kept_skills(self, name: str, graph: Collection[str]) -> list[Skill]:
         """The approved skills that are kept and not in the graph: `name`, and what it may need.
@@ -296,6 +304,20 @@ class Feeder:
             return EXIT_RESUMABLE
         return 0 if completed.issuperset(self._flow.requested) else 1
 
+    def _prefer_learners(self) -> None:
+        """With `--curriculum`, request priorities of tried skills by their learning progress."""
+        layout = self._scheduler.layout
+        for entry in list(self._scheduler.state.entries.values()):
+            waits = isinstance(entry.status, Waiting) and entry.trained is None
+            if not (self.config.schedule.curriculum and waits) or entry.expert is None:
+                continue
+            weight = self._flow.weight(entry.skill) - _TRIED
+            found = round(
+                _TRIED * learning_progress(newest_curve(layout, entry.expert, entry.skill))
+            )
+            if entry.priority != weight + found:
+                send_request(layout, Verb.PRIORITY, entry.skill, number=weight + found)
+
     def _train_more(self, entry: Entry, done: Completed) -> None:
         """Train a skill on that is below the goal, if that or the budget is larger than ever.
 
@@ -315,6 +337,17 @@ class Feeder:
         needs, weight = self._flow.dependencies(name), self._flow.weight(name)
         self._scheduler.add_skill(name, skill, needs, priority=weight)
         self._flow.on_skill_added(name)
+
+
+def newest_curve(layout: GraphPaths, expert: int, skill: str) -> Curve:
+    """The curve of a skill's live run, else of its newest failed one; () if none can be read."""
+    live = layout.run(expert, skill).folder
+    failed = layout.failed_runs.glob(f"{live.name}.attempt*")
+    for folder in (live, *sorted(failed, key=lambda path: path.stat().st_mtime, reverse=True)):
+        with suppress(FileRefusedError):
+            if curve := read_curve(RunPaths(folder, expert).metrics):
+                return curve
+    return ()
 
 
 def device_slots(config: BottomUpConfig) -> dict[str, int]:

@@ -263,6 +263,9 @@ class ScheduleConfig(Configuration):
     and queues again behind all that wait; 0 for never."""
     scheduler_poll_interval: AboveZero = 30.0
     """Seconds between fallback looks at the run folders; ends of runs are heard at once."""
+    curriculum: bool = False
+    """Of skills that wait, start those first that were not tried yet, then those whose success
+    changed most lately; priorities that a user gave are replaced."""
     max_retries: Natural = 2
     """Retries of a failed skill after its first attempt."""
     retry_backoff: Seconds = 5.0

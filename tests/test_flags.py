@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,12 @@ from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import training_backend
 from flowrl.parallel.events import NewSkill, RunRequest
+from flowrl.parallel.requests import Inbox
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources, skill_configs
 from flowrl.parallel.status import Completed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from tests.parallel.making import TABLE, WOOD, finish
@@ -213,6 +215,35 @@ def strict(bench):
             feeder = Feeder(flow, SkillSources(bench.layout), scheduler, config, skills={})
             codes.append(feeder.exit_code())
     assert codes == [0, 1]
+
+
+@arrives
+def curriculum(bench):
+    """Tried skills wait behind new ones, and those that learn least behind all."""
+    rising, flat = (Waiting(attempt=2), (0.0, 0.1, 0.5)), (Waiting(attempt=2), (0.2, 0.2, 0.2))
+    tried = {"Rising": rising, "Flat": flat, "New": (Waiting(), ()), "Unread": (Waiting(), (9.0,))}
+    flow = SimpleNamespace(
+        requested=(), weight=lambda _: 3, on_skill_failed=lambda _: None, next_skill=lambda: None
+    )
+    flow.check_frontier_blocked = lambda: False
+    scheduler, layout = bench.scheduler(), bench.layout
+    with scheduler:
+        for expert, (name, (status, curve)) in enumerate(tried.items()):
+            scheduler.add_skills([NewSkill(skill=name, expert=expert, status=status)])
+            folder = layout.failed_run(expert, name, 1)
+            folder.mkdir(parents=True)
+            for number, success in enumerate(curve, start=2):
+                figures = dict.fromkeys(
+                    ("seconds", "mean_episode_length", "mean_episode_return"), 1
+                )
+                line = {"frames": 100 * number, "success_rate": success, **figures}
+                with RunPaths(folder, expert).metrics.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+        for words in [], ["--curriculum"]:
+            feeder = Feeder(flow, SkillSources(layout), scheduler, bench.parsed(*words), skills={})
+            feeder.on_skill_failed("Other")
+            asked = {each.skill: each.number for each in Inbox(layout).take()}
+            assert asked == ({"Rising": -57, "Flat": -97, "New": 3, "Unread": 3} if words else {})
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,22 @@ def verdict(curve: Curve, *, budget_frames: int, goal: float) -> Verdict:
     return "stuck" if _is_flat(blocks, end, goal) else "rising"
 
 
+def learning_progress(curve: Curve) -> float:
+    """Return how much success changed lately, in [0, 1]; 1 for a run without a curve.
+
+    It is the change from the third to the last quarter of the frames, also of a success that falls:
+    T. Matiisen, A. Oliver, T. Cohen and J. Schulman, "Teacher-student curriculum learning", 2017.
+    """
+    if not curve:
+        return 1.0
+    last = curve[-1].frames
+    before, now = (
+        [point.success for point in curve if low * last < point.frames <= high * last]
+        for low, high in ((0.5, 0.75), (0.75, 1.0))
+    )
+    return abs(fmean(now) - fmean(before or [0.0]))
+
+
 def _blocks(curve: Curve, begin: float, end: float) -> list[Curve]:
     """The points with frames in (begin, end], in blocks of equally many frames."""
     edges = [begin + (end - begin) * number / _BLOCKS for number in range(_BLOCKS + 1)]
