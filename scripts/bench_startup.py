@@ -18,6 +18,7 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,10 @@ from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 
 FIRST, SECOND = "Collect Wood", "Collect Sapling"
+ANOTHER_POINT = (
+    *("--lr=3e-4", "--gamma=0.97", "--gae_lambda=0.8", "--clip_eps=0.3"),
+    *("--ent_coef=0.02", "--vf_coef=0.7", "--max_grad_norm=0.7"),
+)
 LIMIT_SECONDS = 600.0
 GRAPH_SKILLS, PLACES = 8, 2
 
@@ -77,6 +82,21 @@ def startup_rows(rounds: int, *, only_warm: bool, cpu: bool) -> list[Row]:
             shutil.copytree(beside(place / "cold0"), beside(cache))
         other = row("second skill", second, lambda number: fresh[number], rounds=rounds, cpu=cpu)
     return [cold, warm, other]
+
+
+def trial_row(*, rounds: int) -> Row:
+    """The second trial of a sweep, with other numbers of all kinds, and the first as baseline."""
+    found: dict[str, list[float]] = {"second": [], "first": []}
+    with tempfile.TemporaryDirectory() as folder:
+        module = module_of(Path(folder, "graph"), FIRST)
+        for number in range(rounds):
+            cache = Path(folder, f"cache{number}")
+            found["first"].append(ours(module, cache)[0])
+            found["second"].append(ours(module, cache, *ANOTHER_POINT)[0])
+    pair = Pair(tuple(found["second"]), tuple(found["first"]))
+    second, first = map(statistics.median, (pair.ours, pair.baseline))
+    case = "second trial over first, start-up"
+    return Row(case=case, ours=second, baseline=first, unit="s", ratio=pair.speedup)
 
 
 def row(case: str, module: Path, cache: Callable[[int], Path], *, rounds: int, cpu: bool) -> Row:
