@@ -68,6 +68,8 @@ class PPOConfig(Configuration):
     """Environment steps of one run at most, over all environments; rounded up to whole updates."""
     success_state_rate: Share = 0.8
     """Stop early when this share of recent episodes succeeds at the plan's last step."""
+    stop_when_stuck: bool = False
+    """Stop early, too, when the success so far says that it will hardly rise in the steps left."""
     lr: AboveZero = 1e-3
     """Adam's learning rate."""
     anneal_lr: bool = True
@@ -199,6 +201,8 @@ class PPOConfig(Configuration):
         quorum = self.quorum
         if not 2 <= quorum <= number:
             yield f"--average_quorum {quorum} must be 2 to {number}, as --replicas says"
+        if self.stop_when_stuck:
+            yield f"--stop_when_stuck is for runs of one trainer, not of --replicas {number}"
         if every % period:
             yield f"--average_every {every} must be a multiple of --grad_sync_period {period}"
         if "krum" in self.average_rule and quorum < _LEAST_OF_KRUM:

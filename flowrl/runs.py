@@ -20,6 +20,7 @@ from flowrl.storage.records import Natural, Phase, Positive, Share, Word
 REPORT = " · update "  # in a line of a trainer's log that says how far it is, not why it ended
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 SkillName = Annotated[str, display_name]
+Stopped = Literal["", "pruned", "converged"]
 Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" → shape
 HIDDEN_LAYERS = 3
 LAYERS = tuple(f"dense_{number}" for number in range(HIDDEN_LAYERS + 1))
@@ -155,7 +156,7 @@ class RunResult:
     updates: Natural
     wall_seconds: float
     stopped_early: bool
-    stopped: Literal["", "pruned", "converged"] = ""  # why it ended before its goal and its budget
+    stopped: Stopped = ""  # why it ended before its goal and its budget
     kept_update: Natural | None = None
     last_success_rate: Share | None = None
 

@@ -41,7 +41,7 @@ def verdict(curve: Curve, *, budget_frames: int, goal: float) -> Verdict:
         return "rising"
     if curve[-1].success >= goal:
         return "reached"
-    look = min(curve[-1].frames * _LOOKS // budget_frames, _LOOKS - 1)
+    look = look_at(curve[-1].frames, budget_frames)
     if look < _FIRST_LOOK:
         return "rising"
     end = look / _LOOKS
@@ -65,6 +65,11 @@ def learning_progress(curve: Curve) -> float:
         for low, high in ((0.5, 0.75), (0.75, 1.0))
     )
     return abs(fmean(now) - fmean(before or [0.0]))
+
+
+def look_at(frames: int, budget_frames: int) -> int:
+    """Return the number of the newest look after so many frames; verdicts change with it."""
+    return min(frames * _LOOKS // budget_frames, _LOOKS - 1)
 
 
 def _blocks(curve: Curve, begin: float, end: float) -> list[Curve]:

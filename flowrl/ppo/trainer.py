@@ -18,16 +18,29 @@ from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, open_module
 from flowrl.envs.tasks import SkillEnv, check_gains, make_env
 from flowrl.envs.vector import BatchedEnv
+from flowrl.errors import EXIT_RESUMABLE
 from flowrl.experts import checkpoint
+from flowrl.judging.convergence import look_at, verdict
+from flowrl.judging.objectives import CurvePoint, read_curve
 from flowrl.launchers.sandbox import compile_cache
 from flowrl.networks.moe import ActorCritic
+from flowrl.paths import RunPaths
 from flowrl.ppo import processes, run_io
-from flowrl.ppo.loop import Counters, Learner, UpdateReport, start, train
+from flowrl.ppo.loop import (
+    Counters,
+    Learner,
+    UpdateReport,
+    frames_per_update,
+    num_updates,
+    start,
+    train,
+)
 from flowrl.ppo.programs import Programs, begin_programs, seed_words
 from flowrl.ppo.progress import Reporter
 from flowrl.ppo.run_io import Assignment, Best, Resumed
 from flowrl.ppo.sharding import place, shard_size, verify_distributed_setup
 from flowrl.program_cache import ProgramCache
+from flowrl.runs import Stopped
 
 _LEAST_STOCK = 256  # worlds, of all shards together
 
@@ -89,24 +102,54 @@ def _train(opened: Opened, stop: Callable[[], int | None], *, began: float) -> i
         seconds = counters.seconds + time.monotonic() - began  # as if all starts had been one
         counters = replace(counters, seconds=seconds)
         reporter.begin_training(counters)
-        checkpoints = run_io.Checkpointer(assignment.paths, config.ppo)
+        checkpoints, stuck = run_io.Checkpointer(assignment.paths, config.ppo), False
+
+        def stop_here() -> int | None:
+            return EXIT_RESUMABLE if stuck else stop()
+
         for update in train(
-            env, config.ppo, programs, learner=learner, counters=counters, stop=stop
+            env, config.ppo, programs, learner=learner, counters=counters, stop=stop_here
         ):
             reporter.report(update)
             check_gains(module.tasks, update.claims, ended=update.ended)
             best = best.or_better(update)
-            pruned = update.stop and assignment.paths.prune_json.exists()
-            if update.ended or pruned:
-                _finish(assignment, update, best, programs)
+            stopped = _why_stopped(update, assignment.paths, stuck=stuck)
+            if update.ended or stopped:
+                _finish(opened, update, best, stopped)
                 break
             if update.stop:
                 run_io.save_checkpoint(assignment.paths, config.ppo, update, best)
                 return update.stop
             checkpoints.after(update, best)
+            stuck = stuck or _is_stuck(assignment.paths, config.ppo, update)
         return 0
     finally:
         reporter.close()
+
+
+def _why_stopped(update: UpdateReport, paths: RunPaths, *, stuck: bool) -> Stopped:
+    """Why a run ends with what it has; "" if it does not, or has reached its goal or budget."""
+    if update.ended or not update.stop:
+        return ""
+    if paths.prune_json.exists():
+        return "pruned"
+    return "converged" if stuck else ""
+
+
+def _is_stuck(paths: RunPaths, config: PPOConfig, update: UpdateReport) -> bool:
+    """Whether the success in metrics.jsonl says at this update that it will hardly rise again.
+
+    The other processes hear of it in the next update, as of a stop.
+    """
+    each, frames = frames_per_update(config), update.counters.frames
+    budget = num_updates(config) * each
+    before = frames - each * config.grad_sync_period
+    if not config.stop_when_stuck or look_at(before, budget) == look_at(frames, budget):
+        return False
+    rates, seconds = update.rates, update.counters.seconds
+    newest = CurvePoint(frames, seconds, rates.success, rates.mean_episode_length)
+    curve = (*read_curve(paths.metrics), newest)
+    return verdict(curve, budget_frames=budget, goal=config.success_state_rate) == "stuck"
 
 
 def open_env(config: PPOConfig, module: TaskModule) -> tuple[WalkingEnv, Programs]:
@@ -168,22 +211,22 @@ def use_compile_cache(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _finish(assignment: Assignment, update: UpdateReport, best: Best, programs: Programs) -> None:
+def _finish(opened: Opened, update: UpdateReport, best: Best, stopped: Stopped) -> None:
     """Write the final experts and result.json; remove the checkpoint.
 
     The experts are those of the best update; of updates that are equally good, of the last one.
     """
-    last = update.rates.success
+    assignment, last = opened.assignment, update.rates.success
     is_last = not best.update or (update.rates.full and best.success <= last)
     kept = Best.of(update) if is_last else best
     run_io.finish(
         assignment,
-        programs.unpack(kept.params),
+        opened.programs.unpack(kept.params),
         update.counters,
         step_success=tuple(map(float, kept.step_success)),
         mean_episode_length=float(kept.mean_episode_length),
         stopped_early=update.reached,
-        stopped="" if update.ended else "pruned",
+        stopped=stopped,
         kept_update=None if is_last else int(kept.update),
         last_success_rate=None if is_last else last,
     )

@@ -567,3 +567,23 @@ def test_a_checkpoint_of_other_shards_goes_on_with_a_warning(layout, caplog, fla
     assert trainer.run(config_of(layout, **{"env_shards": 1, flag: now}), StopSignal()) == 0
     assert runs.read_result(layout).updates == 5
     assert f"--{flag} was {before} and is {now} now: other worlds follow" in caplog.text
+
+
+@pytest.mark.parametrize("ask", [True, False], ids=["asked", "not asked"])
+def test_a_run_whose_success_does_not_rise_ends_with_what_it_has_if_asked(layout, ask):
+    flat = {"lr": 1e-9, "total_timesteps": 96 * FRAMES, "success_state_rate": 1.0}
+    assert trainer.run(config_of(layout, **flat, stop_when_stuck=ask), StopSignal()) == 0
+    result = runs.read_result(layout)
+    assert (result.stopped, result.stopped_early) == ("converged" if ask else "", False)
+    assert (result.updates < 96 / 2) == ask
+    assert layout.finals.is_dir()
+    assert not layout.resume.exists()
+
+
+def test_a_run_that_was_stopped_is_judged_by_its_whole_curve(layout):
+    flat = {"lr": 1e-9, "total_timesteps": 96 * FRAMES, "success_state_rate": 1.0}
+    config = config_of(layout, **flat, stop_when_stuck=True)
+    assert trainer.run(config, Countdown(25)) == EXIT_RESUMABLE
+    assert trainer.run(config, StopSignal()) == 0
+    assert runs.read_result(layout).stopped == "converged"
+    assert runs.read_result(layout).updates < 96 / 2
