@@ -17,7 +17,8 @@ A ratio is the mean regret of the baseline over ours; the interval is of 95 %, f
 samples of the seeds.
 Pruning is measured on the first problem: frames until a trial of most frames is truly worth as much
 as the best of 20 random ones. `--methods`, `--problems` and `--seeds` choose; with `--keep FILE` a
-later call goes on with the sweeps that are missing.
+later call goes on with the sweeps that are missing. Without `--problems` a real trainer is started,
+too: seconds to the first update of a first trial, and of a second one with other numbers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from bench_startup import trial_row
 from benchmarking import Row, arguments, report
 
 from flowrl.tuning.pruning import Pruner, Rungs, should_prune
@@ -303,6 +305,8 @@ def main() -> int:
         if problem.startswith(options.problems):
             rows += searches(Kept(options.keep), problem, methods, seeds)
     rows += [*prunings(range(options.seeds)), proposal_seconds()]
+    if not options.problems:
+        rows.append(trial_row(rounds=1 if options.small else 3))
     report("sweep", rows, options.json)
     return 0
 

@@ -120,7 +120,8 @@ def test_the_trainers_part_of_a_graphs_flags_is_a_trainers_command_line():
 def test_a_recorded_configuration_comes_back(kind):
     items = fields(PPOConfig) + (GRAPH_FLAGS if kind is BottomUpConfig else [])
     base = with_flags(kind(), **{item.name: other_value(item) for item in items})
-    config = checked(with_flags(base, num_envs=64, num_steps=8, num_minibatches=4))
+    fitting = {"num_envs": 64, "num_steps": 8, "num_minibatches": 4, "stop_when_stuck": False}
+    config = checked(with_flags(base, **fitting))
     facts = json.loads(json.dumps(to_json(config)))
     assert from_json(kind, facts) == config
     assert from_json(kind, json.loads(json.dumps(to_json(kind())))) == kind()
