@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from flowrl import cli
+from flowrl.arguments import arguments
+from flowrl.orchestrator import OrchestratorCommand
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("flowrl/**/*.md")])
@@ -73,6 +75,24 @@ def test_what_stands_for_a_name_of_another_guide_is_there(name):
         pkgutil.resolve_name(name)
     elif name != "task_reward":  # a skill file's function
         assert any(has(home, name) for home in HOMES)
+
+
+def table_of(heading):
+    text = (ROOT / "docs" / "reference.md").read_text()
+    table = text.partition(f"## {heading}")[2].partition("\n## ")[0]
+    cells = [row.split(" | ")[1] for row in table.splitlines() if row.startswith("| ")]
+    return {code for cell in cells for code in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_what_stands_for_names_about_sweeps_and_judges_is_there():
+    found = table_of("Sweeps, judges and objectives")
+    kinds = [*cli.COMMANDS.values(), *(kind for kind, _ in cli.PROGRAMS.values())]
+    known = {f"--{name}" for kind in (*kinds, OrchestratorCommand) for name in arguments(kind)}
+    flags = {flag for code in found for flag in re.findall(r"--\w+", code)}
+    assert flags - known - {"--num_processes"} == set()
+    for code in found:
+        if code.startswith("flowrl."):
+            pkgutil.resolve_name(code)
 
 
 def example_lines():
