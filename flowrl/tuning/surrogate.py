@@ -154,7 +154,7 @@ def fit(points: Array, values: Array) -> GaussianProcess:
     """Return the posterior given values `[n]` at points `[n, d]`, n at least 1."""
     kernel: Any = ConstantKernel(1.0, (0.05, 20.0)) * Matern(
         [0.5] * points.shape[1],  # type: ignore[arg-type]
-        (0.05, 10.0),
+        (0.05, 2.0),  # more would make models of clustered trials too sure
         nu=2.5,
     ) + WhiteKernel(0.05, (1e-5, 1.0))
     some = np.unique(np.linspace(0, len(points) - 1, _MOST_FITTED).round().astype(int))
