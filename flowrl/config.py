@@ -200,9 +200,12 @@ class PPOConfig(Configuration):
         every, period, number = self.average_every, self.grad_sync_period, self.replicas
         quorum = self.quorum
         if not 2 <= quorum <= number:
-            yield f"--average_quorum {quorum} must be 2 to {number}, as --replicas says"
+            may = "2" if number == 2 else f"2 to {number}"
+            yield f"--average_quorum {quorum} must be {may}, as --replicas says"
         if self.stop_when_stuck:
             yield f"--stop_when_stuck is for runs of one trainer, not of --replicas {number}"
+        if self.average_outer == "sgd" and self.average_momentum == 1:
+            yield "--average_momentum 1 never comes to rest; choose below 1, such as 0.9"
         if every % period:
             yield f"--average_every {every} must be a multiple of --grad_sync_period {period}"
         if "krum" in self.average_rule and quorum < _LEAST_OF_KRUM:

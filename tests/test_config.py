@@ -190,6 +190,8 @@ def test_what_is_no_whole_number_is_refused(word):
         ({"replicas": 0}, "--replicas is 0"),
         ({"replicas": 3, "average_quorum": 4}, "--average_quorum 4 must be 2 to 3"),
         ({"replicas": 3, "average_quorum": 1}, "--average_quorum 1 must be 2 to 3"),
+        ({"replicas": 2, "average_quorum": 3}, "--average_quorum 3 must be 2, as"),
+        ({"replicas": 2, "average_outer": "sgd", "average_momentum": 1.0}, "choose below 1"),
         ({"replicas": 2, "average_every": 99, "total_timesteps": 400_000}, "the 98 updates"),
         ({"replicas": 5, "average_rule": "krum"}, "krum needs --average_quorum 5 or more, not 4"),
         ({"replicas": 5}, "num_envs 64 cannot be shared evenly by --replicas 5; choose 4 or 8"),
