@@ -61,7 +61,8 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         self.rank, self._size = self._comm.Get_rank(), self._comm.Get_size()
         # without mpi4py.run, an error of one rank would let the others wait for ever
         if self._size == 1 or "mpi4py.run" not in sys.modules:
-            raise ConfigError("MPI needs 2 ranks or more: mpirun -n 2 python -m mpi4py PROGRAM")
+            missing = "2 ranks or more" if self._size == 1 else "`-m mpi4py` before the program"
+            raise ConfigError(f"MPI needs {missing}: mpirun -n 2 python -m mpi4py PROGRAM")
         files = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
         self.check_alike("version of flowrl", files)
         self.check_alike("list of agents", [*agent_ids])

@@ -204,16 +204,16 @@ class DistributedTrainer:
             "left_out": dict(self.left_out),
         }
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write all agents' states; histories and an outer step's momentum are not in them."""
         states = [each.get_state().to_dict() for each in self.get_all_agents()]
         kept = {"min_agents": self.min_agents, "left_out": self.left_out}
-        records.write(path, {**kept, "ids": self._ids, "agents": states})
+        records.write(Path(path), {**kept, "ids": self._ids, "agents": states})
 
     @classmethod
-    def load(cls, path: Path, coordinator: Any = None, **settings: Any) -> DistributedTrainer:
+    def load(cls, path: str | Path, coordinator: Any = None, **settings: Any) -> DistributedTrainer:
         """The trainer that `save` wrote; FileRefusedError if its file is missing or damaged."""
-        kept = records.read_document(path, limit_bytes=_FILE_LIMIT_BYTES)
+        kept = records.read_document(Path(path), limit_bytes=_FILE_LIMIT_BYTES)
         try:
             states = [AgentState.from_dict(each) for each in kept["agents"]]
             settings = {"min_agents": kept["min_agents"], **settings}

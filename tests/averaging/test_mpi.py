@@ -161,11 +161,15 @@ def test_a_rank_that_dies_or_raises_ends_all(tmp_path, case, code, words):
 
 
 @needs_mpi
-@pytest.mark.parametrize(("ranks", "by"), [(1, ("-m", "mpi4py")), (2, ())], ids=["one", "plain"])
-def test_a_start_that_could_hang_is_refused(tmp_path, ranks, by):
+@pytest.mark.parametrize(
+    ("ranks", "by", "needs"),
+    [(1, ("-m", "mpi4py"), "2 ranks or more"), (2, (), "`-m mpi4py` before the program")],
+    ids=["one", "plain"],
+)
+def test_a_start_that_could_hang_is_refused(tmp_path, ranks, by, needs):
     done = run_ranks(tmp_path, "averages", ranks=ranks, by=by)
     assert done.returncode != 0
-    assert "MPI needs 2 ranks or more: mpirun -n 2 python -m mpi4py PROGRAM" in done.stderr
+    assert f"MPI needs {needs}: mpirun -n 2 python -m mpi4py PROGRAM" in done.stderr
 
 
 def test_without_mpi4py_the_remedy_is_named(monkeypatch):

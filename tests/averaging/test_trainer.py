@@ -172,7 +172,7 @@ def test_training_goes_on_where_it_ended():
 def test_a_saved_trainer_goes_on_with_the_same_bits(tmp_path):
     trainer = trainer_of(min_agents=2)
     train(trainer, iterations=7)
-    trainer.save(tmp_path / "trainer.json")
+    trainer.save(str(tmp_path / "trainer.json"))
     loaded = DistributedTrainer.load(tmp_path / "trainer.json")
     assert all_weights(loaded) == all_weights(trainer)
     assert loaded.min_agents == 2
