@@ -56,7 +56,7 @@ class AverageCommand:
         """Average, and print what.
 
         Raises:
-          ConfigError: experts of other shapes, with a NaN or without a common ancestor.
+          ConfigError: experts that are missing, of other shapes, with a NaN or no common ancestor.
           FileRefusedError: the new folder exists.
         """
         from flowrl.experts import checkpoint
@@ -65,6 +65,9 @@ class AverageCommand:
         rule.check(len(self.experts), weighted=weights is not None)
         if os.path.lexists(self.output):
             raise FileRefusedError(f"{self.output} exists already; name another folder")
+        for expert in self.experts:
+            if not expert.exists():
+                raise ConfigError(f"{expert} does not exist; name a version or a file")
         origin = self._common_origin()
         trees = [_read(expert) for expert in self.experts]
         rows = [self._row(number, trees) for number in range(len(trees))]

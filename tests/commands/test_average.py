@@ -132,6 +132,8 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):
     common = ("--unrelated", "-o", tmp_path / "out")
     assert f"{bad} has a NaN" in refused(capsys, *common, good, bad)
     assert f"{narrow} is not of the form of {good}" in refused(capsys, *common, good, narrow)
+    lost = tmp_path / "lost"
+    assert f"{lost} does not exist" in refused(capsys, "-o", tmp_path / "out", good, lost)
     assert "two experts or more" in refused(capsys, *common, good)
     assert "none of them twice" in refused(capsys, *common, good, good)
     assert "not 2 numbers" in refused(capsys, *common, "--weights", "1,2,3", good, other)
