@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from types import FrameType
 from urllib.parse import urlsplit
 
-from flowrl import console
+from flowrl import console, storage
 from flowrl.config import TrainConfig, parse
 from flowrl.console import EXIT_INTERRUPTED
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
+from flowrl.paths import RunPaths
 
 PROGRAM = "python -m flowrl.ppo_flow"
 
@@ -73,6 +74,7 @@ def _train(config: TrainConfig) -> int:
         return replica.run(config)
     stop = StopSignal()
     with stop.listening():
+        refuse_other_form(config)
         if config.ppo.replicas > 1:
             from flowrl.averaging import replicas  # and NumPy
 
@@ -82,6 +84,27 @@ def _train(config: TrainConfig) -> int:
         from flowrl.ppo import trainer  # --help does not wait for jax
 
         return trainer.run(config, stop)
+
+
+def refuse_other_form(config: TrainConfig) -> None:
+    """A run that one trainer began cannot go on with replicas, nor the other way round.
+
+    Without `--resume`, what the other form has saved is removed.
+
+    Raises:
+      ConfigError: the run would begin anew.
+    """
+    alone, paths = config.ppo.replicas == 1, RunPaths(config.module_path.absolute().parent, 0)
+    saved = [paths.rounds] if alone else list(paths.folder.glob("*_policies/resume"))
+    if not config.resume:
+        for folder in saved:
+            storage.remove_tree(folder)
+    elif any(path for folder in saved for path in folder.glob("*")):
+        before = "replicas" if alone else "one trainer"
+        raise ConfigError(
+            f"--replicas {config.ppo.replicas}: {paths.folder} was begun by {before}; give "
+            "--replicas as before, or --no-resume to begin anew"
+        )
 
 
 def refuse_used_port(address: str) -> None:

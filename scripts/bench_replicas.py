@@ -3,9 +3,10 @@
 The first row is the averager's part of a round: it reads three offers of 1 MB, averages them and
 makes the round durable. With `--seeds N` "Collect Wood" is learned until 80 % of recent episodes
 succeed, by four replicas and by one trainer, from the same random numbers; a row holds the
-environment steps of both, all replicas together. That a run got there is said by its result, so a
-seed that spent its steps without is counted with all of them, and named. Replicas count steps at
-rounds only, so theirs are a multiple of a round's.
+environment steps of both, all replicas together, and the last rows the mean ratio of them. Each
+round waits for all replicas, so that no figure depends on the machine's load. That a run got there
+is said by its result, so a seed that spent its steps without is counted with all of them, and
+named. Replicas count steps at rounds only, so theirs are a multiple of a round's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarking import Row, arguments, report
+from scipy.stats import sem, t
 
 from flowrl.averaging.rounds import Offer, Round, Rounds, fold
 from flowrl.averaging.rules import Rule
@@ -77,14 +79,14 @@ def trained(folder: Path, config: PPOConfig) -> RunResult:
     return read_result(ready.layout)
 
 
-def learning_rows(folder: Path, seeds: int, every: list[int]) -> list[Row]:
+def learning_rows(folder: Path, seeds: range, every: list[int]) -> list[Row]:
     """Steps until the success rate is reached, for each seed and number of updates of a round."""
     rows = []
-    for seed in range(seeds):
+    for seed in seeds:
         one = replace(CONFIG, seed=seed)
         alone = trained(folder / f"{seed}", one)
         for updates in every:
-            several = replace(one, replicas=REPLICAS, average_every=updates)
+            several = replace(one, replicas=REPLICAS, average_every=updates, average_deadline=1e6)
             found = trained(folder / f"{seed}.{updates}", several)
             short = "" if alone.stopped_early and found.stopped_early else ", steps spent"
             ratio = alone.frames / found.frames
@@ -94,20 +96,29 @@ def learning_rows(folder: Path, seeds: int, every: list[int]) -> list[Row]:
             )
             rows.append(row)
             print(row, flush=True)
-    return rows
+    return rows + [mean_row(rows, updates) for updates in every if len(seeds) > 1]
+
+
+def mean_row(rows: list[Row], updates: int) -> Row:
+    """The mean over all seeds of replicas' steps over one trainer's, with Student's interval."""
+    ratios = [1 / row.ratio for row in rows if f"every {updates}," in row.case and row.ratio]
+    mean, error = statistics.mean(ratios), sem(ratios) * t.ppf(0.975, len(ratios) - 1)
+    interval = f"{mean - error:.2f} to {mean + error:.2f}"
+    case = f"{WOOD}, {REPLICAS} replicas every {updates}: mean of {len(ratios)}, 95 %: {interval}"
+    return Row(case=case, ours=mean, unit="steps over one trainer's")
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=0, help="of learning; minutes for each")
-    parser.add_argument(
-        "--every", type=int, nargs="+", default=[2, 5, 10], help="updates of a round"
-    )
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--every", type=int, nargs="+", default=[5, 1], help="updates of a round")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = [round_row(folder, repeats=3 if args.small else 9)]
-        rows += learning_rows(folder, args.seeds, args.every)
+        seeds = range(args.first, args.first + args.seeds)
+        rows += learning_rows(folder, seeds, args.every)
     report("replicas", rows, args.json)
     return 0
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -87,6 +88,7 @@ class Averager:
         self, config: PPOConfig, paths: RunPaths, start: Callable[[int], subprocess.Popen[bytes]]
     ) -> None:
         self._config, self._paths, self._start = config, paths, start
+        self._steps = config.num_envs * config.num_steps  # of one update, by all replicas
         self._rounds = Rounds(paths.rounds)
         self._processes = {replica: start(replica) for replica in range(config.replicas)}
         self._deaths = dict.fromkeys(self._processes, 0)  # since its last offer
@@ -117,7 +119,9 @@ class Averager:
         if time.monotonic() - self._reported_at < _REPORT_SECONDS:
             return
         self._reported_at = time.monotonic()
-        found = read_progress(self._paths.replica(0))
+        found = None
+        with suppress(FileRefusedError):  # a power cut damaged it; replica 0 will write it again
+            found = read_progress(self._paths.replica(0))
         missing = ", ".join(str(k) for k in self._processes if k not in self._arrived)
         waits = f"replica {missing}" if self._arrived and missing else ""
         if found is not None and (found := replace(found, waits_for=waits)) != self._reported:
@@ -186,7 +190,9 @@ class Averager:
             try:
                 if replica not in self._arrived:
                     raise FileRefusedError(f"it made no offer for round {number} in time")
-                offers[replica] = self._rounds.read_offer(base, replica, before)
+                offer, arrays = self._rounds.read_offer(base, replica, before)
+                self._check(offer, [other for other, _ in offers.values()])
+                offers[replica] = offer, arrays
             except FileRefusedError as error:
                 logger.warning("round %d without replica %d: %s", number, replica, error)
                 left_out[str(replica)] = str(error)
@@ -200,32 +206,38 @@ class Averager:
             self._record(base, [o for o, _ in offers.values()], left_out), mean
         )
 
+    def _check(self, offer: Offer, others: Sequence[Offer]) -> None:
+        """Refuse an offer whose figures cannot be those of a round of this run."""
+        steps, most = sum(offer.acted), self._steps * self._config.average_every
+        if steps * self._config.replicas > most:
+            raise FileRefusedError(f"it says that it acted in {steps} steps, more than a round has")
+        lengths = {len(each.rates.step_success) for each in (offer, *others)}
+        if len(lengths) > 1 or 0 in lengths:
+            raise FileRefusedError("its success rates are of a plan with other steps")
+
     def _record(self, base: Round, members: Sequence[Offer], left_out: Mapping[str, str]) -> Round:
         rates, number = pooled([member.rates for member in members]), base.number + 1
         gained = [sum(column) for column in zip(*(m.acted for m in members), strict=True)]
         reached, frames = rates.reach(self._config.success_state_rate), base.frames + sum(gained)
+        total = -(-self._config.total_timesteps // self._steps)
+        updates = min(total, base.updates + self._config.average_every)
         is_best = rates.reach(base.best_success)
         found = ", ".join(f"{m.replica}: {m.rates.success:.0%}" for m in members)
         logger.info("round %d: %d frames, %.0f %% (%s)", number, frames, 100 * rates.success, found)
         return Round(
             number=number,
+            updates=updates,
             members=tuple(members),
             left_out=left_out,
             frames=frames,
             acted=tuple(before + more for before, more in zip(base.acted, gained, strict=True)),
             arrivals=tuple(sorted(self._arrived.values())),
             seconds=base.seconds + time.monotonic() - self._began,
-            ended=reached or number == num_rounds(self._config),
+            ended=reached or updates == total,
             reached=reached,
             best=number if is_best else base.best,
             best_success=rates.success if is_best else base.best_success,
         )
-
-
-def num_rounds(config: PPOConfig) -> int:
-    """Rounds of a whole run; the last one may have fewer updates than the others."""
-    steps = config.num_envs * config.num_steps * config.average_every
-    return -(-config.total_timesteps // steps)
 
 
 def share_of_devices(replica: int, replicas: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -61,6 +61,7 @@ class Round:
     digest: str = ""  # of the mean's file
     members: tuple[Offer, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)  # replica → why
+    updates: Natural = 0  # of each replica, in all rounds so far
     frames: Natural = 0  # of all rounds so far
     acted: tuple[Natural, ...] = ()  # of each expert, in all rounds so far
     arrivals: tuple[Annotated[float, at_least(0.0)], ...] = ()  # seconds after the round before

@@ -26,7 +26,7 @@ from flowrl.envs.tasks import check_gains
 from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.paths import RunPaths
 from flowrl.ppo import run_io
-from flowrl.ppo.loop import Counters, Learner, UpdateReport, frames_per_update, num_updates, train
+from flowrl.ppo.loop import Counters, Learner, UpdateReport, frames_per_update, train
 from flowrl.ppo.metrics import EpisodeLog
 from flowrl.ppo.progress import Reporter
 from flowrl.ppo.rollout import RolloutState
@@ -136,14 +136,14 @@ class Replica:
             self._reporter.report(replace(update, counters=self._of_run(update.counters)))
             claims = self._claims + update.claims
             check_gains(self._opened.module.tasks, claims, ended=update.ended)
-            if update.ended or not update.counters.updates % self._run.average_every:
+            if update.ended or update.counters.updates >= base.updates + self._run.average_every:
                 self._claims = claims
                 return update
 
     def _counters(self, base: Round) -> Counters:
         """What this replica has done when a round begins; the steps in it count from 0."""
         return Counters(
-            updates=min(base.number * self._run.average_every, num_updates(self._run)),
+            updates=base.updates,
             acted=(0,) * len(base.acted),
             seconds=base.seconds,
         )
@@ -175,7 +175,7 @@ class Replica:
             step_success=best.rates.step_success,
             mean_episode_length=best.rates.mean_episode_length,
             stopped_early=last.reached,
-            kept_update=None if best == last else self._counters(best).updates,
+            kept_update=None if best == last else best.updates,
             last_success_rate=None if best == last else last.rates.success,
         )
 

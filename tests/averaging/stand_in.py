@@ -3,6 +3,7 @@
 The averager is the real one; its replicas are forked, so that they start at once. What one offers
 is a function of the round's mean, the round's number and its own, as a real replica's is. FAULTS
 say how some err: `2=nan,3=shape`; also `stale`, `dead` (from round 2 on), `full` (disk), `slow`,
+`boast` (more steps than it can have taken), `plan` (rates of another plan),
 and `peak`, whose success is highest in round 2. Replica 0 writes down every round that it sees in
 `seen/`, and leaves the best one as its result.
 """
@@ -105,6 +106,16 @@ def spoil(arrays: dict[str, np.ndarray], fault: str) -> None:
         arrays["params/kernel"] = kernel[:, 1:]
 
 
+def spoilt(fault: str) -> dict[str, object]:
+    """The values of an offer's record that a faulty replica changes."""
+    found: dict[str, dict[str, object]] = {
+        "stale": {"base": "0" * 64},
+        "boast": {"acted": (2**40, 0, 0)},
+        "plan": {"rates": replace(rates(0.1), step_success=(0.1, 0.1))},
+    }
+    return found.get(fault, {})
+
+
 def replica(paths: RunPaths, number: int, fault: str) -> int:
     """Offer in every round until the last; returns the exit code."""
     rounds, at = Rounds(paths.rounds), -1
@@ -127,9 +138,8 @@ def replica(paths: RunPaths, number: int, fault: str) -> int:
         arrays, offer = learned(mean, at, number), replace(offer_of(record, number), rates=seen)
         if fault == "full" or (fault == "dead" and at >= 2):
             return EXIT_DISK_FULL if fault == "full" else 1
-        if fault == "stale":
-            offer = replace(offer, base="0" * 64)
         spoil(arrays, fault)
+        offer = replace(offer, **spoilt(fault))
         time.sleep(0.1 if fault == "slow" else 0.0)
         rounds.offer(at + 1, offer, arrays, {"state": np.arange(3)})
 

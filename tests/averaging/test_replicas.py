@@ -17,17 +17,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowrl.averaging.replicas import num_rounds, share_of_devices
+from flowrl import storage
+from flowrl.averaging.replicas import share_of_devices
 from flowrl.averaging.rounds import Round, Rounds, fold
-from flowrl.averaging.rules import Rule
+from flowrl.averaging.rules import OuterStep, Rule
 from flowrl.config import PPOConfig, TrainConfig, to_argv
-from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE
+from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE, ConfigError
 from flowrl.parallel.executor import _saved
 from flowrl.paths import RunPaths
+from flowrl.ppo_flow import refuse_other_form
 from flowrl.storage import records
 from tests.averaging import stand_in
 from tests.waiting import limit, until
 
+REPLACE = OuterStep()
 STEPS = 64 * 64 * 10  # of one replica in one round
 
 
@@ -78,7 +81,7 @@ class Run:
             return dict(arrays)
 
 
-def expected_mean(replicas: int, rounds: int) -> dict[str, np.ndarray]:
+def expected_mean(replicas: int, rounds: int, outer: OuterStep = REPLACE) -> dict[str, np.ndarray]:
     """What so many rounds of all replicas come to, computed without any process or file."""
     mean = stand_in.first_mean()
     for number in range(rounds):
@@ -86,18 +89,18 @@ def expected_mean(replicas: int, rounds: int) -> dict[str, np.ndarray]:
             k: (stand_in.offer_of(Round(number=0), k), stand_in.learned(mean, number, k))
             for k in range(replicas)
         }
-        mean = fold(mean, offers, Rule())
+        mean = fold(mean, offers, Rule(), outer)
     return mean
 
 
-def assert_whole(run: Run, replicas: int, rounds: int) -> None:
+def assert_whole(run: Run, replicas: int, rounds: int, outer: OuterStep = REPLACE) -> None:
     """All rounds were made, each once and of all replicas, and nothing else is left."""
     seen = run.seen()
     assert [record.number for record in seen] == list(range(rounds + 1))
     assert all(len(record.members) == replicas for record in seen[1:])
     frames = sum(sum(member.acted) for record in seen for member in record.members)
     assert seen[-1].frames == sum(seen[-1].acted) == frames
-    wanted, found = expected_mean(replicas, rounds), run.final()
+    wanted, found = expected_mean(replicas, rounds, outer), run.final()
     assert found.keys() == wanted.keys()
     assert all(np.array_equal(found[name], wanted[name]) for name in found)
     assert not run.paths.rounds.exists()
@@ -129,8 +132,8 @@ def test_the_best_round_is_the_result(tmp_path):
 def test_faulty_replicas_are_left_out_and_named(tmp_path):
     run = Run(
         tmp_path,
-        config_of(7, 4, average_quorum=2, average_deadline=0.3),
-        "1=nan,2=shape,3=stale,4=dead",
+        config_of(9, 4, average_quorum=2, average_deadline=0.3),
+        "1=nan,2=shape,3=stale,4=dead,7=boast,8=plan",
     )
     stopped = []
 
@@ -146,6 +149,8 @@ def test_faulty_replicas_are_left_out_and_named(tmp_path):
     found = [word in why[k] for k, word in enumerate(
         ["NaN", "other shapes", "did not begin with", "no offer", "no offer"], 1)]  # fmt: skip
     assert all(found), why
+    assert "more than a round has" in why[7]
+    assert "a plan with other steps" in why[8]
     late = [record.seconds for record in run.seen()]
     assert all(b - a < 0.3 + 1.0 * limit(1) for a, b in itertools.pairwise(late))
 
@@ -161,12 +166,10 @@ def test_a_full_disk_ends_the_run_as_one(tmp_path):
     assert Run(tmp_path, config_of(2, 9), "1=full").ended()[0] == EXIT_DISK_FULL
 
 
-def test_killed_replicas_and_averagers_change_no_bit(tmp_path):
-    run, draws, kills = (
-        Run(tmp_path, config_of(2, 5, average_deadline=1000.0)),
-        random.Random(0),
-        [],
-    )
+@pytest.mark.parametrize("outer", ["replace", "sgd"])
+def test_killed_replicas_and_averagers_change_no_bit(tmp_path, outer):
+    config = config_of(2, 5, average_deadline=1000.0, average_outer=outer)
+    run, draws, kills = Run(tmp_path, config), random.Random(0), []
 
     def kill_one() -> None:
         rounds = len(list((tmp_path / "seen").glob("*.json")))
@@ -181,7 +184,7 @@ def test_killed_replicas_and_averagers_change_no_bit(tmp_path):
     run.averager.communicate()
     run.start()
     assert run.ended(kill_one)[0] == 0
-    assert_whole(run, 2, 5)
+    assert_whole(run, 2, 5, OuterStep(name=outer))
 
 
 @pytest.mark.slow
@@ -204,6 +207,31 @@ def test_a_hundred_kills_at_random_instants_change_no_bit(tmp_path):
     assert_whole(run, 2, rounds)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "saved", "before"),
+    [(1, "rounds/0/round.json", "replicas"), (2, "0_policies/resume/12", "one trainer")],
+)
+def test_a_run_never_begins_anew_without_a_word(tmp_path, replicas, saved, before):
+    storage.make_dir(tmp_path / saved)
+    config = TrainConfig(ppo=config_of(replicas, 1), module_path=tmp_path / "0.py")
+    with pytest.raises(ConfigError, match=f"was begun by {before}; give --replicas as before"):
+        refuse_other_form(config)
+    refuse_other_form(replace(config, ppo=config_of(3 - replicas, 1)))
+    refuse_other_form(replace(config, resume=False))
+    refuse_other_form(config)
+
+
+def test_damaged_progress_of_a_replica_ends_no_run(tmp_path):
+    run = Run(tmp_path, config_of(2, 400), "0=slow")
+    path = run.paths.replica(0).progress
+    until(path.parent.exists)
+    path.write_text("{")
+    until((tmp_path / "seen" / "20.json").exists)  # two seconds; it is read once a second
+    assert run.averager.poll() is None
+    run.averager.kill()
+    run.averager.communicate()
+
+
 def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
     run = Run(tmp_path, config_of(2, 6))
     until((tmp_path / "seen" / "2.json").exists)
@@ -219,11 +247,38 @@ def test_the_quorum_is_all_but_one_and_two_at_least():
     assert config_of(8, 1, average_quorum=4).quorum == 4
 
 
-def test_the_rounds_of_a_run_take_its_steps():
-    steps = 64 * 64 * 10
-    config = PPOConfig(replicas=2, average_every=10)
-    found = [num_rounds(replace(config, total_timesteps=n)) for n in (steps, steps + 1)]
-    assert found == [1, 2]
+@pytest.mark.parametrize(("more", "rounds"), [(0, 2), (1, 3)])
+def test_the_rounds_of_a_run_take_its_steps(tmp_path, more, rounds):
+    config = config_of(2, 2)
+    run = Run(tmp_path, replace(config, total_timesteps=config.total_timesteps + more))
+    assert run.ended()[0] == 0
+    assert [record.updates for record in run.seen()] == [0, 10, 20, 21][: rounds + 1]
+
+
+OTHERS = [
+    {"average_every": 25},
+    {"average_every": 1, "average_rule": "median"},
+    {"average_outer": "sgd"},
+    {"replicas": 4, "num_envs": 128},
+    {"total_timesteps": 64 * 128, "average_every": 1},
+]
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: "_".join(map(str, change)))
+def test_a_run_goes_on_with_other_settings_of_rounds(tmp_path, change):
+    config = config_of(2, 6)
+    run = Run(tmp_path, config, "0=slow")
+    until((tmp_path / "seen" / "2.json").exists)
+    run.averager.kill()
+    run.averager.communicate()
+    known = len(run.seen())
+    other = Run(tmp_path, replace(config, **change))
+    assert other.ended()[0] == 0
+    last = other.seen()[-1]
+    total = -(-change.get("total_timesteps", config.total_timesteps) // (64 * 128))
+    assert (last.ended, last.updates) == (True, total)
+    assert last.number >= known
+    assert not other.paths.rounds.exists()
 
 
 def test_each_replica_has_gpus_of_its_own_while_there_are_enough():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,25 @@ def test_a_run_whose_replicas_are_killed_ends_as_one_whose_are_not(tmp_path):
     assert layouts[0].metrics.exists()
 
 
+@pytest.mark.slow
+def test_a_run_with_the_outer_step_goes_on_with_the_same_bits(tmp_path):
+    config = replace(CONFIG, average_outer="sgd", average_every=1)
+    layouts = [prepared(tmp_path / name, config) for name in ("whole", "killed")]
+    whole = begin(layouts[0], config)
+    said = whole.communicate(timeout=limit(300))[1]
+    assert whole.returncode == 0, said
+    killed = begin(layouts[1], config)
+    until(lambda: has_round(layouts[1], 2) or killed.poll() is not None, seconds=200)
+    killed.kill()
+    killed.communicate()
+    resumed = begin(layouts[1], config)
+    said = resumed.communicate(timeout=limit(300))[1]
+    assert resumed.returncode == 0, said
+    one, other = (read_result(layout) for layout in layouts)
+    assert [e.content for e in one.experts] == [e.content for e in other.experts]
+    assert (one.frames, one.updates) == (other.frames, other.updates)
+
+
 def test_replicas_end_with_an_averager_that_is_killed_while_they_compile(tmp_path):
     layout = prepared(tmp_path / "graph")
     averager = begin(layout)
@@ -111,6 +131,28 @@ def test_a_replica_that_is_refused_says_why_in_the_last_line(tmp_path):
     assert averager.returncode in (1, EXIT_USAGE)
     assert said.strip().rpartition("\n")[2].startswith("flowrl: ")
     assert "is not the module that" in said.strip().rpartition("\n")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.tmux
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_confined_replicas_train_to_a_merge(tmp_path, server_folder):  # noqa: F811
+    layout = GraphPaths(tmp_path / "graph")
+    words = (sys.executable, "-m", "flowrl", "train", str(layout.root), "--target_skill", SAPLING)
+    own = ("--tmux_socket=test", "--min_success_rate=0", "--sandbox=bwrap")
+    done = subprocess.run(
+        (*words, *own, *to_argv(CONFIG)),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=limit(500),
+    )
+    assert done.returncode == 0, done.stderr
+    run = layout.archive(0, SAPLING)
+    expert = ExpertStore(layout).manifest().experts[0]
+    assert [entry.frames for entry in expert.lineage] == [CONFIG.total_timesteps]
+    assert read_result(run).frames == CONFIG.total_timesteps
+    assert "round 6: " in run.training_log.read_text()
 
 
 @pytest.mark.slow
