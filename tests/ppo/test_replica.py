@@ -15,7 +15,7 @@ import pytest
 
 from flowrl.averaging.rounds import Rounds
 from flowrl.config import PPOConfig, to_argv
-from flowrl.errors import EXIT_USAGE
+from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
@@ -113,13 +113,19 @@ def test_a_run_with_the_outer_step_goes_on_with_the_same_bits(tmp_path):
     assert (one.frames, one.updates) == (other.frames, other.updates)
 
 
-def test_replicas_end_with_an_averager_that_is_killed_while_they_compile(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, EXIT_RESUMABLE)],
+    ids=["killed", "stopped"],
+)
+def test_replicas_end_with_their_averager_while_they_compile(tmp_path, number, code):
     layout = prepared(tmp_path / "graph")
     averager = begin(layout)
     until(lambda: len(children_of(averager.pid)) == 2)
     pids = children_of(averager.pid)
-    averager.kill()
+    averager.send_signal(number)
     averager.communicate()
+    assert averager.returncode == code
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
 
 
