@@ -71,6 +71,27 @@ def test_a_run_that_is_resumed_before_it_has_ended_goes_on_by_itself(start, worl
     assert world.folders["A"] == run_id
 
 
+def test_a_run_that_is_pruned_is_told_so_once_and_merged_with_what_it_has(start, world):
+    scheduler = two_skills(start)
+    folder = world.of("A").job.folder
+    folder.mkdir(parents=True)
+    assert asked(scheduler, Verb.PRUNE, "A") == "done"
+    assert asked(scheduler, Verb.PRUNE, "A") == "done"
+    assert (folder / "prune.json").exists()
+    assert status(scheduler, "A").stop_reason is StopReason.PRUNE
+    world.end("A")
+    scheduler.tick()
+    assert words(scheduler) == {"A": "completed", "B": "running"}
+
+
+def test_a_pruned_run_that_leaves_no_result_is_charged(start, world):
+    scheduler = two_skills(start)
+    asked(scheduler, Verb.PRUNE, "A")
+    world.end("A", exited(ExitCause.SIGNAL))
+    scheduler.tick()
+    assert "left no result" in status(scheduler, "A").why
+
+
 def test_a_waiting_skill_that_is_paused_does_not_start(start, world):
     scheduler = two_skills(start)
     assert asked(scheduler, Verb.PAUSE, "B") == "done"
@@ -193,6 +214,7 @@ def test_resume_all_takes_a_stop_back_and_wakes_only_what_was_paused(start, worl
         (Verb.RETRY, "A", "it is running; retry is for skills that are failed, held, waiting"),
         (Verb.RESUME, "A", "nobody asked it to pause"),
         (Verb.RESUME, "B", "it is waiting"),
+        (Verb.PRUNE, "B", "it is waiting"),
         (Verb.CANCEL, None, "name it"),
         (Verb.PRIORITY, None, "name it"),
     ],

@@ -173,6 +173,21 @@ def test_a_stopped_run_goes_on_where_it_was(layout, code):
     assert not layout.resume.exists()
 
 
+def test_a_run_that_is_pruned_ends_with_what_it_has(layout):
+    layout.prune_json.write_text("{}")
+    assert trainer.run(config_of(layout), Countdown(2)) == 0
+    result = runs.read_result(layout)
+    assert (result.updates, result.stopped, result.stopped_early) == (2, "pruned", False)
+    assert finals(layout)
+    assert not layout.resume.exists()
+
+
+def test_a_prune_that_comes_with_the_last_update_changes_nothing(layout):
+    layout.prune_json.write_text("{}")
+    assert trainer.run(config_of(layout), Countdown(5)) == 0
+    assert runs.read_result(layout).stopped == ""
+
+
 def test_a_run_goes_on_with_another_number_of_threads(layout):
     assert trainer.run(config_of(layout, acting_threads=2), Countdown(2)) == EXIT_RESUMABLE
     assert trainer.run(config_of(layout, acting_threads=4), Countdown(2)) == EXIT_RESUMABLE

@@ -13,7 +13,11 @@ import pytest
 from flowrl import cli, notices
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import Verb
+from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.requests import send_request
+from flowrl.paths import RunPaths
+from flowrl.runs import read_run
+from tests.parallel.making import train
 from tests.tuning.place import Place, replace_trainers
 from tests.waiting import until
 
@@ -72,6 +76,22 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
     assert sweep()[0] == 0
     assert sorted(place.launches()) == ["0", "1", "2", "3", "4"]  # two others in their place
     assert json.loads((place.sweep.training_runs / "3" / "trial.json").read_text())["ended"] == [0]
+
+
+def test_a_sweep_goes_on_beside_the_training_of_its_graph(place, sweep):
+    train(place.layout, "Collect Wood", 0, {}, acted={0: 50})
+    lock = DaemonLock(place.layout.daemon_lock)
+    lock.acquire()
+    flags = ("--skill=Place Table", *VARY[:2], "--trials=1", "--confirm=0", "--method=random")
+    code, _, said = sweep(*flags, "--launcher=local", "--total_timesteps=10k")
+    lock.release()
+    assert code == 0, said
+    run = read_run(RunPaths(place.sweep.training_runs / "0", 1))
+    (wood,) = run.ancestors
+    assert (run.skill, run.expert, wood.skill) == ("Place Table", 1, "Collect Wood")
+    pinned = ExpertStore(place.sweep)
+    assert pinned.verify(pinned.manifest().experts[0]).is_relative_to(place.sweep.root)
+    assert list(ExpertStore(place.layout).manifest().experts) == [0]
 
 
 def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep):
