@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -108,20 +108,21 @@ def evaluate(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Eva
       FalseGainError: a step is done without what its skill gains.
     """
     store = ExpertStore(layout)
-    load = partial(load_experts, store)
-    played = _play(store.archive_of(skill), load, episodes=episodes, seed=seed)
+    played = _play(store, skill, episodes=episodes, seed=seed)
     return _report(layout.root, store.manifest().generation, played)
 
 
-def evaluate_run(paths: RunPaths, *, episodes: int, seed: int) -> EvaluationReport:
-    """As `evaluate`, with the experts that a run has left, which need not be merged."""
-
-    def finals(run: TrainingRun) -> Any:
-        like = checkpoint.like_of(expected_shapes(run.config))
-        places = map(paths.final, range(len(run.experts)))
-        return stack_experts([checkpoint.load_expert(place, like) for place in places])
-
-    return _report(paths.folder, 0, _play(paths, finals, episodes=episodes, seed=seed))
+def evaluate_runs(
+    places: Sequence[RunPaths], *, episodes: int, seed: int
+) -> Iterator[EvaluationReport]:
+    """Evaluate the experts that runs of one plan have left, in the same worlds; none is merged."""
+    run, module, play = _open(places[0])
+    like = checkpoint.like_of(expected_shapes(run.config))
+    for paths in places:
+        finals = map(paths.final, range(len(run.experts)))
+        params = stack_experts([checkpoint.load_expert(final, like) for final in finals])
+        tallies = _episodes(play, params, episodes=episodes, seed=seed)
+        yield _report(paths.folder, 0, (run, module, tallies))
 
 
 def _report(
@@ -146,9 +147,7 @@ def _report(
 
 def record(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Recording:
     """Play as `evaluate` does, and keep the features of each episode's first timesteps."""
-    store = ExpertStore(layout)
-    place, load = store.archive_of(skill), partial(load_experts, store)
-    run, _, tallies = _play(place, load, episodes=episodes, seed=seed, watch=watched)
+    run, _, tallies = _play(ExpertStore(layout), skill, episodes=episodes, seed=seed, watch=watched)
     names = tuple(sorted(tallies[0].seen))
     blocks = [np.stack([tally.seen[name] for name in names], axis=-1) for tally in tallies]
     return Recording(
@@ -161,26 +160,31 @@ def record(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Recor
 
 
 def _play(
-    archive: RunPaths,
-    load: Callable[[TrainingRun], Any],
-    *,
-    episodes: int,
-    seed: int,
-    watch: Watch | None = None,
+    store: ExpertStore, skill: str, *, episodes: int, seed: int, watch: Watch | None = None
 ) -> tuple[TrainingRun, TaskModule, list[Tally]]:
-    """Play episodes of a run's plan by the experts that `load` returns, ROWS at a time."""
+    """Let the merged experts play a skill's plan."""
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} must be at least 1")
-    run = read_run(archive)
-    check_module(archive, run)
-    module = open_module(archive.module)
+    run, module, play = _open(store.archive_of(skill), watch)
+    params = load_experts(store, run)
+    return run, module, _episodes(play, params, episodes=episodes, seed=seed)
+
+
+def _open(paths: RunPaths, watch: Watch | None = None) -> tuple[TrainingRun, TaskModule, Play]:
+    """A run, its module, and what lets experts play its plan."""
+    run = read_run(paths)
+    check_module(paths, run)
+    module = open_module(paths.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
-    play = open_player(config, module, watch)
-    params = load(run)
+    return run, module, open_player(config, module, watch)
+
+
+def _episodes(play: Play, params: Any, *, episodes: int, seed: int) -> list[Tally]:
+    """Play, ROWS episodes at a time."""
     keys = jax.random.split(jax.random.key(seed), -(-episodes // ROWS))
     counts = [min(ROWS, episodes - begun) for begun in range(0, episodes, ROWS)]
-    return run, module, [play(params, key, count) for key, count in zip(keys, counts, strict=True)]
+    return [play(params, key, count) for key, count in zip(keys, counts, strict=True)]
 
 
 def load_experts(store: ExpertStore, run: TrainingRun) -> Any:

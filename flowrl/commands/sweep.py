@@ -272,12 +272,13 @@ def main(argv: Sequence[str]) -> int:
     console.start_logging()
 
     def work() -> int:
-        from flowrl.evaluate import evaluate_run
+        from flowrl.evaluate import evaluate_runs
 
         sweep = open_sweep(SweepPaths(Path(order["sweep"])))
-        for number in order["numbers"]:
-            found = evaluate_run(sweep.run(number), episodes=_EPISODES, seed=order["seed"])
-            sys.stdout.write(f"{number} {found.steps[-1].successes}\n")
+        places = [sweep.run(number) for number in order["numbers"]]
+        found = evaluate_runs(places, episodes=_EPISODES, seed=order["seed"])
+        for number, report in zip(order["numbers"], found, strict=True):
+            sys.stdout.write(f"{number} {report.steps[-1].successes}\n")
             sys.stdout.flush()
         return 0
 
