@@ -263,7 +263,7 @@ class Sweeper:
         except FileRefusedError:  # its trainer has written something else
             points = ()
         curve = [(float(point.frames), point.success) for point in points]
-        if ended and curve and not ended.stopped and not ended.why:
+        if ended and curve and ended.stopped != "pruned" and not ended.why:
             curve.append((float(max(self.sweep.horizon, ended.frames)), curve[-1][1]))
         if ended:
             self._curves[number] = curve
