@@ -97,7 +97,9 @@ class AverageCommand:
     def _weights(self) -> np.ndarray | None:
         count = len(self.experts)
         if count < 2 or len({expert.resolve() for expert in self.experts}) < count:
-            raise ConfigError("name two experts or more, none of them twice; --weights says more")
+            raise ConfigError(
+                "name two experts or more, each once (--weights makes one count more)"
+            )
         if not self.weights:
             return None
         try:

@@ -77,7 +77,7 @@ class JudgeCommand(ReportCommand):
     """
 
     skills: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SKILL")] = ()
-    """Skills, by name or expert number (default: all that are merged)."""
+    """Skills, by name or expert number; without one, all that are merged."""
     judge: JudgeName = "learned"
     """The judge; learned is the better of logistic and transformer."""
     models: tuple[Member, ...] = ("rule", "logistic", "transformer")

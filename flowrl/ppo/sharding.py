@@ -208,9 +208,10 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
             shard_size(config),
         )
     logger.info(
-        "%d environments in %d shards on %d %s",
+        "%d environments in %d %s on %d %s",
         config.num_envs,
         placement.num_shards,
+        "shard" if placement.num_shards == 1 else "shards",
         len(placement.devices),
         "device" if len(placement.devices) == 1 else "devices",
     )
