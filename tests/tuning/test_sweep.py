@@ -128,11 +128,13 @@ def test_a_trial_that_is_tried_again_begins_anew_in_its_folder(place, sweep):
     assert place.records("outcome.json")[0]["score"] > 0
 
 
-def test_a_trial_that_is_pruned_counts_with_what_it_has(place):
-    place.order(update_seconds=0.2)
+def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep):
+    place.order(update_seconds=0.3)
     process = place.start(*QUICK, "--trials=1")
-    progress = place.sweep.training_runs / "0" / "progress.json"
-    until(progress.exists)
+    until((place.sweep.training_runs / "0" / "progress.json").exists)
+    code, _, said = sweep(*QUICK, "--trials=1")  # a second sweep of the name is refused
+    assert code == 75
+    assert str(process.pid) in said
     send_request(place.sweep, Verb.PRUNE, "Collect Wood t0")
     printed, said = process.communicate()
     assert process.returncode == 0, said
@@ -171,22 +173,9 @@ def test_bad_input_is_one_line_and_writes_nothing(place, sweep, words, why):
     assert not place.layout.root.exists()
 
 
-def test_a_second_sweep_of_one_name_is_refused_and_names_the_holder(place, sweep):
-    place.order(update_seconds=0.5)
-    first = place.start(*QUICK, "--trials=1")
-    try:
-        until(place.launches)
-        code, _, said = sweep(*QUICK, "--trials=1")
-        assert code == 75
-        assert str(first.pid) in said
-    finally:
-        first.terminate()
-        first.communicate()
-
-
 def test_a_sweep_that_is_killed_again_and_again_is_like_one_that_was_not(place, tmp_path):
     whole = Place(tmp_path / "whole")
-    kill_and_compare(place, whole, kills=2, trials=2, seconds=0.5, flags=QUICK)
+    kill_and_compare(place, whole, kills=2, trials=2, seconds=0.3, flags=QUICK)
 
 
 @pytest.mark.slow
