@@ -89,6 +89,7 @@ class Averager:
     ) -> None:
         self._config, self._paths, self._start = config, paths, start
         self._steps = config.num_envs * config.num_steps  # of one update, by all replicas
+        self._counted = time.monotonic()  # until when time counts in the newest round's seconds
         self._rounds = Rounds(paths.rounds)
         self._processes = {replica: start(replica) for replica in range(config.replicas)}
         self._deaths = dict.fromkeys(self._processes, 0)  # since its last offer
@@ -224,6 +225,7 @@ class Averager:
         is_best = rates.reach(base.best_success)
         found = ", ".join(f"{m.replica}: {m.rates.success:.0%}" for m in members)
         logger.info("round %d: %d frames, %.0f %% (%s)", number, frames, 100 * rates.success, found)
+        since, self._counted = self._counted, time.monotonic()
         return Round(
             number=number,
             updates=updates,
@@ -232,7 +234,7 @@ class Averager:
             frames=frames,
             acted=tuple(before + more for before, more in zip(base.acted, gained, strict=True)),
             arrivals=tuple(sorted(self._arrived.values())),
-            seconds=base.seconds + time.monotonic() - self._began,
+            seconds=base.seconds + self._counted - since,
             ended=reached or updates == total,
             reached=reached,
             best=number if is_best else base.best,

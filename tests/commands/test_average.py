@@ -135,7 +135,7 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(tmp_path, capsys):
     lost = tmp_path / "lost"
     assert f"{lost} does not exist" in refused(capsys, "-o", tmp_path / "out", good, lost)
     assert "two experts or more" in refused(capsys, *common, good)
-    assert "none of them twice" in refused(capsys, *common, good, good)
+    assert "two experts or more, each once" in refused(capsys, *common, good, good)
     assert "not 2 numbers" in refused(capsys, *common, "--weights", "1,2,3", good, other)
     assert "not 2 numbers" in refused(capsys, *common, "--weights", "1,heavy", good, other)
     assert "must not be below 0" in refused(capsys, *common, "--weights", "1,-1", good, other)
