@@ -31,6 +31,7 @@ from flowrl.errors import (
     classify_io_error,
     format_error,
 )
+from flowrl.experts.store import ExpertStore
 from flowrl.judging.convergence import learning_progress
 from flowrl.judging.objectives import Curve, read_curve
 from flowrl.launchers import sandbox
@@ -54,6 +55,7 @@ from flowrl.parallel.skill_sources import (
 from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Waiting, percent
 from flowrl.parallel.training_backend import TrainingBackend, merge_rule
 from flowrl.parallel.training_processor import recover_graph
+from flowrl.parallel.training_setup import expert_of
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.settings import SkillConfig
@@ -75,6 +77,8 @@ def train_graph(config: BottomUpConfig) -> int:
     sources = SkillSources(layout)
     graph = open_graph(config, sources)
     skills = skill_configs(config, graph.skills)
+    if config.graph.init_from is not None:
+        expert_of(ExpertStore(layout), config.graph.init_from)  # refused now, too
     confinement = sandbox.confinement(
         config.launch.sandbox, layout.root, network_wanted=config.ppo.use_wandb
     )

@@ -235,6 +235,8 @@ class GraphConfig(Configuration):
     """Train only what this skill needs, and the skill itself."""
     skills_dir: Path | None = None
     """Folder of skill files that add to or override the library."""
+    init_from: str | None = None
+    """A trained skill whose expert the experts of new skills begin as copies of."""
     strict: bool = False
     """Exit with 1 also when a requested skill is completed below its --success_state_rate."""
     skill_config: Path | None = None

@@ -166,6 +166,16 @@ def target_skill(bench):
 
 
 @arrives
+def init_from(bench):
+    words = ("--launcher=local", f"--init_from={TABLE}")
+    with pytest.raises(ConfigError, match="--init_from Place Table has no expert"):
+        bottomup_parallel.train_graph(bench.parsed(*words))
+    assert not bench.layout.root.exists()
+    with pytest.raises(ConfigError, match="--init_from Place Table has no expert"):
+        bench.job(*words)
+
+
+@arrives
 def skills_dir(bench):
     folder = bench.folder / "mine"
     folder.mkdir()

@@ -196,6 +196,7 @@ class TrainingBackend:
             completed=self._trained(),
             config=self._within_budget(request),
             origins={**self._of(request.skill).origins, **asked},
+            init_from=self._config.graph.init_from,
         )
         records.write(self._layout.config_json, configs.to_json(self._config))
         return self._job(prepared, request)

@@ -19,11 +19,13 @@ from flowrl import config as configs
 from flowrl import storage
 from flowrl.config import PPOConfig
 from flowrl.errors import (
+    ConfigError,
     ExpertCorruptError,
     ExpertIndexError,
     ExpertMissingError,
     ExpertShapeError,
     FileRefusedError,
+    closest,
 )
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore, check_digest, refuse_misplaced
@@ -81,6 +83,7 @@ def prepare_training_run(  # noqa: PLR0913
     completed: Mapping[str, Any],
     config: PPOConfig,
     origins: Mapping[str, str] | None = None,
+    init_from: str | None = None,
     trial: RunPaths | None = None,
     records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> PreparedRun:
@@ -89,7 +92,8 @@ def prepare_training_run(  # noqa: PLR0913
     A folder that an earlier attempt left behind is moved to `training_runs/failed/` first. If an
     expert is damaged, its newest whole earlier version counts from now on and is used. If anything
     is refused, nothing on disk has changed except a notice of such damage. `completed` has the
-    global expert index of every trained skill. The run of a `trial` lies in its folder, which must
+    global expert index of every trained skill. A new expert begins as a copy of that of the skill
+    `init_from`, if given. The run of a `trial` lies in its folder, which must
     not exist, with its `records` (file name → content) beside run.json.
 
     Raises:
@@ -125,6 +129,9 @@ def prepare_training_run(  # noqa: PLR0913
     )
     store = ExpertStore(layout)
     seeds = _seeds(store, run, experts)
+    is_new = expert not in store.manifest().experts
+    copied = expert_of(store, init_from) if init_from is not None and is_new else None
+    _check_shapes(store, run, [copied] if copied else [])
     module = generate_module_with_remapping(run, graph.skills)
     run = replace(
         run,
@@ -133,11 +140,11 @@ def prepare_training_run(  # noqa: PLR0913
     )
     contents = {f"{expert}.py": module.encode(), **records}
     try:
-        return _write_folder(store, replace(run, ancestors=seeds), contents, trial)
+        return _write_folder(store, replace(run, ancestors=seeds), contents, trial, copied=copied)
     except (ExpertCorruptError, ExpertMissingError):
         seeds = tuple(repair.usable(store, seed) for seed in seeds)
         _check_shapes(store, run, seeds)
-        return _write_folder(store, replace(run, ancestors=seeds), contents, trial)
+        return _write_folder(store, replace(run, ancestors=seeds), contents, trial, copied=copied)
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -195,8 +202,29 @@ def _check_shapes(store: ExpertStore, run: TrainingRun, seeds: Sequence[ExpertVe
                 )
 
 
+def expert_of(store: ExpertStore, skill: str) -> ExpertVersion:
+    """The expert that new ones begin as copies of.
+
+    Raises:
+      ConfigError: the skill has none.
+    """
+    versions = {version.skill: version for version in store.manifest().experts.values()}
+    if skill not in versions:
+        near = closest(skill, tuple(versions))
+        raise ConfigError(
+            f"--init_from {printable(skill)} has no expert in {store.layout.manifest}{near}; "
+            "train the skill first"
+        )
+    return versions[skill]
+
+
 def _write_folder(
-    store: ExpertStore, run: TrainingRun, contents: Mapping[str, bytes], trial: RunPaths | None
+    store: ExpertStore,
+    run: TrainingRun,
+    contents: Mapping[str, bytes],
+    trial: RunPaths | None,
+    *,
+    copied: ExpertVersion | None,
 ) -> PreparedRun:
     """Build the run's folder under a temporary name, then rename it durably."""
     layout = store.layout
@@ -208,7 +236,7 @@ def _write_folder(
         storage.make_dir(building.policies)
         for name, content in contents.items():
             storage.write_atomic(building.folder / name, content, durable=False)
-        _copy_seeds(store, building, run)
+        _copy_seeds(store, building, run, copied)
         write_run(building, run, durable=False)
         if trial is None:
             fail_run(layout, run.expert, run.skill)
@@ -219,10 +247,13 @@ def _write_folder(
     return PreparedRun(layout=paths, run=run)
 
 
-def _copy_seeds(store: ExpertStore, building: RunPaths, run: TrainingRun) -> None:
+def _copy_seeds(
+    store: ExpertStore, building: RunPaths, run: TrainingRun, copied: ExpertVersion | None
+) -> None:
     local = Remapping(run.experts).global_to_local
-    for version in run.ancestors:
-        seed = building.seed(local[version.index])
+    seeds = [(version.index, version) for version in run.ancestors]
+    for expert, version in [*seeds, *([(run.expert, copied)] if copied else [])]:
+        seed = building.seed(local[expert])
         try:
             digest = storage.copy_tree(store.path_of(version), seed)
         except FileRefusedError as error:

@@ -69,6 +69,7 @@ def prepare(
     *,
     graph: SkillGraph = GRAPH,
     attempt: int = 1,
+    init_from: str | None = None,
 ) -> PreparedRun:
     return prepare_training_run(
         layout=layout,
@@ -78,6 +79,7 @@ def prepare(
         attempt=attempt,
         completed=completed,
         config=PPOConfig(),
+        init_from=init_from,
     )
 
 

@@ -13,6 +13,7 @@ from flowrl.config import PPOConfig
 from flowrl.envs.skill_module import load_module
 from flowrl.errors import (
     BusyError,
+    ConfigError,
     ExpertCorruptError,
     ExpertIndexError,
     ExpertMissingError,
@@ -245,6 +246,21 @@ def test_seeds_are_copies_by_local_index(trained):
         storage.remove_tree(committed)
         assert content_of(ready.layout.seed(local)).endswith(f"expert {index}")
     assert not ready.layout.seed(2).exists()
+
+
+def test_a_new_expert_begins_as_a_copy_of_another_skill_s_and_only_a_new_one(trained):
+    ready = prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, init_from=TABLE)
+    assert content_of(ready.layout.seed(2)) == content_of(ready.layout.seed(1))
+    assert [ancestor.index for ancestor in ready.run.ancestors] == [0, 5]
+    again = prepare(trained, TABLE, 5, {WOOD: 0}, init_from=WOOD)
+    assert content_of(again.layout.seed(1)).endswith("expert 5")
+
+
+def test_a_skill_without_an_expert_cannot_be_copied(trained):
+    before = all_files(trained.root)
+    with pytest.raises(ConfigError, match=r"--init_from Place Tabel has no .*'Place Table'; train"):
+        prepare(trained, PICKAXE, 50, {WOOD: 0, TABLE: 5}, init_from="Place Tabel")
+    assert all_files(trained.root) == before
 
 
 def test_with_twelve_experts_none_takes_another_s_seed(layout):
