@@ -29,7 +29,7 @@ from flowrl.evaluate import Tally, load_experts, open_player
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.objectives import EPISODE_MEASURES, parse_merge_objective
+from flowrl.judging.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.parallel import comparisons
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
@@ -124,7 +124,7 @@ def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compare
 
     like = checkpoint.like_of(expected_shapes(run.config))
     there, found = map(episodes, _copies(layout, place, question, like))
-    objective = parse_merge_objective(question.objective or "success=1")
+    objective = parse_objective(question.objective or "success=1")
     old, new = (np.array([objective.mean(each) for each in each_of]) for each_of in (there, found))
     return Compared(
         question=question,

@@ -310,7 +310,9 @@ def merge_objective(bench):
     flags = ("--merge_policy=eval_gate", "--merge_objective=success=1,deaths=1")
     bench.backend(*flags).merge(RunRequest(skill=WOOD, expert=0, attempt=1))
     assert seen[0].keywords == {"objective": "success=1,deaths=1"}
-    with pytest.raises(ConfigError, match="frames is not measured in single episodes"):
+    with pytest.raises(
+        ConfigError, match="frames is not measured here; use success, return, deaths"
+    ):
         bench.backend("--merge_policy=eval_gate", "--merge_objective=success=1,frames=1")
 
 

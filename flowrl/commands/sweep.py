@@ -25,6 +25,7 @@ from flowrl.commands.evaluate import confined_child
 from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, ScheduleConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
 from flowrl.experts.merge import MERGE_RULES
+from flowrl.judging.objectives import RUN_MEASURES, parse_objective
 from flowrl.launchers import sandbox
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.scheduler import SkillScheduler
@@ -110,6 +111,9 @@ class SweepConfig(BottomUpConfig):
     """Hours, from this start, after which no trial is begun."""
     max_concurrent: Positive = 2
     """Most trials side by side."""
+    objective: str = "progress=1"
+    """What a trial is scored by: weights and limits of success, progress, frames, seconds, steps,
+    such as success=1,frames=0.5,success>=0.8."""
     max_failures: Positive = 5
     """The search ends when so many trials have failed."""
     pruner: Pruner = "none"
@@ -384,6 +388,7 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
     module = _MODULES.get(config.method, "optuna")
     if module and importlib.util.find_spec(module) is None:
         raise ConfigError(f"--method {config.method} needs {module}: pip install 'flowrl[sweep]'")
+    parse_objective(config.objective, measured=RUN_MEASURES)
     trained = skill_configs(config, graph.skills)[skill]
     space = dataclasses.replace(read_dimensions(config), base=trained.ppo)
     budget, unit = read_budget(config.budget)
@@ -405,6 +410,7 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
         pruner="median" if config.method == "cleanrl" else config.pruner,
         confirm=config.confirm,
         max_failures=config.max_failures,
+        objective=config.objective,
         config=configs.to_json(trained.ppo),
         origins=trained.origins,
         starts=tuple(starts),

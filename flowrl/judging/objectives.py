@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError, closest
-from flowrl.runs import RunResult
 
 _METRICS_BYTES = 1 << 28  # a line a second for a week, with 400 bytes each
 _LARGEST = 1e300
 _JUDGED = "quality"
 EPISODE_MEASURES = ("success", "return", "deaths")
+RUN_MEASURES = ("success", "progress", "frames", "seconds", "steps")
 _TERM = re.compile(r"(?P<name>[a-z]+)\s*(?P<sign>>=|<=|=)\s*(?P<value>[-+.0-9e]+)")
 
 
@@ -127,15 +127,15 @@ class Objective:
         return total / math.fsum(used.values())
 
 
-def parse_objective(text: str) -> Objective:
-    """Read an objective: weights and limits, separated by commas.
+def parse_objective(text: str, *, measured: Sequence[str] = tuple(MEASURES)) -> Objective:
+    """Read an objective of what is measured: weights and limits, separated by commas.
 
     >>> objective = parse_objective("success=1,deaths=0.5,success>=0.8")
     >>> objective.score({"success": 0.9, "deaths": 0.3})
     0.8333333333333334
 
     Raises:
-      ConfigError: a term is malformed, or names no measure.
+      ConfigError: a term is malformed, or names no measure, or one that is not measured.
     """
     parts: dict[str, dict[str, float]] = {"=": {}, ">=": {}, "<=": {}}
     for term in text.split(","):
@@ -148,21 +148,11 @@ def parse_objective(text: str) -> Objective:
                 f"objective {text!r}: {term.strip()!r} is not measure=weight, measure>=limit or "
                 "measure<=limit; write success=1,deaths=0.5,success>=0.8"
             ) from error
-    return Objective(weights=parts["="], least=parts[">="], most=parts["<="])
-
-
-def parse_merge_objective(text: str) -> Objective:
-    """Read an objective that single episodes can be scored by.
-
-    Raises:
-      ConfigError: it is malformed, or names another measure.
-    """
-    objective = parse_objective(text)
+    objective = Objective(weights=parts["="], least=parts[">="], most=parts["<="])
     for name in (*objective.weights, *objective.least, *objective.most):
-        if name not in EPISODE_MEASURES:
+        if name not in measured:
             raise ConfigError(
-                f"--merge_objective {text}: {name} is not measured in single episodes; use "
-                f"{', '.join(EPISODE_MEASURES)}"
+                f"objective {text!r}: {name} is not measured here; use {', '.join(measured)}"
             )
     return objective
 
@@ -211,30 +201,27 @@ def progress(curve: Curve, *, budget_frames: int) -> float:
 
 
 def run_figures(
-    result: RunResult, curve: Curve, *, budget_frames: int, goal: float
+    curve: Curve, success: float, *, budget_frames: int, goal: float
 ) -> dict[str, float]:
-    """Return what a run measured.
+    """Return what a run measured: `RUN_MEASURES`.
 
     Frames and seconds to a goal that was not reached are infinite, and score as the worst.
+
+    Args:
+      curve: the run's, with a point at least.
+      success: of the experts that it leaves.
+      budget_frames: what it might take.
+      goal: the success to which frames and seconds are counted.
     """
-    reached = [point for point in curve if point.success >= goal]
-    by_result = result.success_rate >= goal
-    never = (math.inf, math.inf)
-    last = (result.frames, result.wall_seconds) if by_result else never
-    frames, seconds = (reached[0].frames, reached[0].seconds) if reached else last
-    figures = {
-        "success": result.success_rate,
+    ends = ((point.frames, point.seconds) for point in curve if point.success >= goal)
+    frames, seconds = next(ends, (math.inf, math.inf))
+    return {
+        "success": success,
         "progress": progress(curve, budget_frames=budget_frames),
         "frames": frames,
         "seconds": seconds,
-        "steps": steps_per_success(result.mean_episode_length, result.success_rate),
+        "steps": curve[-1].episode_length / success if success else math.inf,
     }
-    return figures | ({"return": curve[-1].episode_return} if curve else {})
-
-
-def steps_per_success(episode_length: float, success: float) -> float:
-    """Return the timesteps that one success takes, failures counted; infinite without any."""
-    return episode_length / success if success else math.inf
 
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:

@@ -18,7 +18,7 @@ from flowrl.errors import FileRefusedError, is_transient
 from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.objectives import parse_merge_objective
+from flowrl.judging.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
 from flowrl.launchers.run_status import lock_held, request_stop
@@ -50,7 +50,7 @@ def merge_rule(graph: GraphConfig) -> MergeRule:
       ConfigError: the objective is malformed, or single episodes cannot be scored by it.
     """
     if objective := graph.merge_objective:
-        parse_merge_objective(objective)
+        parse_objective(objective, measured=EPISODE_MEASURES)
         return partial(eval_gate, objective=objective)
     return MERGE_RULES[graph.merge_policy]
 

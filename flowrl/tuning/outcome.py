@@ -21,7 +21,7 @@ from flowrl import storage
 from flowrl.errors import BusyError
 from flowrl.experts.merge import MergeRule
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.objectives import CurvePoint, progress, read_curve
+from flowrl.judging.objectives import CurvePoint, read_curve
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.skill_sources import record_graph
 from flowrl.parallel.training_processor import process_completed_training
@@ -119,9 +119,9 @@ def confirmed_score(sweep: Sweep, each: Tried) -> float:
         return 0.0
     found = records.read(paths.folder / EVALUATION, TrialEvaluation)
     curve, success = read_curve(paths.metrics), found.successes / found.episodes
-    frames, seconds = (curve[-1].frames, curve[-1].seconds) if curve else (0, 0.0)
-    end = CurvePoint(frames + 1, seconds, success, 0.0)
-    return progress((*curve, end), budget_frames=sweep.horizon)
+    last = curve[-1] if curve else CurvePoint(0, 0.0, 0.0, 0.0)
+    end = last._replace(frames=last.frames + 1, success=success)
+    return sweep.score((*curve, end), success)
 
 
 def paired_interval(pairs: Sequence[float], *, share: float) -> tuple[float, float, float]:

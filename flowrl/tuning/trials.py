@@ -17,7 +17,13 @@ from typing import Any, Literal
 from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError
-from flowrl.judging.objectives import CurvePoint, progress, read_curve
+from flowrl.judging.objectives import (
+    Curve,
+    CurvePoint,
+    parse_objective,
+    read_curve,
+    run_figures,
+)
 from flowrl.paths import RunPaths, SweepPaths
 from flowrl.runs import SkillName, read_result
 from flowrl.storage import records
@@ -51,6 +57,7 @@ class SweepRecord:
     pruner: Word
     confirm: Natural
     max_failures: Positive
+    objective: str = "progress=1"
     config: Mapping[str, Any]
     origins: Mapping[str, str]
     starts: tuple[Mapping[str, Any], ...]
@@ -127,6 +134,12 @@ class Sweep:
         """The frames over which trials are compared: the most that one may take."""
         varied = (each.high for each in self.space.dimensions if each.name == "total_timesteps")
         return int(max(varied, default=self.base.total_timesteps))
+
+    def score(self, curve: Curve, success: float) -> float:
+        """Return the score of a run by the sweep's objective, in [0, 1]."""
+        goal = self.base.success_state_rate
+        figures = run_figures(curve, success, budget_frames=self.horizon, goal=goal)
+        return parse_objective(self.record.objective).score(figures)
 
     def run(self, number: int) -> RunPaths:
         """The run folder of a trial."""
@@ -220,9 +233,10 @@ def _outcome(sweep: Sweep, paths: RunPaths, why: str) -> TrialOutcome:
         frames, seconds = (curve[-1].frames, curve[-1].seconds) if curve else (0, 0.0)
         return TrialOutcome(score=None, success=None, frames=frames, seconds=seconds, why=why)
     result = read_result(paths)
-    end = CurvePoint(result.frames, result.wall_seconds, result.success_rate, 0.0)
+    length = result.mean_episode_length
+    end = CurvePoint(result.frames, result.wall_seconds, result.success_rate, length)
     return TrialOutcome(
-        score=progress(curve or (end,), budget_frames=sweep.horizon),
+        score=sweep.score(curve or (end,), result.success_rate),
         success=result.success_rate,
         frames=result.frames,
         seconds=result.wall_seconds,

@@ -11,17 +11,17 @@ import pytest
 
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.judging.objectives import (
+    EPISODE_MEASURES,
     MEASURES,
+    RUN_MEASURES,
     CurvePoint,
     hypervolume,
     pareto_front,
-    parse_merge_objective,
     parse_objective,
     progress,
     read_curve,
     run_figures,
 )
-from flowrl.runs import RunResult
 
 LINE = {
     "frames": 100,
@@ -31,23 +31,6 @@ LINE = {
     "mean_episode_return": 3.0,
     "loss": None,
 }
-
-
-def result(**fields):
-    return RunResult(
-        **{
-            "run_id": "r",
-            "frames": 1000,
-            "experts": (),
-            "success_rate": 0.5,
-            "step_success": (0.5,),
-            "mean_episode_length": 50.0,
-            "updates": 10,
-            "wall_seconds": 7.0,
-            "stopped_early": False,
-            **fields,
-        }
-    )
 
 
 def line(**figures):
@@ -89,10 +72,11 @@ def test_progress_stays_within_its_range():
 
 def test_a_run_measures_frames_to_its_goal():
     curve = [CurvePoint(400, 3.0, 0.5, 50.0, 2.0), CurvePoint(1000, 7.0, 0.9, 50.0, 4.0)]
-    found = run_figures(result(success_rate=0.9), curve, budget_frames=1000, goal=0.8)
-    assert (found["frames"], found["seconds"], found["return"]) == (1000, 7.0, 4.0)
+    found = run_figures(curve, 0.9, budget_frames=1000, goal=0.8)
+    assert (found["frames"], found["seconds"]) == (1000, 7.0)
+    assert tuple(found) == RUN_MEASURES
     assert found["steps"] == pytest.approx(50 / 0.9)
-    never = run_figures(result(success_rate=0.0), [], budget_frames=1000, goal=0.8)
+    never = run_figures(curve[:1], 0.0, budget_frames=1000, goal=0.8)
     assert (never["frames"], never["seconds"], never["steps"]) == (math.inf, math.inf, math.inf)
     assert parse_objective("frames=1,steps=1").score(never) == 0
 
@@ -129,8 +113,8 @@ def test_a_bad_objective_is_refused(text, named):
 
 @pytest.mark.parametrize("text", ["quality=0.5,success=1", "frames=1", "success=1,steps<=9"])
 def test_only_what_single_episodes_measure_decides_a_merge(text):
-    with pytest.raises(ConfigError, match="not measured in single episodes"):
-        parse_merge_objective(text)
+    with pytest.raises(ConfigError, match="is not measured here; use success, return, deaths"):
+        parse_objective(text, measured=EPISODE_MEASURES)
 
 
 def test_a_figure_that_was_not_measured_is_named():

@@ -161,6 +161,7 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
         (("--vary", "lr=log:1e-2:1e-4"), "min 0.01 must be below max 0.0001"),
         (("--vary", "layer_size=pow2:32:64"), "the same for all experts"),
         (("--vary", "lr=log:1e-4:1e-2", "--budget=7x"), "--budget 7x is neither a time"),
+        (("--vary", "lr=log:1e-4:1e-2", "--objective=deaths=1"), "deaths is not measured here"),
         ((), "say what is varied"),
         (("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Wod"), "there is no skill 'Collect Wod'"),
     ],

@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from flowrl.errors import ConfigError
+from flowrl.judging.objectives import MEASURES, CurvePoint
 from flowrl.storage import records
 from flowrl.tuning import trials
 from flowrl.tuning.trials import TRIAL, Tried, next_trial, read_trials, write_outcome
@@ -39,6 +40,15 @@ def test_a_proposal_is_recomputed_from_the_numbers_that_it_names(tmp_path):
     later = [*tried, a_trial(2, 3e-3, 0.9)]
     known = [each for each in later if each.trial.number in (*third.ended, *third.pending)]
     assert trials.propose(sweep, known, 2) == third
+
+
+def test_a_run_is_scored_by_the_sweeps_objective(tmp_path):
+    curve = [CurvePoint(5_000, 1.0, 0.5, 9.0), CurvePoint(10_000, 2.0, 1.0, 9.0)]
+    assert a_sweep(tmp_path).score(curve, 1.0) == 0.5
+    fast = a_sweep(tmp_path, objective="success=1,frames=1")
+    assert fast.score(curve, 1.0) == (1 + MEASURES["frames"].score(10_000)) / 2
+    limited = a_sweep(tmp_path, objective="success=1,frames<=9000")
+    assert limited.score(curve, 1.0) == 0
 
 
 def test_nothing_is_confirmed_before_the_search_has_ended(tmp_path):
