@@ -313,6 +313,8 @@ def _line(one: Calibration) -> str:
     figures = ", ".join(
         f"{name} {each.value:.2f} [{each.low:.2f}, {each.high:.2f}]" for name, each in named.items()
     )
+    if one.changes is not None:
+        figures += f", moved by {one.changes.instructed:.2f} where a text demands it"
     return f"{head}: {figures}; {'advisory, decides nothing' if one.advisory else 'trusted'}"
 
 

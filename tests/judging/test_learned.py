@@ -51,21 +51,20 @@ def test_a_feature_that_says_nothing_does_no_harm(spoiled):
     assert np.isfinite(fit_logistic(items, labels).score(items[0]).score)
 
 
-@pytest.mark.parametrize("steps", [150, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [250, pytest.param(3000, marks=pytest.mark.slow)])
 def test_the_transformer_finds_what_sums_do_not_show(steps, monkeypatch):
     monkeypatch.setattr(learned, "_STEPS", steps)
-    made = recording(episodes=900)
-    peaks = made.steps[:, :8, 2].max(axis=1)
-    made.success[:] = peaks > np.median(peaks)
+    made = recording(episodes=steps * 4 // 5)
+    made.success[:] = made.steps[:, 3, 2] > 0
     items, labels = made.prefixes()
-    learn, rest = slice(600), slice(600, None)
+    learn, rest = slice(len(items) * 2 // 3), slice(len(items) * 2 // 3, None)
     small = fit_logistic(items[learn], labels[learn])
     large = fit_transformer(items[learn], labels[learn], seed=0)
     found = [
         auc(np.array([judge.score(item).score for item in items[rest]]), labels[rest])
         for judge in (small, large)
     ]
-    assert found[1] > found[0] + (0.1 if steps > 1000 else -0.03)
+    assert found[1] > found[0] + (0.2 if steps > 1000 else -0.1)
     assert steps < 1000 or better(small, large, items[rest], labels[rest]) is large
 
 
