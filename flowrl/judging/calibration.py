@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from flowrl.games.base import Game
 from flowrl.judging.judge import Judge, Judgement, SkillText
@@ -109,6 +108,8 @@ def temperature_of(scores: np.ndarray, labels: np.ndarray) -> float:
         return float(np.logaddexp(0, signed / np.exp(log_temperature)).mean())
 
     bounds = (-np.log(5), np.log(5))
+    from scipy.optimize import minimize_scalar  # takes as long to import as all else
+
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))  # type: ignore[attr-defined]
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import minimize
 
 from flowrl.judging.calibration import answered, log_odds, measure
 from flowrl.judging.judge import Cost, Item, Judge, Judgement, JudgeUnavailableError
@@ -93,6 +92,8 @@ def fit_ensemble(
         return float(np.logaddexp(0, -margins).sum() + _RIDGE / 2 * np.sum((values - even) ** 2))
 
     bounds = [(0, None if one else 0) for one in trusted] + [(None, None)]
+    from scipy.optimize import minimize  # takes as long to import as all else
+
     best = minimize(loss, even, method="L-BFGS-B", bounds=bounds).x
     return EnsembleJudge(
         members=members, weights=best[:-1].tolist(), bias=float(best[-1]), lost=plain.lost

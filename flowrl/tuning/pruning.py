@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from scipy.optimize import linprog
 
 Curve = Sequence[tuple[float, float]]
 Curves = Mapping[int, Curve]  # by number of trial
@@ -119,6 +118,8 @@ def quantile_line(x: np.ndarray, y: np.ndarray, quantile: float) -> tuple[float,
 
     Quantile regression of y `[n]` on x `[n]` as a linear program (Koenker and Bassett, 1978).
     """
+    from scipy.optimize import linprog  # takes as long to import as all else
+
     ones = np.ones_like(x)
     above, below = np.eye(len(x)), -np.eye(len(x))
     costs = np.concatenate([[0.0, 0.0], quantile * ones, (1 - quantile) * ones])

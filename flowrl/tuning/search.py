@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy.optimize import brentq
 
 from flowrl.errors import ConfigError
 from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space, Value
@@ -91,6 +90,8 @@ def _spread(given: SearchInput) -> Iterator[Point]:
     The sequence is Roberts's generalisation of the golden ratio (2018), begun at a place that the
     sweep's seed says.
     """
+    from scipy.optimize import brentq  # takes as long to import as all else
+
     count = len(given.space.dimensions)
     ratio: Any = brentq(lambda x: x ** (count + 1) - x - 1, 1, 2)
     begun = np.random.default_rng(given.seed % 2**64).random(count)
