@@ -181,11 +181,6 @@ class PPOConfig(Configuration):
             apart = f"the devices would take more than {_MOST_APART:,} steps by themselves"
             yield f"--grad_sync_period {self.grad_sync_period}: {apart}; lower it"
 
-    @property
-    def quorum(self) -> int:
-        """Replicas that a round needs."""
-        return self.average_quorum or max(2, self.replicas - 1)
-
     def of_replica(self) -> PPOConfig:
         """The configuration of one of the run's replicas: its share of environments and devices."""
         return dataclasses.replace(
@@ -198,7 +193,7 @@ class PPOConfig(Configuration):
 
     def _problems_of_rounds(self) -> Iterator[str]:
         every, period, number = self.average_every, self.grad_sync_period, self.replicas
-        quorum = self.quorum
+        quorum = quorum_of(self.average_quorum, number)
         if not 2 <= quorum <= number:
             may = "2" if number == 2 else f"2 to {number}"
             yield f"--average_quorum {quorum} must be {may}, as --replicas says"
@@ -518,6 +513,11 @@ def from_json(kind: type[Config], data: Mapping[str, Any]) -> Config:
 def num_shards(config: PPOConfig) -> int:
     """Shards of the environments."""
     return config.env_shards or max(config.num_devices, config.acting_threads or 1)
+
+
+def quorum_of(average_quorum: int | None, replicas: int) -> int:
+    """Replicas that a round needs: without `--average_quorum` all but one, and at least two."""
+    return average_quorum or max(2, replicas - 1)
 
 
 def divisors_near(number: int, wanted: int) -> tuple[int, ...]:

@@ -176,6 +176,8 @@ def test_every_flag_may_stand_in_a_config_file(tmp_path, item):
     texts = {bool: str(value).lower(), tuple: "[]", str: f'"{value}"', type(Path()): '"g"'}
     file = tmp_path / "mine.toml"
     text = texts.get(type(value), value if value is not None else '"1"')
+    if item.name == "merge_objective":
+        text = '"success=1"\nmerge_policy = "eval_gate"'
     file.write_text(f"{item.name} = {text}\n")
     assert parse(BottomUpConfig, ["--config", str(file)]).origins[item.name] == "config file"
 
@@ -240,7 +242,7 @@ def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, capsys):
 )
 def test_the_programs_that_train_are_commands_with_the_same_flags(monkeypatch, word, kind):
     seen = []
-    monkeypatch.setattr(cli, "train_graph", lambda config: seen.append(config) or 0)
+    monkeypatch.setitem(cli.PROGRAMS, word, (kind, lambda config: seen.append(config) or 0))
     assert cli.main([word, "exp/demo", "--lr", "3e-4", "--no-use_wandb"]) == 0
     assert seen == [parse(kind, ["--graph-path=exp/demo", "--lr=3e-4"])]
 
@@ -249,6 +251,6 @@ def test_an_interrupted_training_says_how_to_go_on(monkeypatch, capsys):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "train_graph", interrupted)
+    monkeypatch.setitem(cli.PROGRAMS, "train", (BottomUpConfig, interrupted))
     assert cli.main(["train", "exp/my demo"]) == EXIT_INTERRUPTED
     assert "To go on: flowrl train 'exp/my demo'" in capsys.readouterr().err

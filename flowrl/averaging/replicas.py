@@ -20,7 +20,7 @@ from functools import partial
 from flowrl import storage
 from flowrl.averaging.rounds import Offer, Round, Rounds, closes_after, fold, pooled
 from flowrl.averaging.rules import OuterStep, Rule
-from flowrl.config import PPOConfig, TrainConfig, to_argv
+from flowrl.config import PPOConfig, TrainConfig, quorum_of, to_argv
 from flowrl.errors import (
     EXIT_DISK_FULL,
     EXIT_DIVERGED,
@@ -88,6 +88,7 @@ class Averager:
         self, config: PPOConfig, paths: RunPaths, start: Callable[[int], subprocess.Popen[bytes]]
     ) -> None:
         self._config, self._paths, self._start = config, paths, start
+        self._quorum = quorum_of(config.average_quorum, config.replicas)
         self._steps = config.num_envs * config.num_steps  # of one update, by all replicas
         self._counted = time.monotonic()  # until when time counts in the newest round's seconds
         self._rounds = Rounds(paths.rounds)
@@ -153,10 +154,10 @@ class Averager:
                 self._processes[replica] = self._start(replica)
                 continue
             left = sum(deaths < _TRIES for deaths in self._deaths.values())
-            if left < self._config.quorum or replica == 0:
+            if left < self._quorum or replica == 0:
                 raise _ERRORS.get(code, FlowrlError)(
                     f"{why} (replica {replica}; {left} of {len(self._processes)} are left, and a "
-                    f"round needs {self._config.quorum} of them and replica 0)"
+                    f"round needs {self._quorum} of them and replica 0)"
                 )
         return None
 
@@ -178,7 +179,7 @@ class Averager:
             [*self._arrived.values()],
             last=base.arrivals,
             replicas=self._config.replicas,
-            quorum=self._config.quorum,
+            quorum=self._quorum,
             deadline=self._config.average_deadline,
         )
         return time.monotonic() - self._began >= closing

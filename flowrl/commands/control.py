@@ -222,7 +222,7 @@ class CancelCommand(OneSkillCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class PruneCommand(OneSkillCommand):
-    """End a skill's run with what it has; that counts like the result of a whole run.
+    """End a skill's run with what it has, as if it were whole.
 
     Examples:
       flowrl prune exp/demo "Collect Iron"

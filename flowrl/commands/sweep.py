@@ -84,7 +84,7 @@ _MODULES = {"random": "", "grid": "", **dict.fromkeys(("cooled", "protein", "car
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(BottomUpConfig):
-    """Tune the hyper-parameters of one skill by trials, which are ordinary runs.
+    """Tune one skill's hyper-parameters by trials: ordinary runs.
 
     Examples:
       flowrl sweep exp/demo --skill "Collect Drink" --vary lr=log:1e-4:1e-2 --total_timesteps 300k

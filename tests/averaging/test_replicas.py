@@ -21,7 +21,7 @@ from flowrl import storage
 from flowrl.averaging.replicas import share_of_devices
 from flowrl.averaging.rounds import Round, Rounds, fold
 from flowrl.averaging.rules import OuterStep, Rule
-from flowrl.config import PPOConfig, TrainConfig, to_argv
+from flowrl.config import PPOConfig, TrainConfig, quorum_of, to_argv
 from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE, ConfigError
 from flowrl.parallel.executor import _saved
 from flowrl.paths import RunPaths
@@ -245,8 +245,8 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
 
 
 def test_the_quorum_is_all_but_one_and_two_at_least():
-    assert [config_of(n, 1).quorum for n in (2, 3, 4, 8)] == [2, 2, 3, 7]
-    assert config_of(8, 1, average_quorum=4).quorum == 4
+    assert [quorum_of(None, n) for n in (2, 3, 4, 8)] == [2, 2, 3, 7]
+    assert quorum_of(4, 8) == 4
 
 
 @pytest.mark.parametrize(("more", "rounds"), [(0, 2), (1, 3)])

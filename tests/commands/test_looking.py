@@ -205,4 +205,4 @@ def test_an_unknown_command_is_answered_with_the_closest(capsys):
     assert cli.main(["statsu"]) == 2
     assert "there is no command 'statsu'; closest is 'status'" in capsys.readouterr().err
     assert cli.main(["xyzzy"]) == 2
-    assert "there are train, sequential, add, status" in capsys.readouterr().err
+    assert "there are train, sequential, sweep, add, status" in capsys.readouterr().err
