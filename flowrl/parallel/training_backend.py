@@ -149,6 +149,27 @@ class JobBuilder:
         return self._pinned[folder]
 
 
+def reopened(
+    paths: RunPaths, run_id: str | None, opened: Callable[[], PreparedRun]
+) -> PreparedRun | None:
+    """Run `run_id`, whose folder stays as it is, as `opened` returns it; None without it.
+
+    A process whose run has no whole record is asked to end: its result could not be merged.
+
+    Raises:
+      FileRefusedError: the run's record is damaged.
+    """
+    try:
+        prepared = opened()
+    except FileRefusedError as error:
+        if not is_transient(error) and lock_held(paths.folder):
+            request_stop(paths.folder.resolve())
+        if paths.run_json.exists():
+            raise
+        return None
+    return prepared if prepared.run.run_id == run_id else None
+
+
 class TrainingBackend:
     """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
 
@@ -208,20 +229,11 @@ class TrainingBackend:
         return self._job(resumed, request)
 
     def reopen(self, request: RunRequest) -> Job | None:
-        """The job of a run whose folder stays as it is; None without the folder.
-
-        A process whose run has no whole record is asked to end: its result could not be merged.
-        """
+        """The job of a run whose folder stays as it is; None without the folder."""
         paths = self._layout.run(request.expert, request.skill)
-        try:
-            prepared = open_training_run(self._layout, request.expert, request.skill)
-        except FileRefusedError as error:
-            if not is_transient(error) and lock_held(paths.folder):
-                request_stop(paths.folder.resolve())
-            if paths.run_json.exists():
-                raise
-            return None
-        return self._job(prepared, request) if prepared.run.run_id == request.run_id else None
+        opened = partial(open_training_run, self._layout, request.expert, request.skill)
+        prepared = reopened(paths, request.run_id, opened)
+        return self._job(prepared, request) if prepared else None
 
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Merge the run's experts into the global checkpoint, exactly once."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from flowrl import storage
@@ -27,14 +28,13 @@ from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, check_digest
 from flowrl.judging.objectives import read_curve
 from flowrl.launchers.base import Job
-from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.parallel.events import NewSkill, RunRequest, StopMode, Verb
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.run_folder import PreparedRun, clear_for_launch, read_own_run
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import FRESH, Active, Completed, Failed, Running, Waiting
-from flowrl.parallel.training_backend import JobBuilder
+from flowrl.parallel.training_backend import JobBuilder, reopened
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.runs import RunResult, read_result, read_run, write_run
@@ -147,16 +147,10 @@ class TrialBackend:
 
     def reopen(self, request: RunRequest) -> Job | None:
         """The job of a trial whose folder stays as it is; None without one of this attempt."""
-        paths = self._sweep.run(request.expert)
-        try:
-            prepared = self._opened(request)
-        except FileRefusedError as error:
-            if not is_transient(error) and lock_held(paths.folder):
-                request_stop(paths.folder.resolve())
-            if paths.run_json.exists():
-                raise
-            return None
-        return self._job(prepared, request) if prepared.run.run_id == request.run_id else None
+        prepared = reopened(
+            self._sweep.run(request.expert), request.run_id, partial(self._opened, request)
+        )
+        return self._job(prepared, request) if prepared else None
 
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Take the result as it is: the experts of a trial stay in its folder."""
