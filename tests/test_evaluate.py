@@ -42,7 +42,7 @@ def test_a_name_is_shown_as_it_is(name, monkeypatch, capsys):
     )
     monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: found)
     command = EvaluateCommand(graph_path=Path("g"), skill=name, at_least=0.8)
-    assert command.report() == 1
+    assert command.work() == 1
     title, line = capsys.readouterr().out.splitlines()
     assert title.startswith(f"{name}: 4 episodes of the experts of generation 2")
     assert line.startswith(f"1 x {name}, expert 7: 75.0% succeed (95 % interval 30.0% to 95.0%)")

@@ -1,17 +1,20 @@
 """`flowrl evaluate`, its flags and output: a leaf, because the work loads jax.
 
-The work runs skill code, so a process of its own does it, confined like a trainer:
-`python -m flowrl.commands.evaluate FLAGS`, where FLAGS is the command in JSON.
+Playing runs skill code, so a process of its own does it, confined like a trainer:
+`python -m flowrl.commands.evaluate MODULE CLASS FIELDS`, with the fields of a dataclass in JSON.
+`flowrl judge` and `flowrl sweep` play by the same `confined_run`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from flowrl import config as configs
 from flowrl import console
@@ -53,14 +56,11 @@ class EvaluateCommand(ReportCommand):
         """
         layout = existing_graph(self.graph_path.absolute())
         run = read_run(ExpertStore(layout).archive_of(self.skill))
-        flags = json.dumps(records.to_json(replace(self, graph_path=layout.root)))
-        words, env = confined_child(
-            layout, run, "flowrl.commands.evaluate", flags, how=self.sandbox
-        )
-        child = subprocess.run(words, env=env, check=False, start_new_session=True)
-        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+        order = replace(self, graph_path=layout.root)
+        code = confined_run(order, layout, run, how=self.sandbox).returncode
+        return code if code >= 0 else 128 - code
 
-    def report(self) -> int:
+    def work(self) -> int:
         """Evaluate and print in this process."""
         from flowrl.evaluate import evaluate
 
@@ -82,23 +82,39 @@ class EvaluateCommand(ReportCommand):
         return 0 if found.success_rate >= self.at_least else 1
 
 
-def confined_child(
-    layout: GraphPaths, run: TrainingRun, module: str, flags: str, *, how: Sandbox
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Words and environment of a process that plays a run's plan and sees the graph read-only."""
+class ConfinedWork(Protocol):
+    """A dataclass at the top of a module; its fields are JSON."""
+
+    def work(self) -> int:
+        """Do it in this process; returns the exit code."""
+        ...
+
+
+def confined_run(
+    order: ConfinedWork,
+    layout: GraphPaths,
+    run: TrainingRun,
+    *,
+    how: Sandbox,
+    stdout: int | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Let a confined process do what plays a run's plan; it sees the graph, read-only."""
     confined = sandbox.confinement(how, layout.root)
     env = sandbox.confined_env(sandbox.child_env())
     config = configs.from_json(PPOConfig, run.config)
     cache = sandbox.compile_cache(config.compile_cache, env).absolute()
     around = confined.around(None, cwd=Path.cwd(), env=env, cache=cache, reads_graph=True)
-    return (*around, sys.executable, "-m", module, flags), env
+    kind, fields = type(order), json.dumps(records.to_json(order))
+    words = (*around, sys.executable, "-m", __name__, kind.__module__, kind.__name__, fields)
+    return subprocess.run(words, env=env, check=False, start_new_session=True, stdout=stdout)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out a command that `EvaluateCommand` has handed on; returns the exit code."""
-    command = records.from_json(EvaluateCommand, json.loads(argv[0]))
+    """Do the work that `confined_run` orders; returns the exit code."""
+    module, name, fields = argv
+    order = records.from_json(getattr(importlib.import_module(module), name), json.loads(fields))
     console.start_logging()
-    return console.guarded(command.report)
+    return console.guarded(order.work)
 
 
 if __name__ == "__main__":

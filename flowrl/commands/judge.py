@@ -1,7 +1,7 @@
 """`flowrl judge`, its flags and output: a leaf, because judges load jax or a client.
 
-Episodes run skill code, so a process of its own plays them, confined like a trainer:
-`python -m flowrl.commands.judge FLAGS`. It writes a recording; this process reads it and judges.
+Episodes run skill code, so a confined process of its own plays them and writes a recording; this
+process reads it and judges.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
 
-from flowrl import console, storage
+from flowrl import storage
 from flowrl.arguments import ReportCommand
-from flowrl.commands.evaluate import confined_child
+from flowrl.commands.evaluate import confined_run
 from flowrl.commands.repair import existing_graph
 from flowrl.config import Positive, Sandbox
 from flowrl.errors import ConfigError, FlowrlError
@@ -129,12 +130,22 @@ class JudgeCommand(ReportCommand):
             return (self.judge,)
         return ("rule", "logistic", "transformer", *(["openai"] if self.base_url else []))
 
-    def record(self) -> int:
-        """Play in this process and write the recording to the standard output."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordEpisodes:
+    """The order to play episodes of a skill's plan and to write the recording to stdout."""
+
+    graph_path: Path
+    skill: str
+    episodes: Positive
+    seed: int
+
+    def work(self) -> int:
+        """Play in this process."""
         from flowrl.evaluate import record
 
-        (skill,) = self.skills
-        found = record(GraphPaths(self.graph_path), skill, episodes=self.episodes, seed=self.seed)
+        paths = GraphPaths(self.graph_path)
+        found = record(paths, self.skill, episodes=self.episodes, seed=self.seed)
         sys.stdout.buffer.write(found.to_bytes())
         return 0
 
@@ -269,12 +280,12 @@ class _Judging:
 
     def _recorded(self, run: TrainingRun) -> Recording:
         """Episodes of a run's plan, played by a process of their own."""
-        flags = replace(self._flags, graph_path=self._layout.root, skills=(run.skill,))
-        told, how = json.dumps(records.to_json(flags)), self._flags.sandbox
-        words, env = confined_child(self._layout, run, "flowrl.commands.judge", told, how=how)
-        child = subprocess.run(
-            words, env=env, check=False, start_new_session=True, stdout=subprocess.PIPE
+        flags, root = self._flags, self._layout.root
+        order = RecordEpisodes(
+            graph_path=root, skill=run.skill, episodes=flags.episodes, seed=flags.seed
         )
+        how = self._flags.sandbox
+        child = confined_run(order, self._layout, run, how=how, stdout=subprocess.PIPE)
         if child.returncode:
             raise FlowrlError(f"the episodes of {run.skill} could not be played; see above")
         return Recording.from_bytes(run.skill, child.stdout)
@@ -316,14 +327,3 @@ def _line(one: Calibration) -> str:
     if one.changes is not None:
         figures += f", moved by {one.changes.instructed:.2f} where a text demands it"
     return f"{head}: {figures}; {'advisory, decides nothing' if one.advisory else 'trusted'}"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Carry out a command that `JudgeCommand` has handed on; returns the exit code."""
-    command = records.from_json(JudgeCommand, json.loads(argv[0]))
-    console.start_logging()
-    return console.guarded(command.record)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

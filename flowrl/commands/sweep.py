@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from flowrl import bottomup_parallel as training
 from flowrl import config as configs
-from flowrl import console, notices
+from flowrl import notices
 from flowrl.arguments import count
-from flowrl.commands.evaluate import confined_child
+from flowrl.commands.evaluate import confined_run
 from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, ScheduleConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
 from flowrl.experts.merge import MERGE_RULES
@@ -79,6 +79,7 @@ _SCHEDULE = ScheduleConfig(
     max_retries=1, min_success_rate=0.0, slot_minutes=0.0, scheduler_poll_interval=2.0
 )
 _EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
+_COUNTS = tuple[Annotated[int, records.within(0, _EPISODES)], ...]
 _MODULES = {"random": "", "grid": "", **dict.fromkeys(("cooled", "protein", "carbs"), "sklearn")}
 
 
@@ -251,42 +252,39 @@ def evaluate_trials(sweep: Sweep, tried: Sequence[Tried], config: SweepConfig) -
     if not left:
         return
     run = read_run(sweep.run(left[0]))
-    order = {"sweep": str(sweep.paths.root.absolute()), "numbers": left, "seed": _FRESH_SEED}
-    words, env = confined_child(
-        GraphPaths(sweep.paths.root.absolute()),
-        run,
-        "flowrl.commands.sweep",
-        json.dumps(order),
-        how=config.launch.sandbox,
-    )
-    with subprocess.Popen(
-        words, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as child:
-        for line in child.stdout or ():
-            number, successes = map(int, line.split())
-            found = TrialEvaluation(episodes=_EPISODES, successes=successes)
-            records.write(_evaluation(sweep, number), found)
+    root = sweep.paths.root.absolute()
+    order = EvaluateTrials(sweep=root, numbers=tuple(left), seed=_FRESH_SEED)
+    how = config.launch.sandbox
+    child = confined_run(order, GraphPaths(root), run, how=how, stdout=subprocess.PIPE)
     if child.returncode:
         raise LaunchError(f"the evaluation of trials ended with {child.returncode}; start again")
+    try:
+        last = child.stdout.rpartition(b"\n")[2]
+        found = dict(zip(left, records.from_json(_COUNTS, json.loads(last)), strict=True))
+    except ValueError as error:
+        raise LaunchError(f"the evaluation of trials is malformed: {error}") from error
+    for number, successes in found.items():
+        evaluation = TrialEvaluation(episodes=_EPISODES, successes=successes)
+        records.write(_evaluation(sweep, number), evaluation)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Evaluate trials, as `evaluate_trials` orders; prints number and successes of each."""
-    order = json.loads(argv[0])
-    console.start_logging()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateTrials:
+    """The order to let trials' experts play; the last line has their successes, a JSON list."""
 
-    def work() -> int:
+    sweep: Path
+    numbers: tuple[Natural, ...]
+    seed: int
+
+    def work(self) -> int:
+        """Play in this process."""
         from flowrl.evaluate import evaluate_runs
 
-        sweep = open_sweep(SweepPaths(Path(order["sweep"])))
-        places = [sweep.run(number) for number in order["numbers"]]
-        found = evaluate_runs(places, episodes=_EPISODES, seed=order["seed"])
-        for number, report in zip(order["numbers"], found, strict=True):
-            sys.stdout.write(f"{number} {report.steps[-1].successes}\n")
-            sys.stdout.flush()
+        sweep = open_sweep(SweepPaths(self.sweep))
+        places = [sweep.run(number) for number in self.numbers]
+        found = evaluate_runs(places, episodes=_EPISODES, seed=self.seed)
+        sys.stdout.write("\n" + json.dumps([report.steps[-1].successes for report in found]))
         return 0
-
-    return console.guarded(work)
 
 
 def _evaluation(sweep: Sweep, number: int) -> Path:
@@ -489,7 +487,3 @@ def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
                 f"--{name} is not what {sweep.paths.root} was begun with; leave it out, or choose "
                 "another --name"
             )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

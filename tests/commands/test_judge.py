@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 
 import pytest
 
 from flowrl import cli
 from flowrl.commands import judge as command
-from flowrl.commands.judge import JudgeCommand, JudgeReport
+from flowrl.commands.evaluate import confined_run
+from flowrl.commands.judge import JudgeReport
 from flowrl.judging import calibration
 from flowrl.judging.calibration import _DEMAND
-from flowrl.launchers import sandbox
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_library
@@ -187,9 +189,35 @@ def test_an_endpoint_that_refuses_the_key_is_one_line(graph, endpoint, capsys):
     assert KEY not in line
 
 
-def test_the_process_that_plays_does_not_know_the_key(graph, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    run = read_run(graph.archive(0, WOOD))
-    words, env = command.confined_child(graph, run, "m", "{}", how="none")
-    assert KEY not in f"{words} {env} {sandbox.child_env()}"
-    assert "OPENAI_API_KEY" not in JudgeCommand.__dataclass_fields__
+def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph, endpoint, monkeypatch):
+    started = []
+
+    def run(words, *, env, **_):
+        started.append(f"{words} {env}")
+        return subprocess.CompletedProcess(words, 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    words = ["--judge", "rule", "--base_url", "http://x/v1?api_key=hunter2", "--sandbox", "none"]
+    assert cli.main(["judge", str(graph.root), *words]) == 1
+    (told,) = started
+    assert "RecordEpisodes" in told
+    assert KEY not in told
+    assert "hunter2" not in told
+
+
+@dataclass(frozen=True)
+class Say:
+    """An order to print a text and to end with an exit code."""
+
+    text: str
+    code: int
+
+    def work(self) -> int:
+        sys.stdout.write(self.text)
+        return self.code
+
+
+def test_a_confined_process_does_what_an_order_says(graph):
+    order, run = Say(text='"; é', code=3), read_run(graph.archive(0, WOOD))
+    child = confined_run(order, graph, run, how="none", stdout=subprocess.PIPE)
+    assert (child.returncode, child.stdout.decode()) == (3, order.text)
