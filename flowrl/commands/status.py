@@ -25,6 +25,8 @@ from flowrl import notices, runs
 from flowrl.arguments import GraphArgument
 from flowrl.errors import EXIT_UNAVAILABLE, FileRefusedError, GraphError, closest
 from flowrl.experts.store import ExpertStore
+from flowrl.launchers import process
+from flowrl.launchers.run_status import lock_held
 from flowrl.parallel.events import PAUSED, StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
 from flowrl.parallel.outcomes import CANCELLED
@@ -66,7 +68,7 @@ _STOP_REASONS = {
     "yield": "asked to end: other skills wait for its slot",
 }
 ENDED = frozenset({"completed", "failed", "held", "blocked"})
-
+_ENDED = "ended"  # the phase of a run whose end no scheduler has seen
 
 _OF_STATE = (
     "skill",
@@ -140,8 +142,9 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
     warnings = [*filter(None, [read_stop_mode(paths)]), *_notices(paths).values()]
     if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
         again = last_command(paths)
-        live = "runs go on; " if any(row.status == "running" for row in rows) else ""
-        warnings.append(f"no scheduler: {live}nothing is started or merged until {again}")
+        live = any(row.status == "running" and row.phase != _ENDED for row in rows)
+        goes_on = "runs go on; " if live else ""
+        warnings.append(f"no scheduler: {goes_on}nothing is started or merged until {again}")
     if any(row.status == "held" and row.why == PAUSED for row in rows):
         resume = f"to go on with paused skills: flowrl resume {shlex.quote(root)} --all"
         warnings.append(f"{resume}, then {last_command(paths)}" if all_ended(rows) else resume)
@@ -297,7 +300,7 @@ class SkillRow:
     attempt: int | None
     session: str | None = None
     devices: tuple[str, ...] = ()
-    phase: str | None = None  # of a running trainer: compiling, training, saving
+    phase: str | None = None  # of a run: compiling, training, saving, ended
     steps_per_second: float | None = None
     success_rate: float | None = None  # of the plan's last step
     step_success: tuple[float, ...] = ()
@@ -373,12 +376,14 @@ def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> Ski
     facts = {name: line[name] for name in _OF_STATE if name in line}
     seconds, waits = line.get("wall_seconds"), _waits(line)
     if line["status"] == "running":
+        ended = _has_ended(paths, line)
         seconds = (datetime.now(UTC) - datetime.fromisoformat(line["since"])).total_seconds()
         progress = _progress(paths, line)
         if progress is not None:
             facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
             waits = progress.waits_for
             facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
+        facts |= {"phase": _ENDED, "steps_per_second": None, "eta_seconds": None} if ended else {}
     below = line["status"] == "completed" and line["success_rate"] < line.get("goal", 0.0)
     weak = [line["skill"]] if below else completed & set(line.get("blocked_by", ()))
     graph = shlex.quote(printable(str(paths.root)))
@@ -395,6 +400,18 @@ def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> Ski
         why="; ".join(filter(None, [why, more])),
         log=tuple(line.get("log", ())),
     )
+
+
+def _has_ended(paths: GraphPaths, line: Mapping[str, Any]) -> bool:
+    """Whether no process of a launched run lives, which a scheduler may not have noticed yet."""
+    handle = line.get("handle") or {}
+    pid, start_time = handle.get("pid"), handle.get("start_time")
+    if not start_time:
+        return False
+    with suppress(OSError):  # it cannot be looked at now
+        folder = paths.run(line["expert"], line["skill"]).folder
+        return not (process.alive(pid, start_time) or lock_held(folder))
+    return False
 
 
 def _waits(line: Mapping[str, Any]) -> str:

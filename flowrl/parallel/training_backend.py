@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -34,11 +35,14 @@ from flowrl.parallel.run_folder import (
 from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
-from flowrl.runs import RunResult, read_result, read_run
+from flowrl.runs import RunResult, TrainingRun, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.settings import SkillConfig, for_skill
 from flowrl.storage import records
 
+logger = logging.getLogger(__name__)
+_MORE = "flowrl train-more"  # the origin of the steps that it asked for
+_OF_BUDGET = ("total_timesteps", "average_every", "grad_sync_period")  # what is left changes them
 # A run that takes longer hangs, although it reports progress; --run_timeout overrules this.
 _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
 
@@ -200,6 +204,7 @@ class TrainingBackend:
             live=partial(live_runs, layout),
         )
         self._store = ExpertStore(layout)
+        self._compared: set[str] = set()  # runs whose settings were compared with this start's
         self._rule = merge_rule(config.graph)
 
     def prepare(self, request: RunRequest) -> Job:
@@ -207,7 +212,7 @@ class TrainingBackend:
 
         config.json says with which flags the newest run was made.
         """
-        asked = {"total_timesteps": "flowrl train-more"} if request.more_frames else {}
+        asked = {"total_timesteps": _MORE} if request.more_frames else {}
         prepared = prepare_training_run(
             layout=self._layout,
             graph=self.graph,
@@ -229,11 +234,17 @@ class TrainingBackend:
         return self._job(resumed, request)
 
     def reopen(self, request: RunRequest) -> Job | None:
-        """The job of a run whose folder stays as it is; None without the folder."""
+        """The job of a run whose folder stays as it is; None without the folder.
+
+        It keeps its own settings; a warning says which ones this start would give it.
+        """
         paths = self._layout.run(request.expert, request.skill)
         opened = partial(open_training_run, self._layout, request.expert, request.skill)
         prepared = reopened(paths, request.run_id, opened)
-        return self._job(prepared, request) if prepared else None
+        if prepared is None:
+            return None
+        self._say_other_settings(prepared.run)
+        return self._job(prepared, request)
 
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Merge the run's experts into the global checkpoint, exactly once."""
@@ -278,6 +289,21 @@ class TrainingBackend:
 
     def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
         return self._jobs.job(prepared, request)
+
+    def _say_other_settings(self, run: TrainingRun) -> None:
+        """Warn once of a run that goes on with other settings than those of this start."""
+        if run.run_id in self._compared:
+            return
+        self._compared.add(run.run_id)
+        now = configs.flags(self._of(run.skill).ppo)
+        own = configs.flags(configs.from_json(PPOConfig, run.config))
+        limited = self._config.schedule.skill_timesteps_budget is not None
+        free = _OF_BUDGET if limited or run.origins.get("total_timesteps") == _MORE else ()
+        names = [name for name in now if own[name] != now[name] and name not in free]
+        if names:
+            said = ", ".join(f"--{name} {own[name]}, not {now[name]}" for name in names)
+            why = "its run goes on as it was begun"
+            logger.warning("%s: %s, with %s; its next run has the new flags", run.skill, why, said)
 
     def _trained(self) -> dict[str, int]:
         experts = self._store.manifest().experts

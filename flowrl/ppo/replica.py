@@ -32,6 +32,7 @@ from flowrl.ppo.progress import Reporter
 from flowrl.ppo.rollout import RolloutState
 from flowrl.ppo.trainer import open_run, prepare, use_compile_cache
 
+logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.02
 _NEVER = 2.0  # a share of success: the averager ends the run, for all replicas at once
 _SEEN = "episodes/"  # prefix of the names of an EpisodeLog's arrays
@@ -51,6 +52,12 @@ def run(config: TrainConfig) -> int:
     own = RunPaths(config.module_path.absolute().parent, 0).replica(number)
     storage.make_dir(own.folder)
     storage.remove_file(own.last_words)
+    own_envs, envs, replicas = (
+        config.ppo.of_replica().num_envs,
+        config.ppo.num_envs,
+        config.ppo.replicas,
+    )
+    logger.info("replica %d of %d: %d of %d environments", number, replicas, own_envs, envs)
     if number:
         logging.getLogger("flowrl").setLevel(logging.WARNING)  # replica 0 reports
         ppo = replace(config.ppo, use_wandb=False, use_tensorboard=False)

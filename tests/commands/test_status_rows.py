@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from flowrl.commands.status import all_ended, find_row, read_rows
+from flowrl.commands.status import all_ended, find_row, read_rows, screen
 from flowrl.errors import FileRefusedError, GraphError
+from flowrl.launchers.base import Handle
+from flowrl.launchers.process import start_time_of
 from flowrl.parallel.status import Blocked
 from flowrl.paths import GraphPaths
 from tests.commands.making import DONE, FAILED, HELD, WAITING, running, save, tell_progress
@@ -51,6 +56,27 @@ def test_a_running_skill_says_which_replicas_it_waits_for(tmp_path):
     tell_progress(layout.run(0, "A"), waits_for="replica 2, 3")
     (row,) = read_rows(layout)
     assert row.waits == "replica 2, 3"
+
+
+@pytest.mark.parametrize(
+    ("lives", "locked", "phase"),
+    [(True, False, "compiling"), (False, True, "compiling"), (False, False, "ended")],
+)
+def test_a_run_none_of_whose_processes_lives_is_not_in_training(tmp_path, lives, locked, phase):
+    """Its end may come while no scheduler sees it."""
+    time = start_time_of(os.getpid())
+    handle = Handle(
+        run_id="e0.a1.x", session="s", pid=os.getpid(), start_time=time + "0" * (not lives)
+    )
+    layout = save(tmp_path, ("A", replace(running(), handle=handle)))
+    tell_progress(layout.run(0, "A"))
+    with (layout.run(0, "A").folder / "run.lock").open("w") as lock:
+        if locked:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        (row,) = read_rows(layout)
+        text = " ".join(str(line) for line in screen(layout, [row]).renderables)
+    assert (row.phase, row.frames) == (phase, 512)
+    assert (row.eta_seconds is None, "runs go on" not in text) == (phase == "ended",) * 2
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"format": 2}', '{"format": 1}', "\x00"])

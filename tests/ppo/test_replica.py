@@ -84,6 +84,7 @@ def test_a_run_whose_replicas_are_killed_ends_as_one_whose_are_not(tmp_path):
     said = killed.communicate(timeout=limit(300))[1]
     assert killed.returncode == 0, said
     assert "signal 9 ended it" in said
+    assert all(f"replica {number} of 2: 8 of 16 environments" in said for number in range(2))
     results = [read_result(layout) for layout in layouts]
     contents = [[expert.content for expert in result.experts] for result in results]
     assert contents[0] == contents[1]

@@ -1,0 +1,42 @@
+"""A run keeps the settings with which it was begun, and a start with others says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrl import config
+from flowrl.config import BottomUpConfig
+from flowrl.launchers import sandbox
+from flowrl.parallel.events import RunRequest
+from flowrl.parallel.training_backend import TrainingBackend
+from flowrl.paths import GraphPaths
+from tests.parallel.making import GRAPH, WOOD
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--lr=3e-4", []),
+        ("--lr=1e-3 --no-anneal_lr", ["--lr 0.0003, not 0.001", "--anneal_lr True, not False"]),
+        ("--lr=3e-4 --total_timesteps=1M", ["--total_timesteps 10000000, not 1000000"]),
+        ("--lr=3e-4 --total_timesteps=1M --skill_timesteps_budget=1M", []),
+        ("--lr=3e-4 --max_parallel_skills=1", []),
+    ],
+)
+def test_a_start_with_other_flags_says_with_which_a_run_goes_on(
+    tmp_path, caplog, monkeypatch, words, said
+):
+    monkeypatch.setattr(sandbox, "_problem", lambda _: None)
+
+    def backend(words):
+        return TrainingBackend(
+            GraphPaths(tmp_path), config.parse(BottomUpConfig, words.split()), GRAPH
+        )
+
+    job = backend("--lr=3e-4").prepare(RunRequest(skill=WOOD, expert=0, attempt=1))
+    again = backend(words)
+    for _ in range(2):
+        again.reopen(RunRequest(skill=WOOD, expert=0, attempt=1, run_id=job.run_id))
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == bool(said)
+    assert all(text in warnings[0] for text in said)
