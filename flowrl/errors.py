@@ -119,6 +119,10 @@ class TrainingError(FlowrlError):
     exit_code = EXIT_DIVERGED
 
 
+class StalledError(FlowrlError):
+    """A call of a training takes too long."""
+
+
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _IO = frozenset({errno.EIO, errno.EROFS, errno.ESTALE})
 _LIMITS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})

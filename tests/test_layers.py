@@ -36,6 +36,8 @@ FLOORS = [
         "commands",
         "tuning",
         "bottomup_parallel",
+        "multiagent",
+        "independent",
     },
     {"bottomup", "cli", "orchestrator", "__main__"},
 ]
@@ -53,6 +55,7 @@ JAX_ROOMS = {
     "ppo",
     "ppo_flow",
     "evaluate",
+    "multiagent",
 }
 JAX_FILES = {
     "experts/checkpoint.py",

@@ -1,0 +1,1 @@
+"""Independent learners: many agents in one world, none of which shares anything with another."""

@@ -1,0 +1,168 @@
+"""Collecting beside learning: two callables, and the values that they hand to each other.
+
+The lag alone says which parameters act. With L_n the learner after epochs 0 to n - 1, epoch n is
+collected with L_n at lag 0; at lag 1 with L_{n-1}, and so while epoch n - 1 is learnt from. Threads
+decide when a call is made, never with which values. An epoch of C seconds of collecting and L of
+learning takes max(C, L) at best instead of C + L.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, NamedTuple
+
+from flowrl.errors import StalledError
+
+logger = logging.getLogger(__name__)
+Collect = Callable[[Any, Any, int], tuple[Any, Any]]
+"""(learner, collector, epoch) → (collector, experience)"""
+Learn = Callable[[Any, Any, int], tuple[Any, Any]]
+"""(learner, experience, epoch) → (learner, figures)"""
+
+
+class Boundary(NamedTuple):
+    """All that a run goes on from between two epochs."""
+
+    epoch: int  # epochs learnt from
+    learner: Any
+    collector: Any
+    experience: Any = None  # of epoch number `epoch`, if that is collected already, at lag 1
+
+
+class Call(NamedTuple):
+    """A call that one of the two sides makes."""
+
+    side: str  # collect or learn
+    epoch: int
+    function: Callable[[], tuple[Any, Any]]
+
+
+class Span(NamedTuple):
+    """When a side collected, learnt, or waited for the other; seconds of `time.perf_counter`."""
+
+    side: str
+    name: str
+    epoch: int
+    began: float
+    ended: float
+
+
+class Epoch(NamedTuple):
+    """An epoch that was learnt from."""
+
+    number: int  # from 0
+    experience: Any
+    figures: Any
+    after: Boundary
+    spans: tuple[Span, ...]
+
+
+class Threads:
+    """Makes calls: with `overlap` those of each side in a thread of its own, else all in one.
+
+    A call that takes longer than `stall_timeout` seconds is given up; its thread cannot be ended.
+    With `overlap`, the learner has `learner_threads` of this process's CPUs for itself, and the
+    collector the others; None lets both have all.
+    """
+
+    def __init__(
+        self, *, overlap: bool, stall_timeout: float, learner_threads: int | None = None
+    ) -> None:
+        cpus = sorted(os.sched_getaffinity(0))
+        own = cpus[:learner_threads] if overlap else cpus
+        self._learner = self._collector = _thread("learn", own)
+        if overlap:
+            self._collector = _thread("collect", cpus[len(own) :] or cpus)
+        self._timeout = stall_timeout
+        self._begun: list[Future[tuple[Any, Span]]] = []
+
+    def __enter__(self) -> Threads:
+        """Take calls until the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the threads, and wait for their end unless a call was given up."""
+        for thread in (self._learner, self._collector):
+            thread.shutdown(wait=all(each.done() for each in self._begun), cancel_futures=True)
+
+    def results(self, *calls: Call) -> list[tuple[Any, Span]]:
+        """Make all calls; returns what each returned, and when it was made.
+
+        Raises:
+          StalledError: one takes too long.
+          Exception: what the first of the calls that failed has raised, once all have ended.
+        """
+        sides = {"collect": self._collector, "learn": self._learner}
+        begun = self._begun = [sides[call.side].submit(_timed, call) for call in calls]
+        failed, others = wait(begun, timeout=self._timeout, return_when=FIRST_EXCEPTION)
+        if others and any(each.exception() for each in failed):
+            wait(others, timeout=self._timeout)
+        returned = [each.result() for each in begun if each.done()]  # raises what a call raised
+        for call, each in zip(calls, begun, strict=True):
+            if not each.done():
+                raise StalledError(
+                    f"epoch {call.epoch}: {call.side} takes longer than --stall_timeout "
+                    f"{self._timeout:g} seconds; mend the world, or give it more time"
+                )
+        return returned
+
+
+def run(
+    collect: Collect, learn: Learn, *, start: Boundary, epochs: int, lag: int, threads: Threads
+) -> Iterator[Epoch]:
+    """Collect every epoch and learn from it once, the last one too.
+
+    Both callables return finished values, and leave those that they are given as they are. None is
+    being called while an epoch is yielded.
+
+    Raises:
+      StalledError: a call takes too long.
+      Exception: what a callable raises.
+    """
+    here = start
+    while here.epoch < epochs:
+        n, learner, collector, experience = here
+        spans: tuple[Span, ...] = ()
+        if experience is None:
+            call = Call("collect", n, partial(collect, learner, collector, n))
+            (((collector, experience), span),) = threads.results(call)
+            spans = (span,)
+        calls = [Call("learn", n, partial(learn, learner, experience, n))]
+        if lag and n + 1 < epochs:
+            call = Call("collect", n + 1, partial(collect, learner, collector, n + 1))
+            calls.append(call)
+        ((learner, figures), span), *ahead = threads.results(*calls)
+        following = None
+        if ahead:
+            (((collector, following), other),) = ahead
+            spans += (other, _waiting(span, other))
+        here = Boundary(n + 1, learner, collector, following)
+        yield Epoch(n, experience, figures, here, (*spans, span))
+
+
+def _waiting(one: Span, other: Span) -> Span:
+    """The wait of the side that ended first."""
+    first, last = sorted((one, other), key=lambda span: span.ended)
+    return Span(first.side, "wait", first.epoch, first.ended, last.ended)
+
+
+def _timed(call: Call) -> tuple[Any, Span]:
+    place = f"{call.side}, epoch {call.epoch}, {threading.current_thread().name}"
+    logger.debug("begins: %s", place)
+    began = time.perf_counter()
+    values = call.function()
+    span = Span(call.side, call.side, call.epoch, began, time.perf_counter())
+    logger.debug("ended: %s", place)
+    return values, span
+
+
+def _thread(name: str, cpus: list[int]) -> ThreadPoolExecutor:
+    """One thread that runs on these CPUs."""
+    pin = partial(os.sched_setaffinity, 0, cpus)
+    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=pin)
