@@ -239,8 +239,6 @@ class GraphPaths:
 
     approvals = _Below("root", "approvals")
     """The approvals of skill code, one file per digest."""
-    stages = _Below("root", "stages.json")
-    """Which stages of `flowrl.orchestrator` have ended, and how."""
     stages_lock = _Below("root", "stages.lock")
     """Held by the only orchestrator of the folder."""
     judging = _Below("root", "judging")
