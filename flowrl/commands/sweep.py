@@ -114,7 +114,7 @@ class SweepConfig(BottomUpConfig):
     """Most trials side by side."""
     objective: str = "progress=1"
     """What a trial is scored by: weights and limits of success, progress, frames, seconds, steps,
-    such as success=1,frames=0.5,success>=0.8."""
+    return, such as success=1,frames=0.5,success>=0.8."""
     max_failures: Positive = 5
     """The search ends when so many trials have failed."""
     pruner: Pruner = "none"

@@ -21,7 +21,7 @@ _METRICS_BYTES = 1 << 28  # a line a second for a week, with 400 bytes each
 _LARGEST = 1e300
 _JUDGED = "quality"
 EPISODE_MEASURES = ("success", "return", "deaths")
-RUN_MEASURES = ("success", "progress", "frames", "seconds", "steps")
+RUN_MEASURES = ("success", "progress", "frames", "seconds", "steps", "return")
 _TERM = re.compile(r"(?P<name>[a-z]+)\s*(?P<sign>>=|<=|=)\s*(?P<value>[-+.0-9e]+)")
 
 
@@ -73,7 +73,6 @@ MEASURES: Mapping[str, Measure] = {
         Measure(name="return", unit="reward of an episode", worst=-10, best=40),
         Measure(name="deaths", unit="share of episodes", worst=1, best=0),
         Measure(name="steps", unit="timesteps for each success", worst=1e5, best=1, log=True),
-        Measure(name="satisfaction", unit="success of the target skill", worst=0, best=1),
         Measure(name=_JUDGED, unit="score of a calibrated judge", worst=0, best=1),
     )
 }
@@ -83,21 +82,14 @@ MEASURES: Mapping[str, Measure] = {
 class Objective:
     """A weighted mean of measures' scores, and limits that must be kept.
 
-    `least` and `most` are in the measures' own units. A judge's score is never the only measure
-    that weighs.
+    `limits` has measures, >= or <=, and figures in the measures' own units. A judge's score is
+    never the only measure that weighs.
     """
 
     weights: Mapping[str, float]
-    least: Mapping[str, float]
-    most: Mapping[str, float]
+    limits: tuple[tuple[str, str, float], ...]
 
     def __post_init__(self) -> None:
-        for name in (*self.weights, *self.least, *self.most):
-            if name not in MEASURES:
-                known = ", ".join(MEASURES)
-                raise ConfigError(
-                    f"no measure {name!r}{closest(name, MEASURES)}; choose of {known}"
-                )
         if any(weight < 0 or not math.isfinite(weight) for weight in self.weights.values()):
             raise ConfigError("a weight of an objective must be 0 or more, and finite")
         if not sum(weight for name, weight in self.weights.items() if name != _JUDGED):
@@ -108,9 +100,12 @@ class Objective:
 
     def broken(self, figures: Figures) -> list[str]:
         """Return the limits that the figures do not keep, for people."""
-        low = [(n, ">=", x) for n, x in self.least.items() if not _figure(figures, n) >= x]
-        high = [(n, "<=", x) for n, x in self.most.items() if not _figure(figures, n) <= x]
-        return [f"{name} is {figures[name]:g}, not {sign} {x:g}" for name, sign, x in low + high]
+        lines = []
+        for name, sign, limit in self.limits:
+            figure = _figure(figures, name)
+            if not (figure >= limit if sign == ">=" else figure <= limit):
+                lines.append(f"{name} is {figure:g}, not {sign} {limit:g}")
+        return lines
 
     def score(self, figures: Figures) -> float:
         """Return the weighted mean of the scores in [0, 1]; 0 if a limit is broken.
@@ -137,24 +132,27 @@ def parse_objective(text: str, *, measured: Sequence[str] = tuple(MEASURES)) -> 
     Raises:
       ConfigError: a term is malformed, or names no measure, or one that is not measured.
     """
-    parts: dict[str, dict[str, float]] = {"=": {}, ">=": {}, "<=": {}}
+    weights: dict[str, float] = {}
+    limits: list[tuple[str, str, float]] = []
     for term in text.split(","):
         found = _TERM.fullmatch(term.strip())
         try:
-            name, sign, value = found.groups() if found else ("", "", "")
-            parts[sign][name] = float(value)
-        except (KeyError, ValueError) as error:
+            name, sign, value = found["name"], found["sign"], float(found["value"])  # type: ignore[index]
+        except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"objective {text!r}: {term.strip()!r} is not measure=weight, measure>=limit or "
                 "measure<=limit; write success=1,deaths=0.5,success>=0.8"
             ) from error
-    objective = Objective(weights=parts["="], least=parts[">="], most=parts["<="])
-    for name in (*objective.weights, *objective.least, *objective.most):
         if name not in measured:
+            near = closest(name, measured)
             raise ConfigError(
-                f"objective {text!r}: {name} is not measured here; use {', '.join(measured)}"
+                f"objective {text!r}: {name} is not measured here{near}; use {', '.join(measured)}"
             )
-    return objective
+        if sign == "=":
+            weights[name] = value
+        else:
+            limits.append((name, sign, value))
+    return Objective(weights=weights, limits=tuple(limits))
 
 
 def read_curve(path: Path) -> tuple[CurvePoint, ...]:
@@ -221,6 +219,7 @@ def run_figures(
         "frames": frames,
         "seconds": seconds,
         "steps": curve[-1].episode_length / success if success else math.inf,
+        "return": curve[-1].episode_return,
     }
 
 

@@ -75,6 +75,7 @@ def test_a_run_measures_frames_to_its_goal():
     found = run_figures(curve, 0.9, budget_frames=1000, goal=0.8)
     assert (found["frames"], found["seconds"]) == (1000, 7.0)
     assert tuple(found) == RUN_MEASURES
+    assert found["return"] == 4.0
     assert found["steps"] == pytest.approx(50 / 0.9)
     never = run_figures(curve[:1], 0.0, budget_frames=1000, goal=0.8)
     assert (never["frames"], never["seconds"], never["steps"]) == (math.inf, math.inf, math.inf)
@@ -100,7 +101,8 @@ def test_an_objective_weighs_scores_and_keeps_limits():
         ("success=1e", "measure=weight"),
         ("success=-1", "0 or more"),
         ("success=1e999", "finite"),
-        ("succes=1", "success"),
+        ("succes=1", "closest is 'success'"),
+        ("satisfied>=1,success=1", "satisfied is not measured"),
         ("success>=0.5", "no judge"),
         ("quality=1", "no judge"),
         ("quality=1,success=0", "no judge"),
