@@ -5,7 +5,6 @@ A study holds no state of its own: it is made from the history at each proposal.
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,6 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, TPESampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from flowrl.errors import ConfigError
 from flowrl.tuning.space import Dimension, Point, SearchInput
 
 _POPULATION = 16  # trials of a generation
@@ -44,23 +42,14 @@ def _sampler(method: str, given: SearchInput) -> BaseSampler:
     seed = int(given.generator().integers(2**32))
     if method == "nsga2":
         return NSGAIISampler(seed=seed, population_size=_POPULATION)
-    if method == "tpe":
-        return TPESampler(seed=seed, constant_liar=True)
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("--method gp needs torch; install it, or use --method cooled")
-    return GPSampler(seed=seed)
+    return GPSampler(seed=seed) if method == "gp" else TPESampler(seed=seed, constant_liar=True)
 
 
 def _trials(given: SearchInput, values: int) -> list[FrozenTrial]:
-    known = [each.score for each in given.history if each.score is not None]
-    worst = min(known, default=0.0)
     ended = []
-    for index, each in enumerate(given.history):
-        score = worst if each.score is None else each.score
+    for index, (point, *told) in enumerate(given.told()):
         generation = {NSGAIISampler._get_generation_key(): index // _POPULATION}
-        ended.append(
-            _trial(given, each.point, values=[score, each.cost][:values], system_attrs=generation)
-        )
+        ended.append(_trial(given, point, values=told[:values], system_attrs=generation))
     return ended + [_trial(given, point, state=TrialState.RUNNING) for point in given.pending]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from importlib.util import find_spec
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,7 +14,11 @@ from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Spac
 
 Method = Literal["cooled", "protein", "carbs", "tpe", "gp", "nsga2", "random", "grid", "cleanrl"]
 Proposer = Callable[[SearchInput], Iterator[Point]]
-METHODS: tuple[Method, ...] = get_args(Method)
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("cooled", "protein", "carbs"), ("sklearn",)),
+    **dict.fromkeys(("tpe", "nsga2", "cleanrl"), ("optuna",)),
+    "gp": ("optuna", "torch"),
+}
 _SPREAD_PER_DIMENSION = 1.5  # first trials that fill the space, for each dimension and one
 _GRID = 4  # values of a dimension that has more than can be listed
 _MOST_LISTED = 16
@@ -55,6 +60,20 @@ def suggest(  # noqa: PLR0913 — all that a proposal depends on
         f"method {method} finds no point for trial {number} that a run admits; "
         "end the sweep, or change its dimensions or what they must divide"
     )
+
+
+def check_installed(method: Method) -> None:
+    """Make sure that the packages that a method needs are there.
+
+    Raises:
+      ConfigError: one is missing; says which.
+    """
+    for package in _PACKAGES.get(method, ()):
+        if find_spec(package) is None:
+            name = "torch" if package == "torch" else "'flowrl[sweep]'"
+            raise ConfigError(
+                f"--method {method} needs {package}; pip install {name}, or use --method random"
+            )
 
 
 def grid_points(space: Space) -> Iterator[Point]:

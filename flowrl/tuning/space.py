@@ -194,6 +194,20 @@ class SearchInput:
         """Return the randomness of this proposal, from the sweep's seed and the trial's number."""
         return np.random.default_rng([self.seed % 2**64, self.number])
 
+    def told(self) -> list[tuple[Point, float, float]]:
+        """Return point, score and cost of each trial that has ended, as a search takes them.
+
+        A failed trial has the worst score, and costs no less than the cheapest that ended well: a
+        point that fails at once is not a cheap one.
+        """
+        well = [(each.score, each.cost) for each in self.history if each.score is not None]
+        worst = min((score for score, _ in well), default=0.0)
+        least = min((cost for _, cost in well), default=1.0)
+        return [
+            (each.point, worst if each.score is None else each.score, max(each.cost, least))
+            for each in self.history
+        ]
+
 
 def read_space(path: Path, *, whole_graph: bool = False) -> Space:
     """Read a space from a TOML or JSON file.

@@ -72,12 +72,11 @@ class Models:
 
 
 def _models(given: SearchInput) -> Models:
-    """Fit the history; a failed trial has the worst score, a pending one what is expected."""
-    known = [each.score for each in given.history if each.score is not None]
-    worst = min(known, default=0.0)
-    points = np.array([given.space.to_unit(each.point) for each in given.history])
-    scores = np.array([worst if each.score is None else each.score for each in given.history])
-    costs = np.log([max(each.cost, _LEAST_COST) for each in given.history])
+    """Fit the history; a pending trial has the score and the cost that are expected."""
+    told = given.told()
+    points = np.array([given.space.to_unit(point) for point, _, _ in told])
+    scores = np.array([score for _, score, _ in told])
+    costs = np.log([max(cost, _LEAST_COST) for _, _, cost in told])
     if given.pending:
         pending = np.array([given.space.to_unit(point) for point in given.pending])
         expected = [fit(points, values).predict(pending)[0] for values in (scores, costs)]

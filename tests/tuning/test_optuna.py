@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from flowrl.errors import ConfigError
+from flowrl.tuning.search import check_installed
 from flowrl.tuning.space import Observation, SearchInput, parse_vary
 
 leaf = pytest.importorskip(
@@ -73,7 +74,15 @@ def test_gp_needs_torch():
         assert next(leaf.ask("gp", given(sweep("tpe", 12))))
         return
     with pytest.raises(ConfigError, match="--method gp needs torch"):
-        next(leaf.ask("gp", given([])))
+        check_installed("gp")
+
+
+def test_a_trial_that_failed_at_once_is_not_on_the_front():
+    history = sweep("nsga2", 12)
+    history[6] = Observation(number=6, point=history[6].point, score=None, cost=0.0)
+    told = leaf._trials(given(history), 2)
+    score, cost = told[6].values
+    assert any(each.values[0] > score and each.values[1] <= cost for each in told)
 
 
 def test_the_searching_of_a_space_loads_no_optional_package():

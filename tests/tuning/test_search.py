@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import random
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ METHODS = [
             reason=f"{_NEEDS.get(method)} is not installed",
         ),
     )
-    for method in search.METHODS
+    for method in get_args(search.Method)
 ]
 ADMITTED = replace(SPACE, base=PPOConfig())
 

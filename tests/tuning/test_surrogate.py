@@ -121,6 +121,15 @@ def test_a_failed_trial_is_not_repeated():
     assert best[0] < 0.6
 
 
+def test_a_trial_that_fails_at_once_is_not_a_cheap_one():
+    trials = history(hill, lambda **_: 1e6, count=12)
+    corner = {"gamma": 0.05, "gae_lambda": 0.95}
+    failed = Observation(number=12, point=corner, score=None, cost=0.0)
+    best = surrogate.ranked("cooled", given((*trials, failed), budget_left=1.0))[0]
+    assert np.linalg.norm(best - SPACE.to_unit(corner)) > 0.5
+    assert np.linalg.norm(best - [0.7, 0.2]) < 0.4
+
+
 def test_a_pending_point_is_not_proposed_again():
     trials = history(hill, lambda **_: 1.0)
     first = surrogate.ranked("cooled", given(trials))[0]
