@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import math
 import re
@@ -24,7 +23,6 @@ from flowrl.arguments import count
 from flowrl.commands.evaluate import confined_run
 from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, ScheduleConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
-from flowrl.experts.merge import MERGE_RULES
 from flowrl.judging.objectives import RUN_MEASURES, parse_objective
 from flowrl.launchers import sandbox
 from flowrl.parallel.recovery import recorded_config
@@ -36,7 +34,7 @@ from flowrl.parallel.skill_sources import (
     read_tuned,
     skill_configs,
 )
-from flowrl.parallel.training_backend import JobBuilder
+from flowrl.parallel.training_backend import JobBuilder, merge_rule
 from flowrl.paths import GraphPaths, SweepPaths, slug
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
@@ -53,7 +51,7 @@ from flowrl.tuning.outcome import (
     read_outcome,
 )
 from flowrl.tuning.pruning import Pruner
-from flowrl.tuning.search import Method, grid_points
+from flowrl.tuning.search import Method, check_installed, grid_points
 from flowrl.tuning.space import Space, parse_vary, read_space
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep, expert_number
 from flowrl.tuning.trials import (
@@ -80,7 +78,6 @@ _SCHEDULE = ScheduleConfig(
 )
 _EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
 _COUNTS = tuple[Annotated[int, records.within(0, _EPISODES)], ...]
-_MODULES = {"random": "", "grid": "", **dict.fromkeys(("cooled", "protein", "carbs"), "sklearn")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,8 +230,7 @@ def conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
     for each in ranked[:FINALISTS]:
         sys.stdout.write(f"trial {each.trial.number}: {each.score:.3f} ({each.trial.said})\n")
     if config.keep_winner and found:
-        rule = MERGE_RULES[config.graph.merge_policy]
-        sys.stdout.write(f"{keep_winner(graph, sweep, tried, found, rule=rule)}\n")
+        sys.stdout.write(f"{keep_winner(graph, sweep, tried, found, config=config)}\n")
     return 0 if ranked else 1
 
 
@@ -383,9 +379,10 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
     skill = config.skill or ""
     if skill not in graph.skills:
         raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
-    module = _MODULES.get(config.method, "optuna")
-    if module and importlib.util.find_spec(module) is None:
-        raise ConfigError(f"--method {config.method} needs {module}: pip install 'flowrl[sweep]'")
+    check_installed(config.method)
+    if config.confirm == 1:
+        raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
+    merge_rule(config.graph)  # refused now, or never
     parse_objective(config.objective, measured=RUN_MEASURES)
     trained = skill_configs(config, graph.skills)[skill]
     space = dataclasses.replace(read_dimensions(config), base=trained.ppo)

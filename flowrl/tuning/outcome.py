@@ -10,28 +10,33 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from scipy.special import stdtrit
 
 from flowrl import storage
-from flowrl.errors import BusyError
-from flowrl.experts.merge import MergeRule
+from flowrl.config import BottomUpConfig, flags
+from flowrl.errors import BusyError, ComparingError
 from flowrl.experts.store import ExpertStore
 from flowrl.judging.objectives import CurvePoint, read_curve
+from flowrl.launchers import sandbox
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.skill_sources import record_graph
-from flowrl.parallel.training_processor import process_completed_training
+from flowrl.parallel.training_backend import merge_rule
+from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive
+from flowrl.tuning.space import admissible
+from flowrl.tuning.sweep import expert_number
 from flowrl.tuning.trials import Sweep, Tried, confirming
 
 EVALUATION = "evaluation.json"
+_COMPARING_SECONDS = 0.5
 _SURE = 0.95  # that no point without effect is taken, of all that are compared
 
 
@@ -86,20 +91,25 @@ def read_outcome(sweep: Sweep) -> SweepOutcome | None:
 
 
 def decide(sweep: Sweep, tried: Sequence[Tried]) -> SweepOutcome:
-    """Compare the points that were trained again with the default."""
+    """Compare the points that were trained again with the default.
+
+    A seed with which either of the two failed is left out, since the machine may have failed it. A
+    point that has less than two seeds left is not compared.
+    """
     scores: dict[int | None, dict[int, float]] = {}
     points: dict[int | None, Mapping[str, Any]] = {}
     for each in confirming(tried):
-        repeats = each.trial.repeats
-        scores.setdefault(repeats, {})[each.trial.seed] = confirmed_score(sweep, each)
-        points[repeats] = each.trial.point
-    default = scores.get(None, {})
-    others = {trial: found for trial, found in scores.items() if trial is not None}
+        repeats, score = each.trial.repeats, confirmed_score(sweep, each)
+        if score is not None:
+            scores.setdefault(repeats, {})[each.trial.seed] = score
+            points[repeats] = each.trial.point
+    default = scores.pop(None, {})
     gains = []
-    for trial, found in others.items():
+    for trial, found in scores.items():
         pairs = [found[seed] - default[seed] for seed in sorted(found.keys() & default.keys())]
-        mean, low, high = paired_interval(pairs, share=1 - (1 - _SURE) / len(others))
-        gains.append(Gain(trial=trial, point=points[trial], mean=mean, low=low, high=high))
+        if len(pairs) > 1:
+            mean, low, high = paired_interval(pairs, share=1 - (1 - _SURE) / len(scores))
+            gains.append(Gain(trial=trial, point=points[trial], mean=mean, low=low, high=high))
     best = max((gain for gain in gains if gain.low > 0), key=lambda gain: gain.mean, default=None)
     return SweepOutcome(
         seeds=len(default),
@@ -109,14 +119,14 @@ def decide(sweep: Sweep, tried: Sequence[Tried]) -> SweepOutcome:
     )
 
 
-def confirmed_score(sweep: Sweep, each: Tried) -> float:
-    """The score of a trial whose success after its end is that in fresh worlds; 0 if it failed.
+def confirmed_score(sweep: Sweep, each: Tried) -> float | None:
+    """The score of a trial whose success after its end is that in fresh worlds; None if it failed.
 
     A run stops as soon as its episodes succeed often enough, so its last success says too much.
     """
     paths = sweep.run(each.trial.number)
     if each.score is None or not (paths.folder / EVALUATION).exists():
-        return 0.0
+        return None
     found = records.read(paths.folder / EVALUATION, TrialEvaluation)
     curve, success = read_curve(paths.metrics), found.successes / found.episodes
     last = curve[-1] if curve else CurvePoint(0, 0.0, 0.0, 0.0)
@@ -125,16 +135,12 @@ def confirmed_score(sweep: Sweep, each: Tried) -> float:
 
 
 def paired_interval(pairs: Sequence[float], *, share: float) -> tuple[float, float, float]:
-    """Return the mean of paired differences and its interval, by Student's t.
+    """Return the mean of two or more paired differences and its interval, by Student's t.
 
     >>> [round(each, 3) for each in paired_interval([0.1, 0.2, 0.3], share=0.95)]
     [0.2, -0.048, 0.448]
-    >>> paired_interval([0.1], share=0.95)
-    (0.1, -inf, inf)
     """
-    mean = statistics.fmean(pairs) if pairs else 0.0
-    if len(pairs) < 2:
-        return mean, -math.inf, math.inf
+    mean = statistics.fmean(pairs)
     error = statistics.stdev(pairs) / math.sqrt(len(pairs))
     half = float(stdtrit(len(pairs) - 1, 0.5 + share / 2)) * error
     return mean, mean - half, mean + half
@@ -146,7 +152,9 @@ def apply_winner(graph: GraphPaths, sweep: Sweep, found: SweepOutcome) -> str:
     if gain is None:
         return f"no point is confirmed better than the default; the defaults of {skill} stay"
     said = f"{gain.said} over the default's {found.default:.3f}, with {found.seeds} fresh seeds"
-    values = "".join(f"{key} = {json.dumps(value)}\n" for key, value in gain.point.items())
+    default, tuned = flags(sweep.base), flags(admissible(gain.point, sweep.base))  # as trained
+    point = {key: value for key, value in tuned.items() if value != default[key]} | gain.point
+    values = "".join(f"{key} = {json.dumps(value)}\n" for key, value in point.items())
     storage.make_dir(graph.tuned)
     text = f"# flowrl sweep --name {name}: {said}\n[{json.dumps(skill)}]\n{values}"
     storage.write_atomic(graph.tuned_file(skill), text)
@@ -161,34 +169,58 @@ def forget(graph: GraphPaths, skill: str) -> str:
 
 
 def keep_winner(
-    graph: GraphPaths, sweep: Sweep, tried: Sequence[Tried], found: SweepOutcome, *, rule: MergeRule
+    graph: GraphPaths,
+    sweep: Sweep,
+    tried: Sequence[Tried],
+    found: SweepOutcome,
+    *,
+    config: BottomUpConfig,
 ) -> str:
     """Merge the best expert of the confirmed point into the graph, once; returns a line.
 
-    The trial's folder is copied to where a run of the graph lies, and merged as one.
+    The trial's folder is copied to where a run of the graph lies, and merged as one, by the rule
+    that the flags say.
 
     Raises:
       BusyError: a scheduler trains the graph, or the skill has a run there; try again later.
       ResultRefusedError: the trial's result is damaged.
     """
-    of_winner = [each for each in confirming(tried) if each.trial.repeats == found.winner]
-    if found.winner is None or not of_winner:
+    if found.winner is None:
         return "no point is confirmed, so no expert is kept"
-    best = max(of_winner, key=lambda each: confirmed_score(sweep, each))
+    of_winner = [each for each in confirming(tried) if each.trial.repeats == found.winner]
+    best = max(of_winner, key=lambda each: confirmed_score(sweep, each) or 0.0)
     source, skill = sweep.run(best.trial.number), sweep.record.skill
     run, lock = read_run(source), DaemonLock(graph.daemon_lock)
     lock.acquire()
     try:
         if run.run_id not in ExpertStore(graph).manifest().merged:
+            if expert_number(graph, skill) != run.expert:
+                return (
+                    f"no expert is kept: the graph has numbered its experts since the sweep began, "
+                    f"and {run.expert} is not {skill}'s; flowrl train trains it as was confirmed"
+                )
             target = _copied(source, graph.run(run.expert, skill))
             record_graph(graph, sweep.base)
-            process_completed_training(target, skill, run.expert, graph.root, merge_policy=rule)
+            _merge(graph, target, skill, config)
     finally:
         lock.release()
     return f"expert {run.expert} of {skill} is that of trial {best.trial.number}"
 
 
-def _copied(source: RunPaths, target: RunPaths) -> Path:
+def _merge(graph: GraphPaths, run: RunPaths, skill: str, config: BottomUpConfig) -> None:
+    """Merge a run as a graph's own; waits for the comparison that the rule may ask for."""
+    confinement = sandbox.confinement(config.launch.sandbox, graph.root)
+    accounting, rule = config.ppo.frame_accounting, merge_rule(config.graph)
+    while True:
+        try:
+            merge_run(graph, run, skill, accounting=accounting, rule=rule, confinement=confinement)
+        except ComparingError:
+            time.sleep(_COMPARING_SECONDS)
+        else:
+            return archive_run(graph, run)
+
+
+def _copied(source: RunPaths, target: RunPaths) -> RunPaths:
     """Copy a trial's folder to where a run of the graph lies; of this very run it may be there."""
     if not target.folder.exists():
         building = target.folder.with_name(f".tmp-{target.folder.name}")
@@ -197,4 +229,4 @@ def _copied(source: RunPaths, target: RunPaths) -> Path:
         storage.commit_dir(building, target.folder)
     elif read_run(target).run_id != read_run(source).run_id:
         raise BusyError(f"{target.folder} is another run of the skill; let it end first")
-    return target.folder
+    return target

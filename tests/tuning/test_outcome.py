@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 
 import pytest
 
-from flowrl.config import BottomUpConfig, GraphConfig
-from flowrl.errors import BusyError, ConfigError
-from flowrl.experts.merge import frame_count
+from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig
+from flowrl.errors import BusyError, ComparingError, ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.skill_sources import read_tuned, skill_configs
+from flowrl.parallel.training_processor import merge_run
 from flowrl.paths import GraphPaths
 from flowrl.storage import records
+from flowrl.tuning import outcome
 from flowrl.tuning.outcome import (
     EVALUATION,
+    Gain,
     SweepOutcome,
     TrialEvaluation,
     apply_winner,
@@ -26,7 +29,7 @@ from flowrl.tuning.outcome import (
 )
 from flowrl.tuning.sweep import create_sweep, prepare_trial
 from flowrl.tuning.trials import Tried
-from tests.parallel.making import GRAPH, LIBRARY, WOOD, finish
+from tests.parallel.making import GRAPH, LIBRARY, WOOD, finish, train
 from tests.tuning.making import a_record, a_sweep, a_trial
 
 DEFAULT = (0.50, 0.52, 0.48, 0.51)
@@ -67,7 +70,19 @@ def test_the_luckiest_of_points_without_effect_does_not_win(tmp_path):
 
 def test_one_seed_confirms_nothing(tmp_path):
     sweep = a_sweep(tmp_path)
-    assert decide(sweep, confirming(sweep, {None: (0.1,), 7: (0.9,)})).winner is None
+    found = decide(sweep, confirming(sweep, {None: (0.1,), 7: (0.9,)}))
+    assert found.winner is None
+    records.write(sweep.paths.outcome_json, found)
+
+
+def test_a_seed_whose_default_failed_says_nothing(tmp_path):
+    sweep = a_sweep(tmp_path)
+    tried = confirming(sweep, {None: (*DEFAULT, 0.5), 7: (*DEFAULT, 0.5)})
+    failed = dataclasses.replace(tried[0].outcome, score=None, success=None, why="exit 1")
+    found = decide(sweep, [dataclasses.replace(tried[0], outcome=failed), *tried[1:]])
+    assert (found.seeds, found.winner) == (4, None)
+    assert found.default == pytest.approx(statistics.fmean((*DEFAULT[1:], 0.5)), abs=1e-3)
+    assert found.gains[0].mean == 0
 
 
 def test_the_interval_is_that_of_student():
@@ -100,6 +115,19 @@ def test_a_confirmed_point_becomes_the_settings_of_its_skill_alone(tmp_path):
     assert "has no settings of a sweep" in forget(graph, WOOD)
 
 
+def test_a_repair_of_minibatches_is_among_the_settings(tmp_path):
+    graph = GraphPaths(tmp_path / "graph")
+    steps = {"type": "int_uniform", "min": 17, "max": 99}
+    envs = {"type": "int_uniform", "min": 10, "max": 100}
+    sweep = a_sweep(graph.sweeps / "s", space={"num_envs": envs, "num_steps": steps})
+    gain = Gain(trial=7, point={"num_envs": 33, "num_steps": 65}, mean=0.2, low=0.1, high=0.3)
+    apply_winner(graph, sweep, SweepOutcome(seeds=3, default=0.5, gains=(gain,), winner=7))
+    tuned = config_of(graph).ppo
+    assert (tuned.num_envs, tuned.num_steps) == (33, 65)
+    assert tuned.num_minibatches != PPOConfig.num_minibatches
+    assert 33 * 65 % tuned.num_minibatches == 0
+
+
 def test_without_a_winner_nothing_is_written(tmp_path):
     graph = GraphPaths(tmp_path / "graph")
     none = SweepOutcome(seeds=3, default=0.5, gains=(), winner=None)
@@ -115,23 +143,60 @@ def test_settings_of_another_skill_are_refused(tmp_path):
         config_of(graph)
 
 
-def test_the_winners_expert_is_merged_once(tmp_path):
-    graph = GraphPaths(tmp_path / "graph")
+def won_sweep(graph: GraphPaths):
+    """A sweep whose one confirming trial has an expert, and its outcome."""
     sweep = create_sweep(a_sweep(graph.sweeps / "s").paths, a_record(), graph, GRAPH)
     trial = a_trial(0, 2e-3, 0.9, confirms=True, repeats=7)
     prepare_trial(sweep, GRAPH, trial.trial)
     finish(sweep.run(0), {0: 50})
-    won = SweepOutcome(seeds=3, default=0.5, gains=(), winner=7)
+    return sweep, trial, SweepOutcome(seeds=3, default=0.5, gains=(), winner=7)
+
+
+def test_the_winners_expert_is_merged_once(tmp_path):
+    graph = GraphPaths(tmp_path / "graph")
+    sweep, trial, won = won_sweep(graph)
     lock = DaemonLock(graph.daemon_lock)
     lock.acquire()
     with pytest.raises(BusyError):
-        keep_winner(graph, sweep, [trial], won, rule=frame_count)
+        keep_winner(graph, sweep, [trial], won, config=BottomUpConfig())
     lock.release()
     for _ in range(2):
-        said = keep_winner(graph, sweep, [trial], won, rule=frame_count)
+        said = keep_winner(graph, sweep, [trial], won, config=BottomUpConfig())
         assert said == "expert 0 of Collect Wood is that of trial 0"
     manifest = ExpertStore(graph).manifest()
     assert len(manifest.merged) == 1
     assert manifest.experts[0].skill == WOOD
     assert graph.archive(0, WOOD).result_json.exists()
     assert sweep.run(0).result_json.exists()
+
+
+def test_an_expert_whose_number_is_anothers_now_is_not_kept(tmp_path):
+    graph = GraphPaths(tmp_path / "graph")
+    sweep, trial, won = won_sweep(graph)
+    train(graph, "Collect Drink", 0, {}, acted={0: 50})
+    said = keep_winner(graph, sweep, [trial], won, config=BottomUpConfig())
+    assert "0 is not Collect Wood's" in said
+    assert not graph.run(0, WOOD).folder.exists()
+    assert ExpertStore(graph).manifest().experts[0].skill == "Collect Drink"
+
+
+def test_the_rule_of_the_graph_decides_whether_the_winner_is_kept(tmp_path, monkeypatch):
+    graph = GraphPaths(tmp_path / "graph")
+    sweep, trial, won = won_sweep(graph)
+    graph_config = GraphConfig(merge_objective="success=1,deaths=0.5")
+    config = BottomUpConfig(graph=graph_config, ppo=PPOConfig(frame_accounting="whole_run"))
+    asked = []
+
+    def merge(*_, **how):
+        asked.append(how)
+        if len(asked) == 1:
+            raise ComparingError("being compared")
+        return merge_run(*_, **how)
+
+    monkeypatch.setattr(outcome, "merge_run", merge)
+    monkeypatch.setattr(outcome, "_COMPARING_SECONDS", 0.0)
+    keep_winner(graph, sweep, [trial], won, config=config)
+    assert len(asked) == 2
+    assert asked[0]["rule"].keywords == {"objective": "success=1,deaths=0.5"}
+    assert asked[0]["accounting"] == "whole_run"
+    assert ExpertStore(graph).manifest().experts[0].skill == WOOD

@@ -162,6 +162,11 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
         (("--vary", "layer_size=pow2:32:64"), "the same for all experts"),
         (("--vary", "lr=log:1e-4:1e-2", "--budget=7x"), "--budget 7x is neither a time"),
         (("--vary", "lr=log:1e-4:1e-2", "--objective=deaths=1"), "deaths is not measured here"),
+        (("--vary", "lr=log:1e-4:1e-2", "--confirm=1"), "--confirm 1 confirms nothing"),
+        (
+            (*VARY[:2], "--merge_policy=eval_gate", "--merge_objective=x=1"),
+            "no measure 'x'",
+        ),
         ((), "say what is varied"),
         (("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Wod"), "there is no skill 'Collect Wod'"),
     ],
