@@ -1,0 +1,81 @@
+"""Flags of independent learners; alone, because `--help` must not import jax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from flowrl.config import AboveZero, Activation, Configuration, divisors_near
+from flowrl.storage.records import Positive, Share
+
+PER_AGENT = ("lr", "gamma", "clip_eps", "ent_coef")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig(Configuration):
+    """How each agent learns; lr, gamma, clip_eps and ent_coef take a number for each agent, too."""
+
+    algorithm: Literal["ppo", "dqn"] = "ppo"
+    """How the agents learn: ppo from fresh rollouts, dqn from a memory of earlier ones."""
+    seed: int = 0
+    """Seed of parameters, worlds and actions."""
+    num_envs: Positive = 64
+    """Copies of the world side by side."""
+    num_steps: Positive = 64
+    """Turns of an epoch in each copy."""
+    lr: tuple[AboveZero, ...] = (1e-3,)
+    """Adam's learning rate: one for all agents, or one for each."""
+    gamma: tuple[Share, ...] = (0.99,)
+    """Discount: one for all agents, or one for each."""
+    clip_eps: tuple[AboveZero, ...] = (0.2,)
+    """PPO's clip range: one for all agents, or one for each."""
+    ent_coef: tuple[float, ...] = (0.01,)
+    """Weight of PPO's entropy bonus: one for all agents, or one for each."""
+    gae_lambda: Share = 0.9
+    """Lambda of generalised advantage estimation."""
+    vf_coef: float = 0.5
+    """Weight of PPO's value loss."""
+    max_grad_norm: AboveZero = 1.0
+    """Each agent's gradient is clipped to this norm."""
+    update_epochs: Positive = 4
+    """PPO's passes over each rollout; dqn draws as many minibatches as ppo would."""
+    num_minibatches: Positive = 8
+    """Minibatches per pass."""
+    layer_size: Positive = 64
+    """Width of the hidden layers of each agent's network."""
+    activation: Activation = "tanh"
+    """Activation of the hidden layers."""
+    capacity: Positive = 65_536
+    """Steps that dqn's memory of each agent holds; the oldest give way."""
+    memory_precision: Literal["f32", "f16"] = "f32"
+    """Keep the observations of dqn's memories in f32 or f16."""
+    batch_size: Positive = 256
+    """Steps that dqn draws for one move."""
+    train_interval: Positive = 1
+    """Epochs from one training of dqn to the next; those between only fill the memories."""
+    target_rate: Share = 0.01
+    """Share by which dqn's target network goes towards the network in every move."""
+    explore_epochs: Positive = 20
+    """Epochs over which dqn's share of random actions falls from 1 to explore_share."""
+    explore_share: Share = 0.05
+    """Share of random actions of dqn in the end."""
+
+    def problems(self) -> Iterator[str]:
+        """Whether the rows divide into minibatches and the memory holds one."""
+        rows, wanted = self.num_envs * self.num_steps, self.num_minibatches
+        if rows % wanted:
+            near = ", ".join(map(str, divisors_near(rows, wanted)))
+            yield (
+                f"--num_envs {self.num_envs} × --num_steps {self.num_steps} = {rows} rows do not "
+                f"divide into --num_minibatches {wanted}; choose {near}"
+            )
+        if self.capacity < self.batch_size:
+            least = f"choose {self.batch_size} or more"
+            yield f"--capacity {self.capacity} is below --batch_size {self.batch_size}; {least}"
+
+    def problems_with(self, agents: int) -> Iterator[str]:
+        """Whether the numbers that differ between agents are as many as the agents."""
+        for name in PER_AGENT:
+            if (given := len(getattr(self, name))) not in {1, agents}:
+                yield f"--{name} has {given} numbers for --agents {agents}; give 1 or {agents}"

@@ -1,0 +1,61 @@
+"""Agents, rollouts and programs that several tests share."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flowrl.multiagent import agents
+from flowrl.multiagent.buffers import Rollout
+from flowrl.multiagent.config import LearnerConfig
+from flowrl.multiagent.world import Sizes
+
+SIZES = Sizes((5, 5, 5), (3, 3, 3))
+TURNS, COPIES = 4, 6
+SMALL = {
+    "num_envs": COPIES,
+    "num_steps": TURNS,
+    "layer_size": 8,
+    "update_epochs": 2,
+    "num_minibatches": 2,
+    "capacity": 64,
+    "batch_size": 8,
+}
+CONFIGS = {name: LearnerConfig(algorithm=name, **SMALL) for name in ("ppo", "dqn")}
+
+
+def rollout(sizes: Sizes = SIZES, seed: int = 0) -> Rollout:
+    """Random turns in which every agent took actions that it has, padded as a world would."""
+    rng, number = np.random.default_rng(seed), len(sizes.actions)
+    steps = number, TURNS, COPIES
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape).astype(np.float32))
+
+    seen = np.arange(max(sizes.observations)) < np.asarray(sizes.observations)[:, None]
+    drawn = [rng.integers(0, actions, steps[1:]) for actions in sizes.actions]
+    return Rollout(
+        obs=normal(*steps, seen.shape[1]) * seen[:, None, None],
+        action=jnp.asarray(np.stack(drawn).astype(np.int32)),
+        log_prob=-1.0 - 0.1 * jnp.square(normal(*steps)),
+        value=normal(*steps),
+        reward=normal(*steps),
+        done=jnp.asarray(rng.random(steps) < 0.1),
+        last_value=normal(number, COPIES),
+        last_obs=normal(number, COPIES, seen.shape[1]) * seen[:, None],
+    )
+
+
+@cache
+def learner(config: LearnerConfig, sizes: Sizes = SIZES):
+    """`learn`, compiled once for all tests."""
+    return jax.jit(partial(agents.learn, config, sizes))
+
+
+@cache
+def actor(config: LearnerConfig, sizes: Sizes = SIZES):
+    """`act`, compiled once for all tests."""
+    return jax.jit(partial(agents.act, config, sizes))
