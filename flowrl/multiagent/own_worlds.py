@@ -1,0 +1,137 @@
+"""Two tiny worlds whose best play is known, to see whether agents learn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.errors import ConfigError
+from flowrl.multiagent.world import Sizes
+
+TURNS = 8  # of an episode in which signs are matched
+CELLS = 7  # of the row in which agents look for the apple
+LIMIT = 2 * CELLS  # turns after which an apple rots
+
+
+class Signs(NamedTuple):
+    """State of `MatchTheSign`."""
+
+    sign: jax.Array  # int32[A]
+    turn: jax.Array  # int32
+
+
+class MatchTheSign:
+    """Every agent sees a sign and is to name it, for a reward of 1; nobody else matters.
+
+    Agent i sees one of 2 + i mod 3 signs, drawn anew in every turn, and has as many actions. The
+    best return of an episode is TURNS for each agent.
+    """
+
+    def __init__(self, name: str, agents: int) -> None:
+        self._signs = tuple(2 + agent % 3 for agent in range(_at_least_one(name, agents)))
+        self.sizes = Sizes(self._signs, self._signs)
+
+    def reset(self, key: jax.Array) -> Signs:
+        """No turn has begun, and so no sign is shown."""
+        return Signs(jnp.full(len(self._signs), -1, jnp.int32), jnp.int32(0))
+
+    def move_others(self, state: Signs, key: jax.Array) -> Signs:
+        """Show each agent a new sign."""
+        draw = jax.random.uniform(key, (len(self._signs),)) * jnp.array(self._signs)
+        return Signs(draw.astype(jnp.int32), state.turn + 1)
+
+    def observe(self, state: Signs) -> jax.Array:
+        """f32 `[A, O]`: 1 in the place of the sign."""
+        return jax.nn.one_hot(state.sign, max(self._signs))
+
+    def step(
+        self, state: Signs, actions: jax.Array, key: jax.Array
+    ) -> tuple[Signs, jax.Array, jax.Array]:
+        """A reward for each action, int32 `[A]`, that is the sign."""
+        return state, (actions == state.sign).astype(jnp.float32), self.is_done(state)
+
+    def act(
+        self, state: Signs, agent: jax.Array, action: jax.Array, key: jax.Array
+    ) -> tuple[Signs, jax.Array]:
+        """The same for one agent."""
+        return state, jnp.zeros(len(self._signs)).at[agent].set(action == state.sign[agent])
+
+    def is_done(self, state: Signs) -> jax.Array:
+        """Whether TURNS turns are over."""
+        return state.turn >= TURNS
+
+
+class Orchard(NamedTuple):
+    """State of `OnlyApple`."""
+
+    cell: jax.Array  # int32[A], where each agent stands
+    apple: jax.Array  # int32, the apple's cell; -1 if there is none
+    turn: jax.Array  # int32
+
+
+class OnlyApple:
+    """An apple falls on one of CELLS cells in a row; the agent that is there first eats it.
+
+    In each turn an agent stays, steps left or steps right. The apple is worth 1 and ends the
+    episode. Agents that come to it in the same turn share it if they act at once; if they act one
+    after another, the first takes it, and the others see that it is gone. The best play is to walk
+    straight to it: the episode lasts as many turns as the nearest agent needs, at least one.
+    """
+
+    def __init__(self, name: str, agents: int) -> None:
+        self._agents = _at_least_one(name, agents)
+        self.sizes = Sizes((1 + agents,) * agents, (3,) * agents)
+
+    def reset(self, key: jax.Array) -> Orchard:
+        """The agents stand anywhere, and the apple still hangs in the tree."""
+        cell = jax.random.randint(key, (self._agents,), 0, CELLS)
+        return Orchard(cell, jnp.int32(-1), jnp.int32(0))
+
+    def move_others(self, state: Orchard, key: jax.Array) -> Orchard:
+        """The apple falls in the first turn."""
+        fallen = jnp.where(state.turn == 0, jax.random.randint(key, (), 0, CELLS), state.apple)
+        return state._replace(apple=fallen, turn=state.turn + 1)
+
+    def observe(self, state: Orchard) -> jax.Array:
+        """f32 `[A, 1 + A]`: whether there is an apple, how far it is, and the other agents."""
+        there = (state.apple >= 0).astype(jnp.float32)
+        far = there * (state.apple - state.cell)
+        others = state.cell[None] - state.cell[:, None]
+        order = (jnp.arange(self._agents)[:, None] + jnp.arange(1, self._agents)) % self._agents
+        others = jnp.take_along_axis(others, order, axis=1)
+        there = jnp.broadcast_to(there, (self._agents, 1))
+        return jnp.concatenate([there, far[:, None] / CELLS, others / CELLS], axis=1)
+
+    def step(
+        self, state: Orchard, actions: jax.Array, key: jax.Array
+    ) -> tuple[Orchard, jax.Array, jax.Array]:
+        """All agents step at once, `actions` int32 `[A]`, and share the apple."""
+        state, eats = _walked(state, actions, jnp.ones(self._agents, bool))
+        return state, eats / jnp.maximum(eats.sum(), 1), self.is_done(state)
+
+    def act(
+        self, state: Orchard, agent: jax.Array, action: jax.Array, key: jax.Array
+    ) -> tuple[Orchard, jax.Array]:
+        """One agent steps, and has the apple alone."""
+        state, eats = _walked(state, action, jnp.arange(self._agents) == agent)
+        return state, eats.astype(jnp.float32)
+
+    def is_done(self, state: Orchard) -> jax.Array:
+        """Whether the apple is eaten or rotten."""
+        return (state.apple < 0) | (state.turn >= LIMIT)
+
+
+def _walked(state: Orchard, actions: jax.Array, walks: jax.Array) -> tuple[Orchard, jax.Array]:
+    """The state after steps of the agents that walk, bool `[A]`, and which of them eat."""
+    aim = state.cell + jnp.array([0, -1, 1])[actions]
+    cell = jnp.where(walks, jnp.clip(aim, 0, CELLS - 1), state.cell)
+    eats = walks & (cell == state.apple)
+    return Orchard(cell, jnp.where(eats.any(), -1, state.apple), state.turn), eats
+
+
+def _at_least_one(name: str, agents: int) -> int:
+    if agents < 1:
+        raise ConfigError(f"--agents {agents}: the world {name} has at least one agent")
+    return agents

@@ -1,0 +1,100 @@
+"""The rules of the two tiny worlds."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flowrl.multiagent.own_worlds import CELLS, LIMIT, TURNS, MatchTheSign, OnlyApple, Orchard
+
+KEY = jax.random.key(0)
+STAY, LEFT, RIGHT = 0, 1, 2
+
+
+@pytest.fixture(scope="module")
+def orchard():
+    return OnlyApple("only_apple", 3)
+
+
+def state_of(cells, apple, turn=1):
+    return Orchard(jnp.array(cells), jnp.int32(apple), jnp.int32(turn))
+
+
+def test_each_agent_sees_its_own_sign_and_is_paid_for_it():
+    world = MatchTheSign("match_the_sign", 4)
+    assert world.sizes.actions == (2, 3, 4, 2)
+    state = world.reset(KEY)
+    assert not world.observe(state).any()
+    for turn in range(1, TURNS + 1):
+        state = world.move_others(state, jax.random.fold_in(KEY, turn))
+        seen = world.observe(state)
+        assert seen.shape == (4, 4)
+        assert (seen.sum(axis=1) == 1).all()
+        signs = seen.argmax(axis=1)
+        assert (np.asarray(signs) < world.sizes.actions).all()
+        _, reward, done = world.step(state, signs.at[2].add(-1), KEY)
+        assert reward.tolist() == [1, 1, 0, 1]
+        assert bool(done) == (turn == TURNS)
+        assert world.act(state, 1, signs[1], KEY)[1].tolist() == [0, 1, 0, 0]
+
+
+def test_every_sign_is_shown_about_as_often():
+    world = MatchTheSign("match_the_sign", 3)
+    keys = jax.random.split(KEY, 3000)
+    signs = jax.vmap(world.move_others, (None, 0))(world.reset(KEY), keys).sign
+    for agent, number in enumerate(world.sizes.actions):
+        shown = np.bincount(signs[:, agent], minlength=number)
+        assert len(shown) == number
+        assert abs(shown / 3000 - 1 / number).max() < 0.03
+
+
+def test_the_apple_falls_in_the_first_turn_and_stays_there(orchard):
+    state = orchard.reset(KEY)
+    assert not orchard.observe(state)[:, :2].any()
+    fallen = orchard.move_others(state, KEY)
+    assert 0 <= int(fallen.apple) < CELLS
+    assert int(orchard.move_others(fallen, jax.random.key(1)).apple) == int(fallen.apple)
+
+
+def test_an_agent_sees_apple_and_others_from_where_it_stands(orchard):
+    seen = orchard.observe(state_of([1, 4, 6], 3)) * CELLS
+    assert np.allclose(seen, [[7, 2, 3, 5], [7, -1, 2, -3], [7, -3, -5, -2]])
+
+
+@pytest.mark.parametrize(
+    ("cells", "moves", "at_once", "in_turn"),
+    [
+        ([2, 4, 0], [RIGHT, LEFT, STAY], [0.5, 0.5, 0], [1, 0, 0]),
+        ([2, 5, 4], [STAY, LEFT, LEFT], [0, 0, 1], [0, 0, 1]),
+        ([3, 0, 4], [STAY, LEFT, LEFT], [0.5, 0, 0.5], [1, 0, 0]),
+        ([3, 0, 6], [LEFT, LEFT, RIGHT], [0, 0, 0], [0, 0, 0]),
+    ],
+    ids=["two come", "one is nearer", "one waits", "nobody"],
+)
+def test_the_apple_is_shared_at_once_and_taken_in_turn(orchard, cells, moves, at_once, in_turn):
+    state = state_of(cells, 3)
+    after, reward, done = orchard.step(state, jnp.array(moves), KEY)
+    assert reward.tolist() == at_once
+    assert bool(done) == bool(sum(at_once))
+    total, one_by_one = 0, state
+    for agent, move in enumerate(moves):
+        one_by_one, reward = orchard.act(one_by_one, agent, move, KEY)
+        total += reward
+    assert total.tolist() == in_turn
+    assert bool(orchard.is_done(one_by_one)) == bool(sum(in_turn))
+    assert one_by_one.cell.tolist() == after.cell.tolist()
+    assert all(0 <= cell < CELLS for cell in after.cell.tolist())
+
+
+def test_the_next_agent_sees_that_the_apple_is_gone(orchard):
+    state = state_of([2, 4, 0], 3)
+    assert orchard.observe(state)[1, 0] == 1
+    after, _ = orchard.act(state, 0, RIGHT, KEY)
+    assert orchard.observe(after)[1, :2].tolist() == [0, 0]
+
+
+def test_an_apple_rots(orchard):
+    assert not orchard.is_done(state_of([0, 0, 0], 3, LIMIT - 1))
+    assert orchard.is_done(state_of([0, 0, 0], 3, LIMIT))
