@@ -15,6 +15,7 @@ from flowrl.parallel.events import Response, StopMode, Verb
 from flowrl.parallel.requests import Inbox
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import StopReason, Waiting
+from flowrl.runs import TrainingRun, write_run
 from tests.commands.making import DONE, FAILED, HELD, NOW, WAITING, running, save
 from tests.skills.making import skill_text
 
@@ -38,6 +39,19 @@ def test_only_what_failed_or_is_held_can_be_retried(tmp_path, capsys, status):
         f"it is {status.kind}; retry is for skills that are failed, held" in capsys.readouterr().err
     )
     assert not layout.requests.exists()
+
+
+def test_a_run_with_replicas_cannot_be_pruned(tmp_path, capsys):
+    layout = save(tmp_path, ("A", running()))
+    prepared = layout.run(0, "A")
+    prepared.folder.mkdir(parents=True)
+    facts = {"run_id": "r", "skill": "A", "expert": 0, "attempt": 1, "plan": (), "ancestors": ()}
+    write_run(prepared, TrainingRun(**facts, experts=(0,), config={"replicas": 2}))
+    assert cli.main(["prune", str(tmp_path), "A"]) == 2
+    assert "a run with --replicas cannot end with what it has" in capsys.readouterr().err
+    assert not layout.requests.exists()
+    write_run(prepared, TrainingRun(**facts, experts=(0,), config={"replicas": 1}))
+    assert cli.main(["prune", str(tmp_path), "A"]) == 0
 
 
 def test_two_retries_at_once_are_two_requests(tmp_path):
