@@ -14,6 +14,8 @@ from flowrl.paths import GraphPaths
 from flowrl.redaction import redacted, secrets_of
 from flowrl.storage import records
 
+SWEEP = "sweep"  # in a sweep's folder: how far it is
+
 
 def publish(layout: GraphPaths, key: str, text: str) -> None:
     """Show `text`, without secrets of this process's environment, until it is withdrawn.

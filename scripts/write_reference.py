@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flowrl import arguments, cli, config, orchestrator
 from flowrl.commands.sweep import SweepConfig
+from flowrl.tuning.trials import SearchConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 TABLES = {
@@ -22,7 +23,7 @@ TABLES = {
         config.LaunchConfig,
         config.BottomUpConfig,
     ),
-    "flowrl sweep": (SweepConfig,),
+    "flowrl sweep": (SweepConfig, SearchConfig),
     "orchestrator": (orchestrator.OrchestratorCommand,),
     **{f"flowrl {name}": (kind,) for name, kind in cli.COMMANDS.items()},
 }

@@ -260,6 +260,11 @@ def _notices(paths: GraphPaths) -> dict[str, str]:
     """Return the notices, a full disk (which no notice can be written to), a damaged manifest."""
     texts = dict(notices.read(paths))
     texts.pop("command", None)  # shown only where it is needed
+    for path in sorted(paths.sweeps.glob("*/sweep.json")):
+        sweep, name = GraphPaths(path.parent), printable(path.parent.name)
+        said = notices.read(sweep).get(notices.SWEEP, "no trial has ended yet")
+        going = " is under way" if daemon_of(sweep.daemon_lock) else ""
+        texts[f"sweep {name}"] = f"sweep {name}{going}: {said}"
     if "paused" not in texts and (found := disk_shortage(paths)):
         texts["paused"] = f"paused ({found[0]}): {found[1]}"
     try:

@@ -10,20 +10,19 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from flowrl import bottomup_parallel as training
 from flowrl import config as configs
 from flowrl import notices
-from flowrl.arguments import count
 from flowrl.commands.evaluate import confined_run
 from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, ScheduleConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
-from flowrl.judging.objectives import RUN_MEASURES, parse_objective
+from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.scheduler import SkillScheduler
@@ -50,16 +49,14 @@ from flowrl.tuning.outcome import (
     keep_winner,
     read_outcome,
 )
-from flowrl.tuning.pruning import Pruner
-from flowrl.tuning.search import Method, check_installed, grid_points
+from flowrl.tuning.search import check_installed
 from flowrl.tuning.space import Space, parse_vary, read_space
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep, expert_number
 from flowrl.tuning.trials import (
-    FINALISTS,
+    SearchConfig,
     Sweep,
     SweepRecord,
     Tried,
-    Unit,
     confirming,
     next_trial,
     numbers,
@@ -70,14 +67,15 @@ from flowrl.tuning.trials import (
 )
 
 PROGRAM = "flowrl sweep"
-_TRIALS, _MOST_TRIALS = 20, 10_000
-_DURATION = re.compile(r"([0-9.]+)([smh])")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SCHEDULE = ScheduleConfig(
     max_retries=1, min_success_rate=0.0, slot_minutes=0.0, scheduler_poll_interval=2.0
 )
+_SEARCH = SearchConfig()
 _EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
 _COUNTS = tuple[Annotated[int, records.within(0, _EPISODES)], ...]
+_OF_TRAIN = (
+    "max_parallel_skills", "max_nodes", "target_skill", "init_from", "strict", "curriculum",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,33 +89,19 @@ class SweepConfig(BottomUpConfig):
     """
 
     schedule: ScheduleConfig = _SCHEDULE
+    search: SearchConfig = _SEARCH
     skill: str | None = None
     """The skill; may be left out where the sweep is there already."""
     name: Word | None = None
     """Name of the sweep, below sweeps/ in the graph's folder (default: as the skill)."""
-    method: Method = "cooled"
-    """How points are chosen; cleanrl is tpe with --pruner median, one trial after another."""
     vary: tuple[str, ...] = ()
     """A field and its values: lr=log:1e-4:1e-2, num_envs=pow2:32:256, num_steps=choice:64,128."""
     space: Path | None = None
     """TOML or JSON file with a table for each field, instead of --vary."""
-    trials: Positive | None = None
-    """Most trials of the search (default: 20, or as many as --budget lets)."""
-    budget: str | None = None
-    """What the search may cost: seconds of training as 90s, 30m or 2h, or frames as 20M."""
     timeout: AboveZero | None = None
     """Hours, from this start, after which no trial is begun."""
     max_concurrent: Positive = 2
     """Most trials side by side."""
-    objective: str = "progress=1"
-    """What a trial is scored by: weights and limits of success, progress, frames, seconds, steps,
-    return, such as success=1,frames=0.5,success>=0.8."""
-    max_failures: Positive = 5
-    """The search ends when so many trials have failed."""
-    pruner: Pruner = "none"
-    """How trials are ended that are unlikely to become the best."""
-    confirm: Natural = 5
-    """Seeds with which the best points and the default are trained again; 0 for none."""
     keep_winner: bool = False
     """Merge the best expert of a confirmed point into the graph."""
     apply: bool = False
@@ -126,8 +110,13 @@ class SweepConfig(BottomUpConfig):
     """Remove the settings that a sweep has found for the skill, and do nothing else."""
     status: bool = False
     """Show how far the sweep is, and do nothing else."""
-    json: bool = False
-    """With --status: print JSON instead of lines."""
+
+    def problems(self) -> Iterator[str]:
+        """Whether a flag is given that sweeps know nothing of."""
+        for name in _OF_TRAIN:
+            if self.origins.get(name) == "command line":
+                more = " (--max_concurrent limits trials)" if name == "max_parallel_skills" else ""
+                yield f"--{name} is for flowrl train, and no sweep's{more}; leave it out"
 
 
 def run_sweep(config: SweepConfig) -> int:
@@ -147,8 +136,9 @@ def run_sweep(config: SweepConfig) -> int:
     devices = training.device_slots(config)
     graph = open_graph(config, SkillSources(layout))
     record = known.record if known else new_record(config, layout, graph)
-    most = 1 if record.method == "cleanrl" else config.max_concurrent
-    config = configs.with_flags(config, max_parallel_skills=most)
+    sequential = Sweep(paths, record).search.method == "cleanrl"
+    most = 1 if sequential else config.max_concurrent
+    config = configs.with_flags(config, max_parallel_skills=most, max_nodes=None)
     confinement = sandbox.confinement(config.launch.sandbox, layout.root)
     approvals = approve_skills(
         layout,
@@ -195,13 +185,11 @@ def run_trials(
         live=lambda: [sweep.run(number) for number in numbers(sweep.paths)],
     )
     deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
-    sweeper = Sweeper(
-        sweep, graph, scheduler, deadline=deadline, report=lambda: publish(sweep, config)
-    )
+    sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=partial(publish, sweep))
     scheduler.set_callbacks(
         backend=TrialBackend(sweep, jobs),
-        on_skill_complete=sweeper.feed,
-        on_skill_failed=sweeper.feed,
+        on_skill_complete=sweeper.look,
+        on_skill_failed=sweeper.look,
         on_tick=sweeper.look,
     )
     scheduler.when_there_is_room(sweeper.begin)
@@ -213,25 +201,23 @@ def run_trials(
 def conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
     """Compare the best points with the default, and print what came of the sweep.
 
-    Exit code 0 if there is an end, 85 if trials are left, 1 if too many have failed.
+    Exit code 0 if a trial has a score, 85 if trials are left, 1 if all have failed.
     """
     tried, _ = read_trials(sweep)
-    found = read_outcome(sweep)
     if any(each.outcome is None for each in tried) or next_trial(sweep, tried, number=0):
         sys.stdout.write(f"{progress_line(sweep, tried)}; the same command goes on\n")
         return EXIT_RESUMABLE
-    if found is None and confirming(tried):
+    found, said = read_outcome(sweep), []
+    if found is None and sweep.search.confirm:
         evaluate_trials(sweep, confirming(tried), config)
         found = decide(sweep, tried)
-        sys.stdout.write(f"{apply_winner(graph, sweep, found)}\n")
+        said.append(apply_winner(graph, sweep, found))
         records.write(sweep.paths.outcome_json, found)
-        publish(sweep, config)
-    ranked = sorted((each for each in searched(tried) if each.score is not None), key=rank)
-    for each in ranked[:FINALISTS]:
-        sys.stdout.write(f"trial {each.trial.number}: {each.score:.3f} ({each.trial.said})\n")
+    publish(sweep)
     if config.keep_winner and found:
-        sys.stdout.write(f"{keep_winner(graph, sweep, tried, found, config=config)}\n")
-    return 0 if ranked else 1
+        said.append(keep_winner(graph, sweep, tried, found, config=config))
+    sys.stdout.write("\n".join([show(sweep), *said, ""]))
+    return 0 if any(each.score is not None for each in tried) else 1
 
 
 def evaluate_trials(sweep: Sweep, tried: Sequence[Tried], config: SweepConfig) -> None:
@@ -291,7 +277,7 @@ def _look_only(config: SweepConfig, layout: GraphPaths, sweep: Sweep) -> int:
     """Show a sweep, or apply or forget what it found."""
     found = read_outcome(sweep)
     if config.status:
-        said = show(sweep, as_json=config.json)
+        said = show(sweep)
     elif config.forget:
         said = forget(layout, sweep.record.skill)
     elif found is None:
@@ -302,18 +288,9 @@ def _look_only(config: SweepConfig, layout: GraphPaths, sweep: Sweep) -> int:
     return 0
 
 
-def show(sweep: Sweep, *, as_json: bool) -> str:
-    """Return how far a sweep is, with a line for each trial, or as JSON."""
+def show(sweep: Sweep) -> str:
+    """Return how far a sweep is, with a line for each trial."""
     tried, left_out = read_trials(sweep)
-    if as_json:
-        document = {
-            "sweep": sweep.record,
-            "trials": [{"trial": each.trial, "outcome": each.outcome} for each in tried],
-            "left_out": left_out,
-            "budget_left": sweep.budget_left(searched(tried)),
-            "outcome": read_outcome(sweep),
-        }
-        return json.dumps(records.to_json(document), indent=2)
     lines = [progress_line(sweep, tried)]
     for each in tried:
         kind, said = "confirms" if each.trial.confirms else "searches", "running"
@@ -323,24 +300,28 @@ def show(sweep: Sweep, *, as_json: bool) -> str:
     return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
 
 
-def publish(sweep: Sweep, config: SweepConfig) -> None:
+def publish(sweep: Sweep) -> None:
     """Let `flowrl status` of the graph say how far the sweep is."""
-    text = f"sweep {sweep.paths.root.name}: {progress_line(sweep, read_trials(sweep)[0])}"
-    notices.publish(GraphPaths(config.graph.graph_path), "sweep", text)
+    notices.publish(sweep.paths, notices.SWEEP, progress_line(sweep, read_trials(sweep)[0]))
 
 
 def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
     """Return how far a sweep is, in a line."""
     begun, again, found = searched(tried), confirming(tried), read_outcome(sweep)
-    best = max((each.score for each in begun if each.score is not None), default=None)
+    best = min((each for each in begun if each.score is not None), key=rank, default=None)
+    stage = "ended" if found else "confirming" if again else "searching"
     parts = [
-        f"{sum(each.outcome is not None for each in begun)} of {len(begun)} trials have ended",
+        f"{stage}, {_ended(begun)} of {len(begun)} trials have ended",
+        f"{_ended(again)} of {len(again)} confirming ones" if again else "",
         f"{sweep.budget_left(begun):.0%} of the budget is left",
-        "" if best is None else f"best score {best:.3f}",
-        f"{sum(each.outcome is not None for each in again)} confirming ones" if again else "",
+        f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.said})" if best else "",
         found.said if found else "",
     ]
     return f"{sweep.record.skill}: {', '.join(filter(None, parts))}"
+
+
+def _ended(tried: Sequence[Tried]) -> int:
+    return sum(each.outcome is not None for each in tried)
 
 
 def _paths(config: SweepConfig, layout: GraphPaths) -> SweepPaths:
@@ -363,9 +344,9 @@ def as_recorded(config: SweepConfig, layout: GraphPaths) -> SweepConfig:
         name: value
         for part in (recorded.ppo, recorded.graph)
         for name, value in configs.flags(part).items()
-        if name not in config.origins and value != configs.flags(type(part)())[name]
+        if name not in (*config.origins, *_OF_TRAIN, "graph_path")
+        and value != configs.flags(type(part)())[name]
     }
-    kept.pop("graph_path", None)
     origins = {**dict.fromkeys(kept, "config file"), **config.origins}
     return dataclasses.replace(configs.with_flags(config, **kept), origins=origins)
 
@@ -376,45 +357,34 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
     Raises:
       ConfigError: a flag cannot be used; says which.
     """
-    skill = config.skill or ""
+    skill, search = config.skill or "", config.search
     if skill not in graph.skills:
         raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
-    check_installed(config.method)
-    if config.confirm == 1:
-        raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
+    check_installed(search.method)
     merge_rule(config.graph)  # refused now, or never
-    parse_objective(config.objective, measured=RUN_MEASURES)
     trained = skill_configs(config, graph.skills)[skill]
+    if trained.ppo.replicas > 1 and (search.pruner != "none" or search.method == "cleanrl"):
+        raise ConfigError("--pruner cannot end runs with --replicas; leave one of them out")
+    merged = {version.skill for version in ExpertStore(layout).manifest().experts.values()}
+    if missing := [need for need in graph.all_needs(skill) if need not in merged]:
+        train = f"flowrl train {layout.root} --target_skill {missing[-1]!r}"
+        raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
     space = dataclasses.replace(read_dimensions(config), base=trained.ppo)
-    budget, unit = read_budget(config.budget)
-    limited = budget is not None or config.timeout is not None
-    trials = config.trials or (_MOST_TRIALS if limited else _TRIALS)
-    starts = first_points(space, layout, graph, skill)
-    if config.method == "grid":
-        trials, starts = len(list(islice(grid_points(space), trials))), []
     return SweepRecord(
         sweep=secrets.token_hex(8),
         skill=skill,
         expert=expert_number(layout, skill),
-        method=config.method,
+        flags=configs.to_json(config),
         space=space.to_data(),
-        seed=config.ppo.seed,
-        trials=trials,
-        budget=budget,
-        unit=unit,
-        pruner="median" if config.method == "cleanrl" else config.pruner,
-        confirm=config.confirm,
-        max_failures=config.max_failures,
-        objective=config.objective,
         config=configs.to_json(trained.ppo),
         origins=trained.origins,
-        starts=tuple(starts),
+        starts=() if search.method == "grid" else first_points(space, layout, graph, skill),
     )
 
 
 def first_points(
     space: Space, layout: GraphPaths, graph: SkillGraph, skill: str
-) -> list[dict[str, Any]]:
+) -> tuple[dict[str, Any], ...]:
     """The points that are tried first: the default, and what sweeps of other skills found.
 
     The skills that this one needs come first, those before it last.
@@ -428,7 +398,7 @@ def first_points(
         point = {**default, **{name: settings[name] for name in default if name in settings}}
         if point not in found and space.admitted(point) == point:
             found.append(point)
-    return found
+    return tuple(found)
 
 
 def read_dimensions(config: SweepConfig) -> Space:
@@ -437,34 +407,7 @@ def read_dimensions(config: SweepConfig) -> Space:
         raise ConfigError("say what is varied, by --vary lr=log:1e-4:1e-2 or by --space FILE")
     if config.space:
         return read_space(config.space)
-    items: list[str] = []
-    for word in config.vary:  # choices were split at their commas
-        if "=" in word or not items:
-            items.append(word)
-        else:
-            items[-1] += f",{word}"
-    return parse_vary(items)
-
-
-def read_budget(text: str | None) -> tuple[float | None, Unit]:
-    """Return a budget and its unit.
-
-    >>> read_budget("30m"), read_budget("20M"), read_budget(None)
-    ((1800.0, 'seconds'), (20000000.0, 'frames'), (None, 'frames'))
-
-    Raises:
-      ConfigError: it is neither a time nor a number of frames.
-    """
-    if text is None:
-        return None, "frames"
-    found = _DURATION.fullmatch(text)
-    try:
-        value = float(found[1]) * _SECONDS[found[2]] if found else float(count(text))
-    except ValueError:
-        value = 0.0
-    if value <= 0:
-        raise ConfigError(f"--budget {text} is neither a time, as 30m, nor frames, as 20M")
-    return value, "seconds" if found else "frames"
+    return parse_vary(re.split(r",(?=\w+=)", ",".join(config.vary)))  # split at each comma before
 
 
 def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
@@ -473,14 +416,14 @@ def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
     Raises:
       ConfigError: one is another.
     """
-    now = {**configs.to_json(config), "budget": read_budget(config.budget)[0]}
-    was = {**sweep.record.config, **records.to_json(sweep.record)}
+    now, was = configs.to_json(config), sweep.record.flags
+    fixed = {"skill", *configs.flags(config.ppo), *configs.flags(config.search)}
+    other = [name for name in config.origins if name in fixed and now[name] != was.get(name)]
     if {"vary", "space"} & config.origins.keys():
-        now |= dict.fromkeys(("vary", "space"), read_dimensions(config).to_data())
-        was["vary"] = was["space"]
-    for name in config.origins:
-        if name in was and now[name] != was[name]:
-            raise ConfigError(
-                f"--{name} is not what {sweep.paths.root} was begun with; leave it out, or choose "
-                "another --name"
-            )
+        same = read_dimensions(config).to_data() == sweep.record.space
+        other += [] if same else ["vary"]
+    for name in other:
+        raise ConfigError(
+            f"--{name} is not what {sweep.paths.root} was begun with; leave it out, or choose "
+            "another --name"
+        )

@@ -94,7 +94,8 @@ def _levels(dimension: Dimension) -> list[Value]:
 
 
 def _grid(given: SearchInput) -> Iterator[Point]:
-    yield from itertools.islice(grid_points(given.space), given.number, given.number + 1)
+    taken = [*(each.point for each in given.history), *given.pending]
+    return (point for point in grid_points(given.space) if point not in taken)
 
 
 def _random(given: SearchInput) -> Iterator[Point]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from flowrl import storage
 from flowrl.errors import (
+    BusyError,
     ConfigError,
     FileRefusedError,
     FlowrlError,
@@ -42,6 +43,7 @@ from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
 from flowrl.tuning.pruning import Curve, Rungs, should_prune
 from flowrl.tuning.trials import (
+    OUTCOME,
     TRIAL,
     Sweep,
     SweepRecord,
@@ -63,11 +65,14 @@ def create_sweep(
 ) -> Sweep:
     """Write a new sweep: copies of the experts that its skill needs, and then what it is.
 
-    A sweep that was half written is written again.
+    A sweep that was half written is written again. The caller holds the sweep's folder.
 
     Raises:
-      ExpertMissingError, ExpertCorruptError: an expert that the skill needs is not there.
+      BusyError: another start has begun the sweep meanwhile.
+      ExpertCorruptError: the files of an expert are not those that were merged.
     """
+    if paths.sweep_json.exists():
+        raise BusyError(f"{paths.root} was begun meanwhile; the same command goes on with it")
     storage.make_dir(paths.root)
     store, pinned = ExpertStore(graph), ExpertStore(paths)
     needs = plan.all_needs(record.skill)
@@ -126,11 +131,14 @@ class TrialBackend:
         self._jobs = jobs
 
     def prepare(self, request: RunRequest) -> Job:
-        """Make the folder of a trial ready; a further attempt begins anew, with another seed."""
+        """Make the folder of a trial ready; a further attempt begins anew, with another seed.
+
+        A request that names its run goes on from the newest checkpoint.
+        """
         prepared = self._opened(request)
         paths, run = prepared.layout, prepared.run
-        if run.attempt != request.attempt:
-            clear_for_launch(paths)
+        clear_for_launch(paths)
+        if run.run_id != request.run_id and run.attempt != request.attempt:
             for folder in (paths.resume, paths.finals):
                 storage.remove_tree(folder)
             storage.remove_file(paths.metrics)
@@ -139,11 +147,7 @@ class TrialBackend:
             write_run(paths, run)
         return self._job(PreparedRun(layout=paths, run=run), request)
 
-    def resume(self, request: RunRequest) -> Job:
-        """Make a trial ready to continue from its last checkpoint."""
-        prepared = self._opened(request)
-        clear_for_launch(prepared.layout)
-        return self._job(prepared, request)
+    resume = prepare
 
     def reopen(self, request: RunRequest) -> Job | None:
         """The job of a trial whose folder stays as it is; None without one of this attempt."""
@@ -180,7 +184,8 @@ class TrialBackend:
 class Sweeper:
     """Begins trials as others end, and records what they came to.
 
-    Nothing is begun after the `deadline`, by `time.monotonic`. `report` is called at each end.
+    `look` is called at each tick and each end. Nothing is begun after the `deadline`, by
+    `time.monotonic`. `report` is called when a trial has ended.
     """
 
     def __init__(
@@ -201,7 +206,7 @@ class Sweeper:
         self._curves: dict[int, Curve] = {}  # of trials that have ended
 
     def begin(self) -> None:
-        """Take up what an earlier start of the sweep has left, then go on."""
+        """Take up what an earlier start of the sweep has left."""
         remove_leftovers(self.sweep.paths)
         known = {entry.expert for entry in self._scheduler.state.entries.values()}
         tried, left_out = read_trials(self.sweep)
@@ -210,21 +215,17 @@ class Sweeper:
         for each in tried:
             if each.outcome is None and each.trial.number not in known:
                 self._add(each.trial.number)
-        self.feed()
+        self.look()
 
-    def feed(self, _skill: str = "") -> None:
-        """Record the trials that have ended, and begin as many others as there is room for."""
-        self._record_ends()
-        while self._has_room() and self._begin_next():
-            pass
-
-    def look(self) -> None:
-        """Begin trials where others were held, and end those that are unlikely to be the best.
+    def look(self, _skill: str = "") -> None:
+        """Record the trials that have ended, begin others, and end those that are far behind.
 
         What the disk does not take now is done at a later tick.
         """
         try:
-            self.feed()
+            self._record_ends()
+            while self._has_room() and self._begin_next():
+                pass
             self._prune()
         except (FlowrlError, OSError) as error:
             if not is_transient(error):
@@ -233,7 +234,7 @@ class Sweeper:
 
     def _prune(self) -> None:
         """Ask trials to end with what they have, by requests to the scheduler."""
-        pruner, horizon = self.sweep.record.pruner, self.sweep.horizon
+        pruner, horizon = self.sweep.pruner, self.sweep.horizon
         entries = self._scheduler.state.entries.values()
         live = {e.expert: e for e in entries if isinstance(e.status, Running)}
         if pruner == "none" or not live:
@@ -244,7 +245,7 @@ class Sweeper:
         for number in curves.keys() & live.keys():
             status = live[number].status
             asked = isinstance(status, Running) and status.stop_reason
-            if not asked and should_prune(pruner, number, curves, rungs):  # type: ignore[arg-type]
+            if not asked and should_prune(pruner, number, curves, rungs):
                 send_request(self.sweep.paths, Verb.PRUNE, self.sweep.skill_of(number))
 
     def _curve(self, each: Tried) -> Curve:
@@ -269,8 +270,9 @@ class Sweeper:
             if number is not None and isinstance(entry.status, Completed | Failed):
                 paths = self.sweep.run(number)
                 known = (paths.folder / TRIAL).exists()
-                if known and not (paths.folder / "outcome.json").exists():
-                    write_outcome(self.sweep, number, getattr(entry.status, "why", ""))
+                if known and not (paths.folder / OUTCOME).exists():
+                    why = entry.status.why if isinstance(entry.status, Failed) else ""
+                    write_outcome(self.sweep, number, why=why, frames_failed=entry.frames_used)
                     self._report()
 
     def _has_room(self) -> bool:

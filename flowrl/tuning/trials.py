@@ -10,14 +10,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from flowrl import config as configs
-from flowrl.config import PPOConfig
-from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.arguments import count
+from flowrl.config import Configuration, PPOConfig
+from flowrl.errors import ConfigError, FileRefusedError, is_transient
 from flowrl.judging.objectives import (
+    RUN_MEASURES,
     Curve,
     CurvePoint,
     parse_objective,
@@ -28,36 +32,60 @@ from flowrl.paths import RunPaths, SweepPaths
 from flowrl.runs import SkillName, read_result
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Share, Word
-from flowrl.tuning.search import Observation, suggest
+from flowrl.tuning.pruning import Pruner
+from flowrl.tuning.search import Method, Observation, grid_points, suggest
 from flowrl.tuning.space import Point, Space, admissible, space_from_data
 
 TRIAL, OUTCOME = "trial.json", "outcome.json"
 FINALISTS = 3  # points that are trained again beside the default
 _REMEDY = "it is left out; remove its folder, or restore it from a copy"
 Unit = Literal["frames", "seconds"]
+_TRIALS, _MOST_TRIALS = 20, 10_000
+_DURATION = re.compile(r"([0-9.]+)([smh])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(Configuration):
+    """How points are chosen and scored, and what that may cost."""
+
+    method: Method = "cooled"
+    """How points are chosen; cleanrl is tpe with --pruner median, one trial after another."""
+    trials: Positive | None = None
+    """Most trials of the search (default: 20, or as many as --budget lets)."""
+    budget: str | None = None
+    """What the search may cost: seconds of training as 90s, 30m or 2h, or frames as 20M."""
+    objective: str = "progress=1"
+    """What a trial is scored by: weights and limits of success, progress, frames, seconds, steps,
+    return, such as success=1,frames=0.5,success>=0.8."""
+    max_failures: Positive = 5
+    """The search ends when so many trials have failed."""
+    pruner: Pruner = "none"
+    """How trials are ended that are unlikely to become the best."""
+    confirm: Natural = 5
+    """Seeds with which the best points and the default are trained again; 0 for none."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that cannot be used."""
+        parse_objective(self.objective, measured=RUN_MEASURES)
+        read_budget(self.budget)
+        if self.confirm == 1:
+            raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord:
     """sweep.json: what a sweep is; written once.
 
-    `config` is how the skill is trained by default, `starts` are the points that are tried first.
-    Without a `budget` the cost of trials is not limited.
+    `flags` are those of the command that began it, `config` is how the skill is trained by default,
+    `starts` are the points that are tried first.
     """
 
     sweep: Word
     skill: SkillName
     expert: Natural
-    method: Word
+    flags: Mapping[str, Any]
     space: Mapping[str, Any]
-    seed: int
-    trials: Positive
-    budget: float | None
-    unit: Unit
-    pruner: Word
-    confirm: Natural
-    max_failures: Positive
-    objective: str = "progress=1"
     config: Mapping[str, Any]
     origins: Mapping[str, str]
     starts: tuple[Mapping[str, Any], ...]
@@ -91,7 +119,6 @@ class TrialOutcome:
     """outcome.json: what a trial's run came to; one that failed has no score, and `why`."""
 
     score: Share | None
-    success: Share | None
     frames: Natural
     seconds: float
     stopped: str = ""
@@ -129,17 +156,36 @@ class Sweep:
         found = space_from_data(self.record.space, str(self.paths.sweep_json))
         return dataclasses.replace(found, base=self.base)
 
+    @functools.cached_property
+    def search(self) -> SearchConfig:
+        """How points are chosen and scored."""
+        return configs.from_json(SearchConfig, self.record.flags)
+
+    @functools.cached_property
+    def most_trials(self) -> int:
+        """The most trials of the search."""
+        most = self.search.trials or (_MOST_TRIALS if self.search.budget else _TRIALS)
+        if self.search.method != "grid":
+            return most
+        return len(list(islice(grid_points(self.space), most)))
+
+    @property
+    def pruner(self) -> Pruner:
+        """How trials are ended that are unlikely to become the best."""
+        return "median" if self.search.method == "cleanrl" else self.search.pruner
+
     @property
     def horizon(self) -> int:
         """The frames over which trials are compared: the most that one may take."""
-        varied = (each.high for each in self.space.dimensions if each.name == "total_timesteps")
-        return int(max(varied, default=self.base.total_timesteps))
+        varied = [each for each in self.space.dimensions if each.name == "total_timesteps"]
+        most = (max(each.high, *map(int, each.choices), 0) for each in varied)
+        return int(max(most, default=self.base.total_timesteps))
 
     def score(self, curve: Curve, success: float) -> float:
         """Return the score of a run by the sweep's objective, in [0, 1]."""
         goal = self.base.success_state_rate
         figures = run_figures(curve, success, budget_frames=self.horizon, goal=goal)
-        return parse_objective(self.record.objective).score(figures)
+        return parse_objective(self.search.objective).score(figures)
 
     def run(self, number: int) -> RunPaths:
         """The run folder of a trial."""
@@ -156,7 +202,8 @@ class Sweep:
 
     def cost(self, outcome: TrialOutcome) -> float:
         """What a trial took, in the unit of the budget."""
-        return outcome.seconds if self.record.unit == "seconds" else float(outcome.frames)
+        unit = read_budget(self.search.budget)[1]
+        return outcome.seconds if unit == "seconds" else float(outcome.frames)
 
     def observation(self, each: Tried) -> Observation:
         """A trial that has ended, as the search sees it."""
@@ -170,11 +217,32 @@ class Sweep:
 
     def budget_left(self, begun: Sequence[Tried]) -> float:
         """The share of the budget that these trials of the search leave."""
-        left = 1.0 - len(begun) / self.record.trials
-        if self.record.budget is not None:
+        left, (budget, _) = 1.0 - len(begun) / self.most_trials, read_budget(self.search.budget)
+        if budget is not None:
             spent = sum(self.cost(each.outcome) for each in begun if each.outcome)
-            left = min(left, 1.0 - spent / self.record.budget)
+            left = min(left, 1.0 - spent / budget)
         return max(0.0, left)
+
+
+def read_budget(text: str | None) -> tuple[float | None, Unit]:
+    """Return a budget and its unit.
+
+    >>> read_budget("30m"), read_budget("20M"), read_budget(None)
+    ((1800.0, 'seconds'), (20000000.0, 'frames'), (None, 'frames'))
+
+    Raises:
+      ConfigError: it is neither a time nor a number of frames.
+    """
+    if text is None:
+        return None, "frames"
+    found = _DURATION.fullmatch(text)
+    try:
+        value = float(found[1]) * _SECONDS[found[2]] if found else float(count(text))
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise ConfigError(f"--budget {text} is neither a time, as 30m, nor frames, as 20M")
+    return value, "seconds" if found else "frames"
 
 
 def open_sweep(paths: SweepPaths) -> Sweep:
@@ -187,13 +255,19 @@ def open_sweep(paths: SweepPaths) -> Sweep:
 
 
 def read_trials(sweep: Sweep) -> tuple[list[Tried], list[str]]:
-    """Return the trials by number, and why others are left out: torn, foreign or edited ones."""
+    """Return the trials by number, and why others are left out: torn, foreign or edited ones.
+
+    Raises:
+      FileRefusedError: one cannot be read now; it may be later.
+    """
     tried: list[Tried] = []
     left_out: list[str] = []
     for number in numbers(sweep.paths):
         try:
             tried.append(_read(sweep, number))
         except (FileRefusedError, ConfigError) as error:
+            if is_transient(error):
+                raise
             left_out.append(f"trial {number}: {error}")
     return tried, left_out
 
@@ -216,32 +290,38 @@ def _read(sweep: Sweep, number: int) -> Tried:
     return Tried(trial, records.read(folder / OUTCOME, TrialOutcome) if ended else None)
 
 
-def write_outcome(sweep: Sweep, number: int, why: str = "") -> TrialOutcome:
-    """Record what a trial's run came to; `why` it failed, if it did."""
-    paths = sweep.run(number)
+def write_outcome(
+    sweep: Sweep, number: int, *, why: str = "", frames_failed: int = 0
+) -> TrialOutcome:
+    """Record what a trial came to; `why` it failed, if it did.
+
+    `frames_failed` are those of attempts that failed; they count at the speed of the last one.
+
+    Raises:
+      FileRefusedError: a file of the trainer's cannot be read now; it may be later.
+    """
+    paths, curve, result = sweep.run(number), (), None
     try:
-        found = _outcome(sweep, paths, why)
-    except FileRefusedError as error:  # of what the trainer wrote
-        found = TrialOutcome(score=None, success=None, frames=0, seconds=0.0, why=str(error))
+        curve = read_curve(paths.metrics)
+        result = None if why else read_result(paths)
+    except FileRefusedError as error:
+        if is_transient(error):
+            raise
+        why = str(error)
+    end = curve[-1] if curve else CurvePoint(0, 0.0, 0.0, 0.0)
+    if result is not None:
+        length = result.mean_episode_length
+        end = CurvePoint(result.frames, result.wall_seconds, result.success_rate, length)
+    frames = max(frames_failed, end.frames) if result is None else frames_failed + end.frames
+    found = TrialOutcome(
+        score=result and sweep.score(curve or (end,), end.success),
+        frames=frames,
+        seconds=end.seconds * frames / max(end.frames, 1),
+        stopped=result.stopped if result else "",
+        why=why,
+    )
     records.write(paths.folder / OUTCOME, found)
     return found
-
-
-def _outcome(sweep: Sweep, paths: RunPaths, why: str) -> TrialOutcome:
-    curve = read_curve(paths.metrics)
-    if why:
-        frames, seconds = (curve[-1].frames, curve[-1].seconds) if curve else (0, 0.0)
-        return TrialOutcome(score=None, success=None, frames=frames, seconds=seconds, why=why)
-    result = read_result(paths)
-    length = result.mean_episode_length
-    end = CurvePoint(result.frames, result.wall_seconds, result.success_rate, length)
-    return TrialOutcome(
-        score=sweep.score(curve or (end,), result.success_rate),
-        success=result.success_rate,
-        frames=result.frames,
-        seconds=result.wall_seconds,
-        stopped=result.stopped,
-    )
 
 
 def searched(tried: Sequence[Tried]) -> list[Tried]:
@@ -265,7 +345,7 @@ def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | Non
     """
     begun = searched(tried)
     failed = sum(each.outcome is not None and each.score is None for each in begun)
-    if sweep.budget_left(begun) > 0 and failed < sweep.record.max_failures:
+    if sweep.budget_left(begun) > 0 and failed < sweep.search.max_failures:
         return propose(sweep, begun, number)
     if any(each.outcome is None for each in begun):
         return None
@@ -289,15 +369,15 @@ def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
             [sweep.observation(each) for each in ended],
             [each.trial.point for each in pending],
             number=number,
-            seed=record.seed,
-            method=record.method,  # type: ignore[arg-type]
+            seed=sweep.base.seed,
+            method=sweep.search.method,
             budget_left=sweep.budget_left(begun),
         )
     return Trial(
         sweep=record.sweep,
         number=number,
         point=point,
-        seed=seed_of(record.seed, str(number)),
+        seed=seed_of(sweep.base.seed, str(number)),
         ended=tuple(each.trial.number for each in ended),
         pending=tuple(each.trial.number for each in pending),
     )
@@ -306,8 +386,8 @@ def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
 def confirmations(sweep: Sweep, begun: Sequence[Tried]) -> Iterator[Trial]:
     """The trials that confirm the best points: each of them and the default, with equal seeds."""
     best = finalists(sweep, begun)
-    for k in range(sweep.record.confirm if best else 0):
-        seed = seed_of(sweep.record.seed, f"confirm {k}")
+    for k in range(sweep.search.confirm if best else 0):
+        seed = seed_of(sweep.base.seed, f"confirm {k}")
         for each in (None, *best):
             yield Trial(
                 sweep=sweep.record.sweep,

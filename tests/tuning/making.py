@@ -7,26 +7,22 @@ from typing import Any
 from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.paths import SweepPaths
-from flowrl.tuning.trials import Sweep, SweepRecord, Trial, TrialOutcome, Tried
+from flowrl.tuning.trials import SearchConfig, Sweep, SweepRecord, Trial, TrialOutcome, Tried
 
 ID = "0123456789abcdef"
+_FLAGS = configs.flags(SearchConfig()).keys()
 
 
 def a_record(**changes: Any) -> SweepRecord:
-    """A sweep of the learning rate by random search."""
+    """A sweep of the learning rate by random search; changes are of flags or of the record."""
+    flags: dict[str, Any] = {"method": "random", "trials": 4, "confirm": 3, "max_failures": 2}
+    flags |= {name: changes.pop(name) for name in _FLAGS & changes.keys()}
     facts: dict[str, Any] = {
         "sweep": ID,
         "skill": "Collect Wood",
         "expert": 0,
-        "method": "random",
+        "flags": flags,
         "space": {"lr": {"type": "log_uniform", "min": 1e-4, "max": 1e-2}},
-        "seed": 0,
-        "trials": 4,
-        "budget": None,
-        "unit": "frames",
-        "pruner": "none",
-        "confirm": 3,
-        "max_failures": 2,
         "config": configs.to_json(PPOConfig(total_timesteps=10_000)),
         "origins": {},
         "starts": (),
@@ -43,5 +39,5 @@ def a_trial(number: int, lr: float, score: float | None = None, **changes: Any) 
     """A trial of the search that has ended; without a score it has failed."""
     trial = Trial(sweep=ID, number=number, point={"lr": lr}, seed=number, **changes)
     why = "" if score is not None else "exit 65"
-    outcome = TrialOutcome(score=score, success=score, frames=10_000, seconds=2.0, why=why)
+    outcome = TrialOutcome(score=score, frames=10_000, seconds=2.0, why=why)
     return Tried(trial, outcome)

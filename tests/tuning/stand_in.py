@@ -29,7 +29,7 @@ class Orders:
 
     update_seconds: float = 0.0
     diverge_above: float = math.inf  # learning rates that are not finite
-    fails_once: bool = False
+    fails_once: bool = False  # half way
     success: float = 0.9  # at the best learning rate
 
 
@@ -43,8 +43,6 @@ def train(module: Path) -> int:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     lr = run.config["lr"]
-    if orders.fails_once and run.attempt == 1:
-        return 1
     if lr > orders.diverge_above:
         sys.stderr.write("flowrl: the loss is not finite\n")
         return EXIT_DIVERGED
@@ -54,6 +52,8 @@ def train(module: Path) -> int:
         time.sleep(orders.update_seconds)
         success = most * update / UPDATES
         tell(place, run, update, success)
+        if orders.fails_once and run.attempt == 1 and update == UPDATES // 2:
+            return 1
         if asked and (place.folder / "prune.json").exists():
             finish(place, run, update, success, pruned=True)
             return 0

@@ -10,14 +10,22 @@ import time
 
 import pytest
 
-from flowrl import cli, notices
+from flowrl import cli
+from flowrl.commands.sweep import SweepConfig, as_recorded
+from flowrl.config import BottomUpConfig, to_json, with_flags
+from flowrl.errors import BusyError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import Verb
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.requests import send_request
-from flowrl.paths import RunPaths
+from flowrl.parallel.state import SchedulerState
+from flowrl.parallel.state_file import StateFile
+from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
-from tests.parallel.making import train
+from flowrl.storage import records
+from flowrl.tuning.sweep import create_sweep
+from tests.parallel.making import GRAPH, train
+from tests.tuning.making import a_record
 from tests.tuning.place import Place, replace_trainers
 from tests.waiting import until
 
@@ -51,12 +59,13 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
     assert len({trial["seed"] for trial in trials.values()}) == 3
     scores = {number: outcome["score"] for number, outcome in outcomes.items()}
     best = max(scores, key=lambda number: scores[number])
-    assert printed.startswith(f"trial {best}: {scores[best]:.3f} (lr ")
+    assert f"best {scores[best]:.3f} by trial {best} (lr " in printed.splitlines()[0]
     for number, trial in trials.items():
         assert sorted(trial["ended"] + trial["pending"]) == list(range(number))
 
     first = place.records(), place.records("outcome.json")
     assert sweep()[:2] == (0, printed)  # the same again changes nothing
+    assert sweep("--status")[1] == printed
     assert (place.records(), place.records("outcome.json")) == first
     assert len(place.launches()) == 3
     for words in (("--trials=4",), ("--lr=1e-2",), ("--vary", "gamma=uniform:0.9:0.99")):
@@ -65,8 +74,6 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
         assert "is not what" in said
     assert len(place.launches()) == 3
 
-    assert "sweep s: Collect Wood: 3 of 3 trials" in notices.read(place.layout)["sweep"]
-    assert sweep("--status", "--json")[0] == 0
     (place.sweep.training_runs / "1" / "trial.json").write_text("{")
     foreign = place.sweep.training_runs / "2" / "trial.json"
     foreign.write_text(foreign.read_text().replace('"number": 2', '"number": 3'))
@@ -104,15 +111,15 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
     assert len(ExpertStore(place.layout).manifest().merged) == 1
     assert "has its defaults again" in sweep("--forget")[1]
     assert "these are the settings" in sweep("--apply")[1]
-    code, printed, _ = sweep("--status", "--json")
-    shown = json.loads(printed)
-    assert shown["outcome"]["winner"] in {each["trial"]["number"] for each in shown["trials"]}
+    assert "gains" in sweep("--status")[1].splitlines()[0]
 
 
 def test_trials_that_diverge_have_no_score_and_end_the_search(place, sweep):
     place.order(diverge_above=0.0)
-    code, _, said = sweep(*QUICK, "--trials=9", "--max_failures=2", "--max_retries=0")
+    flags = (*QUICK, "--trials=9", "--max_failures=2", "--max_retries=0", "--confirm=2")
+    code, printed, said = sweep(*flags)
     assert code == 1, said
+    assert "no point is confirmed better than the default; the defaults" in printed
     outcomes = place.records("outcome.json").values()
     assert 2 <= len(outcomes) <= 3
     assert {outcome["score"] for outcome in outcomes} == {None}
@@ -125,7 +132,9 @@ def test_a_trial_that_is_tried_again_begins_anew_in_its_folder(place, sweep):
     assert code == 0, said
     assert place.launches() == ["0", "0"]
     assert json.loads((place.sweep.training_runs / "0" / "run.json").read_text())["attempt"] == 2
-    assert place.records("outcome.json")[0]["score"] > 0
+    outcome = place.records("outcome.json")[0]
+    assert outcome["score"] > 0
+    assert (outcome["frames"], outcome["seconds"]) == (15_000, pytest.approx(1.5))
 
 
 def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep):
@@ -142,7 +151,7 @@ def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep):
     assert outcome["stopped"] == "pruned"
     assert outcome["frames"] < 10_000
     assert place.launches() == ["0"]
-    assert printed.startswith("trial 0: ")
+    assert "best 0." in printed
 
 
 def test_asha_ends_the_trials_that_are_behind(place, sweep):
@@ -168,6 +177,13 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
             "no measure 'x'",
         ),
         ((), "say what is varied"),
+        (
+            ("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Stone"),
+            "has no expert yet; flowrl train",
+        ),
+        (("--vary", "lr=log:1e-4:1e-2", "--max_nodes=1"), "--max_nodes is for flowrl train"),
+        (("--vary", "lr=log:1e-4:1e-2", "--max_parallel_skills=4"), "--max_concurrent limits"),
+        (("--vary", "lr=log:1e-4:1e-2", "--replicas=2", "--pruner=asha"), "--pruner cannot end"),
         (("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Wod"), "there is no skill 'Collect Wod'"),
     ],
 )
@@ -177,6 +193,58 @@ def test_bad_input_is_one_line_and_writes_nothing(place, sweep, words, why):
     assert code == 2, said
     assert why in said.splitlines()[-1]
     assert not place.layout.root.exists()
+
+
+def test_the_same_command_goes_on_with_the_sweep(place, sweep, tmp_path):
+    (tmp_path / "flags.toml").write_text("lr = 1e-2\n")
+    (tmp_path / "skills.toml").write_text('["Collect Wood"]\nlr = 2e-2\n')
+    files = (f"--config={tmp_path / 'flags.toml'}", f"--skill_config={tmp_path / 'skills.toml'}")
+    vary = ("--vary", "ent_coef=choice:0.01,0.02", "gamma=choice:0.9,0.99", "--method=grid")
+    flags = (*files, *vary, *VARY[2:], "--launcher=local", "--confirm=0", "--trials=100")
+    assert sweep(*flags)[0] == 0
+    assert len(place.launches()) == 4
+    assert sweep(*flags)[0] == 0
+    code, _, said = sweep(*flags, "--trials=3")
+    assert code == 2
+    assert "--trials is not what" in said
+    assert len(place.launches()) == 4
+
+
+def test_a_start_that_finds_a_sweep_begun_meanwhile_does_not_begin_it_again(tmp_path):
+    graph = GraphPaths(tmp_path)
+    create_sweep(SweepPaths(graph.sweeps / "s"), a_record(), graph, GRAPH)
+    with pytest.raises(BusyError, match="begun meanwhile"):
+        create_sweep(SweepPaths(graph.sweeps / "s"), a_record(sweep="other"), graph, GRAPH)
+
+
+def test_flags_of_the_graph_that_choose_its_skills_are_no_sweeps(tmp_path):
+    graph = GraphPaths(tmp_path)
+    trained = with_flags(BottomUpConfig(), max_nodes=1, merge_policy="eval_gate", lr=0.5)
+    records.write(graph.config_json, to_json(trained))
+    found = as_recorded(SweepConfig(), graph)
+    assert (found.graph.max_nodes, found.graph.merge_policy) == (None, "eval_gate")
+    assert found.ppo.lr == 0.5
+
+
+def test_the_status_of_a_graph_shows_each_of_its_sweeps(place, sweep, capsys):
+    place.order(success=0.95)
+    flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
+    assert sweep(*flags, "--confirm=2", "--max_concurrent=4")[0] == 0
+    other = SweepPaths(place.layout.sweeps / "other")
+    create_sweep(other, a_record(), place.layout, GRAPH)
+    StateFile(place.layout.scheduler_state).save(SchedulerState())
+    cli.main(["status", str(place.layout.root), "--json"])
+    shown = json.loads(capsys.readouterr().out)["notices"]
+    assert shown["sweep other"] == "sweep other: no trial has ended yet"
+    said = shown["sweep s"]
+    assert said.startswith("sweep s: Collect Wood: ended, 2 of 2 trials have ended, 4 of 4 confirm")
+    assert "0% of the budget is left, best 0." in said
+    assert "gains +0." in said
+    lock = DaemonLock(other.daemon_lock)
+    lock.acquire()
+    cli.main(["status", str(place.layout.root)])
+    lock.release()
+    assert "sweep other is under way: no trial" in capsys.readouterr().out
 
 
 def test_a_sweep_that_is_killed_again_and_again_is_like_one_that_was_not(place, tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
+import json
 
 import pytest
 
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.judging.objectives import MEASURES, CurvePoint
 from flowrl.storage import records
 from flowrl.tuning import trials
@@ -76,7 +78,7 @@ def test_the_best_points_are_confirmed_beside_the_default_with_equal_seeds(tmp_p
 
 @pytest.mark.parametrize(
     ("changes", "count"),
-    [({"trials": 3}, 3), ({"trials": 9, "budget": 25_000.0}, 3), ({"trials": 9}, 9)],
+    [({"trials": 3}, 3), ({"trials": 9, "budget": "25k"}, 3), ({"trials": 9}, 9)],
 )
 def test_the_search_ends_with_its_trials_or_its_budget(tmp_path, changes, count):
     sweep = a_sweep(tmp_path, confirm=0, **changes)
@@ -93,7 +95,7 @@ def test_the_search_ends_when_too_many_trials_have_failed(tmp_path):
 
 
 def test_a_budget_of_seconds_counts_seconds(tmp_path):
-    sweep = a_sweep(tmp_path, budget=4.0, unit="seconds")
+    sweep = a_sweep(tmp_path, budget="4s")
     assert sweep.budget_left([a_trial(0, 1e-3, 0.5)]) == 0.5
 
 
@@ -113,6 +115,66 @@ def test_records_that_are_not_of_this_sweep_are_left_out_and_named(tmp_path):
     tried, left_out = read_trials(sweep)
     assert [each.trial for each in tried] == [whole]
     assert [line.partition(":")[0] for line in left_out] == [f"trial {n}" for n in (1, 2, 3, 4, 5)]
+
+
+def a_line(frames: int, seconds: float) -> str:
+    """A line of metrics.jsonl."""
+    names = ("frames", "seconds", "success_rate", "mean_episode_length", "mean_episode_return")
+    return json.dumps(dict(zip(names, (frames, seconds, 0.5, 40.0, 0.5), strict=True))) + "\n"
+
+
+@pytest.mark.parametrize(("lines", "seconds"), [(a_line(10_000, 2.0), 6.0), ("", 0.0)])
+def test_a_trial_that_fails_costs_what_all_its_attempts_took(tmp_path, lines, seconds):
+    sweep = a_sweep(tmp_path)
+    sweep.run(0).folder.mkdir(parents=True)
+    sweep.run(0).metrics.write_text(lines)
+    found = write_outcome(sweep, 0, why="exit 65", frames_failed=30_000)
+    assert (found.score, found.frames, found.seconds) == (None, 30_000, seconds)
+
+
+def test_what_cannot_be_read_now_is_no_failure(tmp_path, monkeypatch):
+    sweep, whole = a_sweep(tmp_path), a_trial(0, 1e-3, 0.5)
+    sweep.run(0).folder.mkdir(parents=True)
+    records.write(sweep.run(0).folder / TRIAL, whole.trial)
+
+    def refuse(*_, **__):
+        raise FileRefusedError("too many open files") from OSError(errno.EMFILE, "no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trials, "read_curve", refuse)
+        with pytest.raises(FileRefusedError):
+            write_outcome(sweep, 0)
+        patch.setattr(trials.records, "read", refuse)
+        with pytest.raises(FileRefusedError):
+            read_trials(sweep)
+    assert read_trials(sweep)[0] == [Tried(whole.trial, None)]
+
+
+def test_a_grid_goes_on_with_the_point_that_no_trial_has(tmp_path):
+    space = {"lr": {"type": "choice", "choices": [1e-4, 1e-3, 1e-2]}}
+    sweep = a_sweep(tmp_path, method="grid", trials=100, space=space, confirm=0)
+    assert sweep.most_trials == 3
+    tried = [a_trial(0, 1e-4, 0.5), a_trial(2, 1e-2, 0.5)]  # the folder of trial 1 is torn
+    last = next_trial(sweep, tried, 3)
+    assert last.point == {"lr": 1e-3}
+    assert next_trial(sweep, [*tried, a_trial(3, 1e-3, 0.5)], 4) is None
+
+
+def test_the_horizon_is_the_most_that_a_trial_may_take(tmp_path):
+    choices = {"total_timesteps": {"type": "choice", "choices": [200_000, 100_000]}}
+    assert a_sweep(tmp_path, space=choices).horizon == 200_000
+    some = {"total_timesteps": {"type": "log_uniform", "min": 1000, "max": 50_000}}
+    assert a_sweep(tmp_path, space=some).horizon == 50_000
+    assert a_sweep(tmp_path).horizon == 10_000
+
+
+def test_a_search_without_limits_has_twenty_trials(tmp_path):
+    assert a_sweep(tmp_path, trials=None).most_trials == 20
+    assert a_sweep(tmp_path, trials=None, budget="30m").most_trials == 10_000
+
+
+def test_cleanrl_always_has_the_median_pruner(tmp_path):
+    assert a_sweep(tmp_path, method="cleanrl", pruner="none").pruner == "median"
 
 
 def test_metrics_that_cannot_be_read_are_a_failure(tmp_path):
