@@ -78,7 +78,7 @@ def test_one_seed_confirms_nothing(tmp_path):
 def test_a_seed_whose_default_failed_says_nothing(tmp_path):
     sweep = a_sweep(tmp_path)
     tried = confirming(sweep, {None: (*DEFAULT, 0.5), 7: (*DEFAULT, 0.5)})
-    failed = dataclasses.replace(tried[0].outcome, score=None, success=None, why="exit 1")
+    failed = dataclasses.replace(tried[0].outcome, score=None, why="exit 1")
     found = decide(sweep, [dataclasses.replace(tried[0], outcome=failed), *tried[1:]])
     assert (found.seeds, found.winner) == (4, None)
     assert found.default == pytest.approx(statistics.fmean((*DEFAULT[1:], 0.5)), abs=1e-3)

@@ -174,7 +174,7 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
         (("--vary", "lr=log:1e-4:1e-2", "--confirm=1"), "--confirm 1 confirms nothing"),
         (
             (*VARY[:2], "--merge_policy=eval_gate", "--merge_objective=x=1"),
-            "no measure 'x'",
+            "x is not measured here",
         ),
         ((), "say what is varied"),
         (
