@@ -9,8 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from flowrl import console
-from flowrl.bottomup_parallel import train_graph
-from flowrl.config import SequentialConfig
+from flowrl.bottomup_parallel import SequentialConfig, train_graph
 
 PROGRAM = "python -m flowrl.bottomup"
 

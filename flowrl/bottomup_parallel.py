@@ -13,15 +13,16 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from flowrl import config as configs
 from flowrl import console, notices, storage
 from flowrl.commands.status import training_screen
-from flowrl.config import BottomUpConfig, LaunchConfig
+from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, ScheduleConfig
 from flowrl.errors import (
     EXIT_RESUMABLE,
     ConfigError,
@@ -66,6 +67,25 @@ from flowrl.skills.validation.dry_run import SkillCode, approve_skills, keep_app
 PROGRAM = "python -m flowrl.bottomup_parallel"
 _TRIED = 100  # of a skill's priority, which one that was tried loses unless it learns
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialConfig(BottomUpConfig):
+    """Train a graph of skills one after another, without tmux.
+
+    Examples:
+      flowrl sequential exp/demo --max_nodes 3
+    """
+
+    graph: GraphConfig = GraphConfig(graph_path=Path("exp/bottom_up"))
+    schedule: ScheduleConfig = ScheduleConfig(max_parallel_skills=1)
+    launch: LaunchConfig = LaunchConfig(launcher="local")
+
+    def problems(self) -> Iterator[str]:
+        """Whether more than one run is wanted at a time."""
+        if (runs := self.schedule.max_parallel_skills) > 1:
+            here = "here one skill is trained after another"
+            yield f"--max_parallel_skills {runs} is for flowrl train; {here}"
 
 
 def train_graph(config: BottomUpConfig) -> int:

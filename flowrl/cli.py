@@ -11,7 +11,7 @@ from typing import Any, Literal
 import tyro
 
 from flowrl import arguments, console
-from flowrl.bottomup_parallel import train_graph
+from flowrl.bottomup_parallel import SequentialConfig, train_graph
 from flowrl.commands.average import AverageCommand
 from flowrl.commands.check import CheckCommand
 from flowrl.commands.control import (
@@ -34,7 +34,7 @@ from flowrl.commands.sessions import AttachCommand, PsCommand
 from flowrl.commands.skills import PlanCommand, SkillsCommand
 from flowrl.commands.status import StatusCommand
 from flowrl.commands.sweep import SweepConfig, run_sweep
-from flowrl.config import BottomUpConfig, SequentialConfig
+from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, closest
 
 

@@ -318,57 +318,6 @@ class LaunchConfig(Configuration):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Configuration):
-    """Train one generated module: `python -m flowrl.ppo_flow --module_path RUN/2.py`."""
-
-    ppo: PPOConfig = PPOConfig()
-    module_path: Path
-    """The generated module; its folder holds run.json and takes the checkpoints."""
-    resume: bool = True
-    """Continue from the checkpoint of a stopped or killed trainer when there is one."""
-    num_processes: Positive = 1
-    """Processes that share the devices, one for each unless --num_devices says more; without a
-    coordinator all are started on this machine."""
-    coordinator: str | None = None
-    """HOST:PORT at which process 0 listens, if each process is started by hand or by an engine;
-    it has no password, so use it in trusted networks only."""
-    process_id: Natural = 0
-    """Number of this process, below num_processes."""
-    peer_timeout: Positive = 10
-    """Seconds without a sign of life after which another process counts as lost."""
-    replica: Natural | None = None
-    """Number of this replica, by which the run's first process starts it."""
-
-    def problems(self) -> Iterator[str]:
-        """Whether the processes can share the devices."""
-        number, devices, replicas = self.num_processes, self.ppo.num_devices, self.ppo.replicas
-        processes, remedy = f"--num_processes {number}", f"choose a multiple of {number}"
-        if self.process_id >= number:
-            yield f"--process_id {self.process_id} must be below {processes}"
-        if self.process_id and self.coordinator is None:
-            yield f"--process_id {self.process_id} needs --coordinator HOST:PORT"
-        host, _, port = (self.coordinator or "localhost:1").rpartition(":")
-        if not host or " " in host or not (port.isdecimal() and 0 < int(port) < 2**16):
-            yield f"--coordinator {self.coordinator} is no HOST:PORT; write it as 10.0.0.5:29500"
-        if number > 1 and devices == 0:
-            yield f"--num_devices 0 does not say how many devices {processes} share; {remedy}"
-        if devices > 1 and devices % number:
-            yield f"--num_devices {devices} cannot be shared evenly by {processes}; {remedy}"
-        least = max(2, (self.replica or 0) + 1)
-        if self.replica is not None and replicas < least:
-            yield f"--replica {self.replica} needs --replicas {least} or more"
-        if replicas > 1 and number > 1:
-            said = "exclude each other; a replica may have several devices, in one process"
-            yield f"--replicas {replicas} and {processes} {said}"
-        yield from self.ppo_of_all().problems()
-
-    def ppo_of_all(self) -> PPOConfig:
-        """The configuration of the run, with a device for each process or more."""
-        least = self.num_processes if self.num_processes > 1 else 0
-        return dataclasses.replace(self.ppo, num_devices=max(self.ppo.num_devices, least))
-
-
-@dataclass(frozen=True, kw_only=True)
 class BottomUpConfig(Configuration):
     """Train a graph of skills, several side by side.
 
@@ -389,25 +338,6 @@ class BottomUpConfig(Configuration):
     """Which flags were given, and where; not a flag itself."""
     command: Annotated[str, tyro.conf.Suppress] = field(default="", compare=False)
     """The command that was given, for hints on how to go on; not a flag itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequentialConfig(BottomUpConfig):
-    """Train a graph of skills one after another, without tmux.
-
-    Examples:
-      flowrl sequential exp/demo --max_nodes 3
-    """
-
-    graph: GraphConfig = GraphConfig(graph_path=Path("exp/bottom_up"))
-    schedule: ScheduleConfig = ScheduleConfig(max_parallel_skills=1)
-    launch: LaunchConfig = LaunchConfig(launcher="local")
-
-    def problems(self) -> Iterator[str]:
-        """Whether more than one run is wanted at a time."""
-        if (runs := self.schedule.max_parallel_skills) > 1:
-            here = "here one skill is trained after another"
-            yield f"--max_parallel_skills {runs} is for flowrl train; {here}"
 
 
 def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl") -> Config:

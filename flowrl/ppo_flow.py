@@ -18,10 +18,11 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from flowrl import console, storage
-from flowrl.config import TrainConfig, parse
+from flowrl.config import parse
 from flowrl.console import EXIT_INTERRUPTED
 from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.paths import RunPaths
+from flowrl.runs import TrainConfig
 
 PROGRAM = "python -m flowrl.ppo_flow"
 

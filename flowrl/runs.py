@@ -1,4 +1,4 @@
-"""The seam between daemon and trainer: what run.json and result.json say, as types.
+"""The seam between daemon and trainer: what run.json, result.json and the trainer's flags say.
 
 Both sides read and write these files and share nothing else. A value that cannot be trusted is
 refused when it is read: the readers raise `FileRefusedError`, never guess.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flowrl import storage
+from flowrl.config import Configuration, PPOConfig
 from flowrl.errors import ExpertIndexError, FileRefusedError
 from flowrl.paths import RunPaths, display_name
 from flowrl.storage import records
@@ -225,6 +227,57 @@ class Remapping:
         """The documented pair: `(global_to_local, local_to_global)`."""
         yield self.global_to_local
         yield self.local_to_global
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Configuration):
+    """Train one generated module: `python -m flowrl.ppo_flow --module_path RUN/2.py`."""
+
+    ppo: PPOConfig = PPOConfig()
+    module_path: Path
+    """The generated module; its folder holds run.json and takes the checkpoints."""
+    resume: bool = True
+    """Continue from the checkpoint of a stopped or killed trainer when there is one."""
+    num_processes: Positive = 1
+    """Processes that share the devices, one for each unless --num_devices says more; without a
+    coordinator all are started on this machine."""
+    coordinator: str | None = None
+    """HOST:PORT at which process 0 listens, if each process is started by hand or by an engine;
+    it has no password, so use it in trusted networks only."""
+    process_id: Natural = 0
+    """Number of this process, below num_processes."""
+    peer_timeout: Positive = 10
+    """Seconds without a sign of life after which another process counts as lost."""
+    replica: Natural | None = None
+    """Number of this replica, by which the run's first process starts it."""
+
+    def problems(self) -> Iterator[str]:
+        """Whether the processes can share the devices."""
+        number, devices, replicas = self.num_processes, self.ppo.num_devices, self.ppo.replicas
+        processes, remedy = f"--num_processes {number}", f"choose a multiple of {number}"
+        if self.process_id >= number:
+            yield f"--process_id {self.process_id} must be below {processes}"
+        if self.process_id and self.coordinator is None:
+            yield f"--process_id {self.process_id} needs --coordinator HOST:PORT"
+        host, _, port = (self.coordinator or "localhost:1").rpartition(":")
+        if not host or " " in host or not (port.isdecimal() and 0 < int(port) < 2**16):
+            yield f"--coordinator {self.coordinator} is no HOST:PORT; write it as 10.0.0.5:29500"
+        if number > 1 and devices == 0:
+            yield f"--num_devices 0 does not say how many devices {processes} share; {remedy}"
+        if devices > 1 and devices % number:
+            yield f"--num_devices {devices} cannot be shared evenly by {processes}; {remedy}"
+        least = max(2, (self.replica or 0) + 1)
+        if self.replica is not None and replicas < least:
+            yield f"--replica {self.replica} needs --replicas {least} or more"
+        if replicas > 1 and number > 1:
+            said = "exclude each other; a replica may have several devices, in one process"
+            yield f"--replicas {replicas} and {processes} {said}"
+        yield from self.ppo_of_all().problems()
+
+    def ppo_of_all(self) -> PPOConfig:
+        """The configuration of the run, with a device for each process or more."""
+        least = self.num_processes if self.num_processes > 1 else 0
+        return replace(self.ppo, num_devices=max(self.ppo.num_devices, least))
 
 
 def write_run(layout: RunPaths, run: TrainingRun, *, durable: bool = True) -> None:

@@ -186,8 +186,8 @@ def connected(side: Side, config: Any, port: int, process: int) -> Any:
     """The other processes of the side, if there are any."""
     if side.processes == 1:
         return nullcontext()
-    from flowrl.config import TrainConfig
     from flowrl.ppo import processes
+    from flowrl.runs import TrainConfig
 
     facts = {"num_processes": side.processes, "process_id": process, "peer_timeout": 60}
     place = {"module_path": Path("bench.py"), "coordinator": f"127.0.0.1:{port}"}

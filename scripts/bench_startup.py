@@ -31,10 +31,11 @@ import psutil
 from benchmarking import Pair, Row, arguments, report
 
 from flowrl import runs
-from flowrl.config import PPOConfig, TrainConfig, parse
+from flowrl.config import PPOConfig, parse
 from flowrl.launchers.sandbox import child_env, compile_cache
 from flowrl.parallel import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
+from flowrl.runs import TrainConfig
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 

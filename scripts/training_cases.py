@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from flowrl.config import PPOConfig, TrainConfig
+from flowrl.config import PPOConfig
 from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, load_module
 from flowrl.parallel.training_setup import generate_module_with_remapping
@@ -20,7 +20,7 @@ from flowrl.ppo.loop import Learner
 from flowrl.ppo.programs import Programs
 from flowrl.ppo.run_io import read_assignment
 from flowrl.ppo.sharding import with_shards
-from flowrl.runs import PlannedStep, TrainingRun
+from flowrl.runs import PlannedStep, TrainConfig, TrainingRun
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill, load_library, parse_skill
 

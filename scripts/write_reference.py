@@ -11,12 +11,13 @@ from pathlib import Path
 
 from flowrl import arguments, cli, config, orchestrator
 from flowrl.commands.sweep import SweepConfig
+from flowrl.runs import TrainConfig
 from flowrl.tuning.trials import SearchConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 TABLES = {
     "trainer": (config.PPOConfig,),
-    "ppo_flow": (config.TrainConfig,),
+    "ppo_flow": (TrainConfig,),
     "bottomup_parallel": (
         config.GraphConfig,
         config.ScheduleConfig,

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from flowrl import arguments, cli
+from flowrl.bottomup_parallel import SequentialConfig
 from flowrl.commands.check import CheckCommand
 from flowrl.commands.control import AddCommand, PauseCommand, PriorityCommand, RetryCommand
 from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import RollbackCommand
-from flowrl.config import BottomUpConfig, SequentialConfig, flags, parse
+from flowrl.config import BottomUpConfig, flags, parse
 from flowrl.errors import EXIT_INTERRUPTED, ConfigError
 from flowrl.paths import DEFAULT_GRAPH
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.bottomup_parallel import SequentialConfig
 from flowrl.config import (
     BottomUpConfig,
     GraphConfig,
     LaunchConfig,
     PPOConfig,
     ScheduleConfig,
-    SequentialConfig,
-    TrainConfig,
     checked,
     flags,
     from_json,
@@ -25,6 +24,7 @@ from flowrl.config import (
     with_flags,
 )
 from flowrl.errors import ConfigError
+from flowrl.runs import TrainConfig
 
 OTHER = {
     "num_envs": 16,

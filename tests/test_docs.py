@@ -55,7 +55,7 @@ def names_for_another_guides():
     return sorted(name for name in names if re.fullmatch(r"[\w./]+", name))
 
 
-HOMES = ("config:", "config:PPOConfig.", "config:TrainConfig.", "config:ScheduleConfig.")
+HOMES = ("config:", "config:PPOConfig.", "runs:TrainConfig.", "config:ScheduleConfig.")
 HOMES += ("ppo.sharding:", "ppo.update:", "ppo.run_io:", "ppo.rollout:", "networks.moe:")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from flowrl import bottomup_parallel, config, storage
 from flowrl.bottomup_parallel import Feeder
-from flowrl.config import BottomUpConfig, PPOConfig, TrainConfig, with_flags
+from flowrl.config import BottomUpConfig, PPOConfig, with_flags
 from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, ConfigError, SkillError
 from flowrl.experts.merge import MERGE_RULES
 from flowrl.launchers import sandbox as sandboxes
@@ -28,7 +28,7 @@ from flowrl.parallel.skill_sources import SkillSources, skill_configs
 from flowrl.parallel.status import Completed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.runs import read_run
+from flowrl.runs import TrainConfig, read_run
 from flowrl.skills.graph import SkillGraph
 from tests.parallel.making import TABLE, WOOD, finish
 from tests.parallel.scheduling import NOW

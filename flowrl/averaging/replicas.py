@@ -20,7 +20,7 @@ from functools import partial
 from flowrl import storage
 from flowrl.averaging.rounds import Offer, Round, Rounds, closes_after, fold, pooled
 from flowrl.averaging.rules import OuterStep, Rule
-from flowrl.config import PPOConfig, TrainConfig, quorum_of, to_argv
+from flowrl.config import PPOConfig, quorum_of, to_argv
 from flowrl.errors import (
     EXIT_DISK_FULL,
     EXIT_DIVERGED,
@@ -33,7 +33,7 @@ from flowrl.errors import (
 from flowrl.launchers.process import die_with_parent
 from flowrl.launchers.sandbox import MEMORY_FRACTION, memory_share
 from flowrl.paths import RunPaths
-from flowrl.runs import read_progress, write_progress
+from flowrl.runs import TrainConfig, read_progress, write_progress
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS, _REPORT_SECONDS, _TRIES = 0.05, 1.0, 3

@@ -410,12 +410,11 @@ def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> Ski
 def _has_ended(paths: GraphPaths, line: Mapping[str, Any]) -> bool:
     """Whether no process of a launched run lives, which a scheduler may not have noticed yet."""
     handle = line.get("handle") or {}
-    pid, start_time = handle.get("pid"), handle.get("start_time")
-    if not start_time:
+    if not handle.get("start_time"):
         return False
     with suppress(OSError):  # it cannot be looked at now
         folder = paths.run(line["expert"], line["skill"]).folder
-        return not (process.alive(pid, start_time) or lock_held(folder))
+        return not (process.alive(handle["pid"], handle["start_time"]) or lock_held(folder))
     return False
 
 

@@ -28,11 +28,12 @@ import jax
 from jax._src import distributed  # its client has the barriers and the keys; nothing public has
 
 from flowrl import storage
-from flowrl.config import TrainConfig, to_argv
+from flowrl.config import to_argv
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.launchers.process import die_with_parent
 from flowrl.paths import RunPaths
 from flowrl.program_cache import digest_of_sources
+from flowrl.runs import TrainConfig
 
 logger = logging.getLogger(__name__)
 PROGRAM = ("-m", "flowrl.ppo_flow")

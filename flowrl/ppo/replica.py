@@ -20,7 +20,6 @@ import numpy as np
 
 from flowrl import storage
 from flowrl.averaging.rounds import Offer, Round, Rounds
-from flowrl.config import TrainConfig
 from flowrl.envs.skill_module import open_module
 from flowrl.envs.tasks import check_gains
 from flowrl.errors import FileRefusedError, FlowrlError
@@ -31,6 +30,7 @@ from flowrl.ppo.metrics import EpisodeLog
 from flowrl.ppo.progress import Reporter
 from flowrl.ppo.rollout import RolloutState
 from flowrl.ppo.trainer import open_run, prepare, use_compile_cache
+from flowrl.runs import TrainConfig
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.02

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl import runs, storage
-from flowrl.config import PPOConfig, TrainConfig, num_shards
+from flowrl.config import PPOConfig, num_shards
 from flowrl.envs.skill_module import TaskModule
 from flowrl.errors import (
     ConfigError,
@@ -37,6 +37,7 @@ from flowrl.runs import (
     ExpertReport,
     PlannedStep,
     RunResult,
+    TrainConfig,
     TrainingRun,
     expert_shapes,
 )

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from flowrl import storage
-from flowrl.config import PPOConfig, TrainConfig, num_shards
+from flowrl.config import PPOConfig, num_shards
 from flowrl.envs.base import WalkingEnv
 from flowrl.envs.skill_module import TaskModule, open_module
 from flowrl.envs.tasks import SkillEnv, check_gains, make_env
@@ -40,7 +40,7 @@ from flowrl.ppo.progress import Reporter
 from flowrl.ppo.run_io import Assignment, Best, Resumed
 from flowrl.ppo.sharding import place, shard_size, verify_distributed_setup
 from flowrl.program_cache import ProgramCache
-from flowrl.runs import Stopped
+from flowrl.runs import Stopped, TrainConfig
 
 _LEAST_STOCK = 256  # worlds, of all shards together
 

@@ -23,12 +23,12 @@ import numpy as np
 from flowrl import console, storage
 from flowrl.averaging import replicas
 from flowrl.averaging.rounds import Offer, Round, Rounds
-from flowrl.config import TrainConfig, parse
+from flowrl.config import parse
 from flowrl.errors import EXIT_DISK_FULL
 from flowrl.launchers.process import die_with_parent
 from flowrl.paths import RunPaths
 from flowrl.ppo_flow import StopSignal
-from flowrl.runs import Rates
+from flowrl.runs import Rates, TrainConfig
 from flowrl.storage import records
 
 SHAPES = {"params/kernel": (3, 40, 8), "opt_state/mu": (3, 40, 8)}

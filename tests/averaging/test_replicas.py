@@ -21,11 +21,12 @@ from flowrl import storage
 from flowrl.averaging.replicas import share_of_devices
 from flowrl.averaging.rounds import Round, Rounds, fold
 from flowrl.averaging.rules import OuterStep, Rule
-from flowrl.config import PPOConfig, TrainConfig, quorum_of, to_argv
+from flowrl.config import PPOConfig, quorum_of, to_argv
 from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE, ConfigError
 from flowrl.parallel.executor import _saved
 from flowrl.paths import RunPaths
 from flowrl.ppo_flow import refuse_other_form
+from flowrl.runs import TrainConfig
 from flowrl.storage import records
 from tests.averaging import stand_in
 from tests.waiting import limit, until

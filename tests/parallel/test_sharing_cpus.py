@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from flowrl import config
-from flowrl.config import BottomUpConfig, PPOConfig, SequentialConfig, TrainConfig, threads_for
+from flowrl.bottomup_parallel import SequentialConfig
+from flowrl.config import BottomUpConfig, PPOConfig, threads_for
 from flowrl.launchers import sandbox
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
+from flowrl.runs import TrainConfig
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 

@@ -12,10 +12,11 @@ import subprocess
 import pytest
 
 from flowrl import runs
-from flowrl.config import TrainConfig, parse
+from flowrl.config import parse
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from flowrl.experts import checkpoint
 from flowrl.ppo_flow import refuse_used_port
+from flowrl.runs import TrainConfig
 from tests.ppo.chaos_pair import FRAMES, begin, ended, follower_of, lives, one_of_two
 from tests.ppo.modules import run_folder
 from tests.waiting import until

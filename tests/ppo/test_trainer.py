@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flowrl import runs, storage
-from flowrl.config import PPOConfig, TrainConfig, with_flags
+from flowrl.config import PPOConfig, with_flags
 from flowrl.envs.skill_module import open_module
 from flowrl.errors import (
     EXIT_RESUMABLE,
@@ -32,7 +32,7 @@ from flowrl.ppo.programs import Programs, begin_programs
 from flowrl.ppo.run_io import read_assignment
 from flowrl.ppo_flow import EXIT_INTERRUPTED, StopSignal
 from flowrl.program_cache import ProgramCache
-from flowrl.runs import ExpertVersion, LineageEntry, expert_shapes
+from flowrl.runs import ExpertVersion, LineageEntry, TrainConfig, expert_shapes
 from tests.networks.making import words_of
 from tests.ppo.modules import WALK, relay_run, run_folder
 from tests.ppo.tiny_envs import Broken, Liar, Relay

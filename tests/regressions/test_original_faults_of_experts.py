@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flowrl import storage
-from flowrl.config import TrainConfig, with_flags
+from flowrl.config import with_flags
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, ResultRefusedError
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
@@ -21,7 +21,7 @@ from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo import trainer
 from flowrl.ppo.programs import begin_programs
 from flowrl.ppo_flow import StopSignal
-from flowrl.runs import PlannedStep, read_result
+from flowrl.runs import PlannedStep, TrainConfig, read_result
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import content_of, contents
 from tests.launchers.conftest import SUCCEED, end_of

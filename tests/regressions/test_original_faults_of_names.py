@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config import BottomUpConfig, SequentialConfig, TrainConfig, flags, parse, with_flags
+from flowrl.bottomup_parallel import SequentialConfig
+from flowrl.config import BottomUpConfig, flags, parse, with_flags
 from flowrl.errors import NameRefusedError
 from flowrl.launchers import gpus
 from flowrl.launchers.gpus import visible_devices
@@ -19,6 +20,7 @@ from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import GraphPaths, session_name
+from flowrl.runs import TrainConfig
 from flowrl.skills.graph import SkillGraph
 from tests.launchers.conftest import SLEEP, end_of, start_of, until
 from tests.launchers.tmux_sessions import sessions

@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from flowrl.config import BottomUpConfig, TrainConfig, parse, with_flags
+from flowrl.config import BottomUpConfig, parse, with_flags
 from flowrl.errors import ConfigError, CycleError, FileRefusedError, UnknownNeedError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import ExitCause
@@ -15,6 +15,7 @@ from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import process_completed_training
 from flowrl.paths import GraphPaths
+from flowrl.runs import TrainConfig
 from tests.parallel.making import GRAPH, WOOD, finish, frames, prepare, train
 from tests.parallel.scheduling import (
     FakeBackend,
