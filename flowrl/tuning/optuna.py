@@ -62,14 +62,14 @@ def _trial(given: SearchInput, point: Point, **facts: Any) -> FrozenTrial:
 def _distribution(dimension: Dimension) -> BaseDistribution:
     """Return unit coordinates for what is ordered, else the choices by number."""
     if dimension.kind == "choice":
-        return CategoricalDistribution(range(dimension.count))
+        return CategoricalDistribution(range(len(dimension.choices)))
     return FloatDistribution(0.0, 1.0)
 
 
 def _param(dimension: Dimension, point: Point) -> float:
-    unit = dimension.unit(point[dimension.name])
-    return int(unit * dimension.count) if dimension.kind == "choice" else unit
+    value = point[dimension.name]
+    return dimension.choices.index(value) if dimension.kind == "choice" else dimension.unit(value)
 
 
-def _value(dimension: Dimension, param: float) -> Any:
-    return dimension.value((param + 0.5) / dimension.count if dimension.kind == "choice" else param)
+def _value(dimension: Dimension, param: Any) -> Any:
+    return dimension.choices[param] if dimension.kind == "choice" else dimension.value(param)

@@ -103,12 +103,13 @@ def decide(sweep: Sweep, tried: Sequence[Tried]) -> SweepOutcome:
         if score is not None:
             scores.setdefault(repeats, {})[each.trial.seed] = score
             points[repeats] = each.trial.point
-    default = scores.pop(None, {})
+    default = scores.get(None, {})
+    others = {trial: found for trial, found in scores.items() if trial is not None}
     gains = []
-    for trial, found in scores.items():
+    for trial, found in others.items():
         pairs = [found[seed] - default[seed] for seed in sorted(found.keys() & default.keys())]
         if len(pairs) > 1:
-            mean, low, high = paired_interval(pairs, share=1 - (1 - _SURE) / len(scores))
+            mean, low, high = paired_interval(pairs, share=1 - (1 - _SURE) / len(others))
             gains.append(Gain(trial=trial, point=points[trial], mean=mean, low=low, high=high))
     best = max((gain for gain in gains if gain.low > 0), key=lambda gain: gain.mean, default=None)
     return SweepOutcome(
@@ -153,7 +154,8 @@ def apply_winner(graph: GraphPaths, sweep: Sweep, found: SweepOutcome) -> str:
         return f"no point is confirmed better than the default; the defaults of {skill} stay"
     said = f"{gain.said} over the default's {found.default:.3f}, with {found.seeds} fresh seeds"
     default, tuned = flags(sweep.base), flags(admissible(gain.point, sweep.base))  # as trained
-    point = {key: value for key, value in tuned.items() if value != default[key]} | gain.point
+    point = {key: value for key, value in tuned.items() if value != default[key]}
+    point.update(gain.point)
     values = "".join(f"{key} = {json.dumps(value)}\n" for key, value in point.items())
     storage.make_dir(graph.tuned)
     text = f"# flowrl sweep --name {name}: {said}\n[{json.dumps(skill)}]\n{values}"

@@ -89,7 +89,8 @@ def grid_points(space: Space) -> Iterator[Point]:
 
 
 def _levels(dimension: Dimension) -> list[Value]:
-    count = dimension.count if 0 < dimension.count <= _MOST_LISTED else _GRID
+    listed = len(dimension.choices)
+    count = listed if 0 < listed <= _MOST_LISTED else _GRID
     return [dimension.value((level + 0.5) / count) for level in range(count)]
 
 

@@ -38,7 +38,7 @@ _KINDS: Mapping[str, Kind] = {
 }
 _OF_GRAPH = ("layer_size", "activation")
 _FIXED = ("success_state_rate", "max_task_steps")  # the goal, which trials are compared by
-_FIELDS = (*(name for name in SKILL_SETTINGS if name not in _FIXED), *_OF_GRAPH)
+_FIELDS = tuple(name for name in SKILL_SETTINGS if name not in _FIXED)
 _SCALE = 0.5
 _DIGITS = 9  # of a number that is proposed
 _KEYS = {
@@ -52,31 +52,22 @@ _EXAMPLE = 'lr = {type = "log_uniform", min = 1e-4, max = 1e-2}'
 class Dimension:
     """One field of PPOConfig, and the values that it may take.
 
-    `scale` is the step from a good point to its neighbours, as a share of half the range.
+    A range of whole numbers or of powers of two lists them in `choices`. `scale` is the step from a
+    good point to its neighbours, as a share of half the range.
     """
 
     name: str
     kind: Kind
     low: float = 0.0
     high: float = 0.0
-    choices: tuple[Value, ...] = ()
+    choices: Sequence[Value] = ()
     scale: float = _SCALE
-
-    @property
-    def count(self) -> int:
-        """Return the number of values, or 0 if they are not listed."""
-        if self.kind == "uniform_pow2":
-            return round(math.log2(self.high / self.low)) + 1
-        return round(self.high - self.low) + 1 if self.kind == "int_uniform" else len(self.choices)
 
     def contains(self, value: object) -> bool:
         """Return whether this is one of the values."""
-        if self.kind == "choice":
-            return any(value == choice and type(value) is type(choice) for choice in self.choices)
-        if type(value) not in ((int,) if self._whole else (int, float)):
-            return False
-        inside = self.low <= value <= self.high  # type: ignore[operator]
-        return inside and (not self.count or self._at(self._index(value)) == value)
+        if self.choices:
+            return type(value) is type(self.choices[0]) and value in self.choices
+        return type(value) in self._types and self.low <= value <= self.high  # type: ignore[operator]
 
     def unit(self, value: Value) -> float:
         """Return where a value lies, in [0, 1].
@@ -86,37 +77,24 @@ class Dimension:
         """
         if not self.contains(value):
             raise ConfigError(f"{self.name} {value!r} is no value of the space")
-        if self.count:
-            return (self._index(value) + 0.5) / self.count
+        if self.choices:
+            return (self.choices.index(value) + 0.5) / len(self.choices)
         low, high, at = (self._warp(float(each)) for each in (self.low, self.high, value))
         return (at - low) / (high - low)
 
     def value(self, unit: float) -> Value:
         """Return the value at a place, which is clipped to [0, 1]."""
         unit = min(1.0, max(0.0, unit))
-        if self.count:
-            return self._at(min(self.count - 1, int(unit * self.count)))
+        if self.choices:
+            return self.choices[min(len(self.choices) - 1, int(unit * len(self.choices)))]
         low, high = self._warp(self.low), self._warp(self.high)
         value = float(f"{self._unwarp(low + unit * (high - low)):.{_DIGITS}g}")
         value = min(self.high, max(self.low, value))
-        return round(value) if self._whole else value
+        return value if float in self._types else round(value)
 
     @property
-    def _whole(self) -> bool:
-        return arguments.arguments(PPOConfig)[self.name].type is int
-
-    def _at(self, index: int) -> Value:
-        """Return a listed value."""
-        if self.kind == "choice":
-            return self.choices[index]
-        return self.low + index if self.kind == "int_uniform" else self.low * 2**index
-
-    def _index(self, value: Any) -> int:
-        if self.kind == "choice":
-            return self.choices.index(value)
-        return round(
-            value - self.low if self.kind == "int_uniform" else math.log2(value / self.low)
-        )
+    def _types(self) -> tuple[type, ...]:
+        return (int,) if _type_of(self.name) is int else (int, float)
 
     def _warp(self, value: float) -> float:
         if self.kind == "log_uniform":
@@ -209,22 +187,22 @@ class SearchInput:
         ]
 
 
-def read_space(path: Path, *, whole_graph: bool = False) -> Space:
+def read_space(path: Path) -> Space:
     """Read a space from a TOML or JSON file.
 
     Raises:
       ConfigError: it cannot be read, or as `space_from_data`.
     """
     if path.suffix != ".json":
-        return space_from_data(arguments.toml(path, flag="space"), str(path), whole_graph)
+        return space_from_data(arguments.toml(path, flag="space"), str(path))
     try:
         document = read_json(path)
     except (FlowrlError, OSError) as error:
         raise ConfigError(f"--space {path} cannot be read: {format_error(error)}") from error
-    return space_from_data(document, str(path), whole_graph)
+    return space_from_data(document, str(path))
 
 
-def parse_vary(items: Sequence[str], *, whole_graph: bool = False) -> Space:
+def parse_vary(items: Sequence[str]) -> Space:
     """Read a space from `--vary FIELD=KIND:…`.
 
     >>> parse_vary(["lr=log:1e-4:1e-2"]).from_unit(np.array([0.5]))
@@ -246,10 +224,10 @@ def parse_vary(items: Sequence[str], *, whole_graph: bool = False) -> Space:
             )
         values = [ends[0].split(",")] if keys == ["choices"] else ends
         data[name] = {"type": kind, **dict(zip(keys, values, strict=True))}
-    return space_from_data(data, "--vary", whole_graph)
+    return space_from_data(data, "--vary")
 
 
-def space_from_data(data: Mapping[str, Any], place: str, whole_graph: bool = False) -> Space:
+def space_from_data(data: Mapping[str, Any], place: str) -> Space:
     """Return the space that plain JSON values describe; `place` says where they stand.
 
     Raises:
@@ -260,7 +238,7 @@ def space_from_data(data: Mapping[str, Any], place: str, whole_graph: bool = Fal
     found = []
     for name, written in data.items():
         try:
-            _check_name(name, whole_graph)
+            _check_name(name)
             found.append(_dimension(name, written))
         except ConfigError as error:
             raise ConfigError(f"{place}: {name}: {error}") from error
@@ -295,17 +273,16 @@ def _written(dimension: Dimension) -> dict[str, Any]:
     return {**written, "min": dimension.low, "max": dimension.high}
 
 
-def _check_name(name: str, whole_graph: bool) -> None:
+def _check_name(name: str) -> None:
     if name in _FIXED:
         raise ConfigError("says what trials are compared by, so all have the same; leave it out")
+    if name in _OF_GRAPH:
+        raise ConfigError(
+            "is the same for all experts of a graph, which train in one stacked tree; leave it out"
+        )
     if name not in _FIELDS:
         near = closest(name, _FIELDS)
         raise ConfigError(f"is no field that can be varied{near}; there are {', '.join(_FIELDS)}")
-    if name in _OF_GRAPH and not whole_graph:
-        raise ConfigError(
-            "is the same for all experts of a graph, which train in one stacked tree; "
-            "leave it out, or vary it for the whole graph"
-        )
 
 
 def _dimension(name: str, written: object) -> Dimension:
@@ -316,11 +293,20 @@ def _dimension(name: str, written: object) -> Dimension:
     if kind == "choice":
         choices = _choices(name, given["choices"])
         return Dimension(name=name, kind=kind, choices=choices, scale=scale)
-    if arguments.arguments(PPOConfig)[name].type not in (int, float):
+    if _type_of(name) not in (int, float):
         raise ConfigError(f'has no range of values; use type = "choice", not {kind}')
     low, high = (arguments.value_of(PPOConfig, name, [str(given[end])]) for end in ("low", "high"))
-    _check_range(kind, low, high)
-    return Dimension(name=name, kind=kind, low=low, high=high, scale=scale)
+    _check_range(name, kind, low, high)
+    choices = ()
+    if kind == "int_uniform":
+        choices = range(low, high + 1)
+    elif kind == "uniform_pow2":
+        choices = tuple(low * 2**power for power in range(round(math.log2(high / low)) + 1))
+    return Dimension(name=name, kind=kind, low=low, high=high, choices=choices, scale=scale)
+
+
+def _type_of(name: str) -> object:
+    return arguments.arguments(PPOConfig)[name].type
 
 
 def _given(written: object) -> tuple[Kind, dict[str, Any]]:
@@ -349,15 +335,15 @@ def _choices(name: str, written: object) -> tuple[Value, ...]:
     return found
 
 
-def _check_range(kind: Kind, low: float, high: float) -> None:
+def _check_range(name: str, kind: Kind, low: float, high: float) -> None:
     if low >= high:
         raise ConfigError(f"min {low} must be below max {high}")
     if kind == "log_uniform" and low <= 0:
         raise ConfigError(f"min {low} has no logarithm; choose more than 0, or type uniform")
     if kind == "logit" and high >= 1:
         raise ConfigError(f"max {high} must be below 1, which 1 - x in log cannot reach")
-    if kind == "int_uniform" and (low % 1 or high % 1):
-        raise ConfigError(f"min {low} and max {high} must be whole numbers; or use uniform")
+    if kind == "int_uniform" and _type_of(name) is not int:
+        raise ConfigError("is no whole number; use type uniform")
     if kind == "uniform_pow2" and not all(_is_pow2(end) for end in (low, high)):
         raise ConfigError(f"min {low} and max {high} must be powers of two, such as 32 and 256")
 

@@ -98,6 +98,8 @@ def test_a_space_is_written_and_read_back():
         ("seed=int:1:9", "seed: is no field that can be varied"),
         ("success_state_rate=uniform:0.1:0.9", "trials are compared by"),
         ("layer_size=pow2:32:256", "same for all experts"),
+        ("activation=choice:tanh,relu", "same for all experts"),
+        ("ent_coef=int:0:2", "use type uniform"),
         ("lr=log:-1:1", "must be above 0"),
         ("ent_coef=log:0:1", "no logarithm"),
         ("ent_coef=log:-1:1", "no logarithm"),
@@ -154,9 +156,11 @@ def test_a_field_is_varied_once():
         parse_vary(["lr=log:1e-4:1e-2", "lr=log:1e-4:1e-3"])
 
 
-def test_sizes_are_varied_for_the_whole_graph_alone():
-    items = ["layer_size=pow2:32:256", "activation=choice:tanh,relu"]
-    assert parse_vary(items, whole_graph=True).dimensions[1].choices == ("tanh", "relu")
+def test_a_long_range_of_whole_numbers_is_not_written_out():
+    (frames,) = parse_vary(["total_timesteps=int:1:1000000000"]).dimensions
+    assert frames.contains(999_999_999)
+    assert not frames.contains(True)
+    assert frames.value(frames.unit(123_456_789)) == 123_456_789
 
 
 def test_minibatches_are_repaired_to_the_nearest_number_that_divides_the_rows():
