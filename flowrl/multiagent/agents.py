@@ -36,26 +36,20 @@ _Moves = tuple[Callable[..., Any], Callable[[jax.Array], Any], jax.Array]
 
 
 class Policy(NamedTuple):
-    """What acting needs of the agents."""
+    """What acting needs of the agents; leaves `[A, …]`, or one agent's without that axis."""
 
-    network: Packed  # leaves [A, …]
+    network: Packed
     id: jax.Array  # int32[A]; an agent's random numbers follow it
+    mask: jax.Array  # bool[A, N], the actions that the agent has
     epsilon: jax.Array  # f32[A], dqn's share of random actions
 
 
-class _Own(NamedTuple):
-    """What else is an agent's own in an epoch; leaves `[A, …]`, or one agent's."""
-
-    mask: jax.Array  # bool[A, N], the actions that the agent has
-    hyper: Hyperparameters  # leaves f32[A]
-    key: jax.Array  # key[A]
-
-
 class Agents(NamedTuple):
-    """What learning changes; leaves `[A, …]`, or one agent's without that axis."""
+    """What learning needs and changes; leaves `[A, …]`, or one agent's without that axis."""
 
     policy: Policy
     opt_state: Any
+    hyper: Hyperparameters  # leaves f32[A]
     alive: jax.Array  # bool[A]; a frozen agent's loss was not finite
     epoch: jax.Array  # int32[A], epochs learned from
     target: Packed | None = None  # dqn's
@@ -67,165 +61,171 @@ def init(config: LearnerConfig, sizes: Sizes) -> Agents:
     key, number = jax.random.key(config.seed), len(sizes.actions)
     each = [_fresh(config, sizes, agent, jax.random.fold_in(key, agent)) for agent in range(number)]
     network: Packed = pack(stack_experts(each))
-    is_dqn, width = config.algorithm == "dqn", max(sizes.observations)
-    dtype = {"f32": jnp.float32, "f16": jnp.float16}[config.memory_precision]
-    ring = stack_experts([buffers.empty_ring(config.capacity, width, dtype=dtype)] * number)
-    return Agents(
-        policy=Policy(network, jnp.arange(number), jnp.full(number, 1.0 * is_dqn)),
+    agents = Agents(
+        policy=Policy(
+            network=network,
+            id=jnp.arange(number, dtype=jnp.int32),
+            mask=jnp.arange(max(sizes.actions)) < jnp.asarray(sizes.actions)[:, None],
+            epsilon=jnp.full(number, 1.0 if config.algorithm == "dqn" else 0.0),
+        ),
         opt_state=optimizer.init(network),
+        hyper=_hyperparameters(config, number),
         alive=jnp.ones(number, bool),
         epoch=jnp.zeros(number, jnp.int32),
-        target=network if is_dqn else None,
-        ring=ring if is_dqn else None,
     )
+    if config.algorithm == "ppo":
+        return agents
+    dtype = {"f32": jnp.float32, "f16": jnp.float16}[config.memory_precision]
+    ring = buffers.empty_ring(config.capacity, max(sizes.observations), dtype=dtype)
+    return agents._replace(target=network, ring=stack_experts([ring] * number))
 
 
-def act(  # noqa: PLR0917 — jitted: its arguments are data
-    config: LearnerConfig, sizes: Sizes, policy: Policy, obs: jax.Array, key: jax.Array
+def act(
+    config: LearnerConfig, policy: Policy, obs: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Actions int32, their log-probabilities and the values expected, f32, each `[A, B]`.
 
     Args:
       config: the algorithm and the activation.
-      sizes: of the agents' observations and actions.
       policy: leaves `[A, …]`.
       obs: f32 `[A, B, O]`.
       key: of this turn.
     """
-    return jax.vmap(partial(_act, config))(policy, _masks(sizes), obs, _keys(policy, key))
+    return jax.vmap(partial(_act, config))(policy, obs, _keys(policy, key))
 
 
-def learn(  # noqa: PLR0917 — jitted: its arguments are data
-    config: LearnerConfig, sizes: Sizes, agents: Agents, rollout: Rollout, key: jax.Array
+def learn(
+    config: LearnerConfig, agents: Agents, rollout: Rollout, key: jax.Array
 ) -> tuple[Agents, Figures]:
     """Move every agent by its own rows; an agent whose loss is not finite is frozen as it was.
 
     Args:
       config: the algorithm and its numbers.
-      sizes: of the agents' observations and actions.
       agents: leaves `[A, …]`.
       rollout: one epoch, leaves `[A, …]`.
       key: of this epoch.
 
     Returns:
-      The agents, and means over the moves, each f32 `[A]`; "loss" is always there.
+      The agents, and means over the moves, each f32 `[A]`; "loss" is always there. They are NaN in
+      an epoch that only fills dqn's memories.
     """
-    ring = agents.ring
-    if ring is not None:
-        ring = jax.vmap(lambda ring, one: buffers.add(ring, buffers.transitions(one)))(
-            ring, rollout
-        )
-    hyper = hyperparameters(config, len(sizes.actions))
-    own = _Own(_masks(sizes), hyper, _keys(agents.policy, key))
-    agents = agents._replace(ring=None, epoch=agents.epoch + 1)
-    source = rollout if ring is None else ring
-    moved, figures = jax.vmap(partial(_learn, config))(agents, own, source)
-    return moved._replace(ring=ring), figures
+    agents, keys = agents._replace(epoch=agents.epoch + 1), _keys(agents.policy, key)
+    if agents.ring is None:
+        return jax.vmap(partial(_learn_ppo, config))(agents, rollout, keys)
+    agents = jax.vmap(partial(_remember, config))(agents, rollout)
+
+    def train() -> tuple[Agents, Figures]:
+        return jax.vmap(partial(_learn_dqn, config))(agents, keys)
+
+    def wait() -> tuple[Agents, Figures]:
+        shapes = jax.eval_shape(train)[1]
+        return agents, {name: jnp.full(it.shape, jnp.nan) for name, it in shapes.items()}
+
+    return jax.lax.cond(agents.epoch[0] % config.train_interval == 0, train, wait)
 
 
-def hyperparameters(config: LearnerConfig, number: int) -> Hyperparameters:
-    """The numbers of each agent's moves, leaves f32 `[A]`."""
-
-    def of_all(name: str) -> np.ndarray:
-        return np.broadcast_to(np.asarray(getattr(config, name), np.float32), (number,))
-
-    return Hyperparameters(*map(of_all, Hyperparameters._fields))
-
-
-def _learn(
-    config: LearnerConfig, agents: Agents, own: _Own, source: Rollout | Ring
+def _learn_ppo(
+    config: LearnerConfig, agent: Agents, rollout: Rollout, key: jax.Array
 ) -> tuple[Agents, Figures]:
-    """Move one agent by its rollout, or by what its memory holds."""
-    is_ppo = isinstance(source, Rollout)
-    moves = _ppo_moves(config, own, source) if is_ppo else _dqn_moves(config, own, source)
-    loss, take, draws = moves
-
-    def move(state: tuple[Any, ...], draw: jax.Array):
-        network, opt_state, target = state
-        grads, figures = jax.grad(loss, has_aux=True)(network, target, take(draw))
-        one = jax.tree.map(lambda leaf: leaf[None], (network, opt_state, grads))
-        params, opt_state, grads = one
-        moved = optimizer.step(
-            own.hyper, params=params, state=opt_state, grads=grads, rows=jnp.ones(1, jnp.int32)
-        )
-        network, opt_state = jax.tree.map(lambda leaf: leaf[0], moved)
-        if target is not None:
-            follow = lambda old, new: old + config.target_rate * (new - old)  # noqa: E731
-            target = jax.tree.map(follow, target, network)
-        return (network, opt_state, target), figures
-
-    before = agents.policy.network, agents.opt_state, agents.target
-    after, figures = jax.lax.scan(move, before, draws)
-    figures = {name: figure.mean() for name, figure in figures.items()}
-    alive = agents.alive & all_finite((figures["loss"], after))
-    kept = jax.tree.map(partial(jnp.where, alive), after, before)
-    policy = agents.policy._replace(network=kept[0])
-    if not is_ppo:
-        fall = (1 - config.explore_share) / config.explore_epochs
-        policy = policy._replace(epsilon=jnp.maximum(policy.epsilon - fall, config.explore_share))
-    return agents._replace(policy=policy, opt_state=kept[1], target=kept[2], alive=alive), figures
-
-
-def _ppo_moves(config: LearnerConfig, own: _Own, rollout: Rollout) -> _Moves:
-    """PPO's loss of a minibatch, how one is taken, and the rows of each: passes in new orders."""
-    advantage = gae.advantages(
-        rollout.reward,
-        rollout.value,
-        boundaries=rollout.done,
-        last_value=rollout.last_value,
-        gamma=own.hyper.gamma,
-        lam=own.hyper.gae_lambda,
-    )
-    spread = jnp.sqrt(jnp.square(advantage - advantage.mean()).mean())
-    rows = Rows(
-        obs=rollout.obs,
-        expert=rollout.action,  # not read: all rows are this agent's
-        action=rollout.action,
-        log_prob=rollout.log_prob,
-        advantage=(advantage - advantage.mean()) / (spread + 1e-8),
-        target=advantage + rollout.value,
-    )
-    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)
-    bits = jax.random.bits(own.key, (config.update_epochs, rollout.reward.size))
+    """Move one agent by passes over its rollout, each in a new order."""
+    rows = _rows(agent.hyper, rollout)
+    bits = jax.random.bits(key, (config.update_epochs, rollout.reward.size))
     orders = jnp.argsort(bits, axis=-1).reshape(_number_of_moves(config), -1)
 
-    def loss(network: Packed, _: None, rows: Rows):
-        logits, value = _logits(config, network, rows.obs, own.mask)
-        each, figures = ppo_loss(logits, value, rows, hyper=own.hyper)
-        figures = {name: figure.mean() for name, figure in figures.items()}
-        return each.mean(), {"loss": each.mean(), **figures}
+    def loss(network: Packed, _: None, rows: Rows) -> tuple[jax.Array, Figures]:
+        logits, value = _logits(config, agent.policy._replace(network=network), rows.obs)
+        figures = ppo_loss(logits, value, rows, hyper=agent.hyper)
+        loss, figures = jax.tree.map(jnp.mean, figures)
+        return loss, {"loss": loss, **figures}
 
-    return loss, lambda index: jax.tree.map(lambda leaf: leaf[index], rows), orders
+    def take(index: jax.Array) -> Rows:
+        return jax.tree.map(lambda leaf: leaf[index], rows)
+
+    return _moved(config, agent, (loss, take, orders))
 
 
-def _dqn_moves(config: LearnerConfig, own: _Own, ring: Ring) -> _Moves:
-    """DQN's loss of a minibatch, how one is drawn from the memory, and a key for each."""
-    loss = partial(dqn.dqn_loss, mask=own.mask, gamma=own.hyper.gamma, activation=config.activation)
-    take = partial(buffers.sample, ring, size=config.batch_size)
-    return loss, take, jax.random.split(own.key, _number_of_moves(config))
+def _learn_dqn(config: LearnerConfig, agent: Agents, key: jax.Array) -> tuple[Agents, Figures]:
+    """Move one agent by what its memory holds."""
+    mask, gamma = agent.policy.mask, agent.hyper.gamma
+    loss = partial(dqn.dqn_loss, mask=mask, gamma=gamma, activation=config.activation)
+    take = partial(buffers.sample, agent.ring, size=config.batch_size)
+    return _moved(config, agent, (loss, take, jax.random.split(key, _number_of_moves(config))))
+
+
+def _moved(config: LearnerConfig, agent: Agents, moves: _Moves) -> tuple[Agents, Figures]:
+    """One agent after all moves, or as it was if a number is not finite then; mean figures."""
+    loss, take, draws = moves
+
+    def move(state: tuple[Packed, Any, Packed | None], draw: jax.Array):
+        network, opt_state, target = state
+        grads, figures = jax.grad(loss, has_aux=True)(network, target, take(draw))
+        alone = jax.tree.map(lambda leaf: leaf[None], (network, opt_state, grads))
+        named = dict(zip(("params", "state", "grads"), alone, strict=True))
+        after = optimizer.step(agent.hyper, **named, rows=jnp.ones(1, jnp.int32))
+        network, opt_state = jax.tree.map(lambda leaf: leaf[0], after)
+        rate = config.target_rate
+        target = target and jax.tree.map(lambda old, new: old + rate * (new - old), target, network)
+        return (network, opt_state, target), figures
+
+    before = agent.policy.network, agent.opt_state, agent.target
+    after, figures = jax.lax.scan(move, before, draws)
+    figures = {name: figure.mean() for name, figure in figures.items()}
+    alive = agent.alive & all_finite((figures["loss"], after))
+    network, opt_state, target = jax.tree.map(partial(jnp.where, alive), after, before)
+    policy = agent.policy._replace(network=network)
+    return agent._replace(policy=policy, opt_state=opt_state, target=target, alive=alive), figures
 
 
 def _number_of_moves(config: LearnerConfig) -> int:
     return config.update_epochs * config.num_minibatches
 
 
-def _act(  # noqa: PLR0917 — mapped over agents: its arguments are data
-    config: LearnerConfig, policy: Policy, mask: jax.Array, obs: jax.Array, key: jax.Array
+def _rows(hyper: Hyperparameters, rollout: Rollout) -> Rows:
+    """The steps `[T, B, …]` of one agent as rows `[T × B, …]`, with advantages and targets."""
+    advantage = gae.advantages(
+        rollout.reward,
+        rollout.value,
+        boundaries=rollout.done,
+        last_value=rollout.last_value,
+        gamma=hyper.gamma,
+        lam=hyper.gae_lambda,
+    )
+    rows = Rows(
+        obs=rollout.obs,
+        expert=jnp.zeros_like(rollout.action),
+        action=rollout.action,
+        log_prob=rollout.log_prob,
+        advantage=(advantage - advantage.mean()) / (advantage.std() + 1e-8),
+        target=advantage + rollout.value,
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)
+
+
+def _remember(config: LearnerConfig, agent: Agents, rollout: Rollout) -> Agents:
+    """One agent with its rollout in its memory, and so many random actions as its epoch asks."""
+    ring = buffers.add(agent.ring, buffers.transitions(rollout))
+    fallen = agent.epoch * (1 - config.explore_share) / config.explore_epochs
+    epsilon = jnp.maximum(1 - fallen, config.explore_share)
+    return agent._replace(ring=ring, policy=agent.policy._replace(epsilon=epsilon))
+
+
+def _act(
+    config: LearnerConfig, policy: Policy, obs: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Actions, log-probabilities and values `[B]` of one agent."""
     if config.algorithm == "dqn":
-        q = dqn.q_values(policy.network, obs, mask, activation=config.activation)
-        action = dqn.explore(q, mask, policy.epsilon, key)
+        q = dqn.q_values(policy.network, obs, policy.mask, activation=config.activation)
+        action = dqn.explore(q, policy.mask, policy.epsilon, key)
         return action, jnp.zeros(obs.shape[0]), q.max(-1)
-    logits, value = _logits(config, policy.network, obs, mask)
+    logits, value = _logits(config, policy, obs)
     action = jax.random.categorical(key, logits).astype(jnp.int32)
     log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], -1)[:, 0]
     return action, log_prob, value
 
 
-def _logits(config: LearnerConfig, network: Packed, obs: jax.Array, mask: jax.Array):
-    logits, value = forward(network, obs, activation=config.activation)
-    return jnp.where(mask, logits, dqn.NEVER), value
+def _logits(config: LearnerConfig, policy: Policy, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    logits, value = forward(policy.network, obs, activation=config.activation)
+    return jnp.where(policy.mask, logits, dqn.NEVER), value
 
 
 def _fresh(config: LearnerConfig, sizes: Sizes, agent: int, key: jax.Array) -> Any:
@@ -243,9 +243,13 @@ def _fresh(config: LearnerConfig, sizes: Sizes, agent: int, key: jax.Array) -> A
     return unflatten_dict({path: padded(path, leaf) for path, leaf in leaves.items()}, sep="/")
 
 
-def _masks(sizes: Sizes) -> np.ndarray:
-    """bool `[A, N]`: the actions that each agent has."""
-    return np.arange(max(sizes.actions)) < np.asarray(sizes.actions)[:, None]
+def _hyperparameters(config: LearnerConfig, number: int) -> Hyperparameters:
+    """The numbers of each agent's moves, leaves f32 `[A]`."""
+
+    def of_all(name: str) -> jax.Array:
+        return jnp.broadcast_to(jnp.asarray(getattr(config, name), jnp.float32), (number,))
+
+    return Hyperparameters(*map(of_all, Hyperparameters._fields))
 
 
 def _keys(policy: Policy, key: jax.Array) -> jax.Array:

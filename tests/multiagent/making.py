@@ -50,12 +50,12 @@ def rollout(sizes: Sizes = SIZES, seed: int = 0) -> Rollout:
 
 
 @cache
-def learner(config: LearnerConfig, sizes: Sizes = SIZES):
+def learner(config: LearnerConfig):
     """`learn`, compiled once for all tests."""
-    return jax.jit(partial(agents.learn, config, sizes))
+    return jax.jit(partial(agents.learn, config))
 
 
 @cache
-def actor(config: LearnerConfig, sizes: Sizes = SIZES):
+def actor(config: LearnerConfig):
     """`act`, compiled once for all tests."""
-    return jax.jit(partial(agents.act, config, sizes))
+    return jax.jit(partial(agents.act, config))
