@@ -69,7 +69,8 @@ class PPOConfig(Configuration):
     success_state_rate: Share = 0.8
     """Stop early when this share of recent episodes succeeds at the plan's last step."""
     stop_when_stuck: bool = False
-    """Stop early, too, when the success so far says that it will hardly rise in the steps left."""
+    """Stop early, too, when the success so far says that it will hardly rise in the steps left; a
+    skill whose next attempt gets stuck no higher is not tried again."""
     lr: AboveZero = 1e-3
     """Adam's learning rate."""
     anneal_lr: bool = True

@@ -176,7 +176,8 @@ def _finished(entry: Entry, status: Running, result: RunResult, context: StepCon
         return replace(entry, status=Failed(why=why, attempt=status.attempt, at=context.now))
     if result.success_rate < least:
         why = f"succeeded in {result.success_rate:.1%} of the episodes, under {least:.1%}"
-        return charged(entry, why, result.frames, context)
+        tried = charged(entry, why, result.frames, context)
+        return _unless_in_vain(tried, result, context) if result.stopped == "converged" else tried
     merging = Merging(
         run_id=status.run_id,
         attempt=status.attempt,
@@ -186,6 +187,18 @@ def _finished(entry: Entry, status: Running, result: RunResult, context: StepCon
         since=context.now,
     )
     return replace(entry, refusals=0, requeues=0, status=merging)
+
+
+def _unless_in_vain(entry: Entry, result: RunResult, context: StepContext) -> Entry:
+    """The entry after an attempt that got stuck: failed, if that was no higher than the last one.
+
+    Only `--stop_when_stuck` ends attempts so.
+    """
+    status, highest = entry.status, entry.stuck_at
+    if highest is None or result.success_rate > highest or not isinstance(status, Waiting):
+        return replace(entry, stuck_at=result.success_rate)
+    why = f"{status.why}; it got stuck no higher than an attempt before"
+    return replace(entry, status=Failed(why=why, attempt=status.attempt - 1, at=context.now))
 
 
 def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: StepContext) -> Entry:

@@ -195,5 +195,6 @@ class Entry:
     refusals: Natural = 0  # launches refused, or merges deferred, in a row
     requeues: Natural = 0  # uncharged ends in a row
     error_at: Natural | None = None  # the checkpoints saved when the last attempt met an error
+    stuck_at: Share | None = None  # the highest success at which an attempt got stuck
     trained: Completed | None = None  # while a completed skill is trained on: what it was before
     more_frames: Natural = 0  # of the run that trains it on; 0 for --total_timesteps

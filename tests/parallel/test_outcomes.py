@@ -29,6 +29,11 @@ MERGING = Merging(
 )
 ENTRY = Entry(skill="A", needs=(), order=0, status=RUNNING, expert=0)
 
+RESULT = RunResult(
+    run_id="e0.a1.x", frames=8, experts=(), success_rate=0.5, step_success=(0.5,),
+    mean_episode_length=2.0, updates=1, wall_seconds=1.0, stopped_early=False,
+)  # fmt: skip
+
 
 def context(**schedule) -> StepContext:
     return StepContext(now=NOW, schedule=ScheduleConfig(retry_backoff=5.0, **schedule), devices={})
@@ -214,11 +219,37 @@ def test_a_run_that_is_given_up_has_used_its_frames():
 
 
 def test_a_result_ends_the_counts_of_refusals_and_requeues():
-    result = RunResult(
-        run_id="e0.a1.x", frames=8, experts=(), success_rate=0.5, step_success=(0.5,),
-        mean_episode_length=2.0, updates=1, wall_seconds=1.0, stopped_early=False,
-    )  # fmt: skip
-    event = RunEnded("A", "e0.a1.x", result)
+    event = RunEnded("A", "e0.a1.x", RESULT)
     entry = outcomes.after_end(replace(ENTRY, refusals=3, requeues=3), event, context())
     assert isinstance(entry.status, Merging)
     assert (entry.refusals, entry.requeues) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "attempts"),
+    [
+        ([(0.0, "converged"), (0.0, "converged")], 2),
+        ([(0.001, "converged"), (0.002, "converged"), (0.001, "converged")], 3),
+        ([(0.0, "converged"), (0.0, ""), (0.0, "converged")], 3),
+        ([(0.0, ""), (0.0, ""), (0.0, ""), (0.0, ""), (0.0, "")], 5),
+        ([(0.0, "pruned"), (0.0, "pruned"), (0.001, "pruned"), (0.0, ""), (0.0, "")], 5),
+        ([(0.0, "converged"), (0.3, "converged")], 2),
+    ],
+)
+def test_an_attempt_that_gets_stuck_no_higher_than_one_before_is_the_last(ends, attempts):
+    entry = ENTRY
+    for number, (success, stopped) in enumerate(ends, start=1):
+        result = replace(RESULT, success_rate=success, stopped=stopped)
+        event = RunEnded("A", "e0.a1.x", result)
+        entry = outcomes.after_end(entry, event, context(max_retries=4))
+        last, tried = entry.status, number
+        if not isinstance(last, Waiting):
+            break
+        entry = replace(entry, status=replace(RUNNING, attempt=last.attempt))
+    assert tried == attempts
+    if success >= 0.01:
+        assert isinstance(last, Merging)
+    else:
+        assert isinstance(last, Failed)
+        assert last.attempt == attempts
+        assert ("got stuck no higher" in last.why) == (stopped == "converged")
