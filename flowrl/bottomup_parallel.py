@@ -125,7 +125,8 @@ def train_graph(config: BottomUpConfig) -> int:
             record_graph(layout, config.ppo)
             if config.command:
                 notices.publish(layout, "command", config.command)
-            notices.publish(layout, sandbox.NOTICE, confinement.said)
+            packed = "; those of --pack are not" if config.launch.pack > 1 else ""
+            notices.publish(layout, sandbox.NOTICE, confinement.said + packed)
 
         scheduler.when_there_is_room(set_up)
         backend = TrainingBackend(

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -66,32 +67,36 @@ def run_program(
     return guarded(run)
 
 
-def guarded(program: Callable[[], int]) -> int:
-    """Call a program; an error of flowrl or of the disk becomes one line and its exit code."""
+def guarded(program: Callable[[], int], stream: TextIO | None = None) -> int:
+    """Call a program; an error of flowrl or of the disk becomes one line and its exit code.
+
+    The line goes to `stream` (default: standard error).
+    """
+    stream = stream or sys.stderr
     try:
         return program()
     except FlowrlError as error:
-        _print_error(str(error))
+        _print_error(stream, str(error))
         return EXIT_DISK_FULL if classify_io_error(error) == "disk" else error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of the output has ended
+        stream.close()  # the reader of the output has ended
         return 0
     except OSError as error:
         if error.errno in _BAD_NAME:
-            _print_error(f"{format_error(error)}; choose another name")
+            _print_error(stream, f"{format_error(error)}; choose another name")
             return EXIT_USAGE
         if not (problem := classify_io_error(error)):
             raise
-        _print_error(f"{format_error(error)}; repair that and start again to go on")
+        _print_error(stream, f"{format_error(error)}; repair that and start again to go on")
         return EXIT_DISK_FULL if problem == "disk" else EXIT_IO
 
 
-def _print_error(text: str) -> None:
+def _print_error(stream: TextIO, text: str) -> None:
     """Print an error without what would steer the terminal, or is secret: it may quote anything."""
     text = redacted(text, secrets_of(os.environ))
-    sys.stderr.write("\n".join(map(printable, f"flowrl: {text}".split("\n"))) + "\n")
+    stream.write("\n".join(map(printable, f"flowrl: {text}".split("\n"))) + "\n")
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:
@@ -100,14 +105,21 @@ def _without_secrets(record: logging.LogRecord) -> bool:
     return True
 
 
+def log_handler(stream: TextIO) -> logging.Handler:
+    """Writes one plain line per event, without secrets."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    handler.addFilter(_without_secrets)
+    return handler
+
+
 def start_logging() -> None:
     """Log one line per event: coloured above the live table on a terminal, plain elsewhere."""
     # XLA reports a slow compilation as an error; its real errors are exceptions in Python, too.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    handler: logging.Handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    handler = log_handler(sys.stderr)
     if ERRORS.is_terminal:
         handler = RichHandler(console=ERRORS, show_path=False, log_time_format="%H:%M:%S")
-    handler.addFilter(_without_secrets)
+        handler.addFilter(_without_secrets)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("flowrl").setLevel(logging.INFO)

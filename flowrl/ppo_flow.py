@@ -8,6 +8,7 @@ command line, and with 1 for anything else, the reason in one line.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.paths import RunPaths
 from flowrl.runs import TrainConfig
 
+logger = logging.getLogger(__name__)
 PROGRAM = "python -m flowrl.ppo_flow"
 
 
@@ -80,6 +82,12 @@ def _train(config: TrainConfig) -> int:
             from flowrl.averaging import replicas  # and NumPy
 
             return replicas.run(config, stop)
+        if config.pack_folder:
+            from flowrl.multiagent import packed  # most runs train by themselves
+
+            if (code := packed.train(config, stop)) is not None:
+                return code
+            logger.info("the pack is full; the run trains in this process")
         if config.coordinator is not None and config.process_id == 0:
             refuse_used_port(config.coordinator)
         from flowrl.ppo import trainer  # --help does not wait for jax

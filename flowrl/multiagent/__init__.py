@@ -1,1 +1,1 @@
-"""Independent learners: many agents in one world, none of which shares anything with another."""
+"""Several learners in one process: independent agents of a world, and skills of a graph."""

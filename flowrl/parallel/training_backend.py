@@ -34,7 +34,7 @@ from flowrl.parallel.run_folder import (
 )
 from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import prepare_training_run
-from flowrl.paths import GraphPaths, RunPaths, session_name
+from flowrl.paths import GraphPaths, RunPaths, session_name, slug
 from flowrl.runs import RunResult, TrainingRun, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.settings import SkillConfig, for_skill
@@ -43,6 +43,7 @@ from flowrl.storage import records
 logger = logging.getLogger(__name__)
 _MORE = "flowrl train-more"  # the origin of the steps that it asked for
 _OF_BUDGET = ("total_timesteps", "average_every", "grad_sync_period")  # what is left changes them
+logger = logging.getLogger(__name__)
 # A run that takes longer hangs, although it reports progress; --run_timeout overrules this.
 _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
 
@@ -81,12 +82,17 @@ class JobBuilder:
         self.confinement = confinement
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
 
-    def job(self, prepared: PreparedRun, request: RunRequest) -> Job:
-        """The job that trains a prepared run."""
-        env = self._env(request)
+    def job(self, prepared: PreparedRun, request: RunRequest, pack: Path | None = None) -> Job:
+        """The job that trains a prepared run, in the shared trainer of the folder `pack` if given.
+
+        The shared trainer is not confined.
+        """
+        env = self._env(request, confined=not pack)
         recorded = configs.from_json(PPOConfig, prepared.run.config)
         config = self._sharing_cpus(self._on_devices(recorded, request), env)
-        module = ("--module_path", str(prepared.module_path.resolve()))
+        module = ["--module_path", str(prepared.module_path.resolve())]
+        if pack:
+            module += ["--pack", str(self._config.launch.pack), "--pack_folder", str(pack)]
         return Job(
             name=session_name(request.expert, request.skill),
             run_id=prepared.run.run_id,
@@ -96,7 +102,9 @@ class JobBuilder:
             folder=prepared.run_folder.resolve(),
             results=(prepared.layout.result_json.name,),
             cpus=() if request.devices else self._cpus(prepared.run_folder),
-            sandbox=self.confinement.around(
+            sandbox=()
+            if pack
+            else self.confinement.around(
                 RunPaths(prepared.run_folder.resolve(), prepared.run.expert),
                 cwd=Path.cwd(),
                 env=env,
@@ -107,11 +115,11 @@ class JobBuilder:
             passed=self._config.launch.pass_env,
         )
 
-    def _env(self, request: RunRequest) -> dict[str, str]:
+    def _env(self, request: RunRequest, *, confined: bool) -> dict[str, str]:
         passed = self._config.launch.pass_env
         neighbours = self._neighbours(request)
         env = sandbox.child_env(request.devices, skills_per_gpu=neighbours, passed=passed)
-        return sandbox.confined_env(env, passed) if self.confinement.program else env
+        return sandbox.confined_env(env, passed) if confined and self.confinement.program else env
 
     def _neighbours(self, request: RunRequest) -> int:
         if request.alone:
@@ -288,7 +296,21 @@ class TrainingBackend:
         return prepared
 
     def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
-        return self._jobs.job(prepared, request)
+        return self._jobs.job(prepared, request, self._pack(prepared, request))
+
+    def _pack(self, prepared: PreparedRun, request: RunRequest) -> Path | None:
+        """The folder of the shared trainer that trains a run; None if a process of its own does."""
+        if self._config.launch.pack == 1:
+            return None
+        config, skills = configs.from_json(PPOConfig, prepared.run.config), self.graph.skills
+        why = "--replicas and --use_wandb need one" * (config.replicas > 1 or config.use_wandb)
+        for step in prepared.run.plan:
+            if not skills[step.skill].embedded:
+                why = f"{step.skill} is no skill of the game's library; it could harm other runs"
+        if why:
+            logger.info("%s trains in a process of its own: %s", request.skill, why)
+            return None
+        return self._layout.packs.resolve() / ("-".join(map(slug, request.devices)) or "cpu")
 
     def _say_other_settings(self, run: TrainingRun) -> None:
         """Warn once of a run that goes on with other settings than those of this start."""

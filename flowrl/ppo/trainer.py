@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,6 +43,7 @@ from flowrl.ppo.sharding import place, shard_size, verify_distributed_setup
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import Stopped, TrainConfig
 
+_OPENING = threading.Lock()  # CPython 3.11 can fail where two threads parse (python/cpython#106905)
 _LEAST_STOCK = 256  # worlds, of all shards together
 
 
@@ -60,9 +62,11 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     """
     began = time.monotonic()
     use_compile_cache(config.ppo.compile_cache)
-    module = open_module(config.module_path)
+    with _OPENING:
+        module = open_module(config.module_path)
     with processes.connected(config, stop) as connected:
-        opened = open_run(connected, module)
+        with _OPENING:
+            opened = open_run(connected, module)
         if not jax.process_index():
             return _train(opened, stop, began=began)
         ppo, (learner, counters, _) = opened.config.ppo, prepare(opened)

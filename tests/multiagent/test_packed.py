@@ -1,0 +1,213 @@
+"""Runs that train as threads of one process, by the programs that users call."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.config import BottomUpConfig, LaunchConfig, PPOConfig, checked, to_argv
+from flowrl.errors import EXIT_RESUMABLE, ConfigError, TrainingError
+from flowrl.experts.store import ExpertStore
+from flowrl.games.base import find_game
+from flowrl.launchers import process
+from flowrl.launchers.tmux import TmuxLauncher
+from flowrl.multiagent import packed
+from flowrl.parallel.training_setup import prepare_training_run
+from flowrl.paths import GraphPaths
+from flowrl.runs import read_progress, read_result
+from flowrl.skills.graph import SkillGraph
+from tests.parallel.making import LIBRARY
+from tests.test_story import TINY
+from tests.waiting import limit, until
+
+SAPLING, DRINK = "Collect Sapling", "Collect Drink"
+CONFIG = PPOConfig(
+    total_timesteps=8 * 8 * 16,
+    num_envs=8,
+    num_steps=16,
+    num_minibatches=2,
+    update_epochs=2,
+    max_task_steps=32,
+    success_state_rate=1.0,
+    log_seconds=0,
+    acting_threads=1,
+)
+pytestmark = [pytest.mark.craftax, pytest.mark.timeout(900)]
+
+
+def prepared(folder: Path, skill: str = SAPLING, config: PPOConfig = CONFIG):
+    return prepare_training_run(
+        layout=GraphPaths(folder),
+        graph=SkillGraph([LIBRARY[skill]]),
+        skill=skill,
+        expert=0,
+        attempt=1,
+        completed={},
+        config=config,
+    ).layout
+
+
+def begin(layout, pack: Path | None, config: PPOConfig = CONFIG) -> subprocess.Popen[str]:
+    module = ("--module_path", str(layout.module))
+    packing = ("--pack", "2", "--pack_folder", str(pack)) if pack else ()
+    return subprocess.Popen(
+        (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(config), *packing),
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def shared_trainer(pack: Path) -> list[int]:
+    words = ["-m", "flowrl.multiagent.packed", str(pack)]
+    own, found = "\0".join(words).encode(), []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # the process has ended
+            found += [int(path.parent.name)] if own in path.read_bytes() else []
+    return found
+
+
+def is_training(layout) -> bool:
+    found = read_progress(layout)
+    return found is not None and found.updates > 0
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The result of a run in a process of its own."""
+    layout = prepared(tmp_path_factory.mktemp("alone"))
+    run = begin(layout, None)
+    said = run.communicate(timeout=limit(300))[1]
+    assert run.returncode == 0, said
+    return read_result(layout)
+
+
+def same(result, other) -> bool:
+    one, two = (replace(it, run_id="", wall_seconds=0.0, experts=()) for it in (result, other))
+    contents = [[expert.content for expert in it.experts] for it in (result, other)]
+    return one == two and contents[0] == contents[1]
+
+
+def test_a_packed_run_ends_with_the_bits_of_one_by_itself_and_fails_alone(tmp_path, alone):
+    good, bad = prepared(tmp_path / "good"), prepared(tmp_path / "bad", DRINK)
+    diverging = replace(CONFIG, lr=1e12, vf_coef=1e12, max_grad_norm=1e12)
+    runs = [begin(good, tmp_path / "pack"), begin(bad, tmp_path / "pack", diverging)]
+    until(lambda: len(shared_trainer(tmp_path / "pack")) == 1, seconds=60)
+    said = [run.communicate(timeout=limit(300))[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, TrainingError.exit_code], said
+    assert "not finite; lower --lr" in said[1]
+    assert "not finite" not in said[0]
+    assert "Collect Sapling" in said[0]
+    assert "Collect Sapling" not in said[1]
+    assert same(read_result(good), alone)
+    assert not bad.result_json.exists()
+    until(lambda: not shared_trainer(tmp_path / "pack"), seconds=30)
+    assert not (tmp_path / "pack" / "socket").exists()
+
+
+def test_a_run_whose_shared_trainer_is_killed_goes_on_and_is_stopped_on_request(tmp_path, alone):
+    layout, pack = prepared(tmp_path), tmp_path / "pack"
+    longer = replace(CONFIG, total_timesteps=64 * CONFIG.total_timesteps)
+    run = begin(layout, pack, longer)
+    until(lambda: is_training(layout) or run.poll() is not None, seconds=200)
+    (killed,) = shared_trainer(pack)
+    os.kill(killed, signal.SIGKILL)
+    layout.progress.unlink()
+    until(lambda: is_training(layout) or run.poll() is not None, seconds=200)
+    assert shared_trainer(pack) not in ([], [killed])
+    run.send_signal(signal.SIGTERM)
+    said = run.communicate(timeout=limit(60))[1]
+    assert run.returncode == EXIT_RESUMABLE, said
+    assert "shared trainer was killed" in said
+    run = begin(layout, pack)  # the shorter budget, from the checkpoint
+    said = run.communicate(timeout=limit(300))[1]
+    assert run.returncode == 0, said
+
+
+def test_a_run_that_is_killed_keeps_its_lock_until_its_thread_has_ended(tmp_path):
+    layout, pack = prepared(tmp_path), tmp_path / "pack"
+    lock = layout.folder / "run.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.set_inheritable(file.fileno(), True)
+        module = ("--module_path", str(layout.module))
+        longer = replace(CONFIG, total_timesteps=64 * CONFIG.total_timesteps)
+        packing = ("--pack", "2", "--pack_folder", str(pack))
+        run = subprocess.Popen(
+            (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(longer), *packing),
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            pass_fds=[file.fileno()],
+        )
+    until(lambda: is_training(layout) or run.poll() is not None, seconds=200)
+    assert set(process.with_open_file(lock)) == {run.pid, *shared_trainer(pack)}
+    run.kill()
+    run.wait()
+    until(lambda: not process.with_open_file(lock), seconds=60)
+    assert not layout.result_json.exists()
+
+
+def test_a_full_pack_says_so_at_once(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
+            run.connect(str(tmp_path / "socket"))
+            busy = threading.Event()
+            other = threading.Thread(target=busy.wait)
+            other.start()
+            try:
+                assert packed._welcome(server, [other], 1) == [other]
+            finally:
+                busy.set()
+            assert json.loads(run.recv(1000)) == {"exit": None}
+
+
+@pytest.mark.parametrize(
+    "limits", [{"cpus_per_run": 1}, {"run_memory": 2**30}, {"sandbox": "bwrap"}]
+)
+def test_limits_of_single_runs_are_refused_for_packed_ones(limits):
+    with pytest.raises(ConfigError, match=r"--pack 4 and .* exclude each other"):
+        checked(BottomUpConfig(launch=LaunchConfig(pack=4, **limits)))
+
+
+@pytest.mark.slow
+@pytest.mark.tmux
+def test_a_packed_graph_merges_each_skill_once_and_trains_a_foreign_one_apart(tmp_path):
+    mine, root = tmp_path / "mine", tmp_path / "graph"
+    mine.mkdir()
+    library = find_game(CONFIG.env_name).library_folder
+    shutil.copy(library / "01_collect_sapling.py", mine)
+    command = [sys.executable, "-m", "flowrl.bottomup_parallel", str(root), "--max_nodes", "4"]
+    flags = ["--max_parallel_skills", "4", "--pack", "3", "--skills_dir", str(mine)]
+    socket = str(tmp_path / "socket")
+    try:
+        found = subprocess.run(
+            [*command, *flags, "--tmux_socket", socket, *TINY],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=limit(500),
+        )
+    finally:
+        TmuxLauncher(socket)._server.run("kill-server")
+    assert found.returncode == 0, found.stderr
+    manifest = ExpertStore(GraphPaths(root)).manifest()
+    assert len(manifest.experts) == len(manifest.merged) == 4
+    apart = [line for line in found.stderr.splitlines() if "in a process of its own" in line]
+    assert len(apart) == 1
+    assert f"{SAPLING} is no skill of the game's library" in apart[0]
+    packed_runs = (root / "packs" / "cpu" / "trainer.log").read_text()
+    assert "Collect Drink" in packed_runs
+    assert SAPLING not in packed_runs
