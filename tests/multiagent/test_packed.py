@@ -117,6 +117,7 @@ def test_a_packed_run_ends_with_the_bits_of_one_by_itself_and_fails_alone(tmp_pa
     assert not (tmp_path / "pack" / "socket").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_shared_trainer_is_killed_goes_on_and_is_stopped_on_request(tmp_path, alone):
     layout, pack = prepared(tmp_path), tmp_path / "pack"
     longer = replace(CONFIG, total_timesteps=64 * CONFIG.total_timesteps)
@@ -136,6 +137,7 @@ def test_a_run_whose_shared_trainer_is_killed_goes_on_and_is_stopped_on_request(
     assert run.returncode == 0, said
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_keeps_its_lock_until_its_thread_has_ended(tmp_path):
     layout, pack = prepared(tmp_path), tmp_path / "pack"
     lock = layout.folder / "run.lock"
