@@ -49,7 +49,7 @@ from flowrl.tuning.outcome import (
     keep_winner,
     read_outcome,
 )
-from flowrl.tuning.search import check_installed
+from flowrl.tuning.search import check_installed, suggest
 from flowrl.tuning.space import Space, parse_vary, read_space
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep, expert_number
 from flowrl.tuning.trials import (
@@ -173,11 +173,7 @@ def run_trials(
     *,
     confinement: sandbox.Confinement,
 ) -> None:
-    """Run trials until none is left to begin.
-
-    Raises:
-      ConfigError: the search finds no point that a run admits.
-    """
+    """Run trials until none is left to begin."""
     jobs = JobBuilder(
         config,
         devices=scheduler.devices,
@@ -194,8 +190,6 @@ def run_trials(
     )
     scheduler.when_there_is_room(sweeper.begin)
     scheduler.run()
-    if sweeper.problem:
-        raise sweeper.problem
 
 
 def conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
@@ -313,7 +307,7 @@ def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
     parts = [
         f"{stage}, {_ended(begun)} of {len(begun)} trials have ended",
         f"{_ended(again)} of {len(again)} confirming ones" if again else "",
-        f"{sweep.budget_left(begun):.0%} of the budget is left",
+        "" if found or again else f"{sweep.budget_left(begun):.0%} of the budget is left",
         f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.said})" if best else "",
         found.said if found else "",
     ]
@@ -370,6 +364,7 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
         train = f"flowrl train {layout.root} --target_skill {missing[-1]!r}"
         raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
     space = dataclasses.replace(read_dimensions(config), base=trained.ppo)
+    suggest(space, [], [], number=0, seed=0, method=search.method, budget_left=1.0)
     return SweepRecord(
         sweep=secrets.token_hex(8),
         skill=skill,

@@ -18,7 +18,6 @@ from typing import Any
 from flowrl import storage
 from flowrl.errors import (
     BusyError,
-    ConfigError,
     FileRefusedError,
     FlowrlError,
     format_error,
@@ -29,7 +28,7 @@ from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, check_digest
 from flowrl.judging.objectives import read_curve
 from flowrl.launchers.base import Job
-from flowrl.parallel.events import NewSkill, RunRequest, StopMode, Verb
+from flowrl.parallel.events import NewSkill, RunRequest, Verb
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.run_folder import PreparedRun, clear_for_launch, read_own_run
 from flowrl.parallel.scheduler import SkillScheduler
@@ -198,7 +197,6 @@ class Sweeper:
         report: Callable[[], object],
     ) -> None:
         self.sweep = sweep
-        self.problem: ConfigError | None = None  # why no further point was found
         self._graph = graph
         self._scheduler = scheduler
         self._deadline = deadline
@@ -276,29 +274,16 @@ class Sweeper:
                     self._report()
 
     def _has_room(self) -> bool:
-        live = [
-            entry
-            for entry in self._scheduler.state.entries.values()
-            if isinstance(entry.status, Active | Waiting)
-        ]
-        most = self._scheduler.schedule.max_parallel_skills
-        stops = self._scheduler.state.stop_mode is not StopMode.NONE
-        return (
-            not stops
-            and len(live) < most
-            and time.monotonic() < self._deadline
-            and self.problem is None
-        )
+        state = self._scheduler.state
+        live = sum(isinstance(each.status, Active | Waiting) for each in state.entries.values())
+        room = live < self._scheduler.schedule.max_parallel_skills
+        return room and not state.stop_mode and time.monotonic() < self._deadline
 
     def _begin_next(self) -> bool:
         tried, _ = read_trials(self.sweep)
         taken = [entry.expert or 0 for entry in self._scheduler.state.entries.values()]
         number = max([-1, *taken, *numbers(self.sweep.paths)]) + 1
-        try:
-            trial = next_trial(self.sweep, tried, number)
-        except ConfigError as error:
-            self.problem = error
-            return False
+        trial = next_trial(self.sweep, tried, number)
         if trial is None:
             return False
         prepare_trial(self.sweep, self._graph, trial)

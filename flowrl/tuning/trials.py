@@ -12,8 +12,8 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal
 
 from flowrl import config as configs
@@ -33,7 +33,7 @@ from flowrl.runs import SkillName, read_result
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Share, Word
 from flowrl.tuning.pruning import Pruner
-from flowrl.tuning.search import Method, Observation, grid_points, suggest
+from flowrl.tuning.search import Method, Observation, suggest
 from flowrl.tuning.space import Point, Space, admissible, space_from_data
 
 TRIAL, OUTCOME = "trial.json", "outcome.json"
@@ -161,13 +161,10 @@ class Sweep:
         """How points are chosen and scored."""
         return configs.from_json(SearchConfig, self.record.flags)
 
-    @functools.cached_property
+    @property
     def most_trials(self) -> int:
         """The most trials of the search."""
-        most = self.search.trials or (_MOST_TRIALS if self.search.budget else _TRIALS)
-        if self.search.method != "grid":
-            return most
-        return len(list(islice(grid_points(self.space), most)))
+        return self.search.trials or (_MOST_TRIALS if self.search.budget else _TRIALS)
 
     @property
     def pruner(self) -> Pruner:
@@ -177,9 +174,10 @@ class Sweep:
     @property
     def horizon(self) -> int:
         """The frames over which trials are compared: the most that one may take."""
-        varied = [each for each in self.space.dimensions if each.name == "total_timesteps"]
-        most = (max(each.high, *map(int, each.choices), 0) for each in varied)
-        return int(max(most, default=self.base.total_timesteps))
+        for each in self.space.dimensions:
+            if each.name == "total_timesteps":
+                return int(max(each.choices) if each.kind == "choice" else each.value(1.0))
+        return self.base.total_timesteps
 
     def score(self, curve: Curve, success: float) -> float:
         """Return the score of a run by the sweep's objective, in [0, 1]."""
@@ -337,16 +335,14 @@ def confirming(tried: Sequence[Tried]) -> list[Tried]:
 def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | None:
     """Return the trial that comes next, as `number`; None if none does before others end.
 
-    The search ends when trials or budget are spent, or too many have failed. Then the best points
-    are trained again with fresh seeds, beside the default.
-
-    Raises:
-      ConfigError: the search finds no point that a run admits.
+    The search ends when trials, budget or points are spent, or too many have failed. Then the best
+    points are trained again with fresh seeds, beside the default.
     """
     begun = searched(tried)
     failed = sum(each.outcome is not None and each.score is None for each in begun)
     if sweep.budget_left(begun) > 0 and failed < sweep.search.max_failures:
-        return propose(sweep, begun, number)
+        with suppress(ConfigError):  # no point is left
+            return propose(sweep, begun, number)
     if any(each.outcome is None for each in begun):
         return None
     made = {(each.trial.repeats, each.trial.seed) for each in confirming(tried)}
@@ -357,7 +353,11 @@ def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | Non
 
 
 def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
-    """Return the trial that follows from those before it, and from its number."""
+    """Return the trial that follows from those before it, and from its number.
+
+    Raises:
+      ConfigError: there is no further point that a run admits.
+    """
     record = sweep.record
     ended = [each for each in begun if each.outcome]
     pending = [each for each in begun if not each.outcome]
