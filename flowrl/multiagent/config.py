@@ -24,6 +24,10 @@ class LearnerConfig(Configuration):
     """Copies of the world side by side."""
     num_steps: Positive = 64
     """Turns of an epoch in each copy."""
+    turns: Literal["simultaneous", "sequential"] = "simultaneous"
+    """Whether all agents act at once in a turn, or each sees what those before it have done."""
+    acting: Literal["scan", "call"] = "scan"
+    """Turns as one compiled program, or one call for each in a world that is not in JAX."""
     lr: tuple[AboveZero, ...] = (1e-3,)
     """Adam's learning rate: one for all agents, or one for each."""
     gamma: tuple[Share, ...] = (0.99,)

@@ -12,6 +12,7 @@ from flowrl.multiagent.world import Sizes
 
 TURNS = 8  # of an episode in which signs are matched
 CELLS = 7  # of the row in which agents look for the apple
+SCALE = 8  # of distances; a power of two, by which every program divides alike
 LIMIT = 2 * CELLS  # turns after which an apple rots
 
 
@@ -30,6 +31,7 @@ class MatchTheSign:
     """
 
     def __init__(self, name: str, agents: int) -> None:
+        self.name = name
         self._signs = tuple(2 + agent % 3 for agent in range(_at_least_one(name, agents)))
         self.sizes = Sizes(self._signs, self._signs)
 
@@ -81,6 +83,7 @@ class OnlyApple:
     """
 
     def __init__(self, name: str, agents: int) -> None:
+        self.name = name
         self._agents = _at_least_one(name, agents)
         self.sizes = Sizes((1 + agents,) * agents, (3,) * agents)
 
@@ -102,7 +105,7 @@ class OnlyApple:
         order = (jnp.arange(self._agents)[:, None] + jnp.arange(1, self._agents)) % self._agents
         others = jnp.take_along_axis(others, order, axis=1)
         there = jnp.broadcast_to(there, (self._agents, 1))
-        return jnp.concatenate([there, far[:, None] / CELLS, others / CELLS], axis=1)
+        return jnp.concatenate([there, far[:, None] / SCALE, others / SCALE], axis=1)
 
     def step(
         self, state: Orchard, actions: jax.Array, key: jax.Array

@@ -20,8 +20,8 @@ _OWN = {
     "match_the_sign": "flowrl.multiagent.own_worlds:MatchTheSign",
     "only_apple": "flowrl.multiagent.own_worlds:OnlyApple",
 }
-_CRAFTAX = "flowrl.multiagent.craftax_world:open_world"
-_JAXMARL = "flowrl.multiagent.jaxmarl_world:open_world"
+_CRAFTAX = "flowrl.multiagent.craftax_world:GameWorld"
+_JAXMARL = "flowrl.multiagent.jaxmarl_world:JaxMARLWorld"
 # JaxMARL's worlds that need nothing else, with discrete actions; test_jaxmarl_world.py opens each.
 JAXMARL_WORLDS = (
     *(f"MPE_simple{kind}_v3" for kind in ("", "_spread", "_tag", "_crypto", "_push")),
@@ -45,6 +45,11 @@ class World(Protocol):
     called with NumPy arrays (`--acting call`). Copies side by side and new beginnings are the
     caller's affair.
     """
+
+    @property
+    def name(self) -> str:
+        """Its name, for messages."""
+        ...
 
     @property
     def sizes(self) -> Sizes:

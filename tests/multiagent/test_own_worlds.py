@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl.multiagent.own_worlds import CELLS, LIMIT, TURNS, MatchTheSign, OnlyApple, Orchard
+from flowrl.multiagent.own_worlds import (
+    CELLS,
+    LIMIT,
+    SCALE,
+    TURNS,
+    MatchTheSign,
+    OnlyApple,
+    Orchard,
+)
 
 KEY = jax.random.key(0)
 STAY, LEFT, RIGHT = 0, 1, 2
@@ -59,8 +67,8 @@ def test_the_apple_falls_in_the_first_turn_and_stays_there(orchard):
 
 
 def test_an_agent_sees_apple_and_others_from_where_it_stands(orchard):
-    seen = orchard.observe(state_of([1, 4, 6], 3)) * CELLS
-    assert np.allclose(seen, [[7, 2, 3, 5], [7, -1, 2, -3], [7, -3, -5, -2]])
+    seen = orchard.observe(state_of([1, 4, 6], 3)) * SCALE
+    assert seen.tolist() == [[8, 2, 3, 5], [8, -1, 2, -3], [8, -3, -5, -2]]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,289 @@
+"""Collecting experience: A agents act for T turns in B copies of a world.
+
+All agents of all copies act in one call, and an epoch is one `scan` over its turns. A world that is
+not in JAX is called from Python instead (`--acting call`), copy by copy, with one call of the
+agents for each turn, or for each agent and turn if they act one after another.
+
+A turn: what is no agent has moved; the agents see the world and act, at once or one after another;
+worlds that are over begin anew; what is no agent moves again. So the last observation of an epoch
+is the first of the next, and episodes go over the end of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flowrl.errors import ConfigError, TrainingError
+from flowrl.multiagent import agents
+from flowrl.multiagent.agents import Policy
+from flowrl.multiagent.buffers import Rollout
+from flowrl.multiagent.config import LearnerConfig
+from flowrl.multiagent.world import TurnWorld, World
+
+Act = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+"""Policy, observations f32 [A, B, O] and a key → actions, log-probabilities and values, [A, B]."""
+
+
+class Collector(NamedTuple):
+    """Where collecting goes on."""
+
+    worlds: Any  # leaves [B, …]; it is the agents' turn
+    key: jax.Array
+    epoch: jax.Array  # int32, epochs collected
+    episode_return: jax.Array  # f32[A, B], of the episodes under way
+    episode_length: jax.Array  # int32[A, B]
+
+
+class Episodes(NamedTuple):
+    """Of each agent, the episodes that ended in an epoch."""
+
+    number: jax.Array  # int32[A]
+    total_return: jax.Array  # f32[A]
+    total_length: jax.Array  # int32[A], in turns
+    finite: jax.Array  # bool[A], whether all that the agent saw and earned is finite
+
+
+class _Turn(NamedTuple):
+    """One turn; leaves `[A, B, …]`."""
+
+    obs: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    done: jax.Array
+    ended_return: jax.Array  # 0 where no episode ended
+    ended_length: jax.Array
+
+
+class _Traced:
+    """Copies of a world in JAX, which one program steps."""
+
+    each, scan = staticmethod(jax.vmap), staticmethod(jax.lax.scan)
+
+    @staticmethod
+    def renew(begin: Callable[[Any], Any], worlds: Any, over: jax.Array, keys: jax.Array) -> Any:
+        """The worlds with new ones for those that are over, bool `[B]`."""
+
+        def some() -> Any:
+            fresh = jax.vmap(begin)(keys)
+            pick = jax.vmap(lambda over, new, old: jax.tree.map(partial(jnp.where, over), new, old))
+            return pick(over, fresh, worlds)
+
+        return jax.lax.cond(over.any(), some, lambda: worlds)
+
+
+class _Called:
+    """Copies of any other world, each called from Python with NumPy arrays."""
+
+    @staticmethod
+    def each(verb: Callable[..., Any]) -> Callable[..., Any]:
+        """`verb` for each of B copies, as `jax.vmap` does it."""
+
+        def call(*batched: Any) -> Any:
+            batched = jax.device_get(batched)
+            number = len(jax.tree.leaves(batched)[0])
+            rows = [verb(*jax.tree.map(itemgetter(copy), batched)) for copy in range(number)]
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+        return call
+
+    @staticmethod
+    def scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, values: Any) -> Any:
+        """`step` for one value after another, as `jax.lax.scan` does it."""
+        rows = []
+        for value in values:
+            carry, row = step(carry, value)
+            rows.append(row)
+        return carry, jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+    @classmethod
+    def renew(
+        cls, begin: Callable[[Any], Any], worlds: Any, over: np.ndarray, keys: jax.Array
+    ) -> Any:
+        """The worlds with new ones for those that are over, bool `[B]`."""
+        return cls.each(lambda it, over, key: begin(key) if over else it)(worlds, over, keys)
+
+
+class _Play(NamedTuple):
+    """What a turn needs besides the values that it changes."""
+
+    world: Any
+    form: type[_Traced | _Called]
+    act: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+    in_turn: bool
+    epoch: Any
+
+    def observe(self, worlds: Any) -> jax.Array:
+        """f32 `[A, B, O]`."""
+        look = self.world.observe
+        if self.form is _Called:
+            look = partial(_seen, self.world, self.epoch)
+        return jnp.asarray(self.form.each(look)(worlds), jnp.float32).swapaxes(0, 1)
+
+
+def begin(world: World, config: LearnerConfig, key: jax.Array) -> Collector:
+    """B = `num_envs` new worlds, drawn from `key`.
+
+    Raises:
+      ConfigError: the agents cannot act one after another, or the world's shapes are wrong.
+    """
+    if config.turns == "sequential" and not isinstance(world, TurnWorld):
+        raise ConfigError(
+            f"--turns sequential: all agents of the world {world.name} act at once; "
+            "set --turns simultaneous"
+        )
+    keys = jax.random.split(key, config.num_envs + 1)
+    form = _form(config)
+    if form is _Traced:
+        _check_shapes(world, key)
+    worlds = _others_moved(world, form, form.each(world.reset)(keys[1:]), keys[1:])
+    shape = len(world.sizes.actions), config.num_envs
+    return Collector(worlds, keys[0], jnp.int32(0), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
+
+
+def collecting(
+    world: World, config: LearnerConfig
+) -> Callable[[Policy, Collector], tuple[Collector, Rollout, Episodes]]:
+    """`collect` for a world and a configuration, compiled as far as the world allows."""
+    act = partial(agents.act, config, world.sizes)
+    if config.acting == "call":
+        return partial(collect, world, config, act=jax.jit(act))
+    return jax.jit(partial(collect, world, config, act=act))
+
+
+def collect(
+    world: World, config: LearnerConfig, policy: Any, collector: Collector, *, act: Act
+) -> tuple[Collector, Rollout, Episodes]:
+    """Act for an epoch of T = `num_steps` turns.
+
+    Args:
+      world: the world.
+      config: T, and whether the agents act at once or one after another.
+      policy: what `act` needs of the agents.
+      collector: where to go on.
+      act: the agents.
+    """
+    form = _form(config)
+    in_turn = config.turns == "sequential"
+    play = _Play(world, form, partial(act, policy), in_turn, collector.epoch)
+    keys = jax.random.split(
+        jax.random.fold_in(collector.key, collector.epoch), config.num_steps + 1
+    )
+    collector, turns = form.scan(partial(_take_turn, play), collector, keys[1:])
+    turns = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), turns)
+    last_obs = play.observe(collector.worlds)
+    _, _, last_value = play.act(last_obs, keys[0])
+    rollout = Rollout(*turns[:6], last_value=last_value, last_obs=last_obs)
+    episodes = Episodes(
+        number=turns.done.sum((1, 2), dtype=jnp.int32),
+        total_return=turns.ended_return.sum((1, 2)),
+        total_length=turns.ended_length.sum((1, 2)),
+        finite=jnp.isfinite(turns.obs).all((1, 2, 3)) & jnp.isfinite(turns.reward).all((1, 2)),
+    )
+    return collector._replace(epoch=collector.epoch + 1), rollout, episodes
+
+
+def not_finite(world: World, episodes: Episodes, *, epoch: int) -> str:
+    """A line that names the agents to which a world gave what is not finite; "" without any."""
+    named = ", ".join(str(agent) for agent in np.flatnonzero(~np.asarray(episodes.finite)))
+    told = f"the world {world.name}, epoch {epoch}: an observation or a reward is not finite"
+    return named and f"{told}, agents {named}; repair the world"
+
+
+def _take_turn(play: _Play, state: Collector, key: jax.Array) -> tuple[Collector, _Turn]:
+    """One turn of all copies, and the beginning of the next."""
+    world, form = play.world, play.form
+    keys = jax.random.split(key, 4 * state.episode_return.shape[1]).reshape(4, -1)
+    move = _one_after_another if play.in_turn else _at_once
+    worlds, taken, reward, done = move(play, state.worlds, keys[:2])
+    reward = jnp.asarray(reward, jnp.float32).T
+    over = jnp.asarray(done, bool).reshape(reward.shape[1], -1)
+    done = jnp.broadcast_to(over.T, reward.shape)
+    returns, lengths = state.episode_return + reward, state.episode_length + 1
+    worlds = form.renew(world.reset, worlds, over.all(axis=1), keys[2])
+    state = state._replace(
+        worlds=_others_moved(world, form, worlds, keys[3]),
+        episode_return=jnp.where(done, 0.0, returns),
+        episode_length=jnp.where(done, 0, lengths),
+    )
+    ended = jnp.where(done, returns, 0.0), jnp.where(done, lengths, 0)
+    return state, _Turn(*taken, reward, done, *ended)
+
+
+def _at_once(play: _Play, worlds: Any, keys: jax.Array) -> tuple[Any, ...]:
+    """All agents see the world, then all act; rewards `[B, A]`."""
+    obs = play.observe(worlds)
+    taken = play.act(obs, keys[0, 0])
+    worlds, reward, done = play.form.each(play.world.step)(worlds, taken[0].T, keys[1])
+    return worlds, (obs, *taken), reward, done
+
+
+def _one_after_another(play: _Play, worlds: Any, keys: jax.Array) -> tuple[Any, ...]:
+    """Each agent sees the world as the agents before it have left it; rewards `[B, A]` add up."""
+
+    def one(worlds: Any, agent: Any):
+        obs = play.observe(worlds)
+        # Every agent draws from its own key, so that the others' actions, not taken, cost no draw.
+        taken = jax.tree.map(lambda leaf: leaf[agent], (obs, *play.act(obs, keys[0, 0])))
+        own = jax.vmap(jax.random.fold_in, (0, None))(keys[1], agent)
+        act = play.form.each(lambda world, action, key: play.world.act(world, agent, action, key))
+        worlds, reward = act(worlds, taken[1], own)
+        return worlds, (taken, reward)
+
+    order = np.arange(len(play.world.sizes.actions), dtype=np.int32)
+    worlds, (taken, reward) = play.form.scan(one, worlds, order)
+    return worlds, taken, reward.sum(0), play.form.each(play.world.is_done)(worlds)
+
+
+def _others_moved(world: Any, form: type[_Traced | _Called], worlds: Any, keys: jax.Array) -> Any:
+    if not isinstance(world, TurnWorld):
+        return worlds
+    own = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+    return form.each(world.move_others)(worlds, own)
+
+
+def _form(config: LearnerConfig) -> type[_Traced | _Called]:
+    return _Called if config.acting == "call" else _Traced
+
+
+def _seen(world: World, epoch: Any, state: Any) -> np.ndarray:
+    """f32 `[A, O]`: what each agent sees, of the shape that the world's sizes say."""
+    wide = max(world.sizes.observations)
+    rows = [np.asarray(row, np.float32) for row in world.observe(state)]
+    for agent, row in enumerate(rows):
+        if row.shape != (wide,):
+            told = f"the world {world.name}, epoch {int(epoch)}: agent {agent} got an observation"
+            raise TrainingError(f"{told} of shape {row.shape}, not ({wide},); repair the world")
+    return np.stack(rows)
+
+
+def _check_shapes(world: World, key: jax.Array) -> None:
+    """Trace the verbs once, to refuse a world whose shapes are not those of its sizes."""
+    number, wide = len(world.sizes.actions), max(world.sizes.observations)
+    state = jax.eval_shape(world.reset, key)
+    actions = jax.ShapeDtypeStruct((number,), jnp.int32)
+    after, reward, done = jax.eval_shape(world.step, state, actions, key)
+    found = {
+        "observe": (jax.eval_shape(world.observe, state).shape, [(number, wide)]),
+        "step, rewards": (reward.shape, [(number,)]),
+        "step, done": (done.shape, [(), (number,)]),
+        "step, the state": (_shapes(after), [_shapes(state)]),
+    }
+    for verb, (shape, expected) in found.items():
+        if shape not in expected:
+            told = f"the world {world.name} ({verb}) returns shape {shape}, not {expected[0]}"
+            raise ConfigError(f"{told}; repair the world")
+
+
+def _shapes(state: Any) -> Any:
+    """Paths, shapes and types of a tree's leaves."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return [(jax.tree_util.keystr(path), leaf.shape, leaf.dtype.name) for path, leaf in leaves]

@@ -1,0 +1,281 @@
+"""Collecting: all agents in one call, at once or one after another, compiled or called."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flowrl.errors import ConfigError, TrainingError
+from flowrl.multiagent import agents
+from flowrl.multiagent.collect import begin, collect, collecting, not_finite
+from flowrl.multiagent.config import LearnerConfig
+from flowrl.multiagent.own_worlds import CELLS, TURNS, MatchTheSign, OnlyApple
+from flowrl.multiagent.world import Sizes
+
+KEY = jax.random.key(7)
+SMALL = {"num_envs": 5, "num_steps": 11, "layer_size": 8}
+
+
+def config(**fields):
+    return LearnerConfig(**{**SMALL, "num_minibatches": 1, **fields})
+
+
+def played(world, settings, *, epochs=2, act=None):
+    """The last collector, and all rollouts and episodes."""
+    run = collecting(world, settings)
+    policy = agents.init(settings, world.sizes).policy
+    if act is not None:
+        run, policy = jax.jit(partial(collect, world, settings, act=act)), None
+    state, found = begin(world, settings, KEY), []
+    for _ in range(epochs):
+        state, *more = run(policy, state)
+        found.append(more)
+    return state, *zip(*found, strict=True)
+
+
+@pytest.fixture(scope="module")
+def signs():
+    """Three agents that match signs: at once, and one after another."""
+    world = MatchTheSign("match_the_sign", 3)
+    return {turns: played(world, config(turns=turns)) for turns in ("simultaneous", "sequential")}
+
+
+@pytest.fixture(scope="module")
+def apples():
+    world = OnlyApple("only_apple", 3)
+    return {
+        turns: played(world, config(turns=turns), act=straight_to_it, epochs=1)
+        for turns in ("simultaneous", "sequential")
+    }
+
+
+def straight_to_it(policy, obs, key):
+    """The best play, for who sees the apple."""
+    far = obs[..., 1]
+    action = jnp.where(far < 0, 1, jnp.where(far > 0, 2, 0))
+    return action, jnp.zeros(far.shape), far
+
+
+def same(one, other):
+    return jax.tree.all(
+        jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), one, other)
+    )
+
+
+def without_keys(state):
+    return state._replace(key=jax.random.key_data(state.key))
+
+
+def test_a_rollout_holds_what_each_agent_saw_did_and_earned(signs):
+    state, rollouts, _ = signs["simultaneous"]
+    for rollout in rollouts:
+        assert rollout.obs.shape == (3, 11, 5, 4)
+        assert {leaf.shape for leaf in rollout[1:6]} == {(3, 11, 5)}
+        assert rollout.last_obs.shape == (3, 5, 4)
+        paid = rollout.obs.argmax(-1) == rollout.action
+        assert np.array_equal(rollout.reward, paid)
+        assert (np.asarray(rollout.action).max((1, 2)) < [2, 3, 4]).all()
+    assert int(state.epoch) == 2
+    assert np.array_equal(rollouts[0].last_obs, rollouts[1].obs[:, 0])
+
+
+def test_episodes_go_on_over_the_end_of_an_epoch(signs):
+    state, rollouts, episodes = signs["simultaneous"]
+    done = np.concatenate([rollout.done for rollout in rollouts], axis=1)
+    ends = np.arange(1, 23) % TURNS == 0
+    assert np.array_equal(done, np.broadcast_to(ends[None, :, None], done.shape))
+    assert [each.number.tolist() for each in episodes] == [[5] * 3, [5] * 3]
+    assert [each.total_length.tolist() for each in episodes] == [[5 * TURNS] * 3] * 2
+    reward = np.concatenate([rollout.reward for rollout in rollouts], axis=1)
+    total = sum(each.total_return for each in episodes)
+    assert np.array_equal(total, reward[:, : 2 * TURNS].sum((1, 2)))
+    assert np.array_equal(state.episode_return, reward[:, 2 * TURNS :].sum(1))
+    assert (state.episode_length == 22 - 2 * TURNS).all()
+
+
+def test_agents_that_do_not_meet_may_take_their_turns_as_they_like(signs):
+    (one, first, episodes), (other, second, more) = signs.values()
+    assert same(without_keys(one), without_keys(other))
+    assert same(first, second)
+    assert same(episodes, more)
+
+
+def test_the_apple_is_shared_at_once_and_taken_by_the_first_in_turn(apples):
+    shares = {turns: np.unique(rollouts[0].reward) for turns, (_, rollouts, _) in apples.items()}
+    assert shares["simultaneous"].tolist() == pytest.approx([0, 1 / 3, 0.5, 1])
+    assert shares["sequential"].tolist() == [0, 1]
+
+
+def test_only_in_turn_an_agent_sees_what_was_done_before_it(apples):
+    (_, [at_once], _), (_, [in_turn], _) = apples.values()
+    assert (at_once.obs[..., 0] == 1).all()
+    gone = in_turn.obs[..., 0] == 0
+    assert not gone[0].any()
+    assert gone[1:].any()
+    took_it = np.cumsum(in_turn.reward, axis=0) - in_turn.reward
+    assert np.array_equal(gone, took_it > 0)
+
+
+def test_going_straight_to_the_apple_takes_as_long_as_the_nearest_needs(apples):
+    cells = np.indices((CELLS,) * 4).reshape(4, -1)
+    nearest = np.abs(cells[:3] - cells[3]).min(0)
+    expected = np.maximum(nearest, 1).mean()
+    world = OnlyApple("only_apple", 3)
+    many = config(num_envs=400, num_steps=20)
+    _, _, [episodes] = played(world, many, act=straight_to_it, epochs=1)
+    mean = float(episodes.total_length[0] / episodes.number[0])
+    assert mean == pytest.approx(expected, rel=0.05)
+    assert float(episodes.total_return.sum()) == pytest.approx(float(episodes.number[0]))
+    for _, _, [episodes] in apples.values():
+        assert float(episodes.total_return.sum()) == pytest.approx(float(episodes.number[0]))
+
+
+@pytest.mark.parametrize("turns", ["simultaneous", "sequential"])
+def test_called_from_python_a_world_goes_as_compiled(turns):
+    world = OnlyApple("only_apple", 2)
+    fields = {"num_envs": 2, "num_steps": 4, "turns": turns}
+    compiled = played(world, config(**fields))
+    called = played(world, config(**fields, acting="call"))
+    for one, other in zip(compiled[1], called[1], strict=True):
+        assert np.array_equal(one.action, other.action)
+        assert np.array_equal(one.reward, other.reward)
+        assert np.array_equal(one.obs, other.obs)
+        assert np.allclose(one.value, other.value, atol=1e-6)
+    assert same(without_keys(compiled[0]), without_keys(called[0]))
+
+
+class OldWorld:
+    """In the style of PettingZoo's parallel environments: NumPy, dictionaries, agents' names."""
+
+    possible_agents = ("red", "blue")
+    widths: ClassVar = {"red": 2, "blue": 3}
+
+    def __init__(self, count, rng):
+        self.count, self.rng = count, rng
+
+    def observations(self):
+        return {name: np.full(self.widths[name], self.count) for name in self.possible_agents}
+
+    def step(self, actions):
+        self.count += 1 + actions["red"]
+        rewards = {name: float(actions[name]) for name in self.possible_agents}
+        ended = dict.fromkeys(self.possible_agents, self.count > 6)
+        return self.observations(), rewards, ended, {}
+
+
+class Count(NamedTuple):
+    """All that the world remembers, as arrays."""
+
+    count: np.ndarray
+
+
+class Adapter:
+    """`World` for an OldWorld: pads its observations, and keeps its state as arrays."""
+
+    name, sizes = "old", Sizes((2, 3), (2, 4))
+
+    def reset(self, key):
+        return Count(np.int64(0))
+
+    def observe(self, state):
+        seen = OldWorld(state.count, None).observations()
+        return [np.pad(row, (0, 3 - len(row))) for row in seen.values()]
+
+    def step(self, state, actions, key):
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        world = OldWorld(state.count, rng)
+        _, rewards, ended, _ = world.step(dict(zip(world.possible_agents, actions, strict=True)))
+        return Count(world.count), np.array(list(rewards.values())), all(ended.values())
+
+
+def test_a_world_that_is_not_in_jax_is_called():
+    settings = config(acting="call", num_envs=3)
+    state, rollouts, episodes = played(Adapter(), settings)
+    again, rerun, _ = played(Adapter(), settings)
+    assert same((without_keys(state), rollouts), (without_keys(again), rerun))
+    for rollout in rollouts:
+        assert (rollout.obs[0, ..., 2] == 0).all()
+        assert np.array_equal(rollout.obs[0, ..., 0], rollout.obs[1, ..., 2])
+        assert np.array_equal(rollout.reward, rollout.action)
+        assert (rollout.action[0] < 2).all()
+    assert episodes[0].number.tolist() == rollouts[0].done.sum((1, 2)).tolist()
+    assert not np.asarray(rollouts[0].obs[:, 0]).any()
+
+
+def test_a_changed_observation_is_named_with_agent_and_epoch(monkeypatch):
+    monkeypatch.setattr(OldWorld, "widths", {"red": 2, "blue": 1})
+    world, settings = Adapter(), config(acting="call", num_envs=2)
+    state = begin(world, settings, KEY)
+    grow = Adapter.observe
+    monkeypatch.setattr(Adapter, "observe", lambda self, state: [*grow(self, state)[:1], [1, 2]])
+    policy = agents.init(settings, world.sizes).policy
+    with pytest.raises(TrainingError) as stopped:
+        collecting(world, settings)(policy, state._replace(epoch=jnp.int32(3)))
+    said = "the world old, epoch 3: agent 1 got an observation of shape (2,), not (3,); repair the"
+    assert str(stopped.value).startswith(said)
+
+
+class Broken(MatchTheSign):
+    """One agent gets NaN."""
+
+    def step(self, state, actions, key):
+        state, reward, done = super().step(state, actions, key)
+        return state, reward.at[1].set(jnp.nan), done
+
+
+def test_what_is_not_finite_is_named_with_agent_and_epoch(signs):
+    world = Broken("match_the_sign", 3)
+    _, rollouts, episodes = played(world, config())
+    said = not_finite(world, episodes[1], epoch=1)
+    assert said.startswith("the world match_the_sign, epoch 1: ")
+    assert "agents 1;" in said
+    _, healthy, [fine, _] = signs["simultaneous"]
+    assert not not_finite(world, fine, epoch=0)
+    for agent in (0, 2):
+        assert np.array_equal(rollouts[1].reward[agent], healthy[1].reward[agent])
+        assert float(episodes[1].total_return[agent]) == float(
+            signs["simultaneous"][2][1][1][agent]
+        )
+
+
+class AtOnce:
+    """A world without turns, whose verbs can be replaced."""
+
+    name, sizes = "at_once", Sizes((2, 2), (2, 2))
+
+    def reset(self, key):
+        return jnp.zeros(2)
+
+    def observe(self, state):
+        return jnp.zeros((2, 2))
+
+    def step(self, state, actions, key):
+        return state, jnp.zeros(2), jnp.bool_(False)
+
+
+def test_turns_are_refused_where_all_agents_act_at_once():
+    with pytest.raises(
+        ConfigError, match=r"--turns sequential: .* at_once act at once; set --turns"
+    ):
+        begin(AtOnce(), config(turns="sequential"), KEY)
+
+
+@pytest.mark.parametrize(
+    ("verb", "returns", "said"),
+    [
+        ("observe", jnp.zeros((2, 3)), r"\(observe\) returns shape \(2, 3\), not \(2, 2\)"),
+        ("step", (jnp.zeros(2), jnp.zeros(3), True), r"\(step, rewards\) returns shape \(3,\)"),
+        ("step", (jnp.zeros(2), jnp.zeros(2), jnp.ones(5)), r"\(step, done\) .* \(5,\), not \(\)"),
+        ("step", (jnp.zeros(3), jnp.zeros(2), True), r"\(step, the state\)"),
+    ],
+    ids=["observation", "rewards", "done", "state"],
+)
+def test_wrong_shapes_are_refused_before_anything_runs(monkeypatch, verb, returns, said):
+    monkeypatch.setattr(AtOnce, verb, lambda self, *_: jax.tree.map(jnp.asarray, returns))
+    with pytest.raises(ConfigError, match=f"the world at_once {said}.*; repair the world"):
+        begin(AtOnce(), config(), KEY)
