@@ -10,16 +10,18 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
+
+from flowrl.judging import objectives
 
 Curve = Sequence[tuple[float, float]]
 Curves = Mapping[int, Curve]  # by number of trial
 Pruner = Literal["asha", "hyperband", "median", "curve", "none"]
-PRUNERS: tuple[Pruner, ...] = get_args(Pruner)
 _PEERS = {"median": 4, "curve": 10}  # other trials without which nothing is decided
 _QUANTILE = 0.3
+_PLACES = 27  # of a curve; the rungs at a ninth and a third of the frames are among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,20 @@ class Rungs:
         """Return the costs, rising."""
         count = math.ceil(math.log(self.most / self.least, self.eta) - 1e-9)
         return tuple(self.least * self.eta**step for step in range(count))
+
+
+def scores_so_far(
+    curve: objectives.Curve, score: Callable[[objectives.Curve], float], *, most_frames: int
+) -> Curve:
+    """Return what a run would have scored, had it ended at the frames of its curve.
+
+    Of each 27th part of the most frames the last point counts.
+    """
+    ends = {
+        math.ceil(_PLACES * point.frames / most_frames): end
+        for end, point in enumerate(curve, start=1)
+    }
+    return [(float(curve[end - 1].frames), score(curve[:end])) for end in ends.values()]
 
 
 def should_prune(pruner: Pruner, number: int, curves: Curves, rungs: Rungs) -> bool:

@@ -40,7 +40,7 @@ from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.runs import RunResult, read_result, read_run, write_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
-from flowrl.tuning.pruning import Curve, Rungs, should_prune
+from flowrl.tuning.pruning import Curve, Rungs, scores_so_far, should_prune
 from flowrl.tuning.trials import (
     OUTCOME,
     TRIAL,
@@ -247,7 +247,7 @@ class Sweeper:
                 send_request(self.sweep.paths, Verb.PRUNE, self.sweep.skill_of(number))
 
     def _curve(self, each: Tried) -> Curve:
-        """Success by frames; that of a trial that ended by itself counts on to the horizon."""
+        """The score by frames; that of a trial that ended by itself counts on to the horizon."""
         number, ended = each.trial.number, each.outcome
         if number in self._curves:
             return self._curves[number]
@@ -255,7 +255,13 @@ class Sweeper:
             points = read_curve(self.sweep.run(number).metrics)
         except FileRefusedError:  # its trainer has written something else
             points = ()
-        curve = [(float(point.frames), point.success) for point in points]
+        curve = [
+            *scores_so_far(
+                points,
+                lambda upto: self.sweep.score(upto, upto[-1].success),
+                most_frames=self.sweep.horizon,
+            )
+        ]
         if ended and curve and ended.stopped != "pruned" and not ended.why:
             curve.append((float(max(self.sweep.horizon, ended.frames)), curve[-1][1]))
         if ended:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 import random
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from flowrl.tuning.pruning import PRUNERS, Rungs, quantile_line, score_at, should_prune
+from flowrl.judging.objectives import CurvePoint
+from flowrl.tuning.pruning import (
+    Pruner,
+    Rungs,
+    quantile_line,
+    score_at,
+    scores_so_far,
+    should_prune,
+)
+from tests.tuning.making import a_sweep
 
 RUNGS = Rungs(least=10, most=270, eta=3)
+PRUNERS = get_args(Pruner)
 DECIDING = [pruner for pruner in PRUNERS if pruner != "none"]
 
 
@@ -28,6 +39,34 @@ def test_a_score_is_known_where_the_curve_has_come():
     curve = [(1, 0.1), (5, 0.5)]
     assert [score_at(curve, cost) for cost in (0.5, 1, 4, 5, 6)] == [None, 0.1, 0.1, 0.5, None]
     assert score_at([], 1) is None
+
+
+def test_trials_are_compared_by_the_objective_and_not_by_success(tmp_path):
+    sweep = a_sweep(tmp_path, objective="frames=1")  # frames to the goal of 80 %
+
+    def curve_of(successes):
+        points = [
+            CurvePoint(1000 * number, 1.0, success, 9.0)
+            for number, success in enumerate(successes, start=1)
+        ]
+        score = lambda curve: sweep.score(curve, curve[-1].success)  # noqa: E731
+        return scores_so_far(points, score, most_frames=sweep.horizon)
+
+    early, late = curve_of([0.1, 0.95, 0.92, 0.91]), curve_of([0.1, 0.7, 0.79, 1.0])
+    assert [frames for frames, _ in early] == [1000, 2000, 3000, 4000]
+    curves = {0: early, **dict.fromkeys(range(1, 6), late)}
+    rungs = Rungs(least=4000, most=10_000)
+    assert not should_prune("asha", 0, curves, rungs)
+    assert should_prune("asha", 1, {**curves, 6: early, 7: early}, rungs)
+
+
+def test_a_long_curve_is_scored_at_the_rungs_and_few_other_places():
+    points = [CurvePoint(frames, 1.0, frames / 900, 9.0) for frames in range(1, 901)]
+    found = scores_so_far(points, lambda curve: curve[-1].success, most_frames=900)
+    assert len(found) == 27
+    assert score_at(found, 100) == 100 / 900
+    assert score_at(found, 300) == 300 / 900
+    assert found[-1] == (900, 1.0)
 
 
 @pytest.mark.parametrize("pruner", DECIDING)
