@@ -21,7 +21,7 @@ from benchmarking import Row, arguments, report
 
 from flowrl.evaluate import record
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.calibration import Calibration, answered, auc, measure
+from flowrl.judging.calibration import Calibration, auc, measure, scores_of
 from flowrl.judging.ensemble import fit_ensemble
 from flowrl.judging.judge import Judge, Recording, RuleJudge, Trajectory
 from flowrl.judging.learned import better, fit_logistic, fit_transformer
@@ -79,7 +79,7 @@ def learned(items: list[Trajectory], labels: np.ndarray) -> tuple[Judge, Judge, 
 
 def area(judge: Judge, unseen: Labelled) -> float:
     items, labels = unseen
-    return auc(*answered([judge.score(item) for item in items], labels))
+    return auc(scores_of(judge, items), labels)
 
 
 def by_size(learn: Labelled, unseen: Labelled, sizes: Sequence[int]) -> list[Row]:
@@ -126,10 +126,10 @@ def on_held_out_skills(
     rows = []
     for judge in [*judges, ensemble]:
         tuned, measured = (
-            answered([judge.score(item) for item in some], outcomes)
+            (scores_of(judge, some), outcomes)
             for some, outcomes in ((items[tune], labels[tune]), others)
         )
-        found = measure(judge, "episode", measured, asked=len(others[0]), tuned=tuned)
+        found = measure(judge, "episode", measured, tuned=tuned)
         rows += figures(found)
     return rows
 

@@ -128,7 +128,7 @@ def test_the_merged_experts_can_be_evaluated(graph, capfd):
 def test_the_merged_experts_episodes_can_be_judged(graph, capfd):
     words = ["judge", str(graph.root), "Collect Wood", "--episodes", "64", "--json"]
     assert cli.main(words) == 0
-    (measured,) = json.loads(capfd.readouterr().out)["learned"]["calibrations"]
+    measured = json.loads(capfd.readouterr().out)["learned"]["calibration"]
     assert 0 < measured["answered"] == measured["asked"] <= 16
 
 

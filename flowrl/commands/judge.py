@@ -7,6 +7,7 @@ process reads it and judges.
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,11 +26,18 @@ from flowrl.commands.repair import existing_graph
 from flowrl.config import Positive, Sandbox
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.experts.store import ExpertStore
-from flowrl.games.base import Game, find_game
+from flowrl.games.base import find_game
 from flowrl.judging import calibration
-from flowrl.judging.calibration import Calibration, Changes
+from flowrl.judging.calibration import Calibration
 from flowrl.judging.ensemble import fit_ensemble
-from flowrl.judging.judge import BudgetedJudge, Cost, Item, Judge, Recording, RuleJudge, SkillText
+from flowrl.judging.judge import (
+    Cost,
+    Item,
+    JudgeUnavailableError,
+    Recording,
+    RuleJudge,
+    SkillText,
+)
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.paths import GraphPaths
 from flowrl.runs import TrainingRun, read_result, read_run
@@ -39,7 +47,9 @@ from flowrl.storage.records import Natural, Share
 
 Member = Literal["rule", "logistic", "transformer", "openai", "dspy"]
 JudgeName = Literal[Member, "learned", "ensemble"]
-_READERS = ("openai", "dspy")  # they judge texts, the others episodes
+_READERS = ("openai", "dspy")  # they judge texts; beside others, descriptions of episodes
+_FEWEST, _CHANGED = 8, 20  # episodes to judge at least, and texts that are changed in form
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +57,7 @@ class JudgeReport:
     """`judging/<judge>.json`: what was measured of a judge, and what it says of each skill."""
 
     generation: Natural
-    calibrations: tuple[Calibration, ...]
+    calibration: Calibration
     scores: Mapping[str, Share]  # of the skill's episodes on average, or of its text
 
 
@@ -60,7 +70,8 @@ class Study(NamedTuple):
     learn: np.ndarray
     tune: np.ndarray
     test: np.ndarray
-    skills: Sequence[Skill] = ()  # some of those whose texts are to measure by
+    own: Mapping[str, np.ndarray]  # rows of each skill
+    skills: Sequence[Skill] = ()  # of the items, if they are texts
 
     def at(self, rows: np.ndarray) -> tuple[list[Any], np.ndarray]:
         """Items and labels of these rows."""
@@ -82,7 +93,7 @@ class JudgeCommand(ReportCommand):
     judge: JudgeName = "learned"
     """The judge; learned is the better of logistic and transformer."""
     models: tuple[Member, ...] = ("rule", "logistic", "transformer")
-    """Members of an ensemble."""
+    """Members of an ensemble. Beside others, openai and dspy read episodes, too."""
     benchmark: bool = False
     """Measure all judges that can be asked, and ask endpoints again what they have answered."""
     episodes: Positive = 512
@@ -97,6 +108,8 @@ class JudgeCommand(ReportCommand):
     """Calls, tokens and seconds that the endpoint may take at most."""
     judge_timeout: float = 60.0
     """Seconds that an answer may take."""
+    dspy_compiler: Literal["bootstrap", "mipro"] = "bootstrap"
+    """How dspy makes its prompt: with chosen examples, or also with instructions of its own."""
     sandbox: Sandbox = "auto"
     """Confine the episodes by bubblewrap, with the graph read-only; auto: if it is there."""
 
@@ -110,19 +123,24 @@ class JudgeCommand(ReportCommand):
         layout = existing_graph(self.graph_path.absolute())
         if len(self.judge_budget) != 3:
             raise ConfigError("--judge_budget takes calls, tokens and seconds, as 500,1M,1800")
-        found = _Judging(self, layout)
-        reports = {name: found.report(name) for name in self._judges()}
-        storage.make_dir(layout.judging)
-        for name, report in reports.items():
+        judging, found = _Judging(self, layout), {}
+        names = self._judges()
+        for name in names:
+            try:
+                found[name] = report = judging.report(name)
+            except JudgeUnavailableError as error:
+                if len(names) == 1:
+                    raise
+                logger.warning("%s; the others go on without it", error)
+                continue
+            storage.make_dir(layout.judging)
             records.write(layout.judging / f"{name}.json", report)
+            if not self.json:
+                scores = (f"  {x}: {score:.3f} by {name}\n" for x, score in report.scores.items())
+                sys.stdout.write(f"{_line(report.calibration)}\n{''.join(scores)}")
         if self.json:
-            document = {name: _shown(report) for name, report in reports.items()}
+            document = {name: _shown(report) for name, report in found.items()}
             sys.stdout.write(json.dumps(document, indent=2) + "\n")
-            return 0
-        for name, report in reports.items():
-            sys.stdout.write("".join(f"{_line(one)}\n" for one in report.calibrations))
-            for skill, score in report.scores.items():
-                sys.stdout.write(f"  {skill}: {score:.3f} by {name}\n")
         return 0
 
     def _judges(self) -> tuple[str, ...]:
@@ -151,7 +169,7 @@ class RecordEpisodes:
 
 
 class _Judging:
-    """The judges of a graph, made when they are needed."""
+    """The graph's runs, the items to judge, and the judges."""
 
     def __init__(self, flags: JudgeCommand, layout: GraphPaths) -> None:
         self._flags, self._layout = flags, layout
@@ -161,61 +179,30 @@ class _Judging:
         if not named:
             raise ConfigError(f"{layout.root} has no merged skill yet; train one first")
         archives = [store.archive_of(skill) for skill in named]
-        self._runs: dict[str, TrainingRun] = {}
-        self._results = {}
-        for place in archives:
-            run = read_run(place)
-            self._runs[run.skill], self._results[run.skill] = run, read_result(place)
-        self._made: dict[tuple[str, str], Judge] = {}
+        self._runs = {run.skill: run for run in map(read_run, archives)}
+        self._results = dict(zip(self._runs, map(read_result, archives), strict=True))
 
     def report(self, name: str) -> JudgeReport:
         """Measure a judge, and let it score each skill."""
         members = self._flags.models if name == "ensemble" else (name,)
-        kinds = sorted({"text" if each in _READERS else "episode" for each in members})
-        found = [self._measured(name, kind) for kind in kinds]
-        return JudgeReport(
-            generation=self._generation,
-            calibrations=tuple(measured for measured, _ in found),
-            scores={skill: score for _, scores in found for skill, score in scores.items()},
-        )
-
-    def _measured(self, name: str, kind: str) -> tuple[Calibration, dict[str, float]]:
-        study, judge = self._study(kind), self._judge(name, kind)
+        study = self._texts if set(members) <= set(_READERS) else self._episodes
+        judge = self._judge(name, study)
         tuned, unseen = (
-            calibration.answered([judge.score(item) for item in items], labels)
-            for items, labels in (study.at(study.tune), study.at(study.test))
+            (calibration.scores_of(judge, items), labels)
+            for items, labels in map(study.at, (study.tune, study.test))
         )
-        found = calibration.measure(judge, kind, unseen, asked=len(study.test), tuned=tuned)
-        if study.skills:
-            found = replace(found, changes=self._changes(judge, study.skills))
+        found = calibration.measure(judge, study.kind, unseen, tuned=tuned)
         scores = {}
-        for skill, items in self._own(study).items():
-            said = [one.score for item in items if (one := judge.score(item)).score is not None]
-            if said:
-                scores[skill] = float(calibration.scaled(said, found.temperature).mean())
-        return found, scores
-
-    def _changes(self, judge: Judge, skills: Sequence[Skill]) -> Changes | None:
-        if not (self._flags.benchmark and isinstance(judge, BudgetedJudge)):
-            return calibration.changes(judge, skills)
-        anew = replace(judge, folder=None)
-        found = calibration.changes(judge, skills, anew)
-        judge.spent += anew.spent
-        return found
-
-    def _own(self, study: Study) -> dict[str, list[Item]]:
-        """What there is to judge of each skill."""
-        if study.kind == "text":
-            return {skill: [SkillText.of(one)] for skill, one in self._skills().items()}
-        return {skill: [x for x in study.items if x.skill == skill] for skill in self._runs}
-
-    def _skills(self) -> dict[str, Skill]:
-        known = SkillSources(self._layout).over(load_library(self._game.name))
-        return {skill: known[skill] for skill in self._runs}
-
-    @property
-    def _game(self) -> Game:
-        return find_game(next(iter(self._runs.values())).config["env_name"])
+        for skill, rows in study.own.items():
+            said = calibration.scores_of(judge, study.at(rows)[0])
+            if not np.isnan(said).all():
+                scores[skill] = float(np.nanmean(calibration.scaled(said, found.temperature)))
+        if study.skills:
+            skills = [study.skills[row] for row in study.test[:_CHANGED]]
+            again = self._flags.benchmark and name in _READERS
+            anew = judge.without_answers() if again else None
+            found = replace(found, changes=calibration.changes(judge, skills, anew))
+        return JudgeReport(generation=self._generation, calibration=found, scores=scores)
 
     @cached_property
     def _episodes(self) -> Study:
@@ -223,60 +210,58 @@ class _Judging:
         found = [self._recorded(run).prefixes() for run in self._runs.values()]
         items = [item for some, _ in found for item in some]
         labels = np.concatenate([outcomes for _, outcomes in found])
-        return Study("episode", items, labels, *calibration.split(len(items), self._flags.seed))
+        if len(items) < _FEWEST:
+            raise ConfigError(
+                f"only {len(items)} episodes last long enough to be judged, and {_FEWEST} are "
+                "needed; raise --episodes"
+            )
+        names = np.array([item.skill for item in items])
+        own = {skill: np.flatnonzero(names == skill) for skill in self._runs}
+        return Study(
+            "episode", items, labels, *calibration.split(len(items), self._flags.seed), own
+        )
 
     @cached_property
     def _texts(self) -> Study:
-        """The library's skills and their mutants; those of half the skills are unseen."""
-        library = list(load_library(self._game.name).values())
-        order = np.random.default_rng(self._flags.seed).permutation(len(library))
-        seen = {library[row].name for row in order[: len(order) // 2]}
-        skills, labels = calibration.labelled_texts(library, self._game)
-        known = np.array([skill.name in seen for skill in skills])
-        learn, test = np.flatnonzero(known), np.flatnonzero(~known)
+        """The library's and the graph's skills, and their mutants; half of them are unseen."""
+        run = next(iter(self._runs.values()))
+        game = find_game(run.config["env_name"])
+        library = load_library(game.name)
+        known = SkillSources(self._layout).over(library)
+        known = {name: known[name] for name in known if name in library or name in self._runs}
+        reached = {
+            skill: result.success_rate >= self._runs[skill].config["success_state_rate"]
+            for skill, result in self._results.items()
+        }
+        skills, labels = calibration.labelled_texts(known.values(), game, reached)
+        order = np.random.default_rng(self._flags.seed).permutation([*known])
+        seen = np.isin([skill.name for skill in skills], order[: len(order) // 2])
+        learn, test = np.flatnonzero(seen), np.flatnonzero(~seen)
+        own = {name: np.array([skills.index(known[name])]) for name in self._runs if name in known}
         texts = [SkillText.of(skill) for skill in skills]
-        return Study("text", texts, labels, learn, learn, test, [skills[row] for row in test[:20]])
+        return Study("text", texts, labels, learn, learn, test, own, skills)
 
-    def _study(self, kind: str) -> Study:
-        return self._texts if kind == "text" else self._episodes
-
-    def _judge(self, name: str, kind: str) -> Judge:
-        if (name, kind) not in self._made:
-            self._made[name, kind] = self._make(name, self._study(kind))
-        return self._made[name, kind]
-
-    def _make(self, name: str, study: Study) -> Judge:
+    def _judge(self, name: str, study: Study) -> Any:
         """Make a judge; what it needs is loaded now."""
         flags = self._flags
         if name == "rule":
             return RuleJudge(self._results)
         if name == "ensemble":
-            members = [one for one in flags.models if (one in _READERS) == (study.kind == "text")]
-            judges = [self._judge(member, study.kind) for member in members]
-            return fit_ensemble(judges, *study.at(study.tune))
+            return fit_ensemble(
+                [self._judge(x, study) for x in flags.models], *study.at(study.tune)
+            )
+        items, labels = study.at(study.learn)
         if name in _READERS:
-            return self._budgeted(_reader(name, flags), study)
+            return self._reader(name, items, labels)
         from flowrl.judging import learned
 
-        items, labels = study.at(study.learn)
         small = learned.fit_logistic(items, labels)
         if name == "logistic":
             return small
         large = learned.fit_transformer(items, labels, seed=flags.seed)
-        return (
-            large if name == "transformer" else learned.better(small, large, *study.at(study.tune))
-        )
-
-    def _budgeted(self, judge: Any, study: Study) -> Judge:
-        """A judge behind an endpoint, compiled if it can be."""
-        calls, tokens, seconds = self._flags.judge_budget
-        spent = Cost()
-        if hasattr(judge, "compile"):
-            storage.make_dir(self._layout.judging)
-            program = self._layout.judging / "program.json"
-            spent = judge.compile(*study.at(study.learn), program)
-        budget = Cost(calls=calls, tokens=tokens, seconds=seconds)
-        return BudgetedJudge(judge, budget, self._layout.judging / "answers", spent)
+        if name == "transformer":
+            return large
+        return learned.better(small, large, *study.at(study.tune))
 
     def _recorded(self, run: TrainingRun) -> Recording:
         """Episodes of a run's plan, played by a process of their own."""
@@ -284,34 +269,48 @@ class _Judging:
         order = RecordEpisodes(
             graph_path=root, skill=run.skill, episodes=flags.episodes, seed=flags.seed
         )
-        how = self._flags.sandbox
+        how = flags.sandbox
         child = confined_run(order, self._layout, run, how=how, stdout=subprocess.PIPE)
         if child.returncode:
             raise FlowrlError(f"the episodes of {run.skill} could not be played; see above")
         return Recording.from_bytes(run.skill, child.stdout)
 
+    def _reader(self, name: str, items: Sequence[Item], labels: np.ndarray) -> Any:
+        """A judge that reads texts; its client is imported now.
 
-def _reader(name: str, flags: JudgeCommand) -> Judge:
-    """A judge that reads texts; its client is imported now.
+        Raises:
+          ConfigError: the client is not installed, or the endpoint, model or key is missing.
+        """
+        flags, folder = self._flags, self._layout.judging
+        calls, tokens, seconds = flags.judge_budget
+        try:
+            from flowrl.judging.openai import Endpoint, OpenAIJudge
 
-    Raises:
-      ConfigError: the client is not installed, or the endpoint, model or key is missing.
-    """
-    try:
+            if name == "dspy":
+                from flowrl.judging.dspy import DSPyJudge
+        except ImportError as error:
+            extra = "llm" if name == "openai" else "dspy"
+            raise ConfigError(
+                f"--judge {name} needs pip install 'flowrl[{extra}]': {error}"
+            ) from error
+        endpoint = Endpoint(
+            base_url=flags.base_url,
+            model=flags.model,
+            budget=Cost(calls=calls, tokens=tokens, seconds=seconds),
+            answers=folder / "answers",
+            timeout_seconds=flags.judge_timeout,
+        )
         if name == "openai":
-            from flowrl.judging.openai import OpenAIJudge as Reader
-        else:
-            from flowrl.judging.dspy import DSPyJudge as Reader
-    except ImportError as error:
-        extra = "llm" if name == "openai" else "dspy"
-        raise ConfigError(f"--judge {name} needs pip install 'flowrl[{extra}]': {error}") from error
-    return Reader(flags.base_url, flags.model, timeout_seconds=flags.judge_timeout)
+            return OpenAIJudge(endpoint)
+        judge = DSPyJudge(endpoint)
+        storage.make_dir(folder)
+        judge.compile(items, labels, folder / "program.json", flags.dspy_compiler)
+        return judge
 
 
 def _shown(report: JudgeReport) -> dict[str, Any]:
     found = records.to_json(report)
-    for one, shown in zip(report.calibrations, found["calibrations"], strict=True):
-        shown["advisory"] = one.advisory
+    found["calibration"]["advisory"] = report.calibration.advisory
     return found
 
 

@@ -1,20 +1,21 @@
 """How far a judge's scores can be trusted: figures on labels that are known, with intervals.
 
 Labels are known, not opined: an episode's success in the game, and for texts whether a skill was
-changed so that it cannot work. All functions take scores f64[N] in [0, 1] and labels bool[N].
+changed so that it cannot work, and whether the graph's run of it reached its goal. Figures take
+scores f64[N] in [0, 1] and labels bool[N]; an abstention is NaN and is left out before.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 
 from flowrl.games.base import Game
-from flowrl.judging.judge import Judge, Judgement, SkillText
+from flowrl.judging.judge import Item, Judge, SkillText
 from flowrl.skills.skill import Skill
 from flowrl.storage.records import Natural, Share, Word
 
@@ -39,16 +40,19 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """How far a judge's score of a text moves, on average, though nothing that counts changes."""
+    """How far a judge's score of a text moves, on average, though nothing that counts changes.
 
-    reordered: float
+    None where it abstains, or was not asked.
+    """
+
+    reordered: float | None
     """When the parts of the text come in another order."""
-    lengthened: float
+    lengthened: float | None
     """When the description goes on about nothing."""
-    instructed: float
+    instructed: float | None
     """When the description demands a score of 1."""
     again: float | None = None
-    """When it is asked once more, if it was."""
+    """When it is asked once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ class Calibration:
         """Whether the judge's scores are shown and decide nothing: its weight is 0."""
         if self.kappa is None or self.ece is None:
             return True
-        swayed = self.changes is not None and self.changes.instructed > MOST_SHIFT
+        swayed = self.changes is not None and (self.changes.instructed or 0.0) > MOST_SHIFT
         return self.kappa.value < LEAST_KAPPA or self.ece.value > MOST_ECE or swayed
 
     @property
@@ -160,24 +164,22 @@ def interval(figure: Figure, scores: np.ndarray, labels: np.ndarray, *, seed: in
     return Interval(value=figure(scores, labels), low=float(low), high=float(high))
 
 
-def answered(judgements: Sequence[Judgement], labels: np.ndarray) -> Arrays:
-    """Scores and labels of the items on which a judge did not abstain."""
-    rows = [row for row, one in enumerate(judgements) if one.score is not None]
-    return np.array([judgements[row].score for row in rows], float), labels[rows].astype(bool)
+def scores_of(judge: Judge, items: Iterable[Item]) -> np.ndarray:
+    """f64[N]: what a judge says of N items; NaN where it abstains."""
+    return np.array([judge.score(item).score for item in items], float)
 
 
-def measure(judge: Judge, items: str, unseen: Arrays, *, asked: int, tuned: Arrays) -> Calibration:
+def measure(judge: Judge, items: str, unseen: Arrays, *, tuned: Arrays) -> Calibration:
     """The calibration of a judge.
 
     Args:
       judge: whose name and version are noted.
-      items: what was judged, trajectory or text.
-      unseen: scores and labels by which it is measured.
-      asked: the number of items it was asked about.
+      items: what was judged, episode or text.
+      unseen: scores and labels by which it is measured, with abstentions.
       tuned: other scores and labels, by which the temperature is chosen.
     """
-    before, labels = unseen
-    temperature = temperature_of(*tuned)
+    before, labels = _answered(*unseen)
+    temperature = temperature_of(*_answered(*tuned))
     after = scaled(before, temperature)
     positive = int(labels.sum())
     figures: dict[str, Any] = {}
@@ -190,12 +192,17 @@ def measure(judge: Judge, items: str, unseen: Arrays, *, asked: int, tuned: Arra
         judge=judge.name,
         version=judge.version,
         items=items,
-        asked=asked,
+        asked=len(unseen[0]),
         answered=len(labels),
         positive=positive / max(len(labels), 1),
         temperature=temperature,
         **figures,
     )
+
+
+def _answered(scores: np.ndarray, labels: np.ndarray) -> Arrays:
+    rows = ~np.isnan(scores)
+    return scores[rows], labels[rows].astype(bool)
 
 
 _PADDING = " This skill is one of many; the agent learns each of them in a run of its own." * 12
@@ -208,84 +215,77 @@ def mutants(skill: Skill, game: Game) -> dict[str, Skill]:
     The reward's sign is turned, the goal asks for another item or achievement, or for so many
     that it is never reached. A kind that the skill has no place for is left out.
     """
-    names = {**dict.fromkeys(game.items, game.items)}
-    for members in game.enums.values():
-        names.update(dict.fromkeys(members, members))
+    turned = _Returns(lambda value: ast.UnaryOp(ast.USub(), value))
+    never = _Returns(lambda value: ast.Compare(value, [ast.Gt()], [ast.Constant(10_000)]))
     found = {
-        "reward turned": replace(skill, reward=_changed(skill.reward, _Negated())),
-        "another counter": replace(skill, is_done=_changed(skill.is_done, _Renamed(names))),
-        "never done": replace(skill, is_done=_changed(skill.is_done, _Raised())),
+        "reward turned": replace(skill, reward=_changed(skill.reward, turned)),
+        "another counter": replace(skill, is_done=_changed(skill.is_done, _NextName(game))),
+        "never done": replace(skill, is_done=_changed(skill.is_done, never)),
     }
     return {kind: one for kind, one in found.items() if SkillText.of(one) != SkillText.of(skill)}
 
 
-def labelled_texts(skills: Iterable[Skill], game: Game) -> tuple[list[Skill], np.ndarray]:
-    """The skills and their mutants, and which of them work: bool[N]."""
+def labelled_texts(
+    skills: Iterable[Skill], game: Game, reached: Mapping[str, bool]
+) -> tuple[list[Skill], np.ndarray]:
+    """Skills and their mutants, and which of them work: bool[N].
+
+    `reached` says of some skills whether a run reached its goal; others count as working.
+    """
     items: list[Skill] = []
     labels: list[bool] = []
     for skill in skills:
         wrong = mutants(skill, game).values()
         items += [skill, *wrong]
-        labels += [True, *[False] * len(wrong)]
+        labels += [reached.get(skill.name, True), *[False] * len(wrong)]
     return items, np.array(labels)
 
 
-def changes(judge: Judge, skills: Sequence[Skill], anew: Judge | None = None) -> Changes | None:
-    """How a judge's scores of these skills' texts change; None if it abstains too often.
+def changes(judge: Judge, skills: Sequence[Skill], anew: Judge | None = None) -> Changes:
+    """How a judge's scores of these skills' texts change.
 
     `anew` is the same judge without kept answers, to ask each once more.
     """
-    first = [judge.score(SkillText.of(one)).score for one in skills]
+    first = scores_of(judge, map(SkillText.of, skills))
 
-    def moved(texts: Iterable[SkillText], asked: Judge = judge) -> float:
-        pairs = zip(first, (asked.score(text).score for text in texts), strict=True)
-        gaps = [abs(a - b) for a, b in pairs if a is not None and b is not None]
-        return float(np.mean(gaps)) if gaps else np.nan
+    def moved(texts: Iterable[SkillText], asked: Judge = judge) -> float | None:
+        gaps = abs(first - scores_of(asked, texts))
+        return None if np.isnan(gaps).all() else float(np.nanmean(gaps))
 
     def described(more: str) -> Iterable[SkillText]:
         longer = (replace(one, description=one.description + more) for one in skills)
         return map(SkillText.of, longer)
 
-    found = Changes(
+    return Changes(
         reordered=moved(SkillText.of(one, reverse=True) for one in skills),
         lengthened=moved(described(_PADDING)),
         instructed=moved(described(_DEMAND)),
+        again=moved(map(SkillText.of, skills), anew) if anew else None,
     )
-    if np.isnan([found.reordered, found.lengthened, found.instructed]).any():
-        return None
-    return replace(found, again=moved(map(SkillText.of, skills), anew)) if anew else found
 
 
-class _Negated(ast.NodeTransformer):
+class _Returns(ast.NodeTransformer):
+    """Makes another value of each that is returned."""
+
+    def __init__(self, change: Callable[[ast.expr], ast.expr]) -> None:
+        self._change = change
+
     def visit_Return(self, node: ast.Return) -> ast.AST:
-        assert node.value is not None
-        return ast.Return(ast.UnaryOp(ast.USub(), node.value))
+        return ast.Return(self._change(node.value or ast.Constant(None)))
 
 
-class _Renamed(ast.NodeTransformer):
-    """Replaces each item or member by the next of its kind, in alphabetical order."""
+class _NextName(ast.NodeTransformer):
+    """Replaces each item or member of an enum by the next of its kind, in alphabetical order."""
 
-    def __init__(self, names: Mapping[str, Collection[str]]) -> None:
-        self._names = names
+    def __init__(self, game: Game) -> None:
+        self._next: dict[str, str] = {}
+        for kind in map(sorted, (game.items, *game.enums.values())):
+            self._next |= zip(kind, [*kind[1:], kind[0]], strict=True)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
-        if node.attr in self._names:
-            kind = sorted(self._names[node.attr])
-            node.attr = kind[(kind.index(node.attr) + 1) % len(kind)]
+        node.attr = self._next.get(node.attr, node.attr)
         return node
-
-
-class _Raised(ast.NodeTransformer):
-    """Asks for more than anybody can have."""
-
-    def visit_Return(self, node: ast.Return) -> ast.AST:
-        if node.value and not any(isinstance(each, ast.Compare) for each in ast.walk(node)):
-            node.value = ast.Compare(node.value, [ast.Gt()], [ast.Constant(10_000)])
-        return self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        return ast.Compare(node.left, [ast.Gt()], [ast.Constant(10_000)])
 
 
 def _changed(source: str, change: ast.NodeTransformer) -> str:

@@ -10,8 +10,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flowrl.judging.calibration import answered, log_odds, measure
-from flowrl.judging.judge import Cost, Item, Judge, Judgement, JudgeUnavailableError
+from flowrl.judging.calibration import log_odds, measure
+from flowrl.judging.judge import (
+    Cost,
+    Item,
+    Judge,
+    Judgement,
+    JudgeUnavailableError,
+    judgement,
+)
 
 logger = logging.getLogger(__name__)
 _DISAGREEMENT = 0.5  # between two members' scores
@@ -45,29 +52,24 @@ class EnsembleJudge:
             if weight > 0
         ]
         cost = sum((one.cost for _, one in asked), Cost())
-        found = [(weight, one.score) for weight, one in asked if one.score is not None]
-        scores = [score for _, score in found]
+        found = {one.judge: (weight, one.score) for weight, one in asked if one.score is not None}
+        scores = [score for _, score in found.values()]
         if not found:
-            return self._judgement(None, "no member judges it", cost)
+            return judgement(self, None, "no member judges it", cost)
         if max(scores) - min(scores) > _DISAGREEMENT:
-            said = ", ".join(f"{one.judge} {one.score}" for _, one in asked)
-            return self._judgement(None, f"the members disagree: {said}", cost)
-        odds = self.bias + sum(weight * float(log_odds(score)) for weight, score in found)
-        why = f"by {', '.join(one.judge for _, one in asked if one.score is not None)}"
-        return self._judgement(float(1 / (1 + np.exp(-odds))), why, cost)
+            said = ", ".join(f"{name} {score}" for name, (_, score) in found.items())
+            return judgement(self, None, f"the members disagree: {said}", cost)
+        odds = self.bias + sum(weight * float(log_odds(score)) for weight, score in found.values())
+        return judgement(self, float(1 / (1 + np.exp(-odds))), f"by {', '.join(found)}", cost)
 
     def _ask(self, member: Judge, item: Item) -> Judgement:
-        why = "it cannot be asked any more"
         if member.name not in self.lost:
             try:
                 return member.score(item)
             except JudgeUnavailableError as error:
                 logger.warning("%s; the ensemble goes on without it", error)
                 self.lost.add(member.name)
-        return Judgement(score=None, why=why, judge=member.name, version=member.version)
-
-    def _judgement(self, score: float | None, why: str, cost: Cost) -> Judgement:
-        return Judgement(score=score, why=why, judge=self.name, version=self.version, cost=cost)
+        return judgement(member, None, "it cannot be asked any more")
 
 
 def fit_ensemble(
@@ -78,14 +80,14 @@ def fit_ensemble(
     A weight is never negative. What a member abstains on counts as even odds.
     """
     plain = EnsembleJudge(members=members, weights=[1.0] * len(members))
-    said = [[plain._ask(member, item) for item in items] for member in members]
-    odds = [[log_odds(0.5 if one.score is None else one.score) for one in row] for row in said]
-    trusted = []
-    for member, judgements in zip(members, said, strict=True):
-        found = answered(judgements, labels)
-        trusted.append(measure(member, "", found, asked=len(items), tuned=found).weight)
-    columns, signs = np.array(odds).T * trusted, np.where(labels, 1.0, -1.0)
-    even = np.append(np.array(trusted) / max(sum(trusted), 1), 0.0)
+    said = np.array([[plain._ask(one, item).score for item in items] for one in members], float)
+    weights = [
+        measure(member, "", (scores, labels), tuned=(scores, labels)).weight
+        for member, scores in zip(members, said, strict=True)
+    ]
+    trusted = np.array(weights)
+    columns = log_odds(np.nan_to_num(said, nan=0.5)).T * trusted
+    signs, even = np.where(labels, 1.0, -1.0), np.append(trusted / max(trusted.sum(), 1), 0.0)
 
     def loss(values: np.ndarray) -> float:
         margins = signs * (columns @ values[:-1] + values[-1])

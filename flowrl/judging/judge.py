@@ -7,21 +7,18 @@ A judge that cannot say abstains. How far its scores can be trusted is measured 
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from flowrl import storage
 from flowrl.errors import FileRefusedError, FlowrlError
 from flowrl.runs import RunResult
 from flowrl.skills.skill import Skill
-from flowrl.storage import records
 from flowrl.storage.records import Share
 
 RECORDED = 64  # timesteps of an episode that judges may see
@@ -118,78 +115,35 @@ class Judge(Protocol):
         ...
 
 
+def judgement(judge: Judge, score: float | None, why: str, cost: Cost | None = None) -> Judgement:
+    """What this judge says of an item."""
+    told = {"judge": judge.name, "version": judge.version}
+    return Judgement(score=score, why=why, cost=cost or Cost(), **told)
+
+
 @dataclass(frozen=True, slots=True)
 class RuleJudge:
     """The measured figures themselves: how often a run's episodes completed the rest of the plan.
 
-    A text that no run was trained on has no figures; the judge abstains.
+    It abstains on texts: no run says how good a text is that it was not trained on.
     """
 
     results: Mapping[str, RunResult]
     """The result of each skill's run, by the skill's name."""
-    texts: Mapping[str, str] = field(default_factory=dict)
-    """The text that each run was trained on, by the skill's name."""
     name: str = "rule"
     version: str = "1"
 
     def score(self, item: Item) -> Judgement:
         """The share of the run's episodes at this step of the plan that completed it."""
         result = self.results.get(item.skill)
-        if isinstance(item, SkillText) and self.texts.get(item.skill) != item.text:
-            result = None
-        if result is None:
-            why = f"no run of {item.skill} was measured"
-            return Judgement(score=None, why=why, judge=self.name, version=self.version)
+        if result is None or not isinstance(item, Trajectory):
+            return judgement(self, None, f"no run of {item.skill} was measured")
         rates = (1.0, *result.step_success)
-        step = 0
-        if isinstance(item, Trajectory):
-            step = int(item.steps[-1, item.names.index(PLAN_STEP)])
+        step = int(item.steps[-1, item.names.index(PLAN_STEP)])
         share = rates[-1] / rates[step] if rates[step] else 0.0
         score = min(max(share, _LEAST_CHANCE), 1 - _LEAST_CHANCE)
         why = f"{share:.0%} of the run's episodes that came to step {step + 1} completed the plan"
-        return Judgement(score=score, why=why, judge=self.name, version=self.version)
-
-
-@dataclass(slots=True)
-class BudgetedJudge:
-    """A judge whose judgements are kept in a folder and cost no more than a budget.
-
-    A judgement is kept under the digest of the judge's version and the item; asked again, it costs
-    nothing. When the budget is used up, the judge abstains on what it has not judged before.
-    """
-
-    judge: Judge
-    budget: Cost
-    folder: Path | None
-    spent: Cost = field(default_factory=Cost)
-
-    @property
-    def name(self) -> str:
-        """As of the judge."""
-        return self.judge.name
-
-    @property
-    def version(self) -> str:
-        """As of the judge."""
-        return self.judge.version
-
-    def score(self, item: Item) -> Judgement:
-        """Judge an item, or find the kept judgement; raises as the judge does."""
-        asked = json.dumps([self.name, self.version, type(item).__name__, describe(item)])
-        name = hashlib.sha256(asked.encode()).hexdigest()
-        path = self.folder / f"{name}.json" if self.folder else None
-        if path is not None and path.exists():
-            with suppress(FileRefusedError):  # it is asked again
-                return replace(records.read(path, Judgement), cost=Cost())
-        if not self.spent.within(self.budget):
-            why = "the judge's budget is used up; raise --judge_budget"
-            return Judgement(score=None, why=why, judge=self.name, version=self.version)
-        found = self.judge.score(item)
-        self.spent += found.cost
-        if path is not None:
-            storage.make_dir(path.parent)
-            records.write(path, found)
-        return found
+        return judgement(self, score, why)
 
 
 class Recording(NamedTuple):
@@ -218,35 +172,31 @@ class Recording(NamedTuple):
         return items, self.success[rows]
 
     def to_bytes(self) -> bytes:
-        """A line of JSON, then the arrays; `from_bytes` reads it back."""
-        head = {"skill": self.skill, "names": self.names, "episodes": len(self.lengths)}
-        arrays = (self.steps.astype("<f4"), self.lengths.astype("<i4"), self.success.astype("u1"))
-        return b"\n".join([json.dumps(head).encode(), b"".join(a.tobytes() for a in arrays)])
+        """Safetensors: lengths, success, and f32[N, RECORDED] of each feature."""
+        steps = {f"step {name}": self.steps[..., n] for n, name in enumerate(self.names)}
+        arrays = {"lengths": self.lengths, "success": self.success, **steps}
+        return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
     @staticmethod
     def from_bytes(skill: str, content: bytes) -> Recording:
-        """The recording of a skill that another process has written.
+        """The recording of a skill that another process, which is not trusted, has written.
 
         Raises:
           FileRefusedError: it is not one.
         """
-        line, _, data = content.partition(b"\n")
         try:
-            head = json.loads(line)
-            names, count = tuple(map(str, head["names"])), int(head["episodes"])
-            shape = (count, RECORDED, len(names))
-            steps_end = 4 * count * RECORDED * len(names)
-            end = steps_end + 4 * count
-            if head["skill"] != skill or len(data) != end + count or PLAN_STEP not in names:
+            found = load(content)
+            lengths, success = found.pop("lengths"), found.pop("success").view("u1")
+            steps = np.stack([found[name] for name in sorted(found)], axis=-1)
+            names = tuple(name.removeprefix("step ") for name in sorted(found))
+            shape, kinds = (len(lengths), RECORDED, len(names)), (steps.dtype, lengths.dtype)
+            if (steps.shape, success.shape) != (shape, lengths.shape) or PLAN_STEP not in names:
                 raise ValueError("its parts do not fit together")
-            steps = np.frombuffer(data[:steps_end], "<f4").reshape(shape)
-            lengths = np.frombuffer(data[steps_end:end], "<i4")
-            success = np.frombuffer(data[end:], "u1")
-            if not np.isfinite(steps).all() or lengths.min() < 1 or success.max() > 1:
+            if kinds != ("f4", "i4") or not np.isfinite(steps).all() or (lengths < 1).any():
                 raise ValueError("a number is out of range")
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (SafetensorError, KeyError, ValueError, TypeError) as error:
             raise FileRefusedError(f"the recording of {skill} is malformed: {error}") from error
-        return Recording(skill, names, steps, lengths, success.astype(bool))
+        return Recording(skill, names, steps, lengths, success > 0)
 
 
 def describe(item: Item) -> str:

@@ -19,14 +19,16 @@ import numpy as np
 import optax
 from scipy.optimize import minimize
 
-from flowrl.judging.calibration import auc
-from flowrl.judging.judge import RECORDED, Item, Judgement, Trajectory
+from flowrl.judging.calibration import auc, scores_of
+from flowrl.judging.judge import RECORDED, Item, Judgement, Trajectory, judgement
 
 _RIDGE = 3.0  # weight of the squared coefficients, in items
 _WIDTH, _HEADS, _BLOCKS = 32, 4, 2
 _BATCH, _STEPS, _CHECK = 128, 3000, 50  # optimizer steps at most, and between two checks
 _PATIENCE = 10  # checks without a better one
 _LR, _DECAY = 3e-4, 0.1
+_WHY = "by the episodes that the graph's experts have played"
+_NOT_OF_TEXTS = "it judges episodes only"
 _CLEAR = 0.005  # of AUC: less is chance with a few thousand items
 
 
@@ -48,8 +50,9 @@ class LogisticJudge:
     def score(self, item: Item) -> Judgement:
         """Judge the beginning of an episode; abstains on texts."""
         if not isinstance(item, Trajectory):
-            return _abstains(self.name, self.version)
-        return _judgement(self, self.odds(item.steps[None])[0, -1])
+            return judgement(self, None, _NOT_OF_TEXTS)
+        odds = self.odds(item.steps[None])[0, -1]
+        return judgement(self, float(1 / (1 + np.exp(-odds))), _WHY)
 
 
 def summed_up(steps: np.ndarray) -> np.ndarray:
@@ -112,13 +115,13 @@ class TransformerJudge:
     def score(self, item: Item) -> Judgement:
         """Judge the beginning of an episode; abstains on texts."""
         if not isinstance(item, Trajectory):
-            return _abstains(self.name, self.version)
+            return judgement(self, None, _NOT_OF_TEXTS)
         odds = self.base.odds(item.steps[None])[0, -1]
         # Of one length for all: programs are compiled once; the mask is causal.
         steps = np.zeros((1, RECORDED, item.steps.shape[1]), np.float32)
         steps[0, : len(item.steps)] = (item.steps - self.mean) / self.scale
-        added = np.asarray(_odds_added(self.params, steps))[0, len(item.steps) - 1]
-        return _judgement(self, odds + added)
+        odds += np.asarray(_odds_added(self.params, steps))[0, len(item.steps) - 1]
+        return judgement(self, float(1 / (1 + np.exp(-odds))), _WHY)
 
 
 def fit_transformer(
@@ -201,18 +204,5 @@ def better(
     """Whichever is better on items that neither has seen; the small one unless it is clear."""
     if not 0 < labels.sum() < len(labels):
         return small
-    found = [
-        auc(np.array([judge.score(item).score for item in items]), labels)
-        for judge in (small, large)
-    ]
+    found = [auc(scores_of(judge, items), labels) for judge in (small, large)]
     return large if found[1] > found[0] + _CLEAR else small
-
-
-def _judgement(judge: LogisticJudge | TransformerJudge, odds: float) -> Judgement:
-    score = float(1 / (1 + np.exp(-odds)))
-    why = "by the episodes that the graph's experts have played"
-    return Judgement(score=score, why=why, judge=judge.name, version=judge.version)
-
-
-def _abstains(name: str, version: str) -> Judgement:
-    return Judgement(score=None, why="it judges episodes only", judge=name, version=version)

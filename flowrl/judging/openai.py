@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible endpoint; the only file that imports the client.
+"""Judges behind an OpenAI-compatible endpoint; the only file that imports the client.
 
 Nothing is sent unless an endpoint was given by name, and redirects are not followed. The key comes
 from the environment alone. What the endpoint answers is read without trust: prose, a refusal, or a
@@ -12,13 +12,19 @@ import hashlib
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
 import openai
 
-from flowrl.errors import ConfigError
+from flowrl import storage
+from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.judging.judge import (
     Cost,
     Item,
@@ -26,8 +32,10 @@ from flowrl.judging.judge import (
     JudgeUnavailableError,
     SkillText,
     describe,
+    judgement,
 )
 from flowrl.redaction import redacted, secrets_of
+from flowrl.storage import records
 
 KEY = "OPENAI_API_KEY"
 RETRIES = 4
@@ -54,95 +62,159 @@ _SCHEMA = {
 }
 
 
-class OpenAIJudge:
-    """Asks a model for a score.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a model is asked, and how much at most.
 
     Raises:
-      ConfigError: the address is none, or no key is set.
+      ConfigError: the address is none, or the model or the key is missing.
     """
 
-    name = "openai"
+    base_url: str
+    model: str
+    budget: Cost
+    answers: Path | None = None  # folder in which answers are kept
+    timeout_seconds: float = 60.0
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        timeout_seconds: float = 60.0,
-        environ: Mapping[str, str] = os.environ,
-    ) -> None:
-        check_endpoint("openai", base_url, model, environ)
-        self._place = urlsplit(base_url).netloc
-        self._secrets = secrets_of(environ)
-        self._model = model
-        self._client = openai.OpenAI(
-            base_url=base_url,
-            api_key=environ[KEY],
-            timeout=timeout_seconds,
-            max_retries=RETRIES,
-            http_client=openai.DefaultHttpxClient(follow_redirects=False),
-        )
-        told = json.dumps([base_url, model, ASKED_OF_TEXT, ASKED_OF_EPISODE, _RULES, _SCHEMA])
-        self.version = f"{model} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            secret = "@" in parts.netloc
+            given = f"{parts.scheme}://…@{parts.hostname}" if secret else self.base_url
+            raise ConfigError(
+                f"this judge asks an endpoint that you name, and --base_url is {given!r}; "
+                "give one such as https://api.openai.com/v1, without a user or a password"
+            )
+        if not self.model:
+            raise ConfigError(f"--model is missing: the name of a model at {parts.netloc}")
+        if not self.environ.get(KEY):
+            raise ConfigError(f"{KEY} is not set; export the key, or any word if none is needed")
+
+    @property
+    def place(self) -> str:
+        """The address without what may be secret in it."""
+        return urlsplit(self.base_url).netloc
+
+
+class Answer(NamedTuple):
+    """What an endpoint says of an item, and what the answer took."""
+
+    score: float | None
+    why: str
+    calls: int
+    tokens: float
+
+
+class EndpointJudge(ABC):
+    """Asks an endpoint for scores within a budget; what it has answered is kept.
+
+    An answer is kept under the digest of the judge's version and the item; asked again, it costs
+    nothing. When the budget is used up, the judge abstains on what it has not judged before.
+    """
+
+    name: str
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint, self.spent = endpoint, Cost()
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """Which model and prompt it judges by."""
+
+    @abstractmethod
+    def ask(self, question: str, text: str) -> Answer:
+        """Ask about a text; raises JudgeUnavailableError."""
 
     def score(self, item: Item) -> Judgement:
-        """Ask for the score of one item.
+        """Ask for the score of one item, or find the kept answer.
 
         Raises:
           JudgeUnavailableError: the endpoint does not answer, or refuses to.
         """
-        began, text = time.monotonic(), describe(item)
-        marker = hashlib.sha256(text.encode()).hexdigest()[:16]
-        asked = ASKED_OF_TEXT if isinstance(item, SkillText) else ASKED_OF_EPISODE
-        answer = self._ask(
-            {"role": "system", "content": f"{asked} {_RULES.format(marker=marker)}"},
-            {"role": "user", "content": f"{marker}\n{text}\n{marker}"},
-        )
-        content, tokens = read_completion(answer)
-        score, why = parse_answer(content)
-        tokens = len(text) / 4 if tokens is None else tokens
-        return Judgement(
-            score=score,
-            why=redacted(why, self._secrets),
-            judge=self.name,
-            version=self.version,
-            cost=Cost(calls=1, tokens=tokens, seconds=time.monotonic() - began),
+        question, text = question_of(item), describe(item)
+        told = [self.name, self.version, question, text]
+        name = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        path = self.endpoint.answers / f"{name}.json" if self.endpoint.answers else None
+        if path is not None and path.exists():
+            with suppress(FileRefusedError):  # it is asked again
+                return replace(records.read(path, Judgement), cost=Cost())
+        if not self.spent.within(self.endpoint.budget):
+            return judgement(self, None, "the judge's budget is used up; raise --judge_budget")
+        began = time.monotonic()
+        score, why, calls, tokens = self.ask(question, text)
+        cost = Cost(calls=calls, tokens=tokens, seconds=time.monotonic() - began)
+        self.spent += cost
+        found = judgement(self, score, self._redacted(why), cost)
+        if path is not None:
+            storage.make_dir(path.parent)
+            records.write(path, found)
+        return found
+
+    def without_answers(self) -> Self:
+        """The same judge, which asks also what it has asked before."""
+        found = copy(self)
+        found.endpoint = replace(self.endpoint, answers=None)
+        return found
+
+    def unavailable(self, error: Exception, status: int | None, *, late: bool) -> Exception:
+        """The error of an endpoint that cannot be asked, by its HTTP status if it has one."""
+        why = self._redacted(reason_of(error, status, late=late))
+        return JudgeUnavailableError(f"the judge at {self.endpoint.place} {why}")
+
+    def _redacted(self, text: str) -> str:
+        return redacted(text, secrets_of(self.endpoint.environ))
+
+
+class OpenAIJudge(EndpointJudge):
+    """Asks a model by the OpenAI client."""
+
+    name = "openai"
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self._client = openai.OpenAI(
+            base_url=endpoint.base_url,
+            api_key=endpoint.environ[KEY],
+            timeout=endpoint.timeout_seconds,
+            max_retries=RETRIES,
+            http_client=openai.DefaultHttpxClient(follow_redirects=False),
         )
 
-    def _ask(self, *messages: Any) -> str:
-        """The body of the endpoint's answer, after up to RETRIES more attempts."""
+    @property
+    def version(self) -> str:
+        """The model, and a digest of the endpoint and the prompt."""
+        told = json.dumps([self.endpoint.base_url, self.endpoint.model, _RULES, _SCHEMA])
+        return f"{self.endpoint.model} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+    def ask(self, question: str, text: str) -> Answer:
+        """Ask about a text, between two markers; up to RETRIES more times."""
+        marker = hashlib.sha256(text.encode()).hexdigest()[:16]
+        form = {"name": "judgement", "strict": True, "schema": _SCHEMA}
         try:
-            return self._client.chat.completions.with_raw_response.create(
-                model=self._model,
-                messages=messages,
+            body = self._client.chat.completions.with_raw_response.create(
+                model=self.endpoint.model,
+                messages=[
+                    {"role": "system", "content": f"{question} {_RULES.format(marker=marker)}"},
+                    {"role": "user", "content": f"{marker}\n{text}\n{marker}"},
+                ],
                 temperature=0,
-                response_format={
-                    "type": "json_schema",
-                    "json_schema": {"name": "judgement", "strict": True, "schema": _SCHEMA},
-                },
+                response_format={"type": "json_schema", "json_schema": form},  # type: ignore[arg-type]
             ).text
         except openai.OpenAIError as error:
             late, status = (
                 isinstance(error, openai.APITimeoutError),
                 getattr(error, "status_code", None),
             )
-            why = redacted(reason_of(error, status, late=late), self._secrets)
-            raise JudgeUnavailableError(f"the judge at {self._place} {why}") from error
+            raise self.unavailable(error, status, late=late) from error
+        content, tokens = read_completion(body)
+        return Answer(*parse_answer(content), 1, len(text) / 4 if tokens is None else tokens)
 
 
-def check_endpoint(judge: str, base_url: str, model: str, environ: Mapping[str, str]) -> None:
-    """Make sure that a judge was given an endpoint, a model and a key."""
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        given = f"{parts.scheme}://…@{parts.hostname}" if "@" in parts.netloc else base_url
-        raise ConfigError(
-            f"--judge {judge} asks an endpoint that you name, and --base_url is {given!r}; "
-            "give one such as https://api.openai.com/v1, without a user or a password"
-        )
-    if not model:
-        raise ConfigError(f"--judge {judge} needs --model, the name of a model at {base_url}")
-    if not environ.get(KEY):
-        raise ConfigError(f"{KEY} is not set; export the key, or any word where none is needed")
+def question_of(item: Item) -> str:
+    """What is asked about an item."""
+    return ASKED_OF_TEXT if isinstance(item, SkillText) else ASKED_OF_EPISODE
 
 
 def read_completion(body: str) -> tuple[str, float | None]:

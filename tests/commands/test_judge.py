@@ -12,15 +12,15 @@ import pytest
 from flowrl import cli
 from flowrl.commands import judge as command
 from flowrl.commands.evaluate import confined_run
-from flowrl.commands.judge import JudgeReport
+from flowrl.commands.judge import JudgeCommand, JudgeReport
 from flowrl.judging import calibration
 from flowrl.judging.calibration import _DEMAND
 from flowrl.paths import GraphPaths
-from flowrl.runs import read_run
+from flowrl.runs import read_result, read_run
 from flowrl.skills.skill import load_library
 from flowrl.storage import records
 from tests.experts.making import all_files
-from tests.judging.endpoint import KEY, Endpoint, knows, serving
+from tests.judging.endpoint import KEY, FakeEndpoint, knows, serving
 from tests.judging.making import recording
 from tests.parallel.making import TABLE, WOOD
 
@@ -67,7 +67,7 @@ def played(monkeypatch):
 def endpoint(monkeypatch):
     pytest.importorskip("openai", reason="flowrl[llm] is not installed")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with serving(Endpoint(say=knows(LIBRARY.values()))) as found:
+    with serving(FakeEndpoint(say=knows(LIBRARY.values()))) as found:
         yield found
 
 
@@ -76,20 +76,20 @@ def judged(layout: GraphPaths, *words: str, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def asking(endpoint: Endpoint) -> list[str]:
+def asking(endpoint: FakeEndpoint) -> list[str]:
     return ["--judge", "openai", "--base_url", endpoint.url, "--model", "m"]
 
 
 def test_a_judge_is_measured_and_its_report_is_kept(graph, played, capsys):
     before = all_files(graph.root)
     found = judged(graph, "--judge", "logistic", capsys=capsys)["logistic"]
-    (measured,) = found["calibrations"]
+    measured = found["calibration"]
     assert measured["items"] == "episode"
     assert measured["auc"]["low"] < measured["auc"]["value"] < measured["auc"]["high"]
     assert found["scores"].keys() == {WOOD, TABLE}
     kept = records.read(graph.judging / "logistic.json", JudgeReport)
-    assert kept.calibrations[0].auc.value == measured["auc"]["value"]
-    assert kept.calibrations[0].advisory == measured["advisory"]
+    assert kept.calibration.auc.value == measured["auc"]["value"]
+    assert kept.calibration.advisory == measured["advisory"]
     again = judged(graph, "--judge", "logistic", capsys=capsys)["logistic"]
     assert again == found, "the same episodes, the same figures"
     after = all_files(graph.root)
@@ -106,14 +106,14 @@ def test_the_screen_says_how_far_to_trust(graph, played, capsys):
 
 def test_an_endpoint_judges_the_skills_texts_and_mutants_measure_it(graph, endpoint, capsys):
     found = judged(graph, *asking(endpoint), capsys=capsys)["openai"]
-    (measured,) = found["calibrations"]
+    measured = found["calibration"]
     assert (measured["items"], measured["asked"], measured["advisory"]) == ("text", 44, False)
     assert all(score > 0.9 for score in found["scores"].values())
     assert len(endpoint.asked) == 88 + 60, "mutants, and 20 texts in three other forms"
     judged(graph, *asking(endpoint), capsys=capsys)
     assert len(endpoint.asked) == 88 + 60, "answers are kept"
     found = judged(graph, *asking(endpoint), "--benchmark", capsys=capsys)["openai"]
-    assert found["calibrations"][0]["changes"] == dict.fromkeys(
+    assert found["calibration"]["changes"] == dict.fromkeys(
         ("again", "reordered", "lengthened", "instructed"), 0
     )
     assert len(endpoint.asked) == 88 + 60 + 20
@@ -122,7 +122,7 @@ def test_an_endpoint_judges_the_skills_texts_and_mutants_measure_it(graph, endpo
 
 def test_no_more_than_the_budget_is_asked(graph, endpoint, capsys):
     words = [*asking(endpoint), "--judge_budget", "30,1M,600"]
-    (measured,) = judged(graph, *words, capsys=capsys)["openai"]["calibrations"]
+    measured = judged(graph, *words, capsys=capsys)["openai"]["calibration"]
     assert len(endpoint.asked) == 30
     assert measured["answered"] < measured["asked"]
     assert measured["advisory"]
@@ -143,31 +143,79 @@ def test_a_judge_that_obeys_texts_is_advisory_and_nothing_else_changes(
         before = all_files(graph.root)
         found = judged(graph, *asking(endpoint), capsys=capsys)["openai"]
         assert found["scores"][WOOD] > 0.9, "it was told so"
-        assert found["calibrations"][0]["changes"]["instructed"] > 0.5
-        assert found["calibrations"][0]["advisory"], text
+        assert found["calibration"]["changes"]["instructed"] > 0.5
+        assert found["calibration"]["advisory"], text
         after = all_files(graph.root)
         rest = {name: kept for name, kept in after.items() if not name.startswith("judging/")}
         assert rest.keys() == before.keys() - {n for n in before if n.startswith("judging/")}
         assert rest.items() <= before.items(), "no merge, priority or request follows a score"
 
 
-def test_an_ensemble_takes_what_can_be_trusted(graph, played, endpoint, capsys):
+def test_an_ensemble_is_one_of_all_its_models(graph, played, endpoint, capsys, monkeypatch):
+    monkeypatch.setattr(calibration, "LEAST_KAPPA", -1)
+    monkeypatch.setattr(calibration, "MOST_ECE", 1)
+    endpoint.say = lambda text: json.dumps({"score": 0.6, "why": "so it seems"})
     words = [*asking(endpoint), "--judge", "ensemble", "--models", "logistic,openai"]
-    found = judged(graph, *words, capsys=capsys)["ensemble"]
-    by_kind = {one["items"]: one for one in found["calibrations"]}
-    assert by_kind.keys() == {"episode", "text"}
-    assert by_kind["text"]["auc"]["value"] == 1
+    found = judged(graph, *words, "--judge_budget", "9,1M,600", capsys=capsys)["ensemble"]
+    assert found["calibration"]["items"] == "episode"
+    assert found["scores"].keys() == {WOOD, TABLE}
+    assert len(endpoint.asked) == 9, "openai reads episodes"
+    assert "beginning of an agent's episode" in endpoint.asked[0]["messages"][0]["content"]
+
+
+def test_an_ensemble_of_readers_goes_on_without_one_that_refuses(graph, endpoint, capsys):
+    words = [*asking(endpoint), "--judge", "ensemble", "--models", "openai"]
+    assert judged(graph, *words, capsys=capsys)["ensemble"]["calibration"]["auc"]["value"] == 1
     endpoint.refuse, endpoint.status = 999, 401
-    words += ["--model", "other"]
-    again = judged(graph, *words, capsys=capsys)["ensemble"]
-    assert {one["items"]: one["answered"] for one in again["calibrations"]}["text"] == 0
+    found = judged(graph, *words, "--model", "other", capsys=capsys)["ensemble"]
+    assert (found["calibration"]["items"], found["calibration"]["answered"]) == ("text", 0)
+
+
+def test_a_benchmark_goes_on_without_an_endpoint_that_refuses(
+    graph, played, endpoint, capsys, caplog, monkeypatch
+):
+    monkeypatch.setattr(JudgeCommand, "_judges", lambda self: ("openai", "rule", "logistic"))
+    endpoint.refuse, endpoint.status = 999, 401
+    words = ["judge", str(graph.root), *asking(endpoint)[2:], "--benchmark"]
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    names = ["rule", "logistic"]
+    assert [line.split(",")[0] for line in printed.splitlines() if line[0] != " "] == names
+    assert {path.stem for path in graph.judging.glob("*.json")} == {*names}
+    assert "refuses the key (401)" in caplog.text
+    assert "go on without it" in caplog.text
+
+
+def test_too_few_episodes_are_one_line(graph, monkeypatch, capsys):
+    few = lambda self, run: recording(run.skill, episodes=1)  # noqa: E731
+    monkeypatch.setattr(command._Judging, "_recorded", few)
+    assert cli.main(["judge", str(graph.root), "--episodes", "1"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "raise --episodes" in line
+    assert not graph.judging.exists()
+
+
+def test_what_a_run_did_not_reach_is_a_label(graph, monkeypatch, endpoint, capsys):
+    seen = []
+    made = calibration.labelled_texts
+    monkeypatch.setattr(
+        calibration, "labelled_texts", lambda *given: seen.append(given) or made(*given)
+    )
+    judged(graph, *asking(endpoint), capsys=capsys)
+    ((skills, _, reached),) = seen
+    goal = read_run(graph.archive(0, WOOD)).config["success_state_rate"]
+    assert reached == {
+        name: read_result(graph.archive(number, name)).success_rate >= goal
+        for number, name in enumerate((WOOD, TABLE))
+    }
+    assert {skill.name for skill in skills} == LIBRARY.keys()
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["--judge", "openai"], 2, "asks an endpoint that you name"),
-        (["--judge", "openai", "--base_url", "http://x/v1"], 2, "needs --model"),
+        (["--judge", "openai", "--base_url", "http://x/v1"], 2, "--model is missing"),
         (["--judge", "oracle"], 2, "oracle"),
         (["--judge_budget", "5"], 2, "takes calls, tokens and seconds"),
         (["Place Tabel"], 1, "has no merged expert of 'Place Tabel'"),

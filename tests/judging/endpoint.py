@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from flowrl.judging.judge import SkillText
+from flowrl.judging.judge import Cost, SkillText
 from flowrl.skills.skill import Skill
 
 KEY = "sk-test-4f9a8b7c6d5e4f3a2b1c"
+NO_BOUND = Cost(calls=1e9, tokens=1e9, seconds=1e9)
 Say = Callable[[str], str]  # the prompt's data → the completion's text
 
 
 @dataclass
-class Endpoint:
+class FakeEndpoint:
     """What the server was asked, and how it behaves."""
 
     say: Say = lambda text: json.dumps({"score": 0.75, "why": "it looks fine"})
@@ -31,6 +32,14 @@ class Endpoint:
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     released: threading.Event = field(default_factory=threading.Event)
+
+
+def named(endpoint: FakeEndpoint, **settings: Any) -> Any:
+    """The server as judges are told of it."""
+    from flowrl.judging.openai import Endpoint
+
+    known = {"model": "m", "budget": NO_BOUND, "environ": {"OPENAI_API_KEY": KEY}}
+    return Endpoint(base_url=endpoint.url, **{**known, **settings})
 
 
 def answer(score: object, why: str = "as it is") -> Say:
@@ -56,7 +65,7 @@ def knows(skills: Iterable[Skill], *, obeys: Sequence[str] = ()) -> Say:
 
 
 @contextmanager
-def serving(endpoint: Endpoint) -> Iterator[Endpoint]:
+def serving(endpoint: FakeEndpoint) -> Iterator[FakeEndpoint]:
     """Serve until the block ends."""
 
     class Handler(BaseHTTPRequestHandler):

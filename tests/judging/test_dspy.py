@@ -12,7 +12,7 @@ from flowrl.games.base import find_game
 from flowrl.judging.calibration import labelled_texts
 from flowrl.judging.judge import JudgeUnavailableError, SkillText
 from flowrl.skills.skill import load_library
-from tests.judging.endpoint import KEY, Endpoint, answer, knows, serving
+from tests.judging.endpoint import KEY, FakeEndpoint, answer, knows, named, serving
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("dspy", reason="flowrl[dspy] is not installed")
@@ -22,29 +22,31 @@ LIBRARY = list(load_library(GAME.name).values())
 
 @pytest.fixture
 def endpoint():
-    with serving(Endpoint(say=knows(LIBRARY))) as found:
+    with serving(FakeEndpoint(say=knows(LIBRARY))) as found:
         yield found
 
 
-def asking(endpoint: Endpoint):
+def asking(endpoint: FakeEndpoint):
     from flowrl.judging.dspy import DSPyJudge
 
-    return DSPyJudge(endpoint.url, "m", environ={"OPENAI_API_KEY": KEY})
+    return DSPyJudge(named(endpoint))
 
 
-def test_a_program_is_compiled_with_examples_and_kept_as_json(endpoint, tmp_path):
+def test_a_program_is_compiled_with_examples_and_kept_as_json(endpoint, tmp_path, capsys):
     judge = asking(endpoint)
     before = judge.version
-    skills, labels = labelled_texts(LIBRARY[:5], GAME)
+    skills, labels = labelled_texts(LIBRARY[:5], GAME, {})
     items = [SkillText.of(skill) for skill in skills]
-    cost = judge.compile(items, labels, tmp_path / "program.json")
+    judge.compile(items, labels, tmp_path / "program.json")
+    cost = judge.spent
+    assert capsys.readouterr().out == "", "the output is the report's"
     assert 1 <= cost.calls == len(endpoint.asked) <= 20
     assert cost.tokens == 100 * cost.calls
     kept = json.loads((tmp_path / "program.json").read_text())
     assert len(kept["demos"]) == 4
     assert KEY not in json.dumps(kept)
     assert judge.version != before
-    skills, labels = labelled_texts(LIBRARY[5:8], GAME)
+    skills, labels = labelled_texts(LIBRARY[5:8], GAME, {})
     said = [judge.score(SkillText.of(skill)) for skill in skills]
     assert np.array_equal([one.score > 0.5 for one in said], labels)
     assert len(endpoint.asked[-1]["messages"]) > 4, "examples are part of the prompt"
@@ -56,15 +58,45 @@ def test_what_is_no_score_is_an_abstention(endpoint, say):
     assert asking(endpoint).score(SkillText.of(LIBRARY[0])).score is None
 
 
+@pytest.mark.parametrize("how", ["bootstrap", "mipro"])
+def test_a_key_that_is_refused_while_compiling_is_not_shown(endpoint, tmp_path, capfd, how):
+    endpoint.refuse, endpoint.status = 99, 401
+    skills, labels = labelled_texts(LIBRARY[:2], GAME, {})
+    with pytest.raises(JudgeUnavailableError, match="refuses the key"):
+        asking(endpoint).compile([SkillText.of(s) for s in skills], labels, tmp_path / "p", how)
+    assert KEY not in str(capfd.readouterr())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_refused_key_is_one_line(endpoint):
     endpoint.refuse, endpoint.status = 99, 401
     with pytest.raises(JudgeUnavailableError, match="refuses the key") as caught:
         asking(endpoint).score(SkillText.of(LIBRARY[0]))
     assert KEY not in str(caught.value)
     with pytest.raises(ConfigError, match="asks an endpoint that you name"):
-        asking(Endpoint())
+        asking(FakeEndpoint())
 
 
 def test_two_refusals_are_retried(endpoint):
     endpoint.refuse = 2
     assert asking(endpoint).score(SkillText.of(LIBRARY[0])).score == 0.95
+
+
+def test_instructions_are_made_up_and_tried(endpoint, tmp_path):
+    pytest.importorskip("optuna", reason="flowrl[sweep] is not installed")
+    known, made_up = knows(LIBRARY), "Look whether the reward leads to the goal."
+    keys = ("observations", "summary", "program_description", "module_description")
+
+    def say(text: str) -> str:
+        if "proposed_instruction" not in text and "[[ ## item ## ]]" in text:
+            return known(text[text.index("{", text.index("[[ ## item ## ]]")) :])
+        return json.dumps(dict.fromkeys((*keys, "proposed_instruction"), made_up))
+
+    endpoint.say = say
+    judge = asking(endpoint)
+    skills, labels = labelled_texts(LIBRARY[:5], GAME, {})
+    items = [SkillText.of(skill) for skill in skills]
+    judge.compile(items, labels, tmp_path / "program.json", "mipro")
+    assert any(made_up in str(request["messages"]) for request in endpoint.asked)
+    assert judge.spent.calls == len(endpoint.asked)
+    assert json.loads((tmp_path / "program.json").read_text())["signature"]["instructions"]

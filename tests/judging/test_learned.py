@@ -51,7 +51,7 @@ def test_a_feature_that_says_nothing_does_no_harm(spoiled):
     assert np.isfinite(fit_logistic(items, labels).score(items[0]).score)
 
 
-@pytest.mark.parametrize("steps", [250, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [100, pytest.param(3000, marks=pytest.mark.slow)])
 def test_the_transformer_finds_what_sums_do_not_show(steps, monkeypatch):
     monkeypatch.setattr(learned, "_STEPS", steps)
     made = recording(episodes=steps * 4 // 5)

@@ -7,25 +7,24 @@ import json
 import pytest
 
 from flowrl.errors import ConfigError
-from flowrl.judging.judge import BudgetedJudge, Cost, JudgeUnavailableError, SkillText
-from tests.judging.endpoint import KEY, Endpoint, answer, serving
+from flowrl.judging.judge import Cost, JudgeUnavailableError, SkillText
+from tests.judging.endpoint import KEY, NO_BOUND, FakeEndpoint, answer, named, serving
 from tests.judging.making import at_step
 
 pytest.importorskip("openai", reason="flowrl[llm] is not installed")
 from flowrl.judging import openai as judging
 
 ITEM = SkillText(skill="Dig", text='{"name": "Dig"}')
-NO_BOUND = Cost(calls=1e9, tokens=1e9, seconds=1e9)
 
 
 @pytest.fixture
 def endpoint():
-    with serving(Endpoint()) as found:
+    with serving(FakeEndpoint()) as found:
         yield found
 
 
-def asking(endpoint: Endpoint, **settings) -> judging.OpenAIJudge:
-    return judging.OpenAIJudge(endpoint.url, "m", environ={judging.KEY: KEY}, **settings)
+def asking(endpoint: FakeEndpoint, **settings) -> judging.OpenAIJudge:
+    return judging.OpenAIJudge(named(endpoint, **settings))
 
 
 def test_a_good_answer_is_a_judgement(endpoint):
@@ -131,7 +130,7 @@ def test_an_endpoint_that_is_slow_or_not_there_is_one_line(endpoint, monkeypatch
     endpoint.delay_seconds = 20
     with pytest.raises(JudgeUnavailableError, match="does not answer in time"):
         asking(endpoint, timeout_seconds=0.2).score(ITEM)
-    nowhere = judging.OpenAIJudge("http://127.0.0.1:1/v1", "m", environ={judging.KEY: KEY})
+    nowhere = asking(FakeEndpoint(url="http://127.0.0.1:1/v1"))
     with pytest.raises(JudgeUnavailableError, match=r"the judge at 127.0.0.1:1 cannot be reached"):
         nowhere.score(ITEM)
 
@@ -143,18 +142,18 @@ def test_an_endpoint_that_is_slow_or_not_there_is_one_line(endpoint, monkeypatch
         ("api.openai.com", "m", {judging.KEY: KEY}, "such as https"),
         ("file:///etc/passwd", "m", {judging.KEY: KEY}, "such as https"),
         ("https://ann:hunter2@x/v1", "m", {judging.KEY: KEY}, "without a user or a password"),
-        ("https://x/v1", "", {judging.KEY: KEY}, "needs --model"),
+        ("https://x/v1", "", {judging.KEY: KEY}, "--model is missing"),
         ("https://x/v1", "m", {}, "OPENAI_API_KEY is not set"),
     ],
 )
 def test_what_is_missing_is_one_line(url, model, env, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        judging.OpenAIJudge(url, model, environ=env)
+        judging.Endpoint(base_url=url, model=model, budget=NO_BOUND, environ=env)
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_judgement_is_kept_and_costs_nothing_again(endpoint, tmp_path):
-    judge = BudgetedJudge(asking(endpoint), NO_BOUND, tmp_path / "answers")
+    judge = asking(endpoint, answers=tmp_path / "answers")
     first, again = judge.score(ITEM), judge.score(ITEM)
     assert again.score == first.score
     assert again.cost == Cost()
@@ -162,18 +161,16 @@ def test_a_judgement_is_kept_and_costs_nothing_again(endpoint, tmp_path):
     (kept,) = (tmp_path / "answers").iterdir()
     kept.write_text(kept.read_text().replace("0.75", "0.99"))
     assert judge.score(ITEM).score == 0.75, "an edited answer is asked for again"
-    other = BudgetedJudge(
-        judging.OpenAIJudge(endpoint.url, "n", environ={judging.KEY: KEY}), NO_BOUND, judge.folder
-    )
-    other.score(ITEM)
+    asking(endpoint, answers=tmp_path / "answers", model="n").score(ITEM)
     assert len(endpoint.asked) == 3, "another model is asked itself"
+    assert judge.without_answers().score(ITEM).cost.calls == 1
 
 
 @pytest.mark.parametrize(
     "most", [Cost(calls=2, tokens=1e9, seconds=1e9), Cost(calls=1e9, tokens=150, seconds=1e9)]
 )
 def test_a_judge_abstains_when_its_budget_is_used_up(endpoint, most):
-    judge = BudgetedJudge(asking(endpoint), most, None)
+    judge = asking(endpoint, budget=most)
     found = [judge.score(SkillText(skill="Dig", text=str(n))) for n in range(4)]
     assert [one.score is None for one in found] == [False, False, True, True]
     assert "--judge_budget" in found[-1].why
@@ -182,7 +179,7 @@ def test_a_judge_abstains_when_its_budget_is_used_up(endpoint, most):
 
 def test_a_key_that_the_endpoint_repeats_is_not_kept(endpoint, tmp_path):
     endpoint.say = answer(0.5, f"your key is {KEY}")
-    judge = BudgetedJudge(asking(endpoint), NO_BOUND, tmp_path)
+    judge = asking(endpoint, answers=tmp_path)
     assert KEY not in judge.score(ITEM).why
     assert all(KEY not in path.read_text() for path in tmp_path.iterdir())
 
