@@ -117,7 +117,8 @@ class _Play(NamedTuple):
 
     world: Any
     form: type[_Traced | _Called]
-    act: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+    act: Act
+    policy: Any
     in_turn: bool
     epoch: Any
 
@@ -153,7 +154,7 @@ def collecting(
     world: World, config: LearnerConfig
 ) -> Callable[[Policy, Collector], tuple[Collector, Rollout, Episodes]]:
     """`collect` for a world and a configuration, compiled as far as the world allows."""
-    act = partial(agents.act, config, world.sizes)
+    act = partial(agents.act, config)
     if config.acting == "call":
         return partial(collect, world, config, act=jax.jit(act))
     return jax.jit(partial(collect, world, config, act=act))
@@ -173,14 +174,14 @@ def collect(
     """
     form = _form(config)
     in_turn = config.turns == "sequential"
-    play = _Play(world, form, partial(act, policy), in_turn, collector.epoch)
+    play = _Play(world, form, act, policy, in_turn, collector.epoch)
     keys = jax.random.split(
         jax.random.fold_in(collector.key, collector.epoch), config.num_steps + 1
     )
     collector, turns = form.scan(partial(_take_turn, play), collector, keys[1:])
     turns = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), turns)
     last_obs = play.observe(collector.worlds)
-    _, _, last_value = play.act(last_obs, keys[0])
+    _, _, last_value = act(policy, last_obs, keys[0])
     rollout = Rollout(*turns[:6], last_value=last_value, last_obs=last_obs)
     episodes = Episodes(
         number=turns.done.sum((1, 2), dtype=jnp.int32),
@@ -221,7 +222,7 @@ def _take_turn(play: _Play, state: Collector, key: jax.Array) -> tuple[Collector
 def _at_once(play: _Play, worlds: Any, keys: jax.Array) -> tuple[Any, ...]:
     """All agents see the world, then all act; rewards `[B, A]`."""
     obs = play.observe(worlds)
-    taken = play.act(obs, keys[0, 0])
+    taken = play.act(play.policy, obs, keys[0, 0])
     worlds, reward, done = play.form.each(play.world.step)(worlds, taken[0].T, keys[1])
     return worlds, (obs, *taken), reward, done
 
@@ -230,9 +231,9 @@ def _one_after_another(play: _Play, worlds: Any, keys: jax.Array) -> tuple[Any, 
     """Each agent sees the world as the agents before it have left it; rewards `[B, A]` add up."""
 
     def one(worlds: Any, agent: Any):
-        obs = play.observe(worlds)
-        # Every agent draws from its own key, so that the others' actions, not taken, cost no draw.
-        taken = jax.tree.map(lambda leaf: leaf[agent], (obs, *play.act(obs, keys[0, 0])))
+        seen = play.policy, play.observe(worlds)
+        policy, obs = jax.tree.map(lambda leaf: leaf[agent][None], seen)
+        taken = jax.tree.map(itemgetter(0), (obs, *play.act(policy, obs, keys[0, 0])))
         own = jax.vmap(jax.random.fold_in, (0, None))(keys[1], agent)
         act = play.form.each(lambda world, action, key: play.world.act(world, agent, action, key))
         worlds, reward = act(worlds, taken[1], own)
