@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from flowrl.multiagent import agents
+from flowrl.multiagent.world import Sizes
 from tests.multiagent.making import CONFIGS, SIZES, actor, learner, rollout
 
 KEY = jax.random.key(7)
+MIXED = Sizes((5, 3, 4), (3, 2, 2))  # as wide as SIZES, so that programs are shared
 
 
 def same(found, wanted) -> bool:
@@ -74,3 +78,114 @@ def test_agents_in_another_order_give_the_same_in_that_order(algorithm):
     acted = actor(config)(before.policy, turns.obs[:, 0], KEY)
     swapped = actor(config)(taken(before.policy, order), taken(turns.obs[:, 0], order), KEY)
     assert same(swapped, taken(acted, order))
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_other_parameters_of_an_agent_change_no_bit_of_the_others(algorithm):
+    learn, before = learner(CONFIGS[algorithm]), agents.init(CONFIGS[algorithm], SIZES)
+    network = jax.tree.map(lambda leaf: leaf.at[1].multiply(1.5), before.policy.network)
+    other = before._replace(policy=before.policy._replace(network=network))
+    wanted, found = learn(before, rollout(), KEY), learn(other, rollout(), KEY)
+    assert same(taken(found, [0, 2]), taken(wanted, [0, 2]))
+    assert found[1]["loss"][1] != wanted[1]["loss"][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_a_loss_depends_on_its_own_agents_parameters_alone(algorithm):
+    config, before = CONFIGS[algorithm], agents.init(CONFIGS[algorithm], SIZES)
+
+    def losses(network):
+        """Mean over all moves; the second follows from the parameters after the first."""
+        policy = before.policy._replace(network=network)
+        return agents.learn(config, before._replace(policy=policy), rollout(), KEY)[1]["loss"]
+
+    for leaf in jax.tree.leaves(jax.jit(jax.jacrev(losses))(before.policy.network)):
+        depends = np.asarray(leaf != 0).reshape(3, 3, -1).any(-1)  # loss i, parameters j
+        np.testing.assert_array_equal(depends, np.eye(3, dtype=bool))
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_agents_in_one_program_are_as_each_alone_in_its_own(algorithm):
+    config, turns = CONFIGS[algorithm], rollout(MIXED)
+    before = agents.init(config, MIXED)
+    wanted, figures = learner(config)(before, turns, KEY)
+    for agent in range(3):
+        one, alone_figures = learner(config)(taken(before, [agent]), taken(turns, [agent]), KEY)
+        np.testing.assert_allclose(alone_figures["loss"][0], figures["loss"][agent], rtol=1e-5)
+        for found, leaf in zip(jax.tree.leaves(one), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(found[0], leaf[agent], rtol=1e-5, atol=1e-6)
+
+
+def test_an_agent_is_padded_with_zeros_that_stay_zeros():
+    config = CONFIGS["ppo"]
+    narrow = Sizes((5, 3), (3, 2))
+    before = agents.init(config, MIXED)
+    after, _ = learner(config)(before, rollout(MIXED), KEY)
+    for stage in (before, after):
+        network = taken(stage.policy.network, 1)
+        assert (network.first.kernel[3:] == 0).all()
+        assert (network.actor[-1].kernel[:, 2:] == 0).all()
+        assert network.actor[-1].bias[2] == 0
+    own = agents.init(config, narrow).policy.network
+    np.testing.assert_array_equal(
+        own.first.kernel[1, :3], before.policy.network.first.kernel[1, :3]
+    )
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_an_action_that_an_agent_lacks_is_never_taken(algorithm):
+    policy = agents.init(CONFIGS[algorithm], MIXED).policy
+    obs = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3000, 5)), jnp.float32)
+    action, log_prob, value = actor(CONFIGS[algorithm])(policy, obs, KEY)
+    assert [len(set(each.tolist())) for each in action] == [3, 2, 2]
+    assert (action < np.asarray(MIXED.actions)[:, None]).all()
+    assert np.isfinite(log_prob).all()
+    assert np.isfinite(value).all()
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_one_call_for_all_agents_acts_as_one_call_for_each(algorithm):
+    policy, act = agents.init(CONFIGS[algorithm], SIZES).policy, actor(CONFIGS[algorithm])
+    obs = rollout().obs[:, 0]
+    wanted = act(policy, obs, KEY)[0]
+    alone = [act(taken(policy, [agent]), obs[agent : agent + 1], KEY)[0] for agent in range(3)]
+    np.testing.assert_array_equal(jnp.concatenate(alone), wanted)
+
+
+def test_a_rate_of_one_agent_is_its_own():
+    config = CONFIGS["ppo"]
+    wanted, _ = learner(config)(agents.init(config, SIZES), rollout(), KEY)
+    other = agents.init(replace(config, lr=(1e-3, 1e-2, 1e-3)), SIZES)
+    found, _ = learner(config)(other, rollout(), KEY)
+    networks = found.policy.network, wanted.policy.network
+    assert same(*(taken(network, [0, 2]) for network in networks))
+    assert not same(*(taken(network, [1]) for network in networks))
+
+
+def test_a_seed_gives_other_networks_and_an_agent_another_than_the_next():
+    one = agents.init(CONFIGS["ppo"], SIZES).policy.network.first.kernel
+    other = agents.init(replace(CONFIGS["ppo"], seed=1), SIZES).policy.network.first.kernel
+    assert (one != other).any((1, 2)).all()
+    assert (one[0] != one[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_minibatches": 5}, "--num_envs 6 × --num_steps 4 = 24 rows"),
+        ({"capacity": 7}, "--capacity 7 is below --batch_size 8; choose 8 or more"),
+    ],
+    ids=["rows", "capacity"],
+)
+def test_numbers_that_do_not_fit_are_refused(changes, told):
+    problems = list(replace(CONFIGS["dqn"], **changes).problems())
+    assert len(problems) == 1
+    assert problems[0].startswith(told)
+
+
+def test_numbers_of_each_agent_are_as_many_as_the_agents():
+    config = replace(CONFIGS["ppo"], gamma=(0.9, 0.99))
+    assert list(config.problems_with(2)) == []
+    told = "--gamma has 2 numbers for --agents 3; give 1 or 3"
+    assert list(config.problems_with(3)) == [told]
