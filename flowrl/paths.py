@@ -206,6 +206,19 @@ class RunPaths(JobPaths):
 
 
 @dataclass(frozen=True, slots=True)
+class IndependentPaths(RunPaths):
+    """The paths of a run of independent learners: `final(i)` is agent i's checkpoint."""
+
+    expert: int = 0
+    policies = _Below("folder", "agents")
+    """The run's agents, by number: `final/` and `resume/`."""
+
+    def final(self, local: int) -> Path:
+        """An agent at the end of the run."""
+        return self.finals / f"agent_{local}"
+
+
+@dataclass(frozen=True, slots=True)
 class GraphPaths:
     """The paths of one graph of skills, all below `root`."""
 

@@ -154,6 +154,7 @@ def test_arrays_stay_in_the_rooms_that_compute(path):
         ["flowrl.cli", "--help"],
         ["flowrl.cli", "--version"],
         ["flowrl.ppo_flow", "--help"],
+        ["flowrl.independent", "--help"],
         ["flowrl.bottomup", "--help"],
         ["flowrl.orchestrator", "--help"],
         ["flowrl.bottomup_parallel", "--help"],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from flowrl.config import AboveZero, Activation, Configuration, divisors_near
-from flowrl.storage.records import Positive, Share
+from flowrl.config import AboveZero, Activation, Configuration, Seconds, divisors_near
+from flowrl.storage.records import Positive, Share, within
 
 PER_AGENT = ("lr", "gamma", "clip_eps", "ent_coef")
 
@@ -83,3 +85,50 @@ class LearnerConfig(Configuration):
         for name in PER_AGENT:
             if (given := len(getattr(self, name))) not in {1, agents}:
                 yield f"--{name} has {given} numbers for --agents {agents}; give 1 or {agents}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndependentConfig(Configuration):
+    """Train agents in one world, each with a network, an optimizer and a memory of its own.
+
+    Examples:
+      python -m flowrl.independent --world match_the_sign --agents 3 --epochs 50
+      python -m flowrl.independent --world MPE_simple_spread_v3 --lag 0 --lr 1e-3 3e-4 1e-4
+    """
+
+    learner: LearnerConfig = LearnerConfig()
+    world: str
+    """The world that the agents act in."""
+    agents: Positive = 3
+    """Number of agents."""
+    epochs: Positive = 100
+    """Epochs to collect and to learn from."""
+    lag: Annotated[int, within(0, 1)] = 1
+    """Epochs by which the parameters that act trail those that learn: 0 collects, then learns; 1
+    lets an epoch be collected while the one before it is learnt from."""
+    overlap: bool = True
+    """At lag 1, collect and learn at the same time; the results are the same without."""
+    run_folder: Path = Path("exp/independent")
+    """Folder of the run; made when missing, continued when there."""
+    resume: bool = True
+    """Continue from the checkpoint of a stopped or killed run when there is one."""
+    checkpoint_seconds: Seconds = 300.0
+    """Seconds between checkpoints that a killed run goes on from; 0 for none."""
+    stall_timeout: AboveZero = 1800.0
+    """Seconds that collecting or learning may take in an epoch, after which the run is ended."""
+    learner_threads: Positive | None = None
+    """CPUs that learn alone while the others collect (default: both use all)."""
+    timeline: Path | None = None
+    """File for a Chrome trace of when the run collects, learns and waits."""
+    debug: bool = False
+    """Make all calls in one thread, and log each with its thread and epoch."""
+
+    def problems(self) -> Iterator[str]:
+        """Whether every agent has its numbers, and each side a CPU."""
+        yield from self.learner.problems_with(self.agents)
+        cpus = len(os.sched_getaffinity(0))
+        if (self.learner_threads or 0) >= max(2, cpus):
+            of = f"of {cpus} CPUs leaves none to collect with"
+            yield f"--learner_threads {self.learner_threads} {of}; choose less, or leave it out"
+        if self.timeline and not self.timeline.absolute().parent.is_dir():
+            yield f"--timeline {self.timeline}: its folder does not exist; make it first"

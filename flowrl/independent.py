@@ -1,0 +1,47 @@
+"""The program that trains independent learners: `python -m flowrl.independent --world WORLD`.
+
+Leaves a checkpoint of every agent and, last of all, result.json in its run folder. Ends with 0 when
+the run is whole, with 85 (SIGTERM) or 130 (Ctrl-C) when it was asked to stop and the same command
+goes on with it, with 2 for a wrong command line, with 65 when no agent is left that learns, and
+with 1 for anything else, the reason in one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from flowrl import console
+from flowrl.config import parse
+from flowrl.multiagent.config import IndependentConfig
+from flowrl.ppo_flow import StopSignal
+
+PROGRAM = "python -m flowrl.independent"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train independent learners; returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if console.print_version(words):
+        return 0
+    console.start_logging()
+    return console.guarded(lambda: _train(parse(IndependentConfig, words, prog=PROGRAM)))
+
+
+def _train(config: IndependentConfig) -> int:
+    if config.debug:
+        logging.getLogger("flowrl").setLevel(logging.DEBUG)
+    stop = StopSignal()
+    with stop.listening():
+        from flowrl.multiagent import run  # --help does not wait for jax
+
+        return run.train(config, stop)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the thread of a world that hangs would hold up a usual exit

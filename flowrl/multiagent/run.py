@@ -1,0 +1,319 @@
+"""A run of independent learners: from a world to checkpoints of all agents and result.json.
+
+A checkpoint to resume from holds all that a run goes on from: networks, optimizers, memories, the
+worlds' states and keys, and at lag 1 the epoch that is collected and not learnt from yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from flowrl import config as flags
+from flowrl import runs, storage
+from flowrl.errors import ConfigError, TrainingError
+from flowrl.experts import checkpoint
+from flowrl.multiagent import agents, pipeline
+from flowrl.multiagent import collect as collecting
+from flowrl.multiagent.agents import Agents
+from flowrl.multiagent.collect import Collector
+from flowrl.multiagent.config import IndependentConfig
+from flowrl.multiagent.pipeline import Boundary, Collect, Epoch, Learn, Span, Threads
+from flowrl.multiagent.world import World, open_world
+from flowrl.networks.grouped import unpack
+from flowrl.paths import IndependentPaths
+from flowrl.ppo.trackers import Guarded, JsonLines
+from flowrl.ppo.trainer import use_compile_cache
+from flowrl.runs import ExpertReport, Progress, expert_shapes
+from flowrl.storage import records
+from flowrl.storage.records import Natural
+
+logger = logging.getLogger(__name__)
+_SHOW_SECONDS = 2.0
+# Flags that may change when a run goes on: they say how long it takes and where its files are.
+_FREE = {
+    *("run_folder", "epochs", "overlap", "resume", "checkpoint_seconds", "stall_timeout"),
+    *("learner_threads", "timeline", "debug"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndependentRun:
+    """What a run is, written before it begins: its flags, and what each agent sees and does."""
+
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndependentResult:
+    """What a run did; written last, and only by a whole run."""
+
+    epochs: Natural
+    frames: Natural  # turns of all copies of the world
+    agents: tuple[ExpertReport, ...]  # `expert` is an agent's number
+    frozen: tuple[Natural, ...]  # the agents whose loss was not finite
+    mean_returns: tuple[float | None, ...]  # of the episodes that ended in the last epoch
+
+
+class _Run(NamedTuple):
+    config: IndependentConfig
+    world: World
+    paths: IndependentPaths
+
+    def frames(self, epochs: int) -> int:
+        """Turns that all copies of the world take in so many epochs."""
+        return epochs * self.config.learner.num_envs * self.config.learner.num_steps
+
+
+def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
+    """Train until the last epoch or a stop; whatever ends the run, what is whole is saved.
+
+    `stop` returns an exit code to stop with, or None; it is called after every epoch.
+
+    Returns:
+      The exit code: 0 with result.json written, else that of the stop.
+
+    Raises:
+      FlowrlError: the run cannot begin or go on.
+    """
+    use_compile_cache(None)
+    paths = IndependentPaths(config.run_folder.absolute())
+    run = _Run(config, open_world(config.world, config.agents), paths)
+    collect, learn, here = _programs(run)
+    here = _begin(run, here, collect)
+    trackers = Guarded([JsonLines(paths, run.frames(here.epoch)), Reports(run, here.epoch)])
+    saved, saved_at, code, spans = here.epoch, time.monotonic(), None, []
+    returns = np.full(config.agents, np.nan)
+    try:
+        with Threads(
+            overlap=config.overlap and not config.debug,
+            stall_timeout=config.stall_timeout,
+            learner_threads=config.learner_threads,
+        ) as threads:
+            for epoch in pipeline.run(
+                collect, learn, start=here, epochs=config.epochs, lag=config.lag, threads=threads
+            ):
+                _check_agents(here, epoch)
+                here, returns = epoch.after, mean_returns(epoch)
+                trackers.log(figures_of(run, epoch), frames=run.frames(here.epoch))
+                spans += epoch.spans if config.timeline else ()
+                if (code := stop()) is not None:
+                    break
+                if 0 < config.checkpoint_seconds <= time.monotonic() - saved_at:
+                    save(paths, here)
+                    saved, saved_at = here.epoch, time.monotonic()
+    finally:
+        if config.timeline:
+            write_timeline(config.timeline, spans)
+        if saved < here.epoch < config.epochs:
+            save(paths, here)
+    if code is not None and here.epoch < config.epochs:
+        return code
+    _finish(run, here, returns)
+    return 0
+
+
+def save(paths: IndependentPaths, here: Boundary) -> None:
+    """Write all that a run goes on from."""
+    checkpoint.save_resume(paths.resume, jax.tree.map(_plain, here))
+
+
+def load(paths: IndependentPaths, like: Boundary) -> Boundary:
+    """What was saved last; the leaves of `like` have the same shapes.
+
+    Raises:
+      ExpertError: it is damaged, or of a run with other sizes.
+    """
+    found = checkpoint.load_resume(paths.resume, jax.tree.map(_plain, like))
+    found = jax.tree.map(lambda x, y: jax.random.wrap_key_data(y) if _is_key(x) else y, like, found)
+    return found._replace(epoch=int(found.epoch))
+
+
+def write_timeline(path: Path, spans: Sequence[Span]) -> None:
+    """Write a Chrome trace, for ui.perfetto.dev or chrome://tracing; its times are microseconds."""
+    lanes = {"collect": 0, "learn": 1}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": lane, "args": {"name": side}}
+        for side, lane in lanes.items()
+    ]
+    for side, name, epoch, began, ended in spans:
+        times = {"ts": (began - spans[0].began) * 1e6, "dur": (ended - began) * 1e6}
+        place = {"pid": 0, "tid": lanes[side], "args": {"epoch": epoch}}
+        events.append({"ph": "X", "name": name, **times, **place})
+    storage.write_json(path, {"traceEvents": events}, durable=False)
+
+
+class Reports:
+    """Writes progress.json and a line on the terminal, at most every _SHOW_SECONDS."""
+
+    def __init__(self, run: _Run, epochs: int) -> None:
+        self._run = run
+        self._start = time.monotonic(), run.frames(epochs)
+        self._shown_at = float("-inf")
+
+    def log(self, figures: Mapping[str, float], *, frames: int) -> None:
+        """Report the figures of an epoch."""
+        now, (start, before) = time.monotonic(), self._start
+        total = self._run.frames(self._run.config.epochs)
+        if frames < total and now - self._shown_at < _SHOW_SECONDS:
+            return
+        self._shown_at, speed = now, (frames - before) / (now - start)
+        progress = Progress(
+            run_id=runs.STANDALONE,
+            updates=int(figures["epoch"]) + 1,
+            frames=frames,
+            total_frames=total,
+            steps_per_second=speed,
+            step_success=(),
+            eta_seconds=(total - frames) / speed,
+            phase="training",
+            updated_at=time.time(),
+        )
+        runs.write_progress(self._run.paths, progress)
+        done = f"{progress.updates:,} · {frames:,} of {total:,} frames · {speed:,.0f} steps/s"
+        each = [figures[f"agent_{agent}/return"] for agent in range(self._run.config.agents)]
+        returns = " ".join(f"{mean:.3g}" for mean in each)
+        logger.info("training%s%s | returns %s", runs.REPORT, done, returns)
+
+    def close(self) -> None:
+        """Everything is written already."""
+
+
+def mean_returns(epoch: Epoch) -> np.ndarray:
+    """f64 `[A]`, of the episodes that ended in an epoch; NaN where none did."""
+    _, episodes = epoch.experience
+    total, number = np.asarray(episodes.total_return, np.float64), np.asarray(episodes.number)
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+
+
+def figures_of(run: _Run, epoch: Epoch) -> dict[str, float]:
+    """A line of metrics.jsonl; figures of an agent stand under its number.
+
+    `buffer_age` is the mean age, in epochs, of the rows that were learnt from.
+    """
+    lag, ring = min(run.config.lag, epoch.number), epoch.after.learner.ring
+    older = 0.0 if ring is None else max(0.0, float(ring.size[0]) / run.frames(1) - 1) / 2
+    figures = {"epoch": epoch.number, "lag": lag, "buffer_age": lag + older}
+    for span in epoch.spans:
+        name = f"{span.name}_seconds"
+        figures[name] = figures.get(name, 0.0) + span.ended - span.began
+    each = {"return": mean_returns(epoch), **jax.device_get(epoch.figures)}
+    for name, numbers in each.items():
+        figures |= {f"agent_{agent}/{name}": float(x) for agent, x in enumerate(numbers)}
+    return figures
+
+
+def _programs(run: _Run) -> tuple[Collect, Learn, Boundary]:
+    """How an epoch is collected and learnt from, and the boundary before the first one."""
+    own, sizes = run.config.learner, run.world.sizes
+    key = jax.random.key(own.seed)
+    world_key, learn_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
+    program, learning = (
+        collecting.collecting(run.world, own),
+        jax.jit(partial(agents.learn, own)),
+    )
+
+    def collect(learner: Agents, collector: Collector, _: int) -> Any:
+        collector, *experience = program(learner.policy, collector)
+        return jax.block_until_ready((collector, tuple(experience)))
+
+    def learn(learner: Agents, experience: Any, epoch: int) -> Any:
+        epoch_key = jax.random.fold_in(learn_key, epoch)
+        return jax.block_until_ready(learning(learner, experience[0], epoch_key))
+
+    collector = collecting.begin(run.world, own, world_key)
+    return collect, learn, Boundary(0, agents.init(own, sizes), collector)
+
+
+def _begin(run: _Run, fresh: Boundary, collect: Collect) -> Boundary:
+    """Where a run begins or goes on; run.json says from then on what the run is.
+
+    Raises:
+      ConfigError: it was begun with other flags, or its world had agents of other sizes.
+    """
+    config, paths = run.config, run.paths
+    values = flags.to_json(config) | records.to_json(run.world.sizes._asdict())
+    if not (config.resume and checkpoint.has_resume(paths.resume)):
+        storage.remove_tree(paths.resume)
+        storage.make_dir(paths.folder)
+        records.write(paths.run_json, IndependentRun(config=values))
+        return fresh
+    begun = records.read(paths.run_json, IndependentRun, remedy="give --no-resume to begin anew")
+    for name in sorted(values.keys() - _FREE):
+        if (was := begun.config.get(name)) != (now := values[name]):
+            raise ConfigError(
+                f"{paths.folder} was begun with --{name} {was}, not {now}; give it as before, "
+                "--no-resume to begin anew, or another --run_folder"
+            )
+    if config.lag:  # an epoch is in flight, of the shapes of any other
+        fresh = fresh._replace(experience=collect(fresh.learner, fresh.collector, 0)[1])
+    return load(paths, fresh)
+
+
+def _check_agents(before: Boundary, epoch: Epoch) -> None:
+    """Report the agents that were frozen in this epoch.
+
+    Raises:
+      TrainingError: none is left.
+    """
+    alive, (_, episodes) = np.asarray(epoch.after.learner.alive), epoch.experience
+    for agent in np.nonzero(np.asarray(before.learner.alive) & ~alive)[0]:
+        finite = np.asarray(episodes.finite)[agent]
+        reason = "lower --lr" if finite else "its world gave it numbers that are not finite"
+        frozen = f"agent {agent} is frozen, its loss is not finite"
+        logger.warning("epoch %d: %s: %s", epoch.number, frozen, reason)
+    if not alive.any():
+        raise TrainingError(f"epoch {epoch.number}: no agent is left that learns; mend the world")
+
+
+def _finish(run: _Run, last: Boundary, returns: np.ndarray) -> None:
+    """Publish the agents by one rename, each in its own sizes; then write the result."""
+    paths, frames, reports = run.paths, run.frames(last.epoch), []
+    storage.remove_file(paths.result_json)  # of an earlier run in the same folder
+    prepared = paths.finals.with_name(f"{paths.finals.name}.tmp")
+    for old in (prepared, paths.finals):
+        storage.remove_tree(old)
+    networks = jax.device_get(unpack(last.learner.policy.network))
+    for agent, own in enumerate(zip(*run.world.sizes, strict=True)):
+        like = checkpoint.like_of(expert_shapes(*own, run.config.learner.layer_size))
+        params = jax.tree.map(partial(_own_part, agent), like, networks)
+        folder = prepared / paths.final(agent).name
+        checkpoint.save_expert(folder, params)
+        digests = storage.tree_digest(folder), checkpoint.array_digest(params)
+        shapes = checkpoint.shapes_of(params)
+        reports.append(
+            ExpertReport(
+                expert=agent, acted=frames, sha256=digests[0], content=digests[1], shapes=shapes
+            )
+        )
+    storage.commit_dir(prepared, paths.finals)
+    result = IndependentResult(
+        epochs=last.epoch,
+        frames=frames,
+        agents=tuple(reports),
+        frozen=tuple(map(int, np.flatnonzero(~np.asarray(last.learner.alive)))),
+        mean_returns=tuple(float(mean) if np.isfinite(mean) else None for mean in returns),
+    )
+    records.write(paths.result_json, result)
+    storage.remove_tree(paths.resume)
+
+
+def _own_part(agent: int, like: jax.ShapeDtypeStruct, leaf: np.ndarray) -> np.ndarray:
+    """One agent's part of a leaf `[A, …]`, without the padding to the widest agent."""
+    return leaf[(agent, *map(slice, like.shape))]
+
+
+def _plain(leaf: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

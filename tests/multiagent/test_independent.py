@@ -1,0 +1,185 @@
+"""The program: real processes that are stopped, killed, hung, and gone on with."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flowrl import independent
+from flowrl.config import parse, to_argv
+from flowrl.launchers import run_status
+from flowrl.launchers.base import ExitCause, Exited, Finished, Job
+from flowrl.launchers.sandbox import compile_cache
+from flowrl.multiagent.config import IndependentConfig
+from flowrl.paths import IndependentPaths
+from tests.launchers.conftest import end_of
+from tests.launchers.tmux_sessions import somebody_attached
+from tests.multiagent.test_run import TINY, contents, lines
+from tests.waiting import limit, until
+
+MANY = 12  # epochs
+SAVING = (*TINY, f"--epochs={MANY}", "--checkpoint_seconds=1e-6")  # after every epoch
+
+
+def command(folder: Path, *words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "flowrl.independent", *SAVING, f"--run_folder={folder}", *words)
+
+
+def ended(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(folder, *words), capture_output=True, text=True, timeout=limit(60), check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert independent.main([*SAVING, "--checkpoint_seconds=0", f"--run_folder={folder}"]) == 0
+    return IndependentPaths(folder)
+
+
+def assert_same(folder: Path, whole: IndependentPaths) -> None:
+    """The same bits, and each epoch once."""
+    paths = IndependentPaths(folder)
+    assert contents(paths) == contents(whole)
+    assert [line["epoch"] for line in lines(paths)] == list(range(MANY))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "--world is missing"),
+        (("--world=nowhere",), "--world nowhere is unknown"),
+        (("--world=match_the_sign", "--lag=2"), "--lag is 2: must lie in [0, 1]"),
+        (("--world=match_the_sign", "--lag=-1"), "--lag is -1: must lie in [0, 1]"),
+        (("--world=match_the_sign", "--agents=0"), "--agents is 0: must be at least 1"),
+        (("--world=match_the_sign", "--lr", "1", "2"), "--lr has 2 numbers for --agents 3"),
+        (
+            ("--world=match_the_sign", "--algorithm=dqn", "--capacity=7", "--batch_size=8"),
+            "--capacity 7 is below --batch_size 8",
+        ),
+        (
+            ("--world=match_the_sign", "--learner_threads=999"),
+            "--learner_threads 999 of",
+        ),
+        (
+            ("--world=match_the_sign", "--timeline=/nowhere/trace.json"),
+            "--timeline /nowhere/trace.json: its folder does not exist",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, words, problem):
+    folder = tmp_path / "run"
+    assert independent.main([*words, f"--run_folder={folder}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
+    assert not folder.exists()
+
+
+def test_every_flag_goes_through_a_command_line():
+    config = parse(IndependentConfig, [*TINY, "--lr", "0.1", "0.2", "0.3", "--no-overlap"])
+    assert parse(IndependentConfig, to_argv(config)) == config
+
+
+@pytest.mark.tmux
+def test_a_run_in_tmux_is_attached_to_killed_and_gone_on_with(tmux, tmp_path, whole):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    env |= {"JAX_COMPILATION_CACHE_DIR": str(compile_cache(None, os.environ))}
+    env |= {name: os.environ[name] for name in os.environ if name in {"XLA_FLAGS", "PYTHONPATH"}}
+    job = Job(
+        name="flowrl_independent",
+        run_id="independent.a1",
+        argv=command(folder),
+        env=env,
+        cwd=Path.cwd(),
+        folder=folder,
+        results=("result.json",),
+    )
+    paths = IndependentPaths(folder)
+    handle = tmux.launch(job)
+    with somebody_attached(tmux, job.name):
+        until(lambda: paths.metrics.exists() and len(lines(paths)) > 2, seconds=60)
+        os.kill(run_status.read_start(folder, job.run_id).job_pid, signal.SIGKILL)
+        outcome = end_of(tmux, handle, job)
+    assert isinstance(outcome, Exited)
+    assert (outcome.cause, outcome.signal) == (ExitCause.SIGNAL, signal.SIGKILL)
+    assert not paths.result_json.exists()
+    again = tmux.launch(job)
+    assert again.session == handle.session
+    assert end_of(tmux, again, job, seconds=60) == Finished(folder)
+    assert_same(folder, whole)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 85), (signal.SIGINT, 130)], ids=["TERM", "INT"]
+)
+@pytest.mark.slow
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on(tmp_path, whole, number, code):
+    paths = IndependentPaths(tmp_path)
+    child = subprocess.Popen([*command(tmp_path), "--checkpoint_seconds=0"])
+    until(lambda: paths.metrics.exists() and len(lines(paths)) > 2, seconds=60)
+    child.send_signal(number)
+    assert child.wait(limit(30)) == code
+    assert paths.resume.exists()
+    assert ended(tmp_path).returncode == 0
+    assert_same(tmp_path, whole)
+
+
+HANGING = """
+import sys, time, jax
+from flowrl import independent
+from flowrl.multiagent import run
+from flowrl.multiagent.own_worlds import MatchTheSign
+class Hanging(MatchTheSign):
+    def step(self, state, actions, key):
+        jax.debug.callback(lambda: time.sleep(600))
+        return super().step(state, actions, key)
+run.open_world = Hanging
+sys.argv[0] = "independent"
+exec(open(independent.__file__).read())
+"""
+
+
+def test_a_hung_world_ends_the_program_with_one_line(tmp_path):
+    words = (*TINY, f"--run_folder={tmp_path}", "--stall_timeout=0.5")
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING, *words],
+        capture_output=True,
+        text=True,
+        timeout=limit(60),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "epoch 0: collect takes longer than --stall_timeout 0.5" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("words", [(), ("--lag=0",), ("--algorithm=dqn", "--batch_size=8")])
+def test_a_run_killed_at_random_instants_goes_on_to_the_same_bits(tmp_path, words):
+    whole = IndependentPaths(tmp_path / "whole")
+    assert ended(whole.folder, *words).returncode == 0
+    drawn, kills, number = random.Random(str(words)), 0, 0
+    while kills < 12:
+        folder, code = tmp_path / f"run{(number := number + 1)}", None
+        while code != 0:
+            child = subprocess.Popen([*command(folder), *words], stderr=subprocess.DEVNULL)
+            until(lambda folder=folder: (folder / "run.json").exists(), seconds=60)
+            deadline = time.monotonic() + drawn.uniform(0, 3)
+            while child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.001)
+            child.kill()
+            code = child.wait()
+            kills += code != 0
+        assert_same(folder, whole)

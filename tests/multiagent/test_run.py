@@ -1,0 +1,245 @@
+"""A run's folder: what it leaves, what it goes on from, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flowrl import runs
+from flowrl.config import parse
+from flowrl.errors import ConfigError, ExpertCorruptError, TrainingError
+from flowrl.experts import checkpoint
+from flowrl.multiagent import run
+from flowrl.multiagent.config import IndependentConfig
+from flowrl.multiagent.own_worlds import MatchTheSign
+from flowrl.multiagent.run import IndependentResult
+from flowrl.paths import IndependentPaths
+from flowrl.runs import expert_shapes
+from flowrl.storage import records
+
+EPOCHS = 5
+TINY = (
+    "--world=match_the_sign",
+    "--agents=3",
+    f"--epochs={EPOCHS}",
+    "--num_envs=4",
+    "--num_steps=8",
+    "--layer_size=8",
+    "--num_minibatches=2",
+    "--update_epochs=1",
+)
+
+
+def never() -> None:
+    return None
+
+
+def stop_after(epochs: int):
+    """A stop that is requested in the last of so many epochs."""
+    asked = iter([None] * (epochs - 1) + [85])
+    return lambda: next(asked)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict:
+    """Compiled programs and fresh agents, by what they are made of."""
+    return {}
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, programs):
+    """Trains in a folder of its own; returns its paths."""
+    real = run._programs
+
+    def shared(of):
+        key = of.config.learner, type(of.world)
+        if key not in programs:
+            programs[key] = real(of)
+        return programs[key]
+
+    monkeypatch.setattr(run, "_programs", shared)
+
+    def trained(*words, stop=never, expected=0, folder="run"):
+        argv = [*TINY, f"--run_folder={tmp_path / folder}", *words]
+        assert run.train(parse(IndependentConfig, argv), stop) == expected
+        return IndependentPaths(tmp_path / folder)
+
+    return trained
+
+
+@pytest.fixture(scope="module")
+def stopped_once() -> list:
+    return []
+
+
+@pytest.fixture
+def stopped(train, stopped_once, tmp_path):
+    """A run that was stopped after one epoch, in the folder that `train` goes on in."""
+    if not stopped_once:
+        stopped_once.append(train(stop=stop_after(1), expected=85, folder="first").folder)
+    shutil.copytree(stopped_once[0], tmp_path / "run")
+    return IndependentPaths(tmp_path / "run")
+
+
+def result(paths: IndependentPaths) -> IndependentResult:
+    return records.read(paths.result_json, IndependentResult)
+
+
+def contents(paths: IndependentPaths) -> list[str]:
+    """A digest of each agent's parameters."""
+    return [report.content for report in result(paths).agents]
+
+
+def lines(paths: IndependentPaths) -> list[dict]:
+    return [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+
+
+def test_a_run_leaves_what_it_did_and_each_agent_alone(train, tmp_path):
+    paths = train("--timeline", str(tmp_path / "trace.json"))
+    found = result(paths)
+    assert (found.epochs, found.frames, found.frozen) == (EPOCHS, EPOCHS * 4 * 8, ())
+    for agent, sizes in enumerate([(2, 2), (3, 3), (4, 4)]):
+        like = checkpoint.like_of(expert_shapes(*sizes, 8))
+        params = checkpoint.load_expert(paths.final(agent), like)
+        assert checkpoint.array_digest(params) == found.agents[agent].content
+    assert [line["epoch"] for line in lines(paths)] == list(range(EPOCHS))
+    assert [line["lag"] for line in lines(paths)] == [0, 1, 1, 1, 1]
+    for line in lines(paths):
+        assert line["agent_2/return"] >= 0
+        assert {"agent_0/loss", "agent_1/entropy", "buffer_age", "learn_seconds"} <= set(line)
+    progress = runs.read_progress(paths)
+    assert (progress.updates, progress.frames) == (EPOCHS, progress.total_frames)
+    assert not paths.resume.exists()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    calls = [(each["name"], each["args"]["epoch"]) for each in events if each["ph"] == "X"]
+    assert {(name, n) for name in ("collect", "learn") for n in range(EPOCHS)} <= set(calls)
+    assert len(calls) == len([each for each in calls if each[0] != "wait"]) + EPOCHS - 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--lag=1",),
+        ("--lag=0",),
+        ("--lag=1", "--algorithm=dqn", "--capacity=100", "--batch_size=8"),
+    ],
+    ids=["lag 1", "lag 0", "dqn"],
+)
+def test_a_stopped_run_goes_on_to_the_same_bits_with_overlap_or_without(train, words):
+    whole = train(*words, folder="whole")
+    paths = train(*words, stop=stop_after(2), expected=85)
+    assert not paths.result_json.exists()
+    train(*words, "--no-overlap")
+    assert contents(paths) == contents(whole)
+    assert [line["epoch"] for line in lines(paths)] == list(range(EPOCHS))
+    for one, other in zip(lines(paths), lines(whole), strict=True):
+        kept = {name for name in one if "seconds" not in name}
+        assert {name: one[name] for name in kept} == {name: other[name] for name in kept}
+
+
+def test_a_run_that_an_error_ends_goes_on_from_its_last_whole_epoch(train, monkeypatch):
+    whole = train(folder="whole")
+    real = run.figures_of
+
+    def fails_at_3(of, epoch):
+        if epoch.number == 3:
+            raise TrainingError("broken")
+        return real(of, epoch)
+
+    monkeypatch.setattr(run, "figures_of", fails_at_3)
+    with pytest.raises(TrainingError, match="broken"):
+        train()
+    monkeypatch.undo()
+    resumed = train()
+    assert contents(resumed) == contents(whole)
+
+
+class Poisoned(MatchTheSign):
+    """Its agent 1 is rewarded by NaN in the fifth turn of every episode."""
+
+    everybody = False
+
+    def step(self, state, actions, key):
+        state, reward, done = super().step(state, actions, key)
+        hit = (state.turn == 5) & ((jnp.arange(3) == 1) | self.everybody)
+        return state, jnp.where(hit, jnp.nan, reward), done
+
+
+def test_a_poisoned_agent_is_frozen_and_reported_and_the_others_keep_their_bits(
+    train, monkeypatch, caplog
+):
+    whole = train(folder="whole")
+    monkeypatch.setattr(run, "open_world", Poisoned)
+    with caplog.at_level(logging.WARNING):
+        paths = train()
+    (record,) = [each for each in caplog.records if "frozen" in each.message]
+    assert "epoch 0: agent 1" in record.message
+    assert "its world gave it numbers that are not finite" in record.message
+    assert result(paths).frozen == (1,)
+    assert result(paths).mean_returns[1] is None
+    for agent in (0, 2):
+        assert contents(paths)[agent] == contents(whole)[agent]
+        for one, other in zip(lines(paths), lines(whole), strict=True):
+            own = [name for name in one if name.startswith(f"agent_{agent}/")]
+            assert [one[name] for name in own] == [other[name] for name in own]
+
+
+class PoisonedAll(Poisoned):
+    everybody = True
+
+
+def test_a_run_without_an_agent_that_learns_ends(train, monkeypatch):
+    monkeypatch.setattr(run, "open_world", PoisonedAll)
+    with pytest.raises(TrainingError, match="epoch 0: no agent is left that learns"):
+        train()
+
+
+@pytest.mark.parametrize("word", ["--agents=2", "--world=only_apple", "--layer_size=9"])
+def test_a_run_does_not_go_on_as_another_one(train, stopped, word):
+    before = {path: path.read_bytes() for path in stopped.folder.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"was begun with --\w+ .*, not .*; give it as before"):
+        train(word)
+    after = {path: path.read_bytes() for path in stopped.folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_a_run_does_not_go_on_in_a_world_whose_agents_have_grown(train, stopped, monkeypatch):
+    class Grown(MatchTheSign):
+        def __init__(self, name, agents):
+            super().__init__(name, agents)
+            self.sizes = self.sizes._replace(actions=(2, 3, 5))
+
+    monkeypatch.setattr(run, "open_world", Grown)
+    with pytest.raises(ConfigError, match=r"was begun with --actions \[2, 3, 4\], not \[2, 3, 5\]"):
+        train()
+
+
+def test_a_damaged_checkpoint_is_refused(train, stopped):
+    for path in stopped.resume.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(ExpertCorruptError, match="cannot be read"):
+        train()
+
+
+def test_a_run_begins_anew_when_it_is_told_to(train, stopped):
+    paths = train("--no-resume", "--seed=1", "--epochs=1")
+    assert [line["epoch"] for line in lines(paths)] == [0]
+
+
+def test_what_is_saved_is_what_is_loaded(train, stopped, tmp_path):
+    config = parse(IndependentConfig, [*TINY, f"--run_folder={stopped.folder}"])
+    opened = run._Run(config, MatchTheSign("match_the_sign", 3), stopped)
+    collect, _, fresh = run._programs(opened)
+    like = fresh._replace(experience=collect(fresh.learner, fresh.collector, 0)[1])
+    found = run.load(stopped, like)
+    assert found.epoch == 1
+    run.save(IndependentPaths(tmp_path / "copy"), found)
+    again = run.load(IndependentPaths(tmp_path / "copy"), like)
+    for one, other in zip(*map(run.jax.tree.leaves, (found, again)), strict=True):
+        np.testing.assert_array_equal(run._plain(one), run._plain(other))
