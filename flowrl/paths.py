@@ -330,3 +330,8 @@ class SweepPaths(GraphPaths):
     def trial(self, number: int, expert: int) -> RunPaths:
         """The run folder of a trial, which trains `expert`."""
         return RunPaths(self.training_runs / str(number), expert)
+
+
+def graph_paths(root: Path) -> GraphPaths:
+    """The paths of the graph, or of the sweep, in a folder."""
+    return SweepPaths(root) if SweepPaths(root).sweep_json.exists() else GraphPaths(root)

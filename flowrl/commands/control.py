@@ -28,7 +28,7 @@ from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
 from flowrl.parallel.state_file import StateFile
-from flowrl.paths import GraphPaths, SweepPaths, printable
+from flowrl.paths import GraphPaths, graph_paths, printable
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_skill
 from flowrl.skills.validation.cache import ApprovalStore
@@ -233,9 +233,8 @@ class PruneCommand(OneSkillCommand):
 
     def __call__(self) -> int:
         """Run the command; raises ConfigError if the run has replicas, which cannot end so."""
-        paths = GraphPaths(self.graph_path)
+        paths = graph_paths(self.graph_path)
         row = find_row(read_rows(paths), self.skill, paths.root)
-        paths = SweepPaths(paths.root) if SweepPaths(paths.root).sweep_json.exists() else paths
         run = paths.run(row.expert or 0, row.skill)
         if row.status == "running" and read_run(run).config.get("replicas", 1) > 1:
             raise ConfigError(

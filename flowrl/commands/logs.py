@@ -16,7 +16,7 @@ import tyro
 from flowrl.arguments import GraphCommand, SkillArgument
 from flowrl.commands.status import SkillRow, find_row, read_rows
 from flowrl.errors import FileRefusedError
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, graph_paths
 from flowrl.storage import open_plain
 
 LIMIT_BYTES = 64 * 2**20
@@ -40,7 +40,7 @@ class LogsCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Print the log without colours and control characters, then what is added to it."""
-        paths = GraphPaths(self.graph_path)
+        paths = graph_paths(self.graph_path)
         row = find_row(read_rows(paths), self.skill, self.graph_path)
         with _open_log(_newest_log(paths, row)) as file:
             _print_added(file)

@@ -32,7 +32,7 @@ from flowrl.parallel.health import daemon_of, disk_shortage
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import percent, ranges
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths, printable, slug
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths, graph_paths, printable, slug
 
 _WATCH_SECONDS = 1.0
 _WIDTH = 140  # columns in a file or a pipe
@@ -109,7 +109,7 @@ class StatusCommand:
 
         Returns 69 if there is no scheduler though something is left to do, else 0.
         """
-        paths = GraphPaths(self.graph_path)
+        paths = graph_paths(self.graph_path)
         console = Console(width=None if sys.stdout.isatty() else _WIDTH)
         while True:
             lives = daemon_of(paths.daemon_lock) is not None  # before the rows: it may end now

@@ -135,9 +135,10 @@ def run_sweep(config: SweepConfig) -> int:
     check_graph_record(layout, config.ppo)
     devices = training.device_slots(config)
     graph = open_graph(config, SkillSources(layout))
+    method = (known or config).search.method
+    check_installed(method)
     record = known.record if known else new_record(config, layout, graph)
-    sequential = Sweep(paths, record).search.method == "cleanrl"
-    most = 1 if sequential else config.max_concurrent
+    most = 1 if method == "cleanrl" else config.max_concurrent
     config = configs.with_flags(config, max_parallel_skills=most, max_nodes=None)
     confinement = sandbox.confinement(config.launch.sandbox, layout.root)
     approvals = approve_skills(
@@ -354,7 +355,6 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
     skill, search = config.skill or "", config.search
     if skill not in graph.skills:
         raise ConfigError(f"there is no skill {skill!r}{closest(skill, graph.skills)}")
-    check_installed(search.method)
     merge_rule(config.graph)  # refused now, or never
     trained = skill_configs(config, graph.skills)[skill]
     if trained.ppo.replicas > 1 and (search.pruner != "none" or search.method == "cleanrl"):

@@ -15,14 +15,13 @@ from flowrl.commands.sweep import SweepConfig, as_recorded
 from flowrl.config import BottomUpConfig, to_json, with_flags
 from flowrl.errors import BusyError
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.events import Verb
 from flowrl.parallel.health import DaemonLock
-from flowrl.parallel.requests import send_request
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.state_file import StateFile
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
+from flowrl.tuning import search
 from flowrl.tuning.sweep import create_sweep
 from tests.parallel.making import GRAPH, train
 from tests.tuning.making import a_record
@@ -137,14 +136,18 @@ def test_a_trial_that_is_tried_again_begins_anew_in_its_folder(place, sweep):
     assert (outcome["frames"], outcome["seconds"]) == (15_000, pytest.approx(1.5))
 
 
-def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep):
+def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep, capsys):
     place.order(update_seconds=0.3)
     process = place.start(*QUICK, "--trials=1")
     until((place.sweep.training_runs / "0" / "progress.json").exists)
     code, _, said = sweep(*QUICK, "--trials=1")  # a second sweep of the name is refused
     assert code == 75
     assert str(process.pid) in said
-    send_request(place.sweep, Verb.PRUNE, "Collect Wood t0")
+    place_of = str(place.sweep.root)
+    assert cli.main(["status", place_of, "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["skills"]
+    assert (shown["skill"], shown["phase"]) == ("Collect Wood t0", "training")
+    assert cli.main(["prune", place_of, "Collect Wood t0"]) == 0
     printed, said = process.communicate()
     assert process.returncode == 0, said
     outcome = place.records("outcome.json")[0]
@@ -152,6 +155,8 @@ def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep):
     assert outcome["frames"] < 10_000
     assert place.launches() == ["0"]
     assert "best 0." in printed
+    capsys.readouterr()
+    assert cli.main(["logs", place_of, "Collect Wood t0"]) == 0
 
 
 def test_asha_ends_the_trials_that_are_behind(place, sweep):
@@ -209,6 +214,14 @@ def test_the_same_command_goes_on_with_the_sweep(place, sweep, tmp_path):
     assert code == 2
     assert "--trials is not what" in said
     assert len(place.launches()) == 4
+
+
+def test_a_method_whose_package_is_gone_is_refused_at_a_later_start_too(place, sweep, monkeypatch):
+    create_sweep(place.sweep, a_record(method="tpe"), place.layout, GRAPH)
+    monkeypatch.setattr(search, "find_spec", lambda name: None)
+    code, _, said = sweep()
+    assert (code, place.launches()) == (2, [])
+    assert "--method tpe needs optuna" in said
 
 
 def test_a_start_that_finds_a_sweep_begun_meanwhile_does_not_begin_it_again(tmp_path):
