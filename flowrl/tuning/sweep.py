@@ -233,17 +233,18 @@ class Sweeper:
     def _prune(self) -> None:
         """Ask trials to end with what they have, by requests to the scheduler."""
         pruner, horizon = self.sweep.pruner, self.sweep.horizon
-        entries = self._scheduler.state.entries.values()
-        live = {e.expert: e for e in entries if isinstance(e.status, Running)}
-        if pruner == "none" or not live:
+        running = [
+            each.expert
+            for each in self._scheduler.state.entries.values()
+            if isinstance(each.status, Running) and not each.status.stop_reason
+        ]
+        if pruner == "none" or not running:
             return
         tried, _ = read_trials(self.sweep)
         curves = {each.trial.number: self._curve(each) for each in searched(tried)}
         rungs = Rungs(least=horizon / _LEAST_RUNG, most=horizon)
-        for number in curves.keys() & live.keys():
-            status = live[number].status
-            asked = isinstance(status, Running) and status.stop_reason
-            if not asked and should_prune(pruner, number, curves, rungs):
+        for number in curves.keys() & set(running):
+            if should_prune(pruner, number, curves, rungs):
                 send_request(self.sweep.paths, Verb.PRUNE, self.sweep.skill_of(number))
 
     def _curve(self, each: Tried) -> Curve:
@@ -253,17 +254,14 @@ class Sweeper:
             return self._curves[number]
         try:
             points = read_curve(self.sweep.run(number).metrics)
-        except FileRefusedError:  # its trainer has written something else
+        except FileRefusedError as error:  # its trainer has written something else
+            if is_transient(error):
+                raise
             points = ()
-        curve = [
-            *scores_so_far(
-                points,
-                lambda upto: self.sweep.score(upto, upto[-1].success),
-                most_frames=self.sweep.horizon,
-            )
-        ]
+        score, horizon = self.sweep.score, self.sweep.horizon
+        curve = [*scores_so_far(points, lambda c: score(c, c[-1].success), most_frames=horizon)]
         if ended and curve and ended.stopped != "pruned" and not ended.why:
-            curve.append((float(max(self.sweep.horizon, ended.frames)), curve[-1][1]))
+            curve.append((float(max(horizon, ended.frames)), curve[-1][1]))
         if ended:
             self._curves[number] = curve
         return curve
