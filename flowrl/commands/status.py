@@ -326,9 +326,11 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
     """Return every skill of the graph, in the order in which they were added.
 
     Raises:
-      FileRefusedError: the folder holds no readable scheduler_state.json.
+      FileRefusedError: the folder holds no readable scheduler_state.json, nor sweeps.
     """
     if not paths.scheduler_state.is_file():
+        if any(paths.sweeps.glob("*/sweep.json")):  # nothing but trials was trained yet
+            return []
         raise FileRefusedError(
             f"{paths.root} is no graph: it has no scheduler_state.json; name the folder of a "
             "graph (GRAPH comes first), or let flowrl train make one"
@@ -340,6 +342,8 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
 
 def read_stop_mode(paths: GraphPaths) -> str:
     """Return how a user stops the scheduler, in words; "" when nobody does."""
+    if not paths.scheduler_state.is_file():
+        return ""
     return _STOP_MODES[StateFile(paths.scheduler_state).load_document()["stop_mode"]]
 
 
