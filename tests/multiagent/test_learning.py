@@ -1,0 +1,88 @@
+"""Both tiny worlds are learnt, whose best play is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import numpy as np
+import pytest
+
+from flowrl.multiagent import agents
+from flowrl.multiagent.collect import begin, collecting
+from flowrl.multiagent.config import LearnerConfig
+from flowrl.multiagent.own_worlds import CELLS, TURNS
+from flowrl.multiagent.world import open_world
+
+AGENTS, LAST, EXPLORE_SHARE = 3, 10, 0.05
+SETTINGS = LearnerConfig(
+    num_envs=32,
+    num_steps=32,
+    layer_size=32,
+    num_minibatches=4,
+    lr=(3e-3,),
+    capacity=8192,
+    batch_size=128,
+    explore_epochs=20,
+    explore_share=EXPLORE_SHARE,
+)
+SMALL = replace(SETTINGS, num_envs=8, num_steps=16, layer_size=8, num_minibatches=2, lr=(1e-2,))
+
+
+@cache
+def programs(name, settings):
+    world = open_world(name, AGENTS)
+    return world, collecting(world, settings), jax.jit(partial(agents.learn, settings))
+
+
+def trained(name, settings, *, seed=0, epochs=60):
+    """Mean returns [A] and length of the episodes that ended in the last epochs."""
+    world, run, learn = programs(name, settings)
+    learner = agents.init(replace(settings, seed=seed), world.sizes)
+    state, found = begin(world, settings, jax.random.key(seed)), []
+    for epoch in range(epochs):
+        state, rollout, episodes = run(learner.policy, state)
+        key = jax.random.fold_in(jax.random.key(seed + 100), epoch)
+        learner, _ = learn(learner, rollout, key)
+        found.append(jax.device_get(episodes))
+    assert learner.alive.all()
+    total = jax.tree.map(lambda *each: sum(each), *found[-LAST:])
+    return total.total_return / total.number, total.total_length[0] / total.number[0]
+
+
+def best_apples(turns):
+    """Each agent's share of the apples, and the turns they take, if all go straight to them."""
+    cells = np.indices((CELLS,) * (AGENTS + 1)).reshape(AGENTS + 1, -1)
+    needs = np.maximum(np.abs(cells[:AGENTS] - cells[AGENTS]), 1)
+    first = needs == needs.min(0)
+    if turns == "sequential":
+        first = np.arange(AGENTS)[:, None] == first.argmax(0)
+    return (first / first.sum(0)).mean(1), needs.min(0).mean()
+
+
+def test_signs_are_learnt_in_seconds():
+    returns, _ = trained("match_the_sign", SMALL, epochs=40)
+    assert (returns > 0.9 * TURNS).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_every_agent_learns_its_signs(algorithm, seed):
+    returns, _ = trained("match_the_sign", replace(SETTINGS, algorithm=algorithm), seed=seed)
+    at_random = EXPLORE_SHARE if algorithm == "dqn" else 0.01
+    best = TURNS * (1 - at_random + at_random / np.array([2, 3, 4]))
+    assert (returns > 0.985 * best).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("turns", ["simultaneous", "sequential"])
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_agents_learn_to_be_first_at_the_apple(algorithm, turns, seed):
+    settings = replace(SETTINGS, algorithm=algorithm, turns=turns)
+    shares, length = trained("only_apple", settings, seed=seed)
+    best_shares, best_length = best_apples(turns)
+    assert length == pytest.approx(best_length, rel=0.08)
+    assert shares == pytest.approx(best_shares, abs=0.05)
