@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flowrl import arguments, cli, config, orchestrator
 from flowrl.commands.sweep import SweepConfig
+from flowrl.multiagent.config import IndependentConfig, LearnerConfig
 from flowrl.runs import TrainConfig
 from flowrl.tuning.trials import SearchConfig
 
@@ -24,6 +25,7 @@ TABLES = {
         config.LaunchConfig,
         config.BottomUpConfig,
     ),
+    "independent": (IndependentConfig, LearnerConfig),
     "flowrl sweep": (SweepConfig, SearchConfig),
     "orchestrator": (orchestrator.OrchestratorCommand,),
     **{f"flowrl {name}": (kind,) for name, kind in cli.COMMANDS.items()},
@@ -51,7 +53,8 @@ def default(item: dataclasses.Field) -> str:
         return ""
     if isinstance(item.default, bool):
         return "on" if item.default else "off"
-    return f"`{item.default}`"
+    values = item.default if isinstance(item.default, tuple) else (item.default,)
+    return f"`{' '.join(map(str, values))}`"
 
 
 def table(kinds: tuple[type, ...]) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from flowrl import cli
 from flowrl.arguments import arguments
+from flowrl.multiagent.config import IndependentConfig
 from flowrl.orchestrator import OrchestratorCommand
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +94,18 @@ def test_what_stands_for_names_about_sweeps_and_judges_is_there():
     for code in found:
         if code.startswith("flowrl."):
             pkgutil.resolve_name(code)
+
+
+def test_what_stands_for_names_about_independent_learners_is_there():
+    found = table_of("Independent learners, in the words")
+    flags = {flag for code in found for flag in re.findall(r"--\w+", code)} - {"--no"}
+    assert {flag.removeprefix("--") for flag in flags} <= {*arguments(IndependentConfig)}
+    for code in found:
+        if re.fullmatch(r"(agents|buffers|collect|pipeline|run|world)\.[\w.]+", code):
+            home, _, name = code.partition(".")
+            assert name == "Boundary.epoch" or pkgutil.resolve_name(
+                f"flowrl.multiagent.{home}:{name}"
+            )
 
 
 def example_lines():
