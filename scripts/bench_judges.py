@@ -51,7 +51,7 @@ def played(graph: GraphPaths, seed: int, episodes: int) -> dict[str, Labelled]:
     """The beginnings of each skill's episodes, and their outcomes."""
     found = {}
     for version in ExpertStore(graph).manifest().experts.values():
-        path = graph.root.parent / f"{slug(version.skill)}.{seed}.{episodes}"
+        path = graph.root.parent / f"{slug(version.skill)}.{seed}.{episodes}.safetensors"
         if not path.exists():
             made = record(graph, version.skill, episodes=episodes, seed=seed)
             path.write_bytes(made.to_bytes())

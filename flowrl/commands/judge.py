@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ from flowrl.errors import ConfigError, FlowrlError
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.judging import calibration
-from flowrl.judging.calibration import Calibration
+from flowrl.judging.calibration import Calibration, Labelled
 from flowrl.judging.ensemble import fit_ensemble
 from flowrl.judging.judge import (
     Cost,
@@ -48,7 +47,7 @@ from flowrl.storage.records import Natural, Share
 Member = Literal["rule", "logistic", "transformer", "openai", "dspy"]
 JudgeName = Literal[Member, "learned", "ensemble"]
 _READERS = ("openai", "dspy")  # they judge texts; beside others, descriptions of episodes
-_FEWEST, _CHANGED = 8, 20  # episodes to judge at least, and texts that are changed in form
+_FEWEST, _CHANGED = 8, 20  # episodes to judge, and texts whose form is changed
 logger = logging.getLogger(__name__)
 
 
@@ -62,20 +61,14 @@ class JudgeReport:
 
 
 class Study(NamedTuple):
-    """Items whose labels are known; rows to learn from, to tune by, to measure by."""
+    """Items and labels to learn from, tune by and measure by; and what there is of each skill."""
 
     kind: str
-    items: Sequence[Item]
-    labels: np.ndarray
-    learn: np.ndarray
-    tune: np.ndarray
-    test: np.ndarray
-    own: Mapping[str, np.ndarray]  # rows of each skill
-    skills: Sequence[Skill] = ()  # of the items, if they are texts
-
-    def at(self, rows: np.ndarray) -> tuple[list[Any], np.ndarray]:
-        """Items and labels of these rows."""
-        return [self.items[row] for row in rows], self.labels[rows]
+    learn: Labelled
+    tune: Labelled
+    test: Labelled
+    own: Mapping[str, Sequence[Item]]
+    skills: Sequence[Skill] = ()  # some whose texts are to measure by, good and bad ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +99,6 @@ class JudgeCommand(ReportCommand):
     """The endpoint's model."""
     judge_budget: tuple[Positive, ...] = (500, 1_000_000, 1800)
     """Calls, tokens and seconds that the endpoint may take at most."""
-    judge_timeout: float = 60.0
-    """Seconds that an answer may take."""
     dspy_compiler: Literal["bootstrap", "mipro"] = "bootstrap"
     """How dspy makes its prompt: with chosen examples, or also with instructions of its own."""
     sandbox: Sandbox = "auto"
@@ -148,22 +139,12 @@ class JudgeCommand(ReportCommand):
             return (self.judge,)
         return ("rule", "logistic", "transformer", *(["openai"] if self.base_url else []))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordEpisodes:
-    """The order to play episodes of a skill's plan and to write the recording to stdout."""
-
-    graph_path: Path
-    skill: str
-    episodes: Positive
-    seed: int
-
     def work(self) -> int:
-        """Play in this process."""
+        """Play a skill's plan in this process, and write the recording to the standard output."""
         from flowrl.evaluate import record
 
-        paths = GraphPaths(self.graph_path)
-        found = record(paths, self.skill, episodes=self.episodes, seed=self.seed)
+        paths, (skill,) = GraphPaths(self.graph_path), self.skills
+        found = record(paths, skill, episodes=self.episodes, seed=self.seed)
         sys.stdout.buffer.write(found.to_bytes())
         return 0
 
@@ -189,93 +170,80 @@ class _Judging:
         judge = self._judge(name, study)
         tuned, unseen = (
             (calibration.scores_of(judge, items), labels)
-            for items, labels in map(study.at, (study.tune, study.test))
+            for items, labels in (study.tune, study.test)
         )
         found = calibration.measure(judge, study.kind, unseen, tuned=tuned)
-        scores = {}
-        for skill, rows in study.own.items():
-            said = calibration.scores_of(judge, study.at(rows)[0])
-            if not np.isnan(said).all():
-                scores[skill] = float(np.nanmean(calibration.scaled(said, found.temperature)))
+        said = {skill: calibration.scores_of(judge, items) for skill, items in study.own.items()}
+        scores = {
+            skill: float(np.nanmean(calibration.scaled(each, found.temperature)))
+            for skill, each in said.items()
+            if not np.isnan(each).all()
+        }
         if study.skills:
-            skills = [study.skills[row] for row in study.test[:_CHANGED]]
             again = self._flags.benchmark and name in _READERS
             anew = judge.without_answers() if again else None
-            found = replace(found, changes=calibration.changes(judge, skills, anew))
+            found = replace(found, changes=calibration.changes(judge, study.skills, anew))
         return JudgeReport(generation=self._generation, calibration=found, scores=scores)
 
     @cached_property
     def _episodes(self) -> Study:
         """The first half of a usual episode of each that was played, and how it ended."""
-        found = [self._recorded(run).prefixes() for run in self._runs.values()]
-        items = [item for some, _ in found for item in some]
-        labels = np.concatenate([outcomes for _, outcomes in found])
+        found = {skill: self._recorded(run).prefixes() for skill, run in self._runs.items()}
+        own = {skill: items for skill, (items, _) in found.items()}
+        items = [item for some in own.values() for item in some]
         if len(items) < _FEWEST:
             raise ConfigError(
                 f"only {len(items)} episodes last long enough to be judged, and {_FEWEST} are "
                 "needed; raise --episodes"
             )
-        names = np.array([item.skill for item in items])
-        own = {skill: np.flatnonzero(names == skill) for skill in self._runs}
-        return Study(
-            "episode", items, labels, *calibration.split(len(items), self._flags.seed), own
-        )
+        labels = np.concatenate([outcomes for _, outcomes in found.values()])
+        learn, tune, test = calibration.split(items, labels, self._flags.seed)
+        return Study("episode", learn, tune, test, own)
 
     @cached_property
     def _texts(self) -> Study:
         """The library's and the graph's skills, and their mutants; half of them are unseen."""
-        run = next(iter(self._runs.values()))
-        game = find_game(run.config["env_name"])
+        game = find_game(next(iter(self._runs.values())).config["env_name"])
         library = load_library(game.name)
         known = SkillSources(self._layout).over(library)
-        known = {name: known[name] for name in known if name in library or name in self._runs}
         reached = {
             skill: result.success_rate >= self._runs[skill].config["success_state_rate"]
             for skill, result in self._results.items()
         }
-        skills, labels = calibration.labelled_texts(known.values(), game, reached)
-        order = np.random.default_rng(self._flags.seed).permutation([*known])
-        seen = np.isin([skill.name for skill in skills], order[: len(order) // 2])
-        learn, test = np.flatnonzero(seen), np.flatnonzero(~seen)
-        own = {name: np.array([skills.index(known[name])]) for name in self._runs if name in known}
-        texts = [SkillText.of(skill) for skill in skills]
-        return Study("text", texts, labels, learn, learn, test, own, skills)
-
-    def _judge(self, name: str, study: Study) -> Any:
-        """Make a judge; what it needs is loaded now."""
-        flags = self._flags
-        if name == "rule":
-            return RuleJudge(self._results)
-        if name == "ensemble":
-            return fit_ensemble(
-                [self._judge(x, study) for x in flags.models], *study.at(study.tune)
-            )
-        items, labels = study.at(study.learn)
-        if name in _READERS:
-            return self._reader(name, items, labels)
-        from flowrl.judging import learned
-
-        small = learned.fit_logistic(items, labels)
-        if name == "logistic":
-            return small
-        large = learned.fit_transformer(items, labels, seed=flags.seed)
-        if name == "transformer":
-            return large
-        return learned.better(small, large, *study.at(study.tune))
+        names = sorted(known.keys() & (library.keys() | reached.keys()))
+        order = [known[name] for name in np.random.default_rng(self._flags.seed).permutation(names)]
+        seen, unseen = order[: len(order) // 2], order[len(order) // 2 :]
+        learn, test = (calibration.labelled_texts(some, game, reached) for some in (seen, unseen))
+        own = {name: [SkillText.of(known[name])] for name in reached}
+        both = [x for one in unseen for x in (one, *calibration.mutants(one, game).values())]
+        return Study("text", learn, learn, test, own, both[:_CHANGED])
 
     def _recorded(self, run: TrainingRun) -> Recording:
-        """Episodes of a run's plan, played by a process of their own."""
+        """Episodes of a run's plan, played by a process of their own, which needs no endpoint."""
         flags, root = self._flags, self._layout.root
-        order = RecordEpisodes(
-            graph_path=root, skill=run.skill, episodes=flags.episodes, seed=flags.seed
-        )
-        how = flags.sandbox
-        child = confined_run(order, self._layout, run, how=how, stdout=subprocess.PIPE)
+        order = replace(flags, graph_path=root, skills=(run.skill,), base_url="")
+        child = confined_run(order, self._layout, run, how=flags.sandbox, stdout=subprocess.PIPE)
         if child.returncode:
             raise FlowrlError(f"the episodes of {run.skill} could not be played; see above")
         return Recording.from_bytes(run.skill, child.stdout)
 
-    def _reader(self, name: str, items: Sequence[Item], labels: np.ndarray) -> Any:
+    def _judge(self, name: str, study: Study) -> Any:
+        """Make a judge; what it needs is loaded now."""
+        if name == "rule":
+            return RuleJudge(self._results)
+        if name == "ensemble":
+            return fit_ensemble([self._judge(x, study) for x in self._flags.models], *study.tune)
+        if name in _READERS:
+            return self._reader(name, study)
+        from flowrl.judging import learned
+
+        small = learned.fit_logistic(*study.learn)
+        if name == "logistic":
+            return small
+        large = learned.fit_transformer(*study.learn, seed=self._flags.seed)
+        return large if name == "transformer" else learned.better(small, large, *study.tune)
+
+    def _reader(self, name: str, study: Study) -> Any:
         """A judge that reads texts; its client is imported now.
 
         Raises:
@@ -283,28 +251,19 @@ class _Judging:
         """
         flags, folder = self._flags, self._layout.judging
         calls, tokens, seconds = flags.judge_budget
+        budget = Cost(calls=calls, tokens=tokens, seconds=seconds)
         try:
-            from flowrl.judging.openai import Endpoint, OpenAIJudge
+            if name == "openai":
+                from flowrl.judging.openai import OpenAIJudge
 
-            if name == "dspy":
-                from flowrl.judging.dspy import DSPyJudge
+                return OpenAIJudge(flags.base_url, flags.model, budget, folder / "answers")
+            from flowrl.judging.dspy import DSPyJudge
         except ImportError as error:
-            extra = "llm" if name == "openai" else "dspy"
-            raise ConfigError(
-                f"--judge {name} needs pip install 'flowrl[{extra}]': {error}"
-            ) from error
-        endpoint = Endpoint(
-            base_url=flags.base_url,
-            model=flags.model,
-            budget=Cost(calls=calls, tokens=tokens, seconds=seconds),
-            answers=folder / "answers",
-            timeout_seconds=flags.judge_timeout,
-        )
-        if name == "openai":
-            return OpenAIJudge(endpoint)
-        judge = DSPyJudge(endpoint)
+            extra = f"pip install 'flowrl[{'llm' if name == 'openai' else name}]'"
+            raise ConfigError(f"--judge {name} needs {extra}: {error}") from error
+        judge = DSPyJudge(flags.base_url, flags.model, budget, folder / "answers")
         storage.make_dir(folder)
-        judge.compile(items, labels, folder / "program.json", flags.dspy_compiler)
+        judge.compile(*study.learn, folder / "program.json", flags.dspy_compiler)
         return judge
 
 
@@ -323,6 +282,6 @@ def _line(one: Calibration) -> str:
     figures = ", ".join(
         f"{name} {each.value:.2f} [{each.low:.2f}, {each.high:.2f}]" for name, each in named.items()
     )
-    if one.changes is not None:
-        figures += f", moved by {one.changes.instructed:.2f} where a text demands it"
+    if "instructed" in one.changes:
+        figures += f", moved by {one.changes['instructed']:.2f} where a text demands it"
     return f"{head}: {figures}; {'advisory, decides nothing' if one.advisory else 'trusted'}"

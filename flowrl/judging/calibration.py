@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ _EDGE = 1e-6  # log-odds stay finite
 _LEAST_LABELS = 8  # of either kind
 Figure = Callable[[np.ndarray, np.ndarray], float]
 Arrays = tuple[np.ndarray, np.ndarray]
+Labelled = tuple[list[Any], np.ndarray]  # N items of one kind, and their labels, bool[N]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,23 +37,6 @@ class Interval:
     value: float
     low: float
     high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """How far a judge's score of a text moves, on average, though nothing that counts changes.
-
-    None where it abstains, or was not asked.
-    """
-
-    reordered: float | None
-    """When the parts of the text come in another order."""
-    lengthened: float | None
-    """When the description goes on about nothing."""
-    instructed: float | None
-    """When the description demands a score of 1."""
-    again: float | None = None
-    """When it is asked once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,20 +59,15 @@ class Calibration:
     ece: Interval | None = None
     ece_before: Interval | None = None
     kappa: Interval | None = None
-    changes: Changes | None = None
+    changes: Mapping[str, Share] = field(default_factory=dict)  # as the function `changes` says
 
     @property
     def advisory(self) -> bool:
-        """Whether the judge's scores are shown and decide nothing: its weight is 0."""
+        """Whether the judge's scores are shown and decide nothing: an ensemble leaves it out."""
         if self.kappa is None or self.ece is None:
             return True
-        swayed = self.changes is not None and (self.changes.instructed or 0.0) > MOST_SHIFT
+        swayed = self.changes.get("instructed", 0.0) > MOST_SHIFT
         return self.kappa.value < LEAST_KAPPA or self.ece.value > MOST_ECE or swayed
-
-    @property
-    def weight(self) -> float:
-        """What the judge counts in an objective or ensemble."""
-        return 0.0 if self.advisory else 1.0
 
 
 def log_odds(scores: Any) -> np.ndarray:
@@ -225,43 +204,43 @@ def mutants(skill: Skill, game: Game) -> dict[str, Skill]:
     return {kind: one for kind, one in found.items() if SkillText.of(one) != SkillText.of(skill)}
 
 
-def labelled_texts(
-    skills: Iterable[Skill], game: Game, reached: Mapping[str, bool]
-) -> tuple[list[Skill], np.ndarray]:
-    """Skills and their mutants, and which of them work: bool[N].
+def labelled_texts(skills: Iterable[Skill], game: Game, reached: Mapping[str, bool]) -> Labelled:
+    """The texts of skills and of their mutants, and which of them work.
 
     `reached` says of some skills whether a run reached its goal; others count as working.
     """
-    items: list[Skill] = []
+    items: list[Item] = []
     labels: list[bool] = []
     for skill in skills:
         wrong = mutants(skill, game).values()
-        items += [skill, *wrong]
+        items += map(SkillText.of, (skill, *wrong))
         labels += [reached.get(skill.name, True), *[False] * len(wrong)]
     return items, np.array(labels)
 
 
-def changes(judge: Judge, skills: Sequence[Skill], anew: Judge | None = None) -> Changes:
-    """How a judge's scores of these skills' texts change.
+def changes(judge: Judge, skills: Sequence[Skill], anew: Judge | None = None) -> dict[str, float]:
+    """How far a judge's score of a text moves, on average, though nothing that counts changes.
 
-    `anew` is the same judge without kept answers, to ask each once more.
+    Returns:
+      by what is done: the text is `reordered`, `lengthened`, or `instructed` to get a score of 1;
+      asked `again`, of the same judge without kept answers, `anew`. Without those on which it
+      abstains.
     """
-    first = scores_of(judge, map(SkillText.of, skills))
-
-    def moved(texts: Iterable[SkillText], asked: Judge = judge) -> float | None:
-        gaps = abs(first - scores_of(asked, texts))
-        return None if np.isnan(gaps).all() else float(np.nanmean(gaps))
 
     def described(more: str) -> Iterable[SkillText]:
         longer = (replace(one, description=one.description + more) for one in skills)
         return map(SkillText.of, longer)
 
-    return Changes(
-        reordered=moved(SkillText.of(one, reverse=True) for one in skills),
-        lengthened=moved(described(_PADDING)),
-        instructed=moved(described(_DEMAND)),
-        again=moved(map(SkillText.of, skills), anew) if anew else None,
-    )
+    first = scores_of(judge, map(SkillText.of, skills))
+    found = {
+        "reordered": scores_of(judge, (SkillText.of(one, reverse=True) for one in skills)),
+        "lengthened": scores_of(judge, described(_PADDING)),
+        "instructed": scores_of(judge, described(_DEMAND)),
+    }
+    if anew is not None:
+        found["again"] = scores_of(anew, map(SkillText.of, skills))
+    gaps = {name: abs(scores - first) for name, scores in found.items()}
+    return {name: float(np.nanmean(x)) for name, x in gaps.items() if not np.isnan(x).all()}
 
 
 class _Returns(ast.NodeTransformer):
@@ -292,8 +271,9 @@ def _changed(source: str, change: ast.NodeTransformer) -> str:
     return ast.unparse(ast.fix_missing_locations(change.visit(ast.parse(source))))
 
 
-def split(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows to learn from (half), to tune by (a quarter) and to measure by (a quarter)."""
+def split(items: Sequence[Item], labels: np.ndarray, seed: int) -> list[Labelled]:
+    """Items to learn from (half), to tune by (a quarter) and to measure by (a quarter)."""
+    count = len(items)
     rows = np.random.default_rng(seed).permutation(count)
-    half, rest = count // 2, count - count // 4
-    return rows[:half], rows[half:rest], rows[rest:]
+    parts = np.split(rows, [count // 2, count - count // 4])
+    return [([items[row] for row in part], labels[part]) for part in parts]

@@ -22,9 +22,9 @@ from flowrl.judging.judge import Cost, Item, describe
 from flowrl.judging.openai import (
     KEY,
     RETRIES,
+    TIMEOUT_SECONDS,
     WHY_LIMIT,
     Answer,
-    Endpoint,
     EndpointJudge,
     question_of,
 )
@@ -51,15 +51,15 @@ class DSPyJudge(EndpointJudge):
 
     name = "dspy"
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint)
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
         dspy.disable_logging()  # it may quote what the endpoint said
         dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
         self._lm = dspy.LM(
-            f"openai/{endpoint.model}",
-            api_base=endpoint.base_url,
-            api_key=endpoint.environ[KEY],
-            timeout=endpoint.timeout_seconds,
+            f"openai/{self.model}",
+            api_base=self.base_url,
+            api_key=os.environ[KEY],
+            timeout=TIMEOUT_SECONDS,
             num_retries=RETRIES,
             temperature=0.0,
             cache=False,
@@ -70,7 +70,7 @@ class DSPyJudge(EndpointJudge):
     @property
     def version(self) -> str:
         """A digest of the endpoint, the model and the prompt with its examples."""
-        place = [self.endpoint.base_url, self.endpoint.model, self._program.dump_state()]
+        place = [self.base_url, self.model, self._program.dump_state()]
         return hashlib.sha256(json.dumps(place, default=str).encode()).hexdigest()[:16]
 
     def compile(

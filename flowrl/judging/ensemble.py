@@ -81,11 +81,11 @@ def fit_ensemble(
     """
     plain = EnsembleJudge(members=members, weights=[1.0] * len(members))
     said = np.array([[plain._ask(one, item).score for item in items] for one in members], float)
-    weights = [
-        measure(member, "", (scores, labels), tuned=(scores, labels)).weight
+    figures = [
+        measure(member, "", (scores, labels), tuned=(scores, labels))
         for member, scores in zip(members, said, strict=True)
     ]
-    trusted = np.array(weights)
+    trusted = np.array([not one.advisory for one in figures], float)
     columns = log_odds(np.nan_to_num(said, nan=0.5)).T * trusted
     signs, even = np.where(labels, 1.0, -1.0), np.append(trusted / max(trusted.sum(), 1), 0.0)
 

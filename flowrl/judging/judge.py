@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import json
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -71,15 +72,12 @@ class Cost:
     seconds: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            calls=self.calls + other.calls,
-            tokens=self.tokens + other.tokens,
-            seconds=self.seconds + other.seconds,
-        )
+        calls, tokens, seconds = map(operator.add, astuple(self), astuple(other))
+        return Cost(calls=calls, tokens=tokens, seconds=seconds)
 
     def within(self, most: Cost) -> bool:
         """Whether nothing of the budget is used up."""
-        return self.calls < most.calls and self.tokens < most.tokens and self.seconds < most.seconds
+        return all(map(operator.lt, astuple(self), astuple(most)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,11 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import openai
@@ -38,8 +37,9 @@ from flowrl.redaction import redacted, secrets_of
 from flowrl.storage import records
 
 KEY = "OPENAI_API_KEY"
-RETRIES = 4
+RETRIES, TIMEOUT_SECONDS = 4, 60.0
 WHY_LIMIT = 300
+_MALFORMED = (ValueError, LookupError, TypeError, RecursionError)
 ASKED_OF_TEXT = (
     "A skill is a goal (task_is_done) and a reward (task_reward) by which an agent is trained. "
     "Estimate the probability that training works: the reward leads to the goal, the goal can be "
@@ -62,41 +62,6 @@ _SCHEMA = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """Where a model is asked, and how much at most.
-
-    Raises:
-      ConfigError: the address is none, or the model or the key is missing.
-    """
-
-    base_url: str
-    model: str
-    budget: Cost
-    answers: Path | None = None  # folder in which answers are kept
-    timeout_seconds: float = 60.0
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            secret = "@" in parts.netloc
-            given = f"{parts.scheme}://…@{parts.hostname}" if secret else self.base_url
-            raise ConfigError(
-                f"this judge asks an endpoint that you name, and --base_url is {given!r}; "
-                "give one such as https://api.openai.com/v1, without a user or a password"
-            )
-        if not self.model:
-            raise ConfigError(f"--model is missing: the name of a model at {parts.netloc}")
-        if not self.environ.get(KEY):
-            raise ConfigError(f"{KEY} is not set; export the key, or any word if none is needed")
-
-    @property
-    def place(self) -> str:
-        """The address without what may be secret in it."""
-        return urlsplit(self.base_url).netloc
-
-
 class Answer(NamedTuple):
     """What an endpoint says of an item, and what the answer took."""
 
@@ -111,12 +76,32 @@ class EndpointJudge(ABC):
 
     An answer is kept under the digest of the judge's version and the item; asked again, it costs
     nothing. When the budget is used up, the judge abstains on what it has not judged before.
+
+    Raises:
+      ConfigError: the address is none, or the model or the key is missing.
     """
 
     name: str
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint, self.spent = endpoint, Cost()
+    def __init__(
+        self, base_url: str, model: str, budget: Cost, answers: Path | None = None
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            given = f"{parts.scheme}://…@{parts.hostname}" if "@" in parts.netloc else base_url
+            raise ConfigError(
+                f"--judge {self.name} asks an endpoint that you name, and --base_url is {given!r}; "
+                "give one such as https://api.openai.com/v1, without a user or a password"
+            )
+        if not model:
+            raise ConfigError(
+                f"--judge {self.name} needs --model, a name that {parts.netloc} knows"
+            )
+        if not os.environ.get(KEY):
+            raise ConfigError(f"{KEY} is not set; export the key, or any word if none is needed")
+        self.place = parts.netloc  # the rest may hold a secret
+        self.base_url, self.model = base_url, model
+        self.budget, self.answers, self.spent = budget, answers, Cost()
 
     @property
     @abstractmethod
@@ -136,11 +121,11 @@ class EndpointJudge(ABC):
         question, text = question_of(item), describe(item)
         told = [self.name, self.version, question, text]
         name = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-        path = self.endpoint.answers / f"{name}.json" if self.endpoint.answers else None
+        path = self.answers / f"{name}.json" if self.answers else None
         if path is not None and path.exists():
             with suppress(FileRefusedError):  # it is asked again
                 return replace(records.read(path, Judgement), cost=Cost())
-        if not self.spent.within(self.endpoint.budget):
+        if not self.spent.within(self.budget):
             return judgement(self, None, "the judge's budget is used up; raise --judge_budget")
         began = time.monotonic()
         score, why, calls, tokens = self.ask(question, text)
@@ -155,16 +140,16 @@ class EndpointJudge(ABC):
     def without_answers(self) -> Self:
         """The same judge, which asks also what it has asked before."""
         found = copy(self)
-        found.endpoint = replace(self.endpoint, answers=None)
+        found.answers = None
         return found
 
     def unavailable(self, error: Exception, status: int | None, *, late: bool) -> Exception:
         """The error of an endpoint that cannot be asked, by its HTTP status if it has one."""
         why = self._redacted(reason_of(error, status, late=late))
-        return JudgeUnavailableError(f"the judge at {self.endpoint.place} {why}")
+        return JudgeUnavailableError(f"the judge at {self.place} {why}")
 
     def _redacted(self, text: str) -> str:
-        return redacted(text, secrets_of(self.endpoint.environ))
+        return redacted(text, secrets_of(os.environ))
 
 
 class OpenAIJudge(EndpointJudge):
@@ -172,12 +157,12 @@ class OpenAIJudge(EndpointJudge):
 
     name = "openai"
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint)
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
         self._client = openai.OpenAI(
-            base_url=endpoint.base_url,
-            api_key=endpoint.environ[KEY],
-            timeout=endpoint.timeout_seconds,
+            base_url=self.base_url,
+            api_key=os.environ[KEY],
+            timeout=TIMEOUT_SECONDS,
             max_retries=RETRIES,
             http_client=openai.DefaultHttpxClient(follow_redirects=False),
         )
@@ -185,8 +170,8 @@ class OpenAIJudge(EndpointJudge):
     @property
     def version(self) -> str:
         """The model, and a digest of the endpoint and the prompt."""
-        told = json.dumps([self.endpoint.base_url, self.endpoint.model, _RULES, _SCHEMA])
-        return f"{self.endpoint.model} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        told = json.dumps([self.base_url, self.model, _RULES, _SCHEMA])
+        return f"{self.model} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
     def ask(self, question: str, text: str) -> Answer:
         """Ask about a text, between two markers; up to RETRIES more times."""
@@ -194,7 +179,7 @@ class OpenAIJudge(EndpointJudge):
         form = {"name": "judgement", "strict": True, "schema": _SCHEMA}
         try:
             body = self._client.chat.completions.with_raw_response.create(
-                model=self.endpoint.model,
+                model=self.model,
                 messages=[
                     {"role": "system", "content": f"{question} {_RULES.format(marker=marker)}"},
                     {"role": "user", "content": f"{marker}\n{text}\n{marker}"},
@@ -208,8 +193,8 @@ class OpenAIJudge(EndpointJudge):
                 getattr(error, "status_code", None),
             )
             raise self.unavailable(error, status, late=late) from error
-        content, tokens = read_completion(body)
-        return Answer(*parse_answer(content), 1, len(text) / 4 if tokens is None else tokens)
+        score, why, tokens = read_answer(body)
+        return Answer(score, why, 1, len(text) / 4 if tokens is None else tokens)
 
 
 def question_of(item: Item) -> str:
@@ -217,42 +202,28 @@ def question_of(item: Item) -> str:
     return ASKED_OF_TEXT if isinstance(item, SkillText) else ASKED_OF_EPISODE
 
 
-def read_completion(body: str) -> tuple[str, float | None]:
-    """The text of a completion, empty if it has none, and the tokens that it took, if it says."""
-    try:
-        document = json.loads(body)
-        choice = document["choices"][0]
-        cut = choice.get("finish_reason") == "length"
-        content = choice["message"].get("content")
-        tokens = (document.get("usage") or {}).get("total_tokens")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return "", None
-    known = type(tokens) is int and 0 <= tokens < 2**31
-    return (content if isinstance(content, str) and not cut else "", tokens if known else None)
+def read_answer(body: str) -> tuple[float | None, str, int | None]:
+    """The score in a completion, why, and the tokens that it took, each only if it says so.
 
-
-def parse_answer(content: str) -> tuple[float | None, str]:
-    """The score in an answer, and why; None if the answer holds no number from 0 to 1.
-
-    >>> parse_answer('{"score": 0.25, "why": "the reward is negative"}')
-    (0.25, 'the reward is negative')
-    >>> parse_answer("I would say 0.9")
-    (None, 'the answer is not the JSON that was asked for')
+    >>> read_answer('{"choices": [{"message": {"content": "I would say 0.9"}}]}')
+    (None, 'the answer is not JSON with a score from 0 to 1', None)
     """
-    try:
-        document = json.loads(content)
-        score, why = document["score"], document["why"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None, "the answer is not the JSON that was asked for"
-    if type(score) not in (int, float) or not 0 <= score <= 1:
-        return None, "the answer's score is not a number from 0 to 1"
-    return float(score), (why if isinstance(why, str) else "")[:WHY_LIMIT]
+    score, why, tokens = None, "the answer is not JSON with a score from 0 to 1", None
+    with suppress(*_MALFORMED):
+        used = json.loads(body)["usage"]["total_tokens"]
+        tokens = used if type(used) is int and 0 <= used < 2**31 else None
+    with suppress(*_MALFORMED):
+        said = json.loads(json.loads(body)["choices"][0]["message"]["content"])
+        found, reason = said["score"], said["why"]
+        if type(found) in (int, float) and 0 <= found <= 1:
+            score, why = float(found), reason if isinstance(reason, str) else ""
+    return score, why[:WHY_LIMIT], tokens
 
 
 def reason_of(error: Exception, status: int | None, *, late: bool) -> str:
     """What happened and what to do, in one line, by the endpoint's HTTP status if it has one."""
     if late:
-        return "does not answer in time; raise --judge_timeout, or try later"
+        return "does not answer in time; try later"
     if status in (401, 403):
         return f"refuses the key ({status}); correct {KEY}"
     if status == 429:

@@ -34,12 +34,9 @@ class FakeEndpoint:
     released: threading.Event = field(default_factory=threading.Event)
 
 
-def named(endpoint: FakeEndpoint, **settings: Any) -> Any:
-    """The server as judges are told of it."""
-    from flowrl.judging.openai import Endpoint
-
-    known = {"model": "m", "budget": NO_BOUND, "environ": {"OPENAI_API_KEY": KEY}}
-    return Endpoint(base_url=endpoint.url, **{**known, **settings})
+def named(endpoint: FakeEndpoint, **settings: Any) -> dict[str, Any]:
+    """The server, as a judge is told of it."""
+    return {"base_url": endpoint.url, "model": "m", "budget": NO_BOUND, **settings}
 
 
 def answer(score: object, why: str = "as it is") -> Say:

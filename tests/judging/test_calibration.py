@@ -10,7 +10,6 @@ import pytest
 from flowrl.games.base import find_game
 from flowrl.judging import calibration
 from flowrl.judging.calibration import (
-    Changes,
     auc,
     brier,
     calibration_error,
@@ -121,9 +120,9 @@ def test_a_judge_that_is_right_is_trusted_and_one_that_guesses_is_not():
     rule = RuleJudge({})
     asked = np.append(good, [np.nan] * 20), np.append(labels, [True] * 20)
     found = measure(rule, "text", asked, tuned=asked)
-    assert (found.advisory, found.weight, found.asked, found.answered) == (False, 1.0, 220, 200)
+    assert (found.advisory, found.asked, found.answered) == (False, 220, 200)
     guess = measure(rule, "text", (rng.random(200), labels), tuned=(good, labels))
-    assert (guess.advisory, guess.weight) == (True, 0.0)
+    assert guess.advisory
 
 
 def test_a_judge_with_too_few_labels_is_advisory():
@@ -134,10 +133,13 @@ def test_a_judge_with_too_few_labels_is_advisory():
 
 
 def test_the_three_sets_are_apart_and_hold_all():
-    sets = split(41, 3)
-    assert sorted(np.concatenate(sets)) == list(range(41))
-    assert [len(rows) for rows in sets] == [20, 11, 10]
-    assert all(map(np.array_equal, sets, split(41, 3)))
+    items, labels = [SkillText(skill="Dig", text=str(n)) for n in range(41)], np.arange(41) % 3 > 0
+    sets = split(items, labels, 3)
+    texts = [int(item.text) for part, _ in sets for item in part]
+    assert sorted(texts) == list(range(41))
+    assert np.array_equal(np.concatenate([known for _, known in sets]), labels[texts])
+    assert [len(part) for part, _ in sets] == [20, 11, 10]
+    assert [part for part, _ in split(items, labels, 3)] == [part for part, _ in sets]
 
 
 GAME = find_game("Craftax-Classic-Symbolic-v1")
@@ -167,10 +169,10 @@ def test_mutants_are_what_they_are_called():
 
 
 def test_texts_are_labelled_by_what_was_done_to_them_and_by_their_runs():
-    skills, labels = labelled_texts(LIBRARY.values(), GAME, {"Wake Up": False, "Eat Cow": True})
-    assert len(skills) == 88
-    good = [skill for skill, works in zip(skills, labels, strict=True) if works]
-    assert good == [skill for skill in LIBRARY.values() if skill.name != "Wake Up"]
+    items, labels = labelled_texts(LIBRARY.values(), GAME, {"Wake Up": False, "Eat Cow": True})
+    assert len(items) == 88
+    good = [item for item, works in zip(items, labels, strict=True) if works]
+    assert good == [SkillText.of(one) for one in LIBRARY.values() if one.name != "Wake Up"]
 
 
 class ByLength:
@@ -191,15 +193,15 @@ class ByLength:
 def test_changes_of_form_are_measured():
     judge = ByLength()
     found = changes(judge, list(LIBRARY.values())[:4], judge)
-    assert found.again == pytest.approx(0.01)
-    assert found.reordered == pytest.approx(0, abs=1e-3)
-    assert found.lengthened > found.instructed > 0.02
+    assert found["again"] == pytest.approx(0.01)
+    assert found["reordered"] == pytest.approx(0, abs=1e-3)
+    assert found["lengthened"] > found["instructed"] > 0.02
+    assert changes(RuleJudge({}), list(LIBRARY.values())[:4]) == {}, "it abstains on texts"
 
 
 def test_a_judge_that_a_text_can_instruct_is_advisory():
     labels = np.arange(60) < 30
     good = np.where(labels, 0.97, 0.03)
     found = measure(RuleJudge({}), "text", (good, labels), tuned=(good, labels))
-    form = Changes(reordered=0, lengthened=0, instructed=0.5)
     assert not found.advisory
-    assert replace(found, changes=form).advisory
+    assert replace(found, changes={"instructed": 0.5}).advisory

@@ -21,7 +21,8 @@ LIBRARY = list(load_library(GAME.name).values())
 
 
 @pytest.fixture
-def endpoint():
+def endpoint(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with serving(FakeEndpoint(say=knows(LIBRARY))) as found:
         yield found
 
@@ -29,14 +30,13 @@ def endpoint():
 def asking(endpoint: FakeEndpoint):
     from flowrl.judging.dspy import DSPyJudge
 
-    return DSPyJudge(named(endpoint))
+    return DSPyJudge(**named(endpoint))
 
 
 def test_a_program_is_compiled_with_examples_and_kept_as_json(endpoint, tmp_path, capsys):
     judge = asking(endpoint)
     before = judge.version
-    skills, labels = labelled_texts(LIBRARY[:5], GAME, {})
-    items = [SkillText.of(skill) for skill in skills]
+    items, labels = labelled_texts(LIBRARY[:5], GAME, {})
     judge.compile(items, labels, tmp_path / "program.json")
     cost = judge.spent
     assert capsys.readouterr().out == "", "the output is the report's"
@@ -46,8 +46,8 @@ def test_a_program_is_compiled_with_examples_and_kept_as_json(endpoint, tmp_path
     assert len(kept["demos"]) == 4
     assert KEY not in json.dumps(kept)
     assert judge.version != before
-    skills, labels = labelled_texts(LIBRARY[5:8], GAME, {})
-    said = [judge.score(SkillText.of(skill)) for skill in skills]
+    items, labels = labelled_texts(LIBRARY[5:8], GAME, {})
+    said = [judge.score(item) for item in items]
     assert np.array_equal([one.score > 0.5 for one in said], labels)
     assert len(endpoint.asked[-1]["messages"]) > 4, "examples are part of the prompt"
 
@@ -61,9 +61,9 @@ def test_what_is_no_score_is_an_abstention(endpoint, say):
 @pytest.mark.parametrize("how", ["bootstrap", "mipro"])
 def test_a_key_that_is_refused_while_compiling_is_not_shown(endpoint, tmp_path, capfd, how):
     endpoint.refuse, endpoint.status = 99, 401
-    skills, labels = labelled_texts(LIBRARY[:2], GAME, {})
+    items, labels = labelled_texts(LIBRARY[:2], GAME, {})
     with pytest.raises(JudgeUnavailableError, match="refuses the key"):
-        asking(endpoint).compile([SkillText.of(s) for s in skills], labels, tmp_path / "p", how)
+        asking(endpoint).compile(items, labels, tmp_path / "p", how)
     assert KEY not in str(capfd.readouterr())
     assert list(tmp_path.iterdir()) == []
 
@@ -94,8 +94,7 @@ def test_instructions_are_made_up_and_tried(endpoint, tmp_path):
 
     endpoint.say = say
     judge = asking(endpoint)
-    skills, labels = labelled_texts(LIBRARY[:5], GAME, {})
-    items = [SkillText.of(skill) for skill in skills]
+    items, labels = labelled_texts(LIBRARY[:5], GAME, {})
     judge.compile(items, labels, tmp_path / "program.json", "mipro")
     assert any(made_up in str(request["messages"]) for request in endpoint.asked)
     assert judge.spent.calls == len(endpoint.asked)

@@ -18,13 +18,14 @@ ITEM = SkillText(skill="Dig", text='{"name": "Dig"}')
 
 
 @pytest.fixture
-def endpoint():
+def endpoint(monkeypatch):
+    monkeypatch.setenv(judging.KEY, KEY)
     with serving(FakeEndpoint()) as found:
         yield found
 
 
 def asking(endpoint: FakeEndpoint, **settings) -> judging.OpenAIJudge:
-    return judging.OpenAIJudge(named(endpoint, **settings))
+    return judging.OpenAIJudge(**named(endpoint, **settings))
 
 
 def test_a_good_answer_is_a_judgement(endpoint):
@@ -127,9 +128,10 @@ def test_an_endpoint_that_refuses_is_one_line_without_the_key(endpoint, status, 
 
 def test_an_endpoint_that_is_slow_or_not_there_is_one_line(endpoint, monkeypatch):
     monkeypatch.setattr(judging, "RETRIES", 0)
+    monkeypatch.setattr(judging, "TIMEOUT_SECONDS", 0.2)
     endpoint.delay_seconds = 20
     with pytest.raises(JudgeUnavailableError, match="does not answer in time"):
-        asking(endpoint, timeout_seconds=0.2).score(ITEM)
+        asking(endpoint).score(ITEM)
     nowhere = asking(FakeEndpoint(url="http://127.0.0.1:1/v1"))
     with pytest.raises(JudgeUnavailableError, match=r"the judge at 127.0.0.1:1 cannot be reached"):
         nowhere.score(ITEM)
@@ -142,13 +144,16 @@ def test_an_endpoint_that_is_slow_or_not_there_is_one_line(endpoint, monkeypatch
         ("api.openai.com", "m", {judging.KEY: KEY}, "such as https"),
         ("file:///etc/passwd", "m", {judging.KEY: KEY}, "such as https"),
         ("https://ann:hunter2@x/v1", "m", {judging.KEY: KEY}, "without a user or a password"),
-        ("https://x/v1", "", {judging.KEY: KEY}, "--model is missing"),
+        ("https://x/v1", "", {judging.KEY: KEY}, "needs --model"),
         ("https://x/v1", "m", {}, "OPENAI_API_KEY is not set"),
     ],
 )
-def test_what_is_missing_is_one_line(url, model, env, said):
+def test_what_is_missing_is_one_line(url, model, env, said, monkeypatch):
+    monkeypatch.delenv(judging.KEY, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=said) as caught:
-        judging.Endpoint(base_url=url, model=model, budget=NO_BOUND, environ=env)
+        judging.OpenAIJudge(url, model, NO_BOUND)
     assert "hunter2" not in str(caught.value)
 
 
@@ -186,4 +191,4 @@ def test_a_key_that_the_endpoint_repeats_is_not_kept(endpoint, tmp_path):
 
 def test_an_answer_of_the_endpoint_can_be_any_json():
     for document in (1, "a", [[]], {"choices": {"0": 1}}, {"choices": [{"message": [1]}]}):
-        assert judging.read_completion(json.dumps(document))[0] == ""
+        assert judging.read_answer(json.dumps(document))[0] is None
