@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from flowrl import bottomup_parallel as training
 from flowrl import config as configs
@@ -98,6 +99,8 @@ class SweepConfig(BottomUpConfig):
     """A field and its values: lr=log:1e-4:1e-2, num_envs=pow2:32:256, num_steps=choice:64,128."""
     space: Path | None = None
     """TOML or JSON file with a table for each field, instead of --vary."""
+    engine: Literal["flowrl", "ray"] = "flowrl"
+    """What runs the trials: flowrl's scheduler, or Ray Tune, also on a cluster it is told of."""
     timeout: AboveZero | None = None
     """Hours, from this start, after which no trial is begun."""
     max_concurrent: Positive = 2
@@ -138,6 +141,7 @@ def run_sweep(config: SweepConfig) -> int:
     method = (known or config).search.method
     check_installed(method)
     record = known.record if known else new_record(config, layout, graph)
+    check_engine(config, Sweep(paths, record))
     most = 1 if method == "cleanrl" else config.max_concurrent
     config = configs.with_flags(config, max_parallel_skills=most, max_nodes=None)
     confinement = sandbox.confinement(config.launch.sandbox, layout.root)
@@ -175,13 +179,21 @@ def run_trials(
     confinement: sandbox.Confinement,
 ) -> None:
     """Run trials until none is left to begin."""
+    deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
+    if config.engine == "ray":
+        from flowrl.tuning import ray_tune  # optional
+
+        def backend(of: Sweep) -> TrialBackend:
+            jobs = JobBuilder(config, devices={}, confinement=confinement, live=tuple)
+            return TrialBackend(of, jobs)
+
+        return ray_tune.run_trials(sweep, graph, config, backend=backend, deadline=deadline)
     jobs = JobBuilder(
         config,
         devices=scheduler.devices,
         confinement=confinement,
         live=lambda: [sweep.run(number) for number in numbers(sweep.paths)],
     )
-    deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
     sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=partial(publish, sweep))
     scheduler.set_callbacks(
         backend=TrialBackend(sweep, jobs),
@@ -191,6 +203,19 @@ def run_trials(
     )
     scheduler.when_there_is_room(sweeper.begin)
     scheduler.run()
+    return None
+
+
+def check_engine(config: SweepConfig, sweep: Sweep) -> None:
+    """Make sure that the engine is there, and can do what the sweep asks.
+
+    Raises:
+      ConfigError: it is not, or cannot.
+    """
+    if config.engine == "ray" and find_spec("ray") is None:
+        raise ConfigError("--engine ray needs Ray Tune: pip install 'flowrl[ray]'")
+    if config.engine == "ray" and sweep.pruner != "none":
+        raise ConfigError(f"--engine ray ends no trial early; leave out --pruner {sweep.pruner}")
 
 
 def conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:

@@ -1,0 +1,113 @@
+"""A sweep's trials as trials of Ray Tune, on this machine or on a cluster that shares its folder.
+
+The one file that imports Ray. Ray says where and when a trial runs; which one comes next, and what
+has ended, says the sweep's folder. So a sweep that was killed goes on, with Ray or without.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+
+from flowrl import storage
+from flowrl.config import BottomUpConfig
+from flowrl.launchers.base import Exited, Finished, Lost
+from flowrl.launchers.local import LocalLauncher
+from flowrl.parallel.events import RunRequest
+from flowrl.parallel.outcomes import described
+from flowrl.paths import SweepPaths
+from flowrl.runs import read_run
+from flowrl.skills.graph import SkillGraph
+from flowrl.tuning.sweep import TrialBackend, prepare_trial, remove_leftovers
+from flowrl.tuning.trials import Sweep, next_trial, numbers, read_trials, write_outcome
+
+_POLL_SECONDS = 0.5
+_ENV = {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+class TrialSearch(Searcher):
+    """Names the trials that Ray runs: begun ones that have not ended, then as `next_trial` says."""
+
+    def __init__(self, sweep: Sweep, graph: SkillGraph, deadline: float) -> None:
+        super().__init__(metric="score", mode="max")
+        self._sweep, self._graph, self._deadline = sweep, graph, deadline
+        self._begun = [each.trial.number for each in read_trials(sweep)[0] if not each.outcome]
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the number of a trial; None while others have to end before."""
+        if self._begun:
+            return {"number": self._begun.pop(0)}
+        tried, _ = read_trials(self._sweep)
+        late = time.monotonic() >= self._deadline
+        number = max(numbers(self._sweep.paths), default=-1) + 1
+        trial = None if late else next_trial(self._sweep, tried, number)
+        if trial is None:
+            waits = not late and any(each.outcome is None for each in tried)
+            return None if waits else Searcher.FINISHED
+        prepare_trial(self._sweep, self._graph, trial)
+        return {"number": number}
+
+    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False):
+        """Do nothing: a trial has recorded what it came to."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Do nothing: a search holds no state."""
+
+    restore = save
+
+
+def run_trials(
+    sweep: Sweep,
+    graph: SkillGraph,
+    config: BottomUpConfig,
+    *,
+    backend: Callable[[Sweep], TrialBackend],
+    deadline: float,
+) -> None:
+    """Run trials until none is left to begin, each on a CPU, or on its share of a GPU."""
+    sweep = replace(sweep, paths=SweepPaths(sweep.paths.root.absolute()))
+    remove_leftovers(sweep.paths)
+    ray.init(include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": _ENV})
+    gpus = 1 / (config.launch.skills_per_gpu or 1) if ray.cluster_resources().get("GPU") else 0
+    files = sweep.paths.root / "ray"  # Ray's own, and never read by us
+    try:
+        tune.Tuner(
+            tune.with_resources(partial(_train, sweep, backend), {"cpu": 1, "gpu": gpus}),
+            tune_config=tune.TuneConfig(
+                search_alg=TrialSearch(sweep, graph, deadline),
+                num_samples=-1,
+                max_concurrent_trials=config.schedule.max_parallel_skills,
+            ),
+            run_config=tune.RunConfig(storage_path=str(files.absolute()), verbose=0),
+        ).fit()
+    finally:
+        ray.shutdown()
+        storage.remove_tree(files)
+
+
+def _train(sweep: Sweep, backend: Callable[[Sweep], TrialBackend], params: dict[str, int]) -> None:
+    """Train one trial by the runner of all runs, adopt it if it lives, and record its outcome."""
+    number, trials, launcher = params["number"], backend(sweep), LocalLauncher()
+    request = RunRequest(
+        skill=sweep.skill_of(number),
+        expert=number,
+        attempt=1,
+        run_id=read_run(sweep.run(number)).run_id,
+        devices=tuple(str(gpu) for gpu in ray.get_gpu_ids()),
+    )
+    job = trials.reopen(request) or trials.prepare(request)
+    handle = launcher.find(job)
+    if handle is None or isinstance(launcher.poll(handle, job.folder), Exited | Lost):
+        job = trials.prepare(request)
+        handle = launcher.launch(job)
+    while (ended := launcher.poll(handle, job.folder)) is None:
+        time.sleep(_POLL_SECONDS)
+    why = "" if isinstance(ended, Finished) else described(ended)
+    tune.report({"score": write_outcome(sweep, number, why=why).score or 0.0})
