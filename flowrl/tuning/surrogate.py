@@ -23,7 +23,7 @@ from flowrl.tuning.space import SearchInput
 
 Array = NDArray[np.float64]
 _MOST_FITTED = 100  # observations from which lengths are learned; the mean is of all
-_ITERATIONS = 15
+_ITERATIONS = 60
 _LOG_LENGTH = -0.3  # mean of the prior of a length's logarithm; its deviation is 1
 _LEAST_VARIANCE = 1e-12
 _LEAST_COST = 1e-9
@@ -108,11 +108,18 @@ def _candidates(given: SearchInput, models: Models) -> Array:
 
 
 def _cooled(given: SearchInput, models: Models, candidates: Array) -> Array:
-    """Rank by log expected improvement less log cost, which weighs less as the budget is spent."""
+    """Rank by log expected improvement less log cost, which weighs less as the budget is spent.
+
+    The improvement is augmented by the share that a noisy trial would tell of it (Huang et al.,
+    2006, "Global optimization of stochastic black-box systems via sequential kriging
+    meta-models"); else a search refines a hill far below its noise and never leaves it.
+    """
     best = models.score.predict(models.points)[0].max()
     log_cost, _ = models.log_cost.predict(candidates)
-    improvement = _log_improvement(*models.score.predict(candidates), best)
-    return improvement - given.budget_left * log_cost
+    mean, deviation = models.score.predict(candidates)
+    unknown = deviation**2 / (deviation**2 + models.score.noise)
+    told = np.log(unknown) - np.log1p(np.sqrt(1 - unknown))  # of 1 - sqrt(1 - unknown)
+    return _log_improvement(mean, deviation, best) + told - given.budget_left * log_cost
 
 
 def _protein(given: SearchInput, models: Models, candidates: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -113,6 +115,22 @@ def test_a_cheap_point_is_preferred_while_the_budget_lasts():
     )
     assert early[0] < late[0] + 1e-9
     assert early[0] < 0.3
+
+
+@pytest.mark.parametrize(("noise", "left"), [(0.05, True), (1e-4, False)])
+def test_a_hill_is_left_when_it_is_known_as_well_as_noise_allows(noise, left):
+    def predict(points):
+        """The top of a hill, known to 0.015; and a place far away, of which nothing is known."""
+        return np.array([1.7, 0.4])[: len(points)], np.array([0.015, 0.6])[: len(points)]
+
+    score = SimpleNamespace(predict=predict, noise=noise**2)
+    equal = SimpleNamespace(predict=lambda points: (np.zeros(len(points)),) * 2)
+    top = np.zeros((1, 2))
+    models = surrogate.Models(
+        points=top, scores=np.array([1.7]), log_costs=np.zeros(1), score=score, log_cost=equal
+    )
+    near, far = surrogate._cooled(given(()), models, np.zeros((2, 2)))
+    assert (far > near) == left
 
 
 def test_a_failed_trial_is_not_repeated():
