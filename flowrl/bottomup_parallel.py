@@ -45,6 +45,7 @@ from flowrl.parallel.events import NOT_ASKED_FOR, Verb
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.requests import send_request
+from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
     SkillSources,
@@ -83,9 +84,11 @@ class SequentialConfig(BottomUpConfig):
 
     def problems(self) -> Iterator[str]:
         """Whether more than one run is wanted at a time."""
+        here = "here one skill is trained after another"
         if (runs := self.schedule.max_parallel_skills) > 1:
-            here = "here one skill is trained after another"
             yield f"--max_parallel_skills {runs} is for flowrl train; {here}"
+        if self.schedule.auto_scaling:
+            yield f"--auto_scaling is for flowrl train; {here}"
 
 
 def train_graph(config: BottomUpConfig) -> int:
@@ -146,6 +149,8 @@ def train_graph(config: BottomUpConfig) -> int:
             on_skill_failed=feeder.on_skill_failed,
             on_add=partial(add_skill, backend, feeder),
         )
+        if config.schedule.auto_scaling:
+            scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).look)
         scheduler.when_there_is_room(feeder.begin)
         scheduler.run()
         scheduler.when_there_is_room(feeder.add_blocked_skills)

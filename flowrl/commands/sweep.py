@@ -75,7 +75,8 @@ _SEARCH = SearchConfig()
 _EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
 _COUNTS = tuple[Annotated[int, records.within(0, _EPISODES)], ...]
 _OF_TRAIN = (
-    "max_parallel_skills", "max_nodes", "target_skill", "init_from", "strict", "curriculum",
+    "max_parallel_skills", "auto_scaling", "min_workers", "max_workers", "max_nodes",
+    "target_skill", "init_from", "strict", "curriculum",
 )  # fmt: skip
 
 

@@ -80,6 +80,8 @@ class JobBuilder:
         self._devices = devices
         self._live = live
         self.confinement = confinement
+        most = config.schedule.max_parallel_skills
+        self.side_by_side = min(most, config.graph.max_nodes or most)  # runs that share the CPUs
         self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
 
     def job(self, prepared: PreparedRun, request: RunRequest, pack: Path | None = None) -> Job:
@@ -136,10 +138,8 @@ class JobBuilder:
         """The configuration with as many threads as the run's share of the CPUs allows."""
         if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
             return config
-        most = self._config.schedule.max_parallel_skills
-        side_by_side = min(most, self._config.graph.max_nodes or most)
-        cpus = self._config.launch.cpus_per_run or len(os.sched_getaffinity(0)) // side_by_side
-        cpus //= config.replicas
+        free = len(os.sched_getaffinity(0)) // self.side_by_side
+        cpus = (self._config.launch.cpus_per_run or free) // config.replicas
         devices = config.num_devices or sandbox.host_devices(env)
         trainer = dataclasses.replace(config, num_devices=devices).of_replica()
         threads = configs.threads_for(trainer, cpus)
@@ -214,6 +214,10 @@ class TrainingBackend:
         self._store = ExpertStore(layout)
         self._compared: set[str] = set()  # runs whose settings were compared with this start's
         self._rule = merge_rule(config.graph)
+
+    def share_cpus(self, side_by_side: int) -> None:
+        """Launch runs from now on as if so many share the CPUs."""
+        self._jobs.side_by_side = side_by_side
 
     def prepare(self, request: RunRequest) -> Job:
         """Make a new run folder from the experts that count now.

@@ -1,0 +1,93 @@
+"""As many runs train side by side as give more steps per second together."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from flowrl import notices
+from flowrl.config import ScheduleConfig, checked
+from flowrl.errors import ConfigError
+from flowrl.launchers.base import Handle
+from flowrl.parallel.scaling import Scaling, next_number
+from flowrl.paths import GraphPaths
+from tests.commands.making import tell_progress
+
+
+@pytest.mark.parametrize(
+    ("speeds", "least", "most", "found"),
+    [
+        ([100, 100, 100, 100], 1, 4, 1),  # two cores: one beside another gains nothing
+        ([100, 60, 200], 1, 4, 1),
+        ([100, 190, 192, 400], 1, 4, 2),
+        ([100, 190, 260, 400], 1, 4, 4),
+        ([100, 190, 260, 400], 1, 3, 3),
+        ([100, 60, 58, 100], 2, 4, 2),
+        ([100, 200, 300], 3, 3, 3),
+    ],
+)
+def test_a_number_is_tried_once_the_one_below_is_known(speeds, least, most, found):
+    """Each number is measured in turn, with a sample that is far off."""
+    history, tried = {}, []
+    for _ in range(20):
+        number = next_number(history, least=least, most=most)
+        tried.append(number)
+        speed = float(speeds[number - 1])
+        history.setdefault(number, []).append(speed if len(tried) % 3 else 10 * speed)
+    assert tried[-1] == found
+    assert next_number(history, least=least, most=most) == found
+    assert max(tried) <= min(most, found + 1)
+    assert min(tried) == least
+
+
+class Machine:
+    """A scheduler whose runs share so many steps per second."""
+
+    def __init__(self, root, speeds: dict[int, float]) -> None:
+        self.layout = GraphPaths(root)
+        self.schedule = ScheduleConfig(max_parallel_skills=3, auto_scaling=True)
+        self.state = SimpleNamespace(launched=lambda: self._launched)
+        self.speeds, self.shared, self._launched = speeds, [], []
+        self._frames, self._now = [0.0] * 3, 0.0
+        self.scaling = Scaling(self, self.shared.append)
+
+    def passes(self, seconds: float, phase: str = "training") -> int:
+        """The slots after so many seconds, in which as many runs have trained as there were."""
+        number = self.schedule.max_parallel_skills
+        self._now += seconds
+        self._launched = []
+        for run in range(number):
+            self._frames[run] += self.speeds[number] / number * seconds
+            place, name = self.layout.run(run, f"S{run}"), f"e{run}"
+            figures = {"frames": int(self._frames[run]), "updated_at": self._now}
+            tell_progress(place, name, phase=phase, **figures)
+            handle = Handle(run_id=name, session="s", pid=1)
+            self._launched.append((SimpleNamespace(expert=run, skill=f"S{run}"), handle))
+        self.scaling.look()
+        return self.schedule.max_parallel_skills
+
+
+def test_runs_are_measured_while_all_of_them_train(tmp_path):
+    machine = Machine(tmp_path, {1: 1000.0, 2: 1900.0, 3: 1901.0})
+    assert [machine.passes(9, "compiling") for _ in range(5)] == [1] * 5
+    assert [machine.passes(1) for _ in range(6)] == [1] * 6  # a sample takes 5 seconds
+    assert [machine.passes(9) for _ in range(10)] == [1, 2, 2, 2, 2, 3, 3, 3, 3, 2]
+    assert machine.shared == [1, 2, 3, 2]
+    said = notices.read(machine.layout)["scaling"]
+    assert "side by side: 2 of 1 to 3 (1: 1,000 steps/s, 2: 1,900 steps/s, 3: 1,901" in said
+
+
+def test_a_run_without_figures_of_its_own_ends_a_sample(tmp_path):
+    machine = Machine(tmp_path, {1: 1000.0, 2: 1900.0})
+    for _ in range(9):
+        machine.passes(9)
+        machine.layout.run(0, "S0").progress.write_text("{")
+        machine.scaling.look()
+    assert machine.shared == [1]
+
+
+def test_bounds_that_leave_no_number_are_refused():
+    with pytest.raises(ConfigError, match="--min_workers 4 is above --max_workers 3; lower it"):
+        checked(ScheduleConfig(auto_scaling=True, min_workers=4))
+    assert checked(ScheduleConfig(min_workers=4, max_parallel_skills=2))
