@@ -29,7 +29,7 @@ from flowrl.storage.records import Natural, Positive, Share, above, at_least
 LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 
 AboveZero = Annotated[float, above(0.0)]
-ZeroOrMore = Annotated[float, at_least(0.0)]
+Seconds = Annotated[float, at_least(0.0)]
 FrameAccounting = Literal["acted", "total"]
 Activation = Literal["tanh", "relu", "gelu"]
 Precision = Literal["f32", "bf16"]
@@ -143,7 +143,7 @@ class PPOConfig(Configuration):
     """Credit an expert with the steps it acted in, or with all steps of the run."""
     log_seconds: float = 1.0
     """Least time between two lines of metrics.jsonl."""
-    checkpoint_seconds: ZeroOrMore = 300.0
+    checkpoint_seconds: Seconds = 300.0
     """Seconds between checkpoints that a killed run goes on from; 0 for none."""
     use_tensorboard: bool = False
     """Write TensorBoard files into the run folder."""
@@ -269,7 +269,7 @@ class ScheduleConfig(Configuration):
     """Most runs side by side with --auto_scaling (default: --max_parallel_skills)."""
     devices_per_run: Positive = 1
     """GPUs that each run gets at once and trains on."""
-    slot_minutes: ZeroOrMore = 10.0
+    slot_minutes: Annotated[float, at_least(0.0)] = 10.0
     """Minutes of training after which a run saves, gives its slot to a skill that waits for one,
     and queues again behind all that wait; 0 for never."""
     scheduler_poll_interval: AboveZero = 30.0
@@ -279,7 +279,7 @@ class ScheduleConfig(Configuration):
     changed most lately; priorities that a user gave are replaced."""
     max_retries: Natural = 2
     """Retries of a failed skill after its first attempt."""
-    retry_backoff: ZeroOrMore = 5.0
+    retry_backoff: Seconds = 5.0
     """Seconds before the first retry; doubled for each further one, at most ten minutes."""
     min_success_rate: Share = 0.01
     """A run that spent its steps with less success than this counts as a failed attempt."""
