@@ -51,11 +51,11 @@ class Runner(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trainer:
-    """What stays the same; `log` is called back after every update."""
+    """What stays the same; `log`, if there is one, is called back after every update."""
 
     env: OptimisticResets
     config: PPOConfig
-    log: Callable[[dict[str, Any], Any], None]
+    log: Callable[[dict[str, Any], Any], None] | None
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
@@ -135,7 +135,8 @@ def update(trainer: Trainer, runner: Runner) -> Runner:
     )
     ended = batch.info["returned_episode"]
     metric = jax.tree.map(lambda leaf: (leaf * ended).sum() / ended.sum(), batch.info)
-    jax.debug.callback(trainer.log, {**metric, "ended": ended.sum()}, runner.update_step)
+    if trainer.log is not None:
+        jax.debug.callback(trainer.log, {**metric, "ended": ended.sum()}, runner.update_step)
     params, opt_state, key = state
     return runner._replace(
         params=params, opt_state=opt_state, key=key, update_step=runner.update_step + 1
@@ -192,15 +193,18 @@ def one_pass(trainer: Trainer, rows: Any, state: Any, _: None) -> tuple[Any, jax
         flat = jnp.take(leaf.reshape(size, *leaf.shape[2:]), order, axis=0)
         return flat.reshape(config.num_minibatches, -1, *flat.shape[1:])
 
-    def move(state: Any, minibatch: Any) -> tuple[Any, jax.Array]:
-        params, opt_state = state
-        (found, _), grads = jax.value_and_grad(loss, has_aux=True)(params, config, *minibatch)
-        moves, opt_state = trainer.optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, moves), opt_state), found
-
     minibatches = jax.tree.map(shuffled, rows)
-    (params, opt_state), losses = jax.lax.scan(move, (params, opt_state), minibatches)
+    state = params, opt_state
+    (params, opt_state), losses = jax.lax.scan(partial(move, trainer), state, minibatches)
     return (params, opt_state, key), losses
+
+
+def move(trainer: Trainer, state: tuple[Any, Any], minibatch: Any) -> tuple[Any, jax.Array]:
+    """One step of the optimizer."""
+    params, opt_state = state
+    found, grads = jax.value_and_grad(loss, has_aux=True)(params, trainer.config, *minibatch)
+    moves, opt_state = trainer.optimizer.update(grads, opt_state, params)
+    return (optax.apply_updates(params, moves), opt_state), found[0]
 
 
 def loss(
