@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,13 +46,6 @@ _FREE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndependentRun:
-    """What a run is, written before it begins: its flags, and what each agent sees and does."""
-
-    config: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IndependentResult:
     """What a run did; written last, and only by a whole run."""
 
@@ -87,38 +80,46 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
     use_compile_cache(None)
     paths = IndependentPaths(config.run_folder.absolute())
     run = _Run(config, open_world(config.world, config.agents), paths)
-    collect, learn, here = _programs(run)
-    here = _begin(run, here, collect)
+    collect, learn, fresh = _programs(run)
+    with Threads(
+        overlap=config.overlap and not config.debug,
+        stall_timeout=config.stall_timeout,
+        learner_threads=config.learner_threads,
+    ) as threads:
+        epochs = partial(pipeline.run, collect, learn, lag=config.lag, threads=threads)
+        here = _begin(run, fresh, lambda: next(epochs(start=fresh, epochs=2)).after)
+        here, returns, code = _train(run, here, epochs(start=here, epochs=config.epochs), stop)
+    if here.epoch < config.epochs:
+        return code
+    _finish(run, here, returns)
+    return 0
+
+
+def _train(
+    run: _Run, here: Boundary, epochs: Iterable[Epoch], stop: Callable[[], int | None]
+) -> tuple[Boundary, np.ndarray, int]:
+    """Train from `here` on; returns how far it came, the last mean returns, and the exit code."""
+    config, paths = run.config, run.paths
     trackers = Guarded([JsonLines(paths, run.frames(here.epoch)), Reports(run, here.epoch)])
     saved, saved_at, code, spans = here.epoch, time.monotonic(), None, []
     returns = np.full(config.agents, np.nan)
     try:
-        with Threads(
-            overlap=config.overlap and not config.debug,
-            stall_timeout=config.stall_timeout,
-            learner_threads=config.learner_threads,
-        ) as threads:
-            for epoch in pipeline.run(
-                collect, learn, start=here, epochs=config.epochs, lag=config.lag, threads=threads
-            ):
-                _check_agents(here, epoch)
-                here, returns = epoch.after, mean_returns(epoch)
-                trackers.log(figures_of(run, epoch), frames=run.frames(here.epoch))
-                spans += epoch.spans if config.timeline else ()
-                if (code := stop()) is not None:
-                    break
-                if 0 < config.checkpoint_seconds <= time.monotonic() - saved_at:
-                    save(paths, here)
-                    saved, saved_at = here.epoch, time.monotonic()
+        for epoch in epochs:
+            _check_agents(here, epoch)
+            here, returns = epoch.after, mean_returns(epoch)
+            trackers.log(figures_of(run, epoch), frames=run.frames(here.epoch))
+            spans += epoch.spans if config.timeline else ()
+            if (code := stop()) is not None:
+                break
+            if 0 < config.checkpoint_seconds <= time.monotonic() - saved_at:
+                save(paths, here)
+                saved, saved_at = here.epoch, time.monotonic()
     finally:
         if config.timeline:
             write_timeline(config.timeline, spans)
         if saved < here.epoch < config.epochs:
             save(paths, here)
-    if code is not None and here.epoch < config.epochs:
-        return code
-    _finish(run, here, returns)
-    return 0
+    return here, returns, code or 0
 
 
 def save(paths: IndependentPaths, here: Boundary) -> None:
@@ -233,8 +234,10 @@ def _programs(run: _Run) -> tuple[Collect, Learn, Boundary]:
     return collect, learn, Boundary(0, agents.init(own, sizes), collector)
 
 
-def _begin(run: _Run, fresh: Boundary, collect: Collect) -> Boundary:
+def _begin(run: _Run, fresh: Boundary, another: Callable[[], Boundary]) -> Boundary:
     """Where a run begins or goes on; run.json says from then on what the run is.
+
+    `another` returns a boundary of the shapes that a saved one has.
 
     Raises:
       ConfigError: it was begun with other flags, or its world had agents of other sizes.
@@ -244,18 +247,16 @@ def _begin(run: _Run, fresh: Boundary, collect: Collect) -> Boundary:
     if not (config.resume and checkpoint.has_resume(paths.resume)):
         storage.remove_tree(paths.resume)
         storage.make_dir(paths.folder)
-        records.write(paths.run_json, IndependentRun(config=values))
+        records.write(paths.run_json, values)
         return fresh
-    begun = records.read(paths.run_json, IndependentRun, remedy="give --no-resume to begin anew")
+    begun = records.read_document(paths.run_json, remedy="give --no-resume to begin anew")
     for name in sorted(values.keys() - _FREE):
-        if (was := begun.config.get(name)) != (now := values[name]):
+        if (was := begun.get(name)) != (now := values[name]):
             raise ConfigError(
                 f"{paths.folder} was begun with --{name} {was}, not {now}; give it as before, "
                 "--no-resume to begin anew, or another --run_folder"
             )
-    if config.lag:  # an epoch is in flight, of the shapes of any other
-        fresh = fresh._replace(experience=collect(fresh.learner, fresh.collector, 0)[1])
-    return load(paths, fresh)
+    return load(paths, another())
 
 
 def _check_agents(before: Boundary, epoch: Epoch) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from flowrl import runs
 from flowrl.config import parse
 from flowrl.errors import ConfigError, ExpertCorruptError, TrainingError
 from flowrl.experts import checkpoint
-from flowrl.multiagent import run
+from flowrl.multiagent import pipeline, run
 from flowrl.multiagent.config import IndependentConfig
 from flowrl.multiagent.own_worlds import MatchTheSign
+from flowrl.multiagent.pipeline import Threads
 from flowrl.multiagent.run import IndependentResult
 from flowrl.paths import IndependentPaths
 from flowrl.runs import expert_shapes
@@ -234,12 +236,16 @@ def test_a_run_begins_anew_when_it_is_told_to(train, stopped):
 
 def test_what_is_saved_is_what_is_loaded(train, stopped, tmp_path):
     config = parse(IndependentConfig, [*TINY, f"--run_folder={stopped.folder}"])
-    opened = run._Run(config, MatchTheSign("match_the_sign", 3), stopped)
-    collect, _, fresh = run._programs(opened)
-    like = fresh._replace(experience=collect(fresh.learner, fresh.collector, 0)[1])
+    collect, learn, fresh = run._programs(
+        run._Run(config, MatchTheSign("match_the_sign", 3), stopped)
+    )
+    with Threads(overlap=False, stall_timeout=60) as threads:
+        epochs = pipeline.run(collect, learn, start=fresh, epochs=2, lag=1, threads=threads)
+        like = next(epochs).after
     found = run.load(stopped, like)
     assert found.epoch == 1
     run.save(IndependentPaths(tmp_path / "copy"), found)
     again = run.load(IndependentPaths(tmp_path / "copy"), like)
-    for one, other in zip(*map(run.jax.tree.leaves, (found, again)), strict=True):
+    for one, other, here in zip(*map(jax.tree.leaves, (found, again, like)), strict=True):
         np.testing.assert_array_equal(run._plain(one), run._plain(other))
+        np.testing.assert_array_equal(run._plain(one), run._plain(here))
