@@ -26,8 +26,6 @@ from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Share, above, at_least
 
-LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
-
 AboveZero = Annotated[float, above(0.0)]
 Seconds = Annotated[float, at_least(0.0)]
 FrameAccounting = Literal["acted", "total"]
@@ -484,22 +482,6 @@ def divisors_near(number: int, wanted: int) -> tuple[int, ...]:
     divisors = {each for n in smaller if number % n == 0 for each in (n, number // n)}
     below, above = (n for n in divisors if n < wanted), (n for n in divisors if n > wanted)
     return tuple(n for n in (max(below, default=0), min(above, default=0)) if n)
-
-
-def threads_for(config: PPOConfig, cpus: int) -> int:
-    """Return the most threads that `cpus` have room for and that share the environments evenly.
-
-    They are as many for each device; 1 also stands for one thread for each.
-
-    >>> [threads_for(PPOConfig(num_envs=envs), cpus) for envs, cpus in ((64, 4), (96, 4), (64, 0))]
-    [2, 3, 1]
-    """
-
-    def fits(threads: int) -> bool:
-        divided = dataclasses.replace(config, env_shards=threads)
-        return config.num_envs // threads >= LEAST_SHARD and not any(divided.problems())
-
-    return max(filter(fits, range(2, cpus + 1)), default=1)
 
 
 def _read(kind: type, name: str, value: Any) -> Any:

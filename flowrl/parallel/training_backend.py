@@ -22,6 +22,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.judging.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
+from flowrl.launchers.gpus import threads_for
 from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
@@ -142,7 +143,7 @@ class JobBuilder:
         cpus = (self._config.launch.cpus_per_run or free) // config.replicas
         devices = config.num_devices or sandbox.host_devices(env)
         trainer = dataclasses.replace(config, num_devices=devices).of_replica()
-        threads = configs.threads_for(trainer, cpus)
+        threads = threads_for(trainer, cpus)
         return dataclasses.replace(config, acting_threads=threads)
 
     def _cpus(self, folder: Path) -> tuple[int, ...]:

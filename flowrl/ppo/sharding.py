@@ -19,8 +19,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from flowrl.config import PPOConfig, num_shards, threads_for
+from flowrl.config import PPOConfig, num_shards
 from flowrl.errors import ConfigError
+from flowrl.launchers.gpus import threads_for
 from flowrl.launchers.sandbox import HOST_DEVICES
 from flowrl.program_cache import Device
 

@@ -9,8 +9,9 @@ import pytest
 
 from flowrl import config
 from flowrl.bottomup_parallel import SequentialConfig
-from flowrl.config import BottomUpConfig, PPOConfig, threads_for
+from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.launchers import sandbox
+from flowrl.launchers.gpus import threads_for
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
