@@ -50,19 +50,6 @@ class Episodes(NamedTuple):
     finite: jax.Array  # bool[A], whether all that the agent saw and earned is finite
 
 
-class _Turn(NamedTuple):
-    """One turn; leaves `[A, B, …]`."""
-
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    reward: jax.Array
-    done: jax.Array
-    ended_return: jax.Array  # 0 where no episode ended
-    ended_length: jax.Array
-
-
 class _Traced:
     """Copies of a world in JAX, which one program steps."""
 
@@ -116,11 +103,15 @@ class _Play(NamedTuple):
     """What a turn needs besides the values that it changes."""
 
     world: Any
-    form: type[_Traced | _Called]
+    config: LearnerConfig
     act: Act
     policy: Any
-    in_turn: bool
     epoch: Any
+
+    @property
+    def form(self) -> type[_Traced | _Called]:
+        """How the copies of the world are stepped."""
+        return _Called if self.config.acting == "call" else _Traced
 
     def observe(self, worlds: Any) -> jax.Array:
         """f32 `[A, B, O]`."""
@@ -128,6 +119,13 @@ class _Play(NamedTuple):
         if self.form is _Called:
             look = partial(_seen, self.world, self.epoch)
         return jnp.asarray(self.form.each(look)(worlds), jnp.float32).swapaxes(0, 1)
+
+    def move_others(self, worlds: Any, keys: jax.Array) -> Any:
+        """The worlds after what is no agent has moved."""
+        if not isinstance(self.world, TurnWorld):
+            return worlds
+        own = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+        return self.form.each(self.world.move_others)(worlds, own)
 
 
 def begin(world: World, config: LearnerConfig, key: jax.Array) -> Collector:
@@ -141,11 +139,11 @@ def begin(world: World, config: LearnerConfig, key: jax.Array) -> Collector:
             f"--turns sequential: all agents of the world {world.name} act at once; "
             "set --turns simultaneous"
         )
-    keys = jax.random.split(key, config.num_envs + 1)
-    form = _form(config)
-    if form is _Traced:
+    if config.acting == "scan":
         _check_shapes(world, key)
-    worlds = _others_moved(world, form, form.each(world.reset)(keys[1:]), keys[1:])
+    keys = jax.random.split(key, config.num_envs + 1)
+    play = _Play(world, config, agents.act, None, 0)
+    worlds = play.move_others(play.form.each(world.reset)(keys[1:]), keys[1:])
     shape = len(world.sizes.actions), config.num_envs
     return Collector(worlds, keys[0], jnp.int32(0), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
 
@@ -172,51 +170,40 @@ def collect(
       collector: where to go on.
       act: the agents.
     """
-    form = _form(config)
-    in_turn = config.turns == "sequential"
-    play = _Play(world, form, act, policy, in_turn, collector.epoch)
-    keys = jax.random.split(
-        jax.random.fold_in(collector.key, collector.epoch), config.num_steps + 1
-    )
-    collector, turns = form.scan(partial(_take_turn, play), collector, keys[1:])
-    turns = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), turns)
+    play = _Play(world, config, act, policy, collector.epoch)
+    key = jax.random.fold_in(collector.key, collector.epoch)
+    keys = jax.random.split(key, config.num_steps + 1)
+    collector, found = play.form.scan(partial(_take_turn, play), collector, keys[1:])
+    turns, ended = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), found)
     last_obs = play.observe(collector.worlds)
     _, _, last_value = act(policy, last_obs, keys[0])
-    rollout = Rollout(*turns[:6], last_value=last_value, last_obs=last_obs)
+    rollout = Rollout(*turns, last_value=last_value, last_obs=last_obs)
     episodes = Episodes(
-        number=turns.done.sum((1, 2), dtype=jnp.int32),
-        total_return=turns.ended_return.sum((1, 2)),
-        total_length=turns.ended_length.sum((1, 2)),
-        finite=jnp.isfinite(turns.obs).all((1, 2, 3)) & jnp.isfinite(turns.reward).all((1, 2)),
+        number=rollout.done.sum((1, 2), dtype=jnp.int32),
+        total_return=ended[0].sum((1, 2)),
+        total_length=ended[1].sum((1, 2)),
+        finite=jnp.isfinite(rollout.obs).all((1, 2, 3)) & jnp.isfinite(rollout.reward).all((1, 2)),
     )
     return collector._replace(epoch=collector.epoch + 1), rollout, episodes
 
 
-def not_finite(world: World, episodes: Episodes, *, epoch: int) -> str:
-    """A line that names the agents to which a world gave what is not finite; "" without any."""
-    named = ", ".join(str(agent) for agent in np.flatnonzero(~np.asarray(episodes.finite)))
-    told = f"the world {world.name}, epoch {epoch}: an observation or a reward is not finite"
-    return named and f"{told}, agents {named}; repair the world"
-
-
-def _take_turn(play: _Play, state: Collector, key: jax.Array) -> tuple[Collector, _Turn]:
-    """One turn of all copies, and the beginning of the next."""
-    world, form = play.world, play.form
+def _take_turn(play: _Play, state: Collector, key: jax.Array) -> tuple[Collector, tuple[Any, ...]]:
+    """One turn of all copies, `[A, B, …]`, with what ended in it, and the beginning of the next."""
     keys = jax.random.split(key, 4 * state.episode_return.shape[1]).reshape(4, -1)
-    move = _one_after_another if play.in_turn else _at_once
+    move = _one_after_another if play.config.turns == "sequential" else _at_once
     worlds, taken, reward, done = move(play, state.worlds, keys[:2])
     reward = jnp.asarray(reward, jnp.float32).T
     over = jnp.asarray(done, bool).reshape(reward.shape[1], -1)
     done = jnp.broadcast_to(over.T, reward.shape)
     returns, lengths = state.episode_return + reward, state.episode_length + 1
-    worlds = form.renew(world.reset, worlds, over.all(axis=1), keys[2])
+    worlds = play.form.renew(play.world.reset, worlds, over.all(axis=1), keys[2])
     state = state._replace(
-        worlds=_others_moved(world, form, worlds, keys[3]),
+        worlds=play.move_others(worlds, keys[3]),
         episode_return=jnp.where(done, 0.0, returns),
         episode_length=jnp.where(done, 0, lengths),
     )
     ended = jnp.where(done, returns, 0.0), jnp.where(done, lengths, 0)
-    return state, _Turn(*taken, reward, done, *ended)
+    return state, ((*taken, reward, done), ended)
 
 
 def _at_once(play: _Play, worlds: Any, keys: jax.Array) -> tuple[Any, ...]:
@@ -244,17 +231,6 @@ def _one_after_another(play: _Play, worlds: Any, keys: jax.Array) -> tuple[Any, 
     return worlds, taken, reward.sum(0), play.form.each(play.world.is_done)(worlds)
 
 
-def _others_moved(world: Any, form: type[_Traced | _Called], worlds: Any, keys: jax.Array) -> Any:
-    if not isinstance(world, TurnWorld):
-        return worlds
-    own = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-    return form.each(world.move_others)(worlds, own)
-
-
-def _form(config: LearnerConfig) -> type[_Traced | _Called]:
-    return _Called if config.acting == "call" else _Traced
-
-
 def _seen(world: World, epoch: Any, state: Any) -> np.ndarray:
     """f32 `[A, O]`: what each agent sees, of the shape that the world's sizes say."""
     wide = max(world.sizes.observations)
@@ -272,19 +248,16 @@ def _check_shapes(world: World, key: jax.Array) -> None:
     state = jax.eval_shape(world.reset, key)
     actions = jax.ShapeDtypeStruct((number,), jnp.int32)
     after, reward, done = jax.eval_shape(world.step, state, actions, key)
-    found = {
-        "observe": (jax.eval_shape(world.observe, state).shape, [(number, wide)]),
-        "step, rewards": (reward.shape, [(number,)]),
-        "step, done": (done.shape, [(), (number,)]),
-        "step, the state": (_shapes(after), [_shapes(state)]),
-    }
-    for verb, (shape, expected) in found.items():
-        if shape not in expected:
-            told = f"the world {world.name} ({verb}) returns shape {shape}, not {expected[0]}"
+    for verb, found, expected in (
+        ("observe", jax.eval_shape(world.observe, state).shape, (number, wide)),
+        ("step, rewards", reward.shape, (number,)),
+        ("step, done", done.shape or (number,), (number,)),
+        ("step, the state", _shapes(after), _shapes(state)),
+    ):
+        if found != expected:
+            told = f"the world {world.name} ({verb}) returns shape {found}, not {expected}"
             raise ConfigError(f"{told}; repair the world")
 
 
 def _shapes(state: Any) -> Any:
-    """Paths, shapes and types of a tree's leaves."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return [(jax.tree_util.keystr(path), leaf.shape, leaf.dtype.name) for path, leaf in leaves]
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), state)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flowrl.errors import ConfigError
 from flowrl.multiagent.world import Sizes
 
 TURNS = 8  # of an episode in which signs are matched
@@ -32,7 +31,7 @@ class MatchTheSign:
 
     def __init__(self, name: str, agents: int) -> None:
         self.name = name
-        self._signs = tuple(2 + agent % 3 for agent in range(_at_least_one(name, agents)))
+        self._signs = tuple(2 + agent % 3 for agent in range(agents))
         self.sizes = Sizes(self._signs, self._signs)
 
     def reset(self, key: jax.Array) -> Signs:
@@ -84,7 +83,7 @@ class OnlyApple:
 
     def __init__(self, name: str, agents: int) -> None:
         self.name = name
-        self._agents = _at_least_one(name, agents)
+        self._agents = agents
         self.sizes = Sizes((1 + agents,) * agents, (3,) * agents)
 
     def reset(self, key: jax.Array) -> Orchard:
@@ -132,9 +131,3 @@ def _walked(state: Orchard, actions: jax.Array, walks: jax.Array) -> tuple[Orcha
     cell = jnp.where(walks, jnp.clip(aim, 0, CELLS - 1), state.cell)
     eats = walks & (cell == state.apple)
     return Orchard(cell, jnp.where(eats.any(), -1, state.apple), state.turn), eats
-
-
-def _at_least_one(name: str, agents: int) -> int:
-    if agents < 1:
-        raise ConfigError(f"--agents {agents}: the world {name} has at least one agent")
-    return agents

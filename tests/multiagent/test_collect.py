@@ -12,7 +12,7 @@ import pytest
 
 from flowrl.errors import ConfigError, TrainingError
 from flowrl.multiagent import agents
-from flowrl.multiagent.collect import begin, collect, collecting, not_finite
+from flowrl.multiagent.collect import begin, collect, collecting
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.own_worlds import CELLS, TURNS, MatchTheSign, OnlyApple
 from flowrl.multiagent.world import Sizes
@@ -228,19 +228,14 @@ class Broken(MatchTheSign):
         return state, reward.at[1].set(jnp.nan), done
 
 
-def test_what_is_not_finite_is_named_with_agent_and_epoch(signs):
-    world = Broken("match_the_sign", 3)
-    _, rollouts, episodes = played(world, config())
-    said = not_finite(world, episodes[1], epoch=1)
-    assert said.startswith("the world match_the_sign, epoch 1: ")
-    assert "agents 1;" in said
-    _, healthy, [fine, _] = signs["simultaneous"]
-    assert not not_finite(world, fine, epoch=0)
+def test_what_is_not_finite_is_told_of_its_agent_alone(signs):
+    _, [_, rollout], [_, episodes] = played(Broken("match_the_sign", 3), config())
+    _, [_, healthy], [_, fine] = signs["simultaneous"]
+    assert episodes.finite.tolist() == [True, False, True]
+    assert fine.finite.all()
     for agent in (0, 2):
-        assert np.array_equal(rollouts[1].reward[agent], healthy[1].reward[agent])
-        assert float(episodes[1].total_return[agent]) == float(
-            signs["simultaneous"][2][1][1][agent]
-        )
+        assert np.array_equal(rollout.reward[agent], healthy.reward[agent])
+        assert float(episodes.total_return[agent]) == float(fine.total_return[agent])
 
 
 class AtOnce:
@@ -270,7 +265,11 @@ def test_turns_are_refused_where_all_agents_act_at_once():
     [
         ("observe", jnp.zeros((2, 3)), r"\(observe\) returns shape \(2, 3\), not \(2, 2\)"),
         ("step", (jnp.zeros(2), jnp.zeros(3), True), r"\(step, rewards\) returns shape \(3,\)"),
-        ("step", (jnp.zeros(2), jnp.zeros(2), jnp.ones(5)), r"\(step, done\) .* \(5,\), not \(\)"),
+        (
+            "step",
+            (jnp.zeros(2), jnp.zeros(2), jnp.ones(5)),
+            r"\(step, done\) .* \(5,\), not \(2,\)",
+        ),
         ("step", (jnp.zeros(3), jnp.zeros(2), True), r"\(step, the state\)"),
     ],
     ids=["observation", "rewards", "done", "state"],

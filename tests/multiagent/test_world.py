@@ -47,12 +47,6 @@ def test_a_world_of_jaxmarl_asks_for_the_extra(no_jaxmarl):
         open_world("hanabi", 2)
 
 
-@pytest.mark.parametrize("agents", [0, -1])
-def test_a_world_without_agents_is_refused(agents):
-    with pytest.raises(ConfigError, match=f"--agents {agents}: .*at least one"):
-        open_world("only_apple", agents)
-
-
 def test_another_package_can_bring_a_world_and_replaces_none(monkeypatch):
     value = f"{__name__}:three_alone"
     points = [EntryPoint(name, value, worlds.GROUP) for name in ("garden", "only_apple")]
