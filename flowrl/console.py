@@ -72,24 +72,24 @@ def guarded(program: Callable[[], int], stream: TextIO | None = None) -> int:
 
     The line goes to `stream` (default: standard error).
     """
-    stream = stream or sys.stderr
+    out = stream or sys.stderr
     try:
         return program()
     except FlowrlError as error:
-        _print_error(stream, str(error))
+        _print_error(out, str(error))
         return EXIT_DISK_FULL if classify_io_error(error) == "disk" else error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        stream.close()  # the reader of the output has ended
+        out.close()  # the reader of the output has ended
         return 0
     except OSError as error:
         if error.errno in _BAD_NAME:
-            _print_error(stream, f"{format_error(error)}; choose another name")
+            _print_error(out, f"{format_error(error)}; choose another name")
             return EXIT_USAGE
         if not (problem := classify_io_error(error)):
             raise
-        _print_error(stream, f"{format_error(error)}; repair that and start again to go on")
+        _print_error(out, f"{format_error(error)}; repair that and start again to go on")
         return EXIT_DISK_FULL if problem == "disk" else EXIT_IO
 
 
