@@ -27,7 +27,7 @@ from flowrl.multiagent.buffers import Rollout
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.world import TurnWorld, World
 
-Act = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+Act = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 """Policy, observations f32 [A, B, O] and a key → actions, log-probabilities and values, [A, B]."""
 
 
@@ -93,7 +93,7 @@ class _Called:
 
     @classmethod
     def renew(
-        cls, begin: Callable[[Any], Any], worlds: Any, over: np.ndarray, keys: jax.Array
+        cls, begin: Callable[[Any], Any], worlds: Any, over: jax.Array, keys: jax.Array
     ) -> Any:
         """The worlds with new ones for those that are over, bool `[B]`."""
         return cls.each(lambda it, over, key: begin(key) if over else it)(worlds, over, keys)

@@ -13,12 +13,15 @@ import jax.numpy as jnp
 from flowrl.multiagent.world import Sizes
 
 # JaxMARL prints as it is imported, and puts the process's first streams in the place of ours.
+_quiet = io.StringIO()
 _streams = {name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__")}
-vars(sys).update(stdout=(_quiet := io.StringIO()), __stdout__=_quiet)
 try:
+    for _name in ("stdout", "__stdout__"):
+        setattr(sys, _name, _quiet)
     import jaxmarl
 finally:
-    vars(sys).update(_streams)
+    for _name, _stream in _streams.items():
+        setattr(sys, _name, _stream)
 
 # Options by which a world takes as many agents as one likes; the others have their own number.
 _NUMBERS = {"MPE_simple_spread_v3": ("num_agents", "num_landmarks"), "hanabi": ("num_agents",)}
@@ -46,7 +49,8 @@ class JaxMARLWorld:
 
     def __init__(self, name: str, agents: int) -> None:
         self.name = name
-        self._env = env = jaxmarl.make(name, **dict.fromkeys(_NUMBERS.get(name, ()), agents))
+        self._env: Any = jaxmarl.make(name, **dict.fromkeys(_NUMBERS.get(name, ()), agents))
+        env = self._env
         obs, _ = jax.eval_shape(env.reset, jax.eval_shape(jax.random.key, 0))
         self.sizes = Sizes(
             tuple(math.prod(obs[agent].shape) for agent in env.agents),

@@ -22,6 +22,7 @@ SETTINGS = LearnerConfig(
     layer_size=32,
     num_minibatches=4,
     lr=(3e-3,),
+    gamma=(0.8,),  # a later apple is worth clearly less
     capacity=8192,
     batch_size=128,
     explore_epochs=20,
@@ -35,7 +36,7 @@ def programs(name, settings):
     return world, collecting(world, settings), jax.jit(partial(agents.learn, settings))
 
 
-def trained(name, settings, *, seed=0, epochs=90):
+def trained(name, settings, *, seed=0, epochs=60):
     """Returns [A] and length of episodes, the mean of what learnt agents do without exploring."""
     world, run, learn = programs(name, settings)
     learner = agents.init(replace(settings, seed=seed), world.sizes)
@@ -84,5 +85,5 @@ def test_agents_learn_to_be_first_at_the_apple(algorithm, turns, seed):
     settings = replace(SETTINGS, algorithm=algorithm, turns=turns)
     shares, length = trained("only_apple", settings, seed=seed)
     best_shares, best_length = best_apples(turns)
-    assert length == pytest.approx(best_length, rel=0.04)
+    assert length == pytest.approx(best_length, rel=0.025)
     assert shares == pytest.approx(best_shares, abs=0.03)
