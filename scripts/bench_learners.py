@@ -9,6 +9,9 @@ agents learn by ppo, 4 passes of 8 minibatches, with networks of their own.
 * `learning, batched / one after another, …`: one epoch's learning; both sides by our program.
 * `acting, one call / per agent, …`: the acting of 20 turns.
 * `cost per agent, 16 over 1`: 16 agents against 16 times one agent; at least 0.91 is wanted.
+* `overlap off / on, …`: 8 epochs at lag 1; with overlap one is collected while another is learnt
+  from. The bound is (C + L) / max(C, L), of the seconds C of collecting and L of learning without
+  overlap; at least 0.85 of it is wanted. `learner_threads 1` gives the learner a CPU of its own.
 * `steps/s over IPPO, …`: PPO with one network that all agents share, one compiled update, in the
   manner of JaxMARL's `ippo_ff_mpe`; it logs through a host callback, or not at all.
 * `packed 4 skills over 4 processes`: four skills of Craftax-Classic side by side from the start of
@@ -24,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +44,7 @@ from flowrl.config import PPOConfig, to_argv
 from flowrl.multiagent import agents, collect
 from flowrl.multiagent.agents import Agents
 from flowrl.multiagent.config import LearnerConfig
+from flowrl.multiagent.pipeline import Boundary, Threads, run
 from flowrl.multiagent.world import World, open_world
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
@@ -210,6 +215,10 @@ def main() -> int:
         cases[epoch] = partial(epoch_row, number, rounds)
         learning = f"learning, batched / one after another, {number} agents"
         cases[learning] = partial(learning_row, number, rounds)
+        cases[f"overlap off / on, {number} agents"] = partial(overlap_row, number, rounds, None)
+        cases[f"overlap off / on, {number} agents, learner_threads 1"] = partial(
+            overlap_row, number, rounds, 1
+        )
     for number in (3, 8, 32):
         acting = f"acting, one call / per agent, {number} agents"
         cases[acting] = partial(acting_row, number, rounds)
@@ -243,6 +252,36 @@ def learning_row(number: int, rounds: int, case: str) -> Row:
         jax.block_until_ready(ours.learn(ours.agents, rollout, KEY))
 
     return paired(batched, one_after_another, rounds=rounds).row(case)
+
+
+def overlap_row(number: int, rounds: int, learner_threads: int | None, case: str) -> Row:
+    """Epochs at lag 1; the unit names the bound of the ratio."""
+    ours, spans = spread(number), []
+
+    def collected(learner: Agents, collector: Any, _: int) -> tuple[Any, Any]:
+        collector, *experience = ours.collect(learner.policy, collector)
+        return jax.block_until_ready((collector, experience))
+
+    def learnt(learner: Agents, experience: Any, _: int) -> tuple[Agents, Any]:
+        return jax.block_until_ready(ours.learn(learner, experience[0], KEY))
+
+    start = Boundary(0, ours.agents, ours.collector)
+
+    def epochs(threads: Threads) -> None:
+        for epoch in run(collected, learnt, start=start, epochs=8, lag=1, threads=threads):
+            spans.extend(span for span in epoch.spans if threads is off and span.name != "wait")
+
+    with (
+        Threads(overlap=False, stall_timeout=600) as off,
+        Threads(overlap=True, stall_timeout=600, learner_threads=learner_threads) as on,
+    ):
+        pair = paired(partial(epochs, on), partial(epochs, off), rounds=rounds)
+    by_side = {"collect": [], "learn": []}
+    for span in spans:
+        by_side[span.name].append(span.ended - span.began)
+    alone = [statistics.median(seconds) for seconds in by_side.values()]
+    bound = sum(alone) / max(alone)
+    return replace(pair.row(case), unit=f"ms (bound {bound:.2f})")
 
 
 def acting_row(number: int, rounds: int, case: str) -> Row:
