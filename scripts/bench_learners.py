@@ -355,8 +355,8 @@ def train_skills(root: Path, *, packed: bool) -> float:
         words = ["--module_path", str(run.module_path), *to_argv(SKILLS_CONFIG)]
         words += ["--pack=4", f"--pack_folder={root / 'pack'}"] if packed else []
         commands.append([sys.executable, "-m", "flowrl.ppo_flow", *words])
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    runs = [subprocess.Popen(command, **quiet) for command in commands]
+    null = subprocess.DEVNULL
+    runs = [subprocess.Popen(command, stdout=null, stderr=null) for command in commands]
     peak = 0.0
     while any(run.poll() is None for run in runs):
         used = 0

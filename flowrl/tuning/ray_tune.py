@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import ray
-from ray import tune
-from ray.tune.search import Searcher
+import ray  # pyright: ignore[reportMissingImports]
+from ray import tune  # pyright: ignore[reportMissingImports]
+from ray.tune.search import Searcher  # pyright: ignore[reportMissingImports]
 
 from flowrl import storage
 from flowrl.config import BottomUpConfig
