@@ -119,8 +119,8 @@ class TrainingError(FlowrlError):
     exit_code = EXIT_DIVERGED
 
 
-class StalledError(FlowrlError):
-    """A call of a training takes too long."""
+class EpochError(FlowrlError):
+    """Collecting or learning fails, or takes too long."""
 
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

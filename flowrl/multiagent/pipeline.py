@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, NamedTuple
 
-from flowrl.errors import StalledError
+from flowrl.errors import EpochError, FlowrlError, format_error
 
 logger = logging.getLogger(__name__)
 Collect = Callable[[Any, Any, int], tuple[Any, Any]]
@@ -95,22 +95,24 @@ class Threads:
         """Make all calls; returns what each returned, and when it was made.
 
         Raises:
-          StalledError: one takes too long.
-          Exception: what the first of the calls that failed has raised, once all have ended.
+          EpochError: one fails or takes too long; the other one has ended, or is given up, too.
+          FlowrlError, OSError: what the first of the calls that fail raises.
         """
         sides = {"collect": self._collector, "learn": self._learner}
         begun = self._begun = [sides[call.side].submit(_timed, call) for call in calls]
-        failed, others = wait(begun, timeout=self._timeout, return_when=FIRST_EXCEPTION)
-        if others and any(each.exception() for each in failed):
+        ended, others = wait(begun, timeout=self._timeout, return_when=FIRST_EXCEPTION)
+        if others and any(each.exception() for each in ended):
             wait(others, timeout=self._timeout)
-        returned = [each.result() for each in begun if each.done()]  # raises what a call raised
+        for call, each in zip(calls, begun, strict=True):
+            if each.done() and (error := each.exception()):
+                raise _named(call, error) from error
         for call, each in zip(calls, begun, strict=True):
             if not each.done():
-                raise StalledError(
+                raise EpochError(
                     f"epoch {call.epoch}: {call.side} takes longer than --stall_timeout "
                     f"{self._timeout:g} seconds; mend the world, or give it more time"
                 )
-        return returned
+        return [each.result() for each in begun]
 
 
 def run(
@@ -122,8 +124,7 @@ def run(
     being called while an epoch is yielded.
 
     Raises:
-      StalledError: a call takes too long.
-      Exception: what a callable raises.
+      EpochError, FlowrlError, OSError: as `Threads.results`.
     """
     here = start
     while here.epoch < epochs:
@@ -150,6 +151,15 @@ def _waiting(one: Span, other: Span) -> Span:
     """The wait of the side that ended first."""
     first, last = sorted((one, other), key=lambda span: span.ended)
     return Span(first.side, "wait", first.epoch, first.ended, last.ended)
+
+
+def _named(call: Call, error: BaseException) -> BaseException:
+    """What an error of a call is to its caller: that of a world is any exception."""
+    if isinstance(error, FlowrlError | OSError):
+        return error
+    reason = format_error(error).partition("\n")[0]
+    logger.debug("%s failed", call.side, exc_info=error)
+    return EpochError(f"epoch {call.epoch}: {call.side} fails: {reason}; --debug says where")
 
 
 def _timed(call: Call) -> tuple[Any, Span]:

@@ -114,6 +114,7 @@ def _train(
             if 0 < config.checkpoint_seconds <= time.monotonic() - saved_at:
                 save(paths, here)
                 saved, saved_at = here.epoch, time.monotonic()
+            del epoch  # it holds a buffer, and two others are needed in the next one
     finally:
         if config.timeline:
             write_timeline(config.timeline, spans)

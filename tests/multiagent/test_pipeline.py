@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import threading
@@ -11,7 +12,7 @@ import zlib
 
 import pytest
 
-from flowrl.errors import StalledError
+from flowrl.errors import ConfigError, EpochError
 from flowrl.multiagent.pipeline import Boundary, Threads, run
 
 EPOCHS = 20
@@ -141,9 +142,28 @@ def test_an_error_of_one_side_is_raised_when_the_other_has_ended(failing, overla
 
         return called
 
-    with pytest.raises(RuntimeError, match=f"{failing} broke"):
+    problem = f"epoch 3: {failing} fails: RuntimeError: {failing} broke; --debug says where"
+    with pytest.raises(EpochError, match=problem):
         epochs(overlap=overlap, number=6, calls=(call("collect"), call("learn")))
     assert inside == []
+
+
+@pytest.mark.parametrize("error", [ConfigError("no"), OSError(28, "No space left on device")])
+def test_an_error_of_flowrl_or_of_the_disk_stays_what_it_is(error):
+    def failing(*_):
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        epochs(calls=(collect, failing))
+    assert caught.value is error
+
+
+def test_every_call_is_logged_with_its_thread_and_its_epoch(caplog):
+    with caplog.at_level(logging.DEBUG):
+        epochs(number=2, overlap=False)
+    ends = [each.getMessage() for each in caplog.records if "ended" in each.getMessage()]
+    each = [(side, n) for n in range(2) for side in ("collect", "learn")]
+    assert sorted(ends) == sorted(f"ended: {side}, epoch {n}, learn_0" for side, n in each)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -157,7 +177,7 @@ def test_a_hung_world_is_named_and_not_waited_for(overlap):
 
     before = time.monotonic()
     with (
-        pytest.raises(StalledError, match=r"epoch 2: collect takes longer than --stall_timeout"),
+        pytest.raises(EpochError, match=r"epoch 2: collect takes longer than --stall_timeout"),
         Threads(overlap=overlap, stall_timeout=0.2) as threads,
     ):
         list(run(hanging, learn, start=START, epochs=9, lag=1, threads=threads))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import shutil
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +161,27 @@ def test_a_run_that_an_error_ends_goes_on_from_its_last_whole_epoch(train, monke
     monkeypatch.undo()
     resumed = train()
     assert contents(resumed) == contents(whole)
+
+
+@pytest.mark.parametrize("words", [("--lag=0",), ("--overlap",), ("--no-overlap",)])
+def test_no_more_than_two_buffers_are_held(train, monkeypatch, words):
+    real, held, counts = run._programs, [], []
+
+    def counting(of):
+        collect, learn, fresh = real(of)
+
+        def counted(*values):
+            gc.collect()
+            counts.append(sum(each() is not None for each in held))
+            collector, (rollout, episodes) = collect(*values)
+            held.append(weakref.ref(rollout.obs))
+            return collector, (rollout, episodes)
+
+        return counted, learn, fresh
+
+    monkeypatch.setattr(run, "_programs", counting)
+    train(*words)
+    assert max(counts) <= 1  # and the one that is collected then
 
 
 class Poisoned(MatchTheSign):
