@@ -131,8 +131,10 @@ def test_a_run_leaves_what_it_did_and_each_agent_alone(train, tmp_path):
         ("--lag=1",),
         ("--lag=0",),
         ("--lag=1", "--algorithm=dqn", "--capacity=100", "--batch_size=8"),
+        pytest.param(("--acting=call", "--num_steps=4"), marks=pytest.mark.slow),
+        pytest.param(("--turns=sequential",), marks=pytest.mark.slow),
     ],
-    ids=["lag 1", "lag 0", "dqn"],
+    ids=["lag 1", "lag 0", "dqn", "call", "in turn"],
 )
 def test_a_stopped_run_goes_on_to_the_same_bits_with_overlap_or_without(train, words):
     whole = train(*words, folder="whole")
