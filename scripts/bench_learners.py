@@ -21,7 +21,6 @@ agents learn by ppo, 4 passes of 8 minibatches, with networks of their own.
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -243,12 +242,11 @@ def learning_row(number: int, rounds: int, case: str) -> Row:
     """One epoch's learning."""
     ours = spread(number)
     _, rollout, _ = ours.collect(ours.agents.policy, ours.collector)
-    learn = jax.jit(partial(agents.learn, CONFIG))
     alone = [(one_of(ours.agents, agent), one_of(rollout, agent)) for agent in range(number)]
 
     def one_after_another() -> None:
         for agent, own in alone:
-            jax.block_until_ready(learn(agent, own, KEY))
+            jax.block_until_ready(ours.learn(agent, own, KEY))
 
     def batched() -> None:
         jax.block_until_ready(ours.learn(ours.agents, rollout, KEY))
@@ -378,7 +376,7 @@ def spread(number: int) -> Epoch:
     return Epoch(
         world,
         collect.collecting(world, CONFIG),
-        agents.learning(CONFIG, threads=len(os.sched_getaffinity(0))),
+        jax.jit(partial(agents.learn, CONFIG)),
         agents.init(CONFIG, world.sizes),
         collect.begin(world, CONFIG, KEY),
     )

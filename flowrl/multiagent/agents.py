@@ -11,7 +11,6 @@ widest, and an action that an agent does not have is taken with probability 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -123,41 +122,6 @@ def learn(
         return agents, {name: jnp.full(it.shape, jnp.nan) for name, it in shapes.items()}
 
     return jax.lax.cond(agents.epoch[0] % config.train_interval == 0, train, wait)
-
-
-def learning(config: LearnerConfig, *, threads: int) -> Callable[..., tuple[Agents, Figures]]:
-    """`learn`, compiled; on a CPU the agents learn side by side in so many threads.
-
-    XLA:CPU runs the products of a minibatch on one core, those of several agents one after another.
-    So each agent learns by a call of its own there, which also makes its bits independent of the
-    number of agents and of threads.
-    """
-    program = partial(learn, config)
-    if jax.default_backend() != "cpu":
-        return jax.jit(program)
-    one, split, join = jax.jit(program, donate_argnums=0), jax.jit(_split), jax.jit(_joined)
-
-    def learn_each(agents: Agents, rollout: Rollout, key: jax.Array) -> tuple[Agents, Figures]:
-        with ThreadPoolExecutor(threads) as pool:
-            calls = [pool.submit(_finished, one, *own, key) for own in split((agents, rollout))]
-            return join([call.result() for call in calls])
-
-    return learn_each
-
-
-def _finished(call: Callable[..., Any], *values: Any) -> Any:
-    return jax.block_until_ready(call(*values))
-
-
-def _split(tree: Any) -> list[Any]:
-    """Trees of leaves `[1, …]`, one for each agent, of one with leaves `[A, …]`."""
-    number = len(jax.tree.leaves(tree)[0])
-    return [jax.tree.map(lambda leaf, it=it: leaf[it : it + 1], tree) for it in range(number)]
-
-
-def _joined(trees: list[Any]) -> Any:
-    """The inverse of `_split`."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
 
 
 def _learn_ppo(

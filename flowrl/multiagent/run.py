@@ -7,7 +7,6 @@ worlds' states and keys, and at lag 1 the epoch that is collected and not learnt
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -221,7 +220,7 @@ def _programs(run: _Run) -> tuple[Collect, Learn, Boundary]:
     world_key, learn_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
     program, learning = (
         collecting.collecting(run.world, own),
-        agents.learning(own, threads=1 if run.config.debug else len(os.sched_getaffinity(0))),
+        jax.jit(partial(agents.learn, own)),
     )
 
     def collect(learner: Agents, collector: Collector, _: int) -> Any:

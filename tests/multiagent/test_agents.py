@@ -189,16 +189,3 @@ def test_numbers_of_each_agent_are_as_many_as_the_agents():
     assert list(config.problems_with(2)) == []
     told = "--gamma has 2 numbers for --agents 3; give 1 or 3"
     assert list(config.problems_with(3)) == [told]
-
-
-@pytest.mark.parametrize("algorithm", CONFIGS)
-def test_agents_that_learn_in_threads_do_so_as_each_alone_bit_for_bit(algorithm):
-    config, turns = CONFIGS[algorithm], rollout()
-    before = agents.init(config, SIZES)
-    several = agents.learning(config, threads=2)(before, turns, KEY)
-    one_thread = agents.learning(config, threads=1)(before, turns, KEY)
-    assert same(several, one_thread)
-    for agent in range(3):
-        alone = learner(config)(taken(before, [agent]), taken(turns, [agent]), KEY)
-        assert same(taken(several, [agent]), alone)
-    assert same(before, agents.init(config, SIZES))  # nothing that was handed over is given up
