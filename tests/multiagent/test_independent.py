@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -166,6 +165,22 @@ def test_a_hung_world_ends_the_program_with_one_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def killed(folder: Path, words: tuple[str, ...], drawn: random.Random) -> bool:
+    """Kill a run at a random instant after some epoch; whether it had not ended before."""
+    paths = IndependentPaths(folder)
+
+    def logged() -> int:
+        return paths.metrics.read_bytes().count(b"\n") if paths.metrics.exists() else 0
+
+    last = drawn.randint(logged(), MANY) if logged() < MANY else MANY + 1
+    child = subprocess.Popen([*command(folder), *words], stderr=subprocess.DEVNULL)
+    while child.poll() is None and logged() < last:
+        time.sleep(0.002)
+    time.sleep(drawn.uniform(0, 0.2))
+    child.kill()
+    return child.wait() == -signal.SIGKILL
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
@@ -174,17 +189,12 @@ def test_a_hung_world_ends_the_program_with_one_line(tmp_path):
     ids=["lag 1", "lag 0", "dqn"],
 )
 def test_a_run_killed_at_random_instants_goes_on_to_the_same_bits(tmp_path, words):
-    whole, began = IndependentPaths(tmp_path / "whole"), time.monotonic()
+    whole, drawn, kills = IndependentPaths(tmp_path / "whole"), random.Random(str(words)), 0
     assert ended(whole.folder, *words).returncode == 0
-    seconds, drawn, kills = time.monotonic() - began, random.Random(str(words)), 0
     for number in itertools.count():
         folder = tmp_path / f"run{number}"
         while not (folder / "result.json").exists():
-            child = subprocess.Popen([*command(folder), *words], stderr=subprocess.DEVNULL)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(drawn.uniform(0.2, 1.2) * seconds)
-            child.kill()
-            kills += child.wait() == -signal.SIGKILL
+            kills += killed(folder, words, drawn)
         assert_same(folder, whole)
         if kills >= 12:
             return

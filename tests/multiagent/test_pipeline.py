@@ -159,7 +159,7 @@ def test_an_error_of_flowrl_or_of_the_disk_stays_what_it_is(error):
 
 
 def test_every_call_is_logged_with_its_thread_and_its_epoch(caplog):
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, logger="flowrl.multiagent.pipeline"):
         epochs(number=2, overlap=False)
     ends = [each.getMessage() for each in caplog.records if "ended" in each.getMessage()]
     each = [(side, n) for n in range(2) for side in ("collect", "learn")]
