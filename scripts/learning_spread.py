@@ -1,11 +1,12 @@
 """Whether agents lose by sharing nothing: `python scripts/learning_spread.py [--frames N]`.
 
 In MPE spread all agents are alike and want the same, so one network can learn from the rows of all
-three. The peer is that, PPO in the manner of JaxMARL's `ippo_ff_mpe` with the settings of its `ippo_ff_mpe.yaml` (16 copies, 128 turns, 4 passes of 4 minibatches, a learning rate of
-2.5e-4 that falls to 0). Independent learners, who share nothing, get as many frames (turns of all
-copies), with those settings at a constant rate, and with flowrl's defaults. Printed are the mean
-returns of the episodes that ended in the last tenth of the frames: mean and standard deviation
-over the seeds. Random play gets about -27.
+three. The peer is that, PPO in the manner of JaxMARL's `ippo_ff_mpe` with the settings of its
+`ippo_ff_mpe.yaml` (16 copies, 128 turns, 4 passes of 4 minibatches, a learning rate of 2.5e-4 that
+falls to 0). Independent learners, who share nothing, get as many frames (turns of all copies), with
+those settings at a constant rate, and with flowrl's defaults. Printed are the mean returns of the
+episodes that ended in the last tenth of the frames: mean and standard deviation over the seeds.
+Random play gets about -27.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def independent(world: World, frames: int, config: LearnerConfig) -> Learner:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
