@@ -3,7 +3,7 @@
 In MPE spread all agents are alike and want the same, so one network can learn from the rows of all
 three. The peer is that, PPO in the manner of JaxMARL's `ippo_ff_mpe` with the settings of its
 `ippo_ff_mpe.yaml` (16 copies, 128 turns, 4 passes of 4 minibatches, a learning rate of 2.5e-4 that
-falls to 0). Independent learners, who share nothing, get as many frames (turns of all copies), with
+falls to 0, or stays). Independent learners, who share nothing, get as many frames (turns of all copies), with
 those settings at a constant rate, and with flowrl's defaults. Printed are the mean returns of the
 episodes that ended in the last tenth of the frames: mean and standard deviation over the seeds.
 Random play gets about -27.
@@ -70,7 +70,7 @@ class SharedEnv:
         return self.observe(worlds), state, reward, done, info
 
 
-def shared(world: World, frames: int) -> Learner:
+def shared(world: World, frames: int, *, anneal: bool) -> Learner:
     """One network for all agents."""
     config = PPOConfig(
         num_envs=AGENTS * COPIES,
@@ -78,6 +78,7 @@ def shared(world: World, frames: int) -> Learner:
         num_minibatches=4,
         update_epochs=4,
         lr=2.5e-4,
+        anneal_lr=anneal,
         gae_lambda=0.95,
         max_grad_norm=0.5,
         layer_size=THEIRS.layer_size,
@@ -130,7 +131,8 @@ def main() -> int:
     options = parser.parse_args()
     world = open_world("MPE_simple_spread_v3", AGENTS)
     learners = {
-        "one shared network, JaxMARL's settings": shared(world, options.frames),
+        "one shared network, JaxMARL's settings": shared(world, options.frames, anneal=True),
+        "the same at a constant rate": shared(world, options.frames, anneal=False),
         "independent, JaxMARL's settings": independent(world, options.frames, THEIRS),
         "independent, flowrl's defaults": independent(world, options.frames, LearnerConfig()),
     }
