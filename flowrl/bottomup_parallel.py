@@ -45,7 +45,7 @@ from flowrl.parallel.events import NOT_ASKED_FOR, Verb
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.scaling import Scaling
+from flowrl.parallel.scaling import NOTICE, Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
     SkillSources,
@@ -126,6 +126,7 @@ def train_graph(config: BottomUpConfig) -> int:
             recover_graph(layout)
             scheduler.add_skills(known_skills(layout, graph, scheduler.state))
             record_graph(layout, config.ppo)
+            notices.withdraw(layout, NOTICE)  # an earlier start's
             if config.command:
                 notices.publish(layout, "command", config.command)
             packed = "; those of --pack are not" if config.launch.pack > 1 else ""
@@ -239,8 +240,9 @@ class Feeder:
         """Take up the state and add the first skills; may be called again after a full disk."""
         count = len(self._flow.requested)
         goal = percent(self.config.ppo.success_state_rate)
-        slots = self.config.schedule.max_parallel_skills
-        text = f"skills asked for: {count}; goal: {goal} success in training; slots: {slots}"
+        text = f"skills asked for: {count}; goal: {goal} success in training"
+        if not self.config.schedule.auto_scaling:  # which has a notice of its own
+            text += f"; slots: {self.config.schedule.max_parallel_skills}"
         notices.publish(self._scheduler.layout, "requested", text)
         self.take_up_state()
         self.add_next_skills()

@@ -29,6 +29,21 @@ def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch
 
 
 @pytest.mark.usefixtures("unchanged_sigterm")
+def test_notices_tell_the_slots_of_this_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(bottomup_parallel, "TrainingBackend", StandInBackend)
+    place = Place(tmp_path)
+    words = [f"--graph_path={place.layout.root}", "--target_skill", WOOD, "--launcher=local"]
+    assert bottomup_parallel.main([*words, "--auto_scaling"]) == 0
+    shown = notices.read(place.layout)
+    assert shown["scaling"] == "runs side by side: 1 of 1 to 3"
+    assert shown["requested"] == "skills asked for: 1; goal: 80% success in training"
+    assert bottomup_parallel.main(words) == 0
+    shown = notices.read(place.layout)
+    assert "scaling" not in shown
+    assert shown["requested"].endswith("; slots: 3")
+
+
+@pytest.mark.usefixtures("unchanged_sigterm")
 @pytest.mark.parametrize("program", [bottomup, bottomup_parallel], ids=lambda one: one.__name__)
 def test_ctrl_c_says_that_runs_go_on_and_how_to_continue(program, monkeypatch, capsys):
     def interrupted(_):

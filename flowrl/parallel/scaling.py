@@ -6,16 +6,18 @@ It stands alone as the only part of the scheduler that measures; what it decides
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 
 from flowrl import notices
 from flowrl.errors import FileRefusedError
+from flowrl.launchers.base import Handle
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.runs import Progress, read_progress
 
+NOTICE = "scaling"
 _SAMPLES, _KEPT = 3, 9  # of the steps per second with one number of runs
 _LEAST_SECONDS = 5.0  # of a sample
 _LEAST_GAIN = 1.05  # one run more must bring so many times the steps per second
@@ -40,7 +42,11 @@ def next_number(history: Mapping[int, Sequence[float]], *, least: int, most: int
 
 
 class Scaling:
-    """Measures a scheduler's runs and sets its slots; `share` is told of each new number."""
+    """Measures a scheduler's runs and sets its slots; `share` is told of each new number.
+
+    A run keeps its launch's share of the CPUs, so a number is measured only while as many runs
+    train that were all launched with it.
+    """
 
     def __init__(self, scheduler: SkillScheduler, share: Callable[[int], object]) -> None:
         self._scheduler, self._share = scheduler, share
@@ -48,14 +54,16 @@ class Scaling:
         self._least = schedule.min_workers
         self._most = schedule.max_workers or schedule.max_parallel_skills
         self._history: dict[int, deque[float]] = {}
-        self._seen: dict[str, Progress] = {}  # by run, at the beginning of this sample
+        self._seen: dict[Handle, Progress] = {}  # at the beginning of this sample
+        # The number with which each run was launched; that of an earlier start is not known.
+        self._launched_with = {handle: 0 for _, handle in scheduler.state.launched()}
         self._set(self._least)
 
     def look(self) -> None:
         """Take a sample if the same runs have trained for a while, and set the slots."""
-        now = {progress.run_id: progress for progress in self._training()}
+        now = self._training()
         if now and now.keys() == self._seen.keys():
-            pairs = [(self._seen[name], now[name]) for name in now]
+            pairs = [(self._seen[handle], now[handle]) for handle in now]
             if min(new.updated_at - old.updated_at for old, new in pairs) < _LEAST_SECONDS:
                 return
             rates = [(n.frames - o.frames) / (n.updated_at - o.updated_at) for o, n in pairs]
@@ -65,18 +73,23 @@ class Scaling:
         if number != self._scheduler.schedule.max_parallel_skills:
             self._set(number)
 
-    def _training(self) -> Iterable[Progress]:
-        """How far the runs are; none while one of them does not train yet or cannot be read."""
-        found = []
-        for entry, handle in self._scheduler.state.launched():
+    def _training(self) -> dict[Handle, Progress]:
+        """How far the runs are; none while their number cannot be measured."""
+        launched = self._scheduler.state.launched()
+        number, known = self._scheduler.schedule.max_parallel_skills, self._launched_with
+        self._launched_with = {handle: known.get(handle, number) for _, handle in launched}
+        if set(self._launched_with.values()) != {len(launched)}:
+            return {}
+        found = {}
+        for entry, handle in launched:
             assert entry.expert is not None
             try:
                 progress = read_progress(self._scheduler.layout.run(entry.expert, entry.skill))
             except FileRefusedError:
-                return ()
+                return {}
             if not progress or progress.phase != "training" or progress.run_id != handle.run_id:
-                return ()
-            found.append(progress)
+                return {}
+            found[handle] = progress
         return found
 
     def _set(self, number: int) -> None:
@@ -86,4 +99,4 @@ class Scaling:
         rates = ", ".join(f"{n}: {median(r):,.0f} steps/s" for n, r in self._history.items())
         said = f"runs side by side: {number} of {self._least} to {self._most} ({rates})"
         with suppress(OSError):  # a full disk, of which the scheduler hears elsewhere
-            notices.publish(self._scheduler.layout, "scaling", said.removesuffix(" ()"))
+            notices.publish(self._scheduler.layout, NOTICE, said.removesuffix(" ()"))

@@ -44,7 +44,6 @@ from flowrl.storage import records
 logger = logging.getLogger(__name__)
 _MORE = "flowrl train-more"  # the origin of the steps that it asked for
 _OF_BUDGET = ("total_timesteps", "average_every", "grad_sync_period")  # what is left changes them
-logger = logging.getLogger(__name__)
 # A run that takes longer hangs, although it reports progress; --run_timeout overrules this.
 _LEAST_LIMIT_SECONDS, _SLOWEST_STEPS_PER_SECOND = 86_400.0, 100.0
 
