@@ -4,9 +4,9 @@ In MPE spread all agents are alike and want the same, so one network can learn f
 three. The peer is that, PPO in the manner of JaxMARL's `ippo_ff_mpe` with the settings of its
 `ippo_ff_mpe.yaml` (16 copies, 128 turns, 4 passes of 4 minibatches, a learning rate of 2.5e-4 that
 falls to 0, or stays). Independent learners, who share nothing, get as many frames (turns of all
-copies), with those settings at a constant rate, and with flowrl's defaults. Printed are the mean returns of the
-episodes that ended in the last tenth of the frames: mean and standard deviation over the seeds.
-Random play gets about -27.
+copies), with those settings at a constant rate, and with flowrl's defaults. Printed are the mean
+returns of the episodes that ended in the last tenth of the frames: mean and standard deviation over
+the seeds. Random play gets about -27.
 """
 
 from __future__ import annotations
