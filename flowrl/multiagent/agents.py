@@ -20,7 +20,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from flowrl.multiagent import buffers, dqn
-from flowrl.multiagent.buffers import Ring, Rollout
+from flowrl.multiagent.buffers import Rollout
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.world import Sizes
 from flowrl.networks.grouped import Packed, forward, pack
@@ -52,8 +52,8 @@ class Agents(NamedTuple):
     hyper: Hyperparameters  # leaves f32[A]
     alive: jax.Array  # bool[A]; a frozen agent's loss was not finite
     epoch: jax.Array  # int32[A], epochs learned from
-    target: Packed | None = None  # dqn's
-    ring: Ring | None = None  # dqn's
+    target: Any = None  # dqn's, a Packed
+    ring: Any = None  # dqn's, a Ring
 
 
 def init(config: LearnerConfig, sizes: Sizes) -> Agents:
@@ -239,7 +239,7 @@ def _fresh(config: LearnerConfig, sizes: Sizes, agent: int, key: jax.Array) -> A
         pairs = zip(leaf.shape, shapes[path], strict=True)
         return np.pad(leaf, [(0, wide - size) for size, wide in pairs])
 
-    leaves = flatten_dict(drawn, sep="/")
+    leaves: dict[str, Any] = dict(flatten_dict(drawn, sep="/"))
     return unflatten_dict({path: padded(path, leaf) for path, leaf in leaves.items()}, sep="/")
 
 
