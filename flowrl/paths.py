@@ -210,8 +210,11 @@ class IndependentPaths(RunPaths):
     """The paths of a run of independent learners: `final(i)` is agent i's checkpoint."""
 
     expert: int = 0
-    policies = _Below("folder", "agents")
-    """The run's agents, by number: `final/` and `resume/`."""
+
+    @property
+    def policies(self) -> Path:
+        """The run's agents, by number: `final/` and `resume/`."""
+        return self.folder / "agents"
 
     def final(self, local: int) -> Path:
         """An agent at the end of the run."""
