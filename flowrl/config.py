@@ -260,7 +260,7 @@ class ScheduleConfig(Configuration):
     """Most runs side by side."""
     auto_scaling: bool = False
     """Begin with --min_workers runs side by side, and take one more while it brings 5 % more steps
-    per second, up to --max_workers."""
+    per second, up to --max_workers; a number is measured by runs that were launched with it."""
     min_workers: Positive = 1
     """Fewest runs side by side with --auto_scaling."""
     max_workers: Positive | None = None

@@ -14,6 +14,7 @@ from flowrl.paths import GraphPaths
 from flowrl.redaction import redacted, secrets_of
 from flowrl.storage import records
 
+STAGES = "stages"  # which stage runs; of no account without an orchestrator
 SWEEP = "sweep"  # in a sweep's folder: how far it is
 
 

@@ -6,6 +6,7 @@ line runs the stages again, and a graph and a sweep go on where they stood.
 
 from __future__ import annotations
 
+import logging
 import shlex
 import signal
 import subprocess
@@ -20,10 +21,10 @@ from flowrl.errors import EXIT_INTERRUPTED, ConfigError, closest
 from flowrl.paths import GraphPaths
 from flowrl.storage.locks import held
 
+logger = logging.getLogger(__name__)
 PROGRAM = "python -m flowrl.orchestrator"
 FLOWRL = (sys.executable, "-m", "flowrl")
 _NAMES = ("judge", "sweep", "train", "evaluate")
-_NOTICE = "stages"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +59,14 @@ class OrchestratorCommand(GraphCommand):
         names = [name.strip() for name in self.stages.split(",")]
         stages = [(name, self._words(name)) for name in names]
         layout = GraphPaths(self.graph_path)
-        with held(layout.stages_lock, timeout_seconds=0.0):
+        with held(layout.stages_lock, timeout_seconds=1.0):
             for number, (name, words) in enumerate(stages, start=1):
                 text = f"stage {number} of {len(stages)}: {name} ({', '.join(names)})"
-                notices.publish(layout, _NOTICE, text)
+                notices.publish(layout, notices.STAGES, text)
                 if code := _run(name, words):
+                    logger.error("%s has ended with %d; the rest was not begun", text, code)
                     return code
-            notices.withdraw(layout, _NOTICE)
+            notices.withdraw(layout, notices.STAGES)
         return 0
 
     def _words(self, name: str) -> tuple[str, ...]:

@@ -11,7 +11,10 @@ import sys
 import pytest
 
 from flowrl import notices, orchestrator
+from flowrl.commands.status import status_document
+from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
+from tests.commands.making import DONE, save
 from tests.waiting import until
 
 # Stands for flowrl: it notes its words and ends as the file named after the stage says.
@@ -45,6 +48,10 @@ def run(folder, *words):
     return orchestrator.main([str(folder / "g"), *(words or WORDS)])
 
 
+def stage_in_status(folder):
+    return status_document(save(folder / "g", ("A", DONE)))["notices"].get("stages")
+
+
 def test_stages_run_in_order_with_their_words(stand_in):
     graph = str(stand_in / "g")
     assert run(stand_in) == 0
@@ -55,11 +62,13 @@ def test_stages_run_in_order_with_their_words(stand_in):
     assert notices.read(GraphPaths(stand_in / "g")) == {}
 
 
-def test_the_stage_that_does_not_end_well_ends_the_row_and_is_named_until_it_does(stand_in):
+def test_the_stage_that_does_not_end_well_ends_the_row_and_is_named(stand_in, caplog):
     (stand_in / "evaluate").write_text("1")
     assert run(stand_in, "--stages", "evaluate,train", *WORDS[2:]) == 1
     shown = notices.read(GraphPaths(stand_in / "g"))["stages"]
     assert shown == "stage 1 of 2: evaluate (evaluate, train)"
+    assert f"{shown} has ended with 1" in caplog.text
+    assert stage_in_status(stand_in) is None
     assert [words[0] for words in calls(stand_in)] == ["evaluate"]
     (stand_in / "evaluate").unlink()
     assert run(stand_in, "--stages", "evaluate,train", *WORDS[2:]) == 0
@@ -118,8 +127,10 @@ def test_a_second_orchestrator_of_the_graph_is_refused(stand_in, capsys):
 
 def test_a_killed_orchestrator_is_gone_on_from(stand_in):
     process = started(stand_in)
+    assert stage_in_status(stand_in) == "stage 1 of 2: train (train, evaluate)"
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=30)
+    assert stage_in_status(stand_in) is None
     (stand_in / "wait").unlink()
     assert run(stand_in) == 0
     assert [words[0] for words in calls(stand_in)] == ["train", "train", "evaluate"]
@@ -128,14 +139,18 @@ def test_a_killed_orchestrator_is_gone_on_from(stand_in):
 @pytest.mark.slow
 @pytest.mark.craftax
 @pytest.mark.timeout(900)
-def test_real_stages_train_judge_and_evaluate(tmp_path):
+def test_real_stages_train_judge_and_evaluate(tmp_path, capfd):
     graph = tmp_path / "g"
     train = "--target_skill 'Collect Sapling' --total_timesteps 8192 --launcher local "
     words = [
         *("--stages", "train,judge,evaluate"),
         f"--train={train} --min_success_rate 0",
         "--judge=--judge rule --episodes 32",
-        "--evaluate='Collect Sapling' --episodes 8",
+        "--evaluate='Collect Sapling' --episodes 8 --json",
     ]
     assert orchestrator.main([str(graph), *words]) == 0
     assert (graph / "judging" / "rule.json").exists()
+    assert '"episodes": 8' in capfd.readouterr().out
+    merged = ExpertStore(GraphPaths(graph)).manifest()
+    assert orchestrator.main([str(graph), *words]) == 0  # nothing is trained again
+    assert ExpertStore(GraphPaths(graph)).manifest() == merged

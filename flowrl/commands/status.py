@@ -260,6 +260,8 @@ def _notices(paths: GraphPaths) -> dict[str, str]:
     """Return the notices, a full disk (which no notice can be written to), a damaged manifest."""
     texts = dict(notices.read(paths))
     texts.pop("command", None)  # shown only where it is needed
+    if notices.STAGES in texts and daemon_of(paths.stages_lock) is None:
+        del texts[notices.STAGES]  # its orchestrator was killed, or a stage ended badly
     for path in sorted(paths.sweeps.glob("*/sweep.json")):
         sweep, name = GraphPaths(path.parent), printable(path.parent.name)
         said = notices.read(sweep).get(notices.SWEEP, "no trial has ended yet")
