@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ from flowrl.judging import calibration
 from flowrl.judging.calibration import Calibration, Labelled
 from flowrl.judging.ensemble import fit_ensemble
 from flowrl.judging.judge import (
+    Budget,
     Cost,
     Item,
     JudgeUnavailableError,
@@ -98,7 +99,7 @@ class JudgeCommand(ReportCommand):
     model: str = ""
     """The endpoint's model."""
     judge_budget: tuple[Positive, ...] = (500, 1_000_000, 1800)
-    """Calls, tokens and seconds that the endpoint may take at most."""
+    """Calls, tokens and seconds that the endpoint may take at most, retries included."""
     dspy_compiler: Literal["bootstrap", "mipro"] = "bootstrap"
     """How dspy makes its prompt: with chosen examples, or also with instructions of its own."""
     sandbox: Sandbox = "auto"
@@ -114,30 +115,28 @@ class JudgeCommand(ReportCommand):
         layout = existing_graph(self.graph_path.absolute())
         if len(self.judge_budget) != 3:
             raise ConfigError("--judge_budget takes calls, tokens and seconds, as 500,1M,1800")
-        judging, found = _Judging(self, layout), {}
-        names = self._judges()
-        for name in names:
-            try:
-                found[name] = report = judging.report(name)
-            except JudgeUnavailableError as error:
-                if len(names) == 1:
-                    raise
-                logger.warning("%s; the others go on without it", error)
-                continue
-            storage.make_dir(layout.judging)
-            records.write(layout.judging / f"{name}.json", report)
-            if not self.json:
-                scores = (f"  {x}: {score:.3f} by {name}\n" for x, score in report.scores.items())
-                sys.stdout.write(f"{_line(report.calibration)}\n{''.join(scores)}")
-        if self.json:
-            document = {name: _shown(report) for name, report in found.items()}
-            sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        names: tuple[str, ...] = (self.judge,)
+        if self.benchmark and self.judge == "learned":
+            names = ("rule", "logistic", "transformer", *(["openai"] if self.base_url else []))
+        judging, found = _Judging(self, layout, names), {}
+        try:
+            for name in names:
+                try:
+                    found[name] = report = judging.report(name)
+                except JudgeUnavailableError as error:
+                    if len(names) == 1:
+                        raise
+                    logger.warning("%s; the others go on without it", error)
+                    continue
+                storage.make_dir(layout.judging)
+                records.write(layout.judging / f"{name}.json", report)
+                if not self.json:
+                    scores = (f"  {x}: {each:.3f} by {name}\n" for x, each in report.scores.items())
+                    sys.stdout.write(f"{_line(report.calibration)}\n{''.join(scores)}")
+        finally:
+            if self.json and found:
+                sys.stdout.write(json.dumps(records.to_json(found), indent=2) + "\n")
         return 0
-
-    def _judges(self) -> tuple[str, ...]:
-        if not self.benchmark or self.judge != "learned":
-            return (self.judge,)
-        return ("rule", "logistic", "transformer", *(["openai"] if self.base_url else []))
 
     def work(self) -> int:
         """Play a skill's plan in this process, and write the recording to the standard output."""
@@ -152,7 +151,7 @@ class JudgeCommand(ReportCommand):
 class _Judging:
     """The graph's runs, the items to judge, and the judges."""
 
-    def __init__(self, flags: JudgeCommand, layout: GraphPaths) -> None:
+    def __init__(self, flags: JudgeCommand, layout: GraphPaths, names: Sequence[str]) -> None:
         self._flags, self._layout = flags, layout
         store = ExpertStore(layout)
         self._generation = (merged := store.manifest()).generation
@@ -162,6 +161,9 @@ class _Judging:
         archives = [store.archive_of(skill) for skill in named]
         self._runs = {run.skill: run for run in map(read_run, archives)}
         self._results = dict(zip(self._runs, map(read_result, archives), strict=True))
+        self._budget = Budget(Cost(*flags.judge_budget))
+        members = {*names, *(flags.models if "ensemble" in names else ())}
+        self._readers = {name: self._reader(name) for name in _READERS if name in members}
 
     def report(self, name: str) -> JudgeReport:
         """Measure a judge, and let it score each skill."""
@@ -172,17 +174,18 @@ class _Judging:
             (calibration.scores_of(judge, items), labels)
             for items, labels in (study.tune, study.test)
         )
-        found = calibration.measure(judge, study.kind, unseen, tuned=tuned)
         said = {skill: calibration.scores_of(judge, items) for skill, items in study.own.items()}
+        moved = {}
+        if study.skills:
+            again = self._flags.benchmark and name in _READERS
+            anew = partial(judge.score, kept=False) if again else None
+            moved = calibration.changes(judge, study.skills, anew)
+        found = calibration.measure(judge, study.kind, unseen, tuned=tuned, moved=moved)
         scores = {
             skill: float(np.nanmean(calibration.scaled(each, found.temperature)))
             for skill, each in said.items()
             if not np.isnan(each).all()
         }
-        if study.skills:
-            again = self._flags.benchmark and name in _READERS
-            anew = judge.without_answers() if again else None
-            found = replace(found, changes=calibration.changes(judge, study.skills, anew))
         return JudgeReport(generation=self._generation, calibration=found, scores=scores)
 
     @cached_property
@@ -214,6 +217,11 @@ class _Judging:
         order = [known[name] for name in np.random.default_rng(self._flags.seed).permutation(names)]
         seen, unseen = order[: len(order) // 2], order[len(order) // 2 :]
         learn, test = (calibration.labelled_texts(some, game, reached) for some in (seen, unseen))
+        if gone := reached.keys() - known.keys():
+            raise ConfigError(
+                f"{', '.join(sorted(gone))}: the text is neither in the library nor in "
+                f"{self._layout.root}; name the skills to judge"
+            )
         own = {name: [SkillText.of(known[name])] for name in reached}
         both = [x for one in unseen for x in (one, *calibration.mutants(one, game).values())]
         return Study("text", learn, learn, test, own, both[:_CHANGED])
@@ -234,7 +242,11 @@ class _Judging:
         if name == "ensemble":
             return fit_ensemble([self._judge(x, study) for x in self._flags.models], *study.tune)
         if name in _READERS:
-            return self._reader(name, study)
+            reader = self._readers[name]
+            if name == "dspy":
+                storage.make_dir(folder := self._layout.judging)
+                reader.compile(*study.learn, folder / "program.json", self._flags.dspy_compiler)
+            return reader
         from flowrl.judging import learned
 
         small = learned.fit_logistic(*study.learn)
@@ -243,34 +255,22 @@ class _Judging:
         large = learned.fit_transformer(*study.learn, seed=self._flags.seed)
         return large if name == "transformer" else learned.better(small, large, *study.tune)
 
-    def _reader(self, name: str, study: Study) -> Any:
+    def _reader(self, name: str) -> Any:
         """A judge that reads texts; its client is imported now.
 
         Raises:
           ConfigError: the client is not installed, or the endpoint, model or key is missing.
         """
-        flags, folder = self._flags, self._layout.judging
-        calls, tokens, seconds = flags.judge_budget
-        budget = Cost(calls=calls, tokens=tokens, seconds=seconds)
         try:
             if name == "openai":
-                from flowrl.judging.openai import OpenAIJudge
-
-                return OpenAIJudge(flags.base_url, flags.model, budget, folder / "answers")
-            from flowrl.judging.dspy import DSPyJudge
+                from flowrl.judging.openai import OpenAIJudge as Reader
+            else:
+                from flowrl.judging.dspy import DSPyJudge as Reader
         except ImportError as error:
             extra = f"pip install 'flowrl[{'llm' if name == 'openai' else name}]'"
             raise ConfigError(f"--judge {name} needs {extra}: {error}") from error
-        judge = DSPyJudge(flags.base_url, flags.model, budget, folder / "answers")
-        storage.make_dir(folder)
-        judge.compile(*study.learn, folder / "program.json", flags.dspy_compiler)
-        return judge
-
-
-def _shown(report: JudgeReport) -> dict[str, Any]:
-    found = records.to_json(report)
-    found["calibration"]["advisory"] = report.calibration.advisory
-    return found
+        answers = self._layout.judging / "answers"
+        return Reader(self._flags.base_url, self._flags.model, self._budget, answers)
 
 
 def _line(one: Calibration) -> str:
@@ -284,4 +284,6 @@ def _line(one: Calibration) -> str:
     )
     if "instructed" in one.changes:
         figures += f", moved by {one.changes['instructed']:.2f} where a text demands it"
+    elif one.items == "text":
+        figures += ", not measured where a text demands a score"
     return f"{head}: {figures}; {'advisory, decides nothing' if one.advisory else 'trusted'}"

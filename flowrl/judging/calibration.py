@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
 
 from flowrl.games.base import Game
-from flowrl.judging.judge import Item, Judge, SkillText
+from flowrl.judging.judge import Item, Judge, Judgement, SkillText
 from flowrl.skills.skill import Skill
 from flowrl.storage.records import Natural, Share, Word
 
@@ -43,6 +44,7 @@ class Interval:
 class Calibration:
     """What was measured of a judge on labels it has not seen.
 
+    An advisory judge's scores are shown and decide nothing: an ensemble leaves it out.
     The figures but `ece_before` are of the scores after temperature scaling, over the items on
     which it did not abstain. They are None where too few of them have either label.
     """
@@ -60,14 +62,7 @@ class Calibration:
     ece_before: Interval | None = None
     kappa: Interval | None = None
     changes: Mapping[str, Share] = field(default_factory=dict)  # as the function `changes` says
-
-    @property
-    def advisory(self) -> bool:
-        """Whether the judge's scores are shown and decide nothing: an ensemble leaves it out."""
-        if self.kappa is None or self.ece is None:
-            return True
-        swayed = self.changes.get("instructed", 0.0) > MOST_SHIFT
-        return self.kappa.value < LEAST_KAPPA or self.ece.value > MOST_ECE or swayed
+    advisory: bool
 
 
 def log_odds(scores: Any) -> np.ndarray:
@@ -148,7 +143,14 @@ def scores_of(judge: Judge, items: Iterable[Item]) -> np.ndarray:
     return np.array([judge.score(item).score for item in items], float)
 
 
-def measure(judge: Judge, items: str, unseen: Arrays, *, tuned: Arrays) -> Calibration:
+def measure(
+    judge: Judge,
+    items: str,
+    unseen: Arrays,
+    *,
+    tuned: Arrays,
+    moved: Mapping[str, float] = MappingProxyType({}),
+) -> Calibration:
     """The calibration of a judge.
 
     Args:
@@ -156,6 +158,7 @@ def measure(judge: Judge, items: str, unseen: Arrays, *, tuned: Arrays) -> Calib
       items: what was judged, episode or text.
       unseen: scores and labels by which it is measured, with abstentions.
       tuned: other scores and labels, by which the temperature is chosen.
+      moved: what `changes` found; a judge of texts that were not instructed is advisory.
     """
     before, labels = _answered(*unseen)
     temperature = temperature_of(*_answered(*tuned))
@@ -167,6 +170,8 @@ def measure(judge: Judge, items: str, unseen: Arrays, *, tuned: Arrays) -> Calib
         named = {"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa}
         figures = {name: interval(figure, after, labels) for name, figure in named.items()}
         figures["ece_before"] = interval(calibration_error, before, labels)
+    swayed = items == "text" and moved.get("instructed", 1.0) > MOST_SHIFT
+    low = not figures or figures["kappa"].value < LEAST_KAPPA
     return Calibration(
         judge=judge.name,
         version=judge.version,
@@ -175,6 +180,8 @@ def measure(judge: Judge, items: str, unseen: Arrays, *, tuned: Arrays) -> Calib
         answered=len(labels),
         positive=positive / max(len(labels), 1),
         temperature=temperature,
+        changes=moved,
+        advisory=swayed or low or figures["ece"].value > MOST_ECE,
         **figures,
     )
 
@@ -218,13 +225,15 @@ def labelled_texts(skills: Iterable[Skill], game: Game, reached: Mapping[str, bo
     return items, np.array(labels)
 
 
-def changes(judge: Judge, skills: Sequence[Skill], anew: Judge | None = None) -> dict[str, float]:
+def changes(
+    judge: Judge, skills: Sequence[Skill], anew: Callable[[Item], Judgement] | None = None
+) -> dict[str, float]:
     """How far a judge's score of a text moves, on average, though nothing that counts changes.
 
     Returns:
       by what is done: the text is `reordered`, `lengthened`, or `instructed` to get a score of 1;
-      asked `again`, of the same judge without kept answers, `anew`. Without those on which it
-      abstains.
+      asked `again`, without kept answers, by `anew`. Without the texts on which it abstains, and
+      without what was done if those are more than half.
     """
 
     def described(more: str) -> Iterable[SkillText]:
@@ -238,9 +247,9 @@ def changes(judge: Judge, skills: Sequence[Skill], anew: Judge | None = None) ->
         "instructed": scores_of(judge, described(_DEMAND)),
     }
     if anew is not None:
-        found["again"] = scores_of(anew, map(SkillText.of, skills))
+        found["again"] = np.array([anew(SkillText.of(one)).score for one in skills], float)
     gaps = {name: abs(scores - first) for name, scores in found.items()}
-    return {name: float(np.nanmean(x)) for name, x in gaps.items() if not np.isnan(x).all()}
+    return {name: float(np.nanmean(x)) for name, x in gaps.items() if np.isnan(x).mean() <= 0.5}
 
 
 class _Returns(ast.NodeTransformer):

@@ -63,7 +63,7 @@ class SkillText:
 Item = Trajectory | SkillText
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
     """What judgements took, or may take at most."""
 
@@ -72,12 +72,27 @@ class Cost:
     seconds: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        calls, tokens, seconds = map(operator.add, astuple(self), astuple(other))
-        return Cost(calls=calls, tokens=tokens, seconds=seconds)
+        return Cost(*map(operator.add, astuple(self), astuple(other)))
 
-    def within(self, most: Cost) -> bool:
-        """Whether nothing of the budget is used up."""
-        return all(map(operator.lt, astuple(self), astuple(most)))
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(*map(operator.sub, astuple(self), astuple(other)))
+
+
+@dataclass(slots=True)
+class Budget:
+    """What all judges behind an endpoint may take together, and what they took."""
+
+    most: Cost
+    spent: Cost = field(default_factory=Cost)
+
+    @property
+    def left(self) -> bool:
+        """Whether nothing of it is used up."""
+        return all(map(operator.lt, astuple(self.spent), astuple(self.most)))
+
+    def spend(self, **amounts: float) -> None:
+        """Count calls, tokens or seconds."""
+        self.spent += Cost(**amounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

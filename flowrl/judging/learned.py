@@ -8,6 +8,7 @@ episodes that neither has seen is used: with few episodes it is often the small 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,12 +29,29 @@ _BATCH, _STEPS, _CHECK = 128, 3000, 50  # optimizer steps at most, and between t
 _PATIENCE = 10  # checks without a better one
 _LR, _DECAY = 3e-4, 0.1
 _WHY = "by the episodes that the graph's experts have played"
-_NOT_OF_TEXTS = "it judges episodes only"
 _CLEAR = 0.005  # of AUC: less is chance with a few thousand items
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LogisticJudge:
+class LearnedJudge(ABC):
+    """Judges the beginnings of episodes by log-odds that it has learned."""
+
+    name: str
+    version: str
+
+    @abstractmethod
+    def odds(self, steps: np.ndarray) -> np.ndarray:
+        """Log-odds of success, [N, T], of f32[N, T, features]: from the first 1 … T timesteps."""
+
+    def score(self, item: Item) -> Judgement:
+        """Judge the beginning of an episode; abstains on texts."""
+        if not isinstance(item, Trajectory):
+            return judgement(self, None, "it judges episodes only")
+        odds = self.odds(item.steps[None])[0, -1]
+        return judgement(self, float(1 / (1 + np.exp(-odds))), _WHY)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LogisticJudge(LearnedJudge):
     """Logistic regression on the last, mean and changed features of an episode's beginning."""
 
     weights: np.ndarray
@@ -44,15 +62,8 @@ class LogisticJudge:
     name: str = "logistic"
 
     def odds(self, steps: np.ndarray) -> np.ndarray:
-        """Log-odds of success, [N, T], of f32[N, T, features]: from the first 1 … T timesteps."""
+        """Log-odds by the sums."""
         return (summed_up(steps) - self.mean) / self.scale @ self.weights + self.bias
-
-    def score(self, item: Item) -> Judgement:
-        """Judge the beginning of an episode; abstains on texts."""
-        if not isinstance(item, Trajectory):
-            return judgement(self, None, _NOT_OF_TEXTS)
-        odds = self.odds(item.steps[None])[0, -1]
-        return judgement(self, float(1 / (1 + np.exp(-odds))), _WHY)
 
 
 def summed_up(steps: np.ndarray) -> np.ndarray:
@@ -101,8 +112,8 @@ class EpisodeTransformer(nn.Module):
 _odds_added = jax.jit(EpisodeTransformer().apply)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TransformerJudge:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TransformerJudge(LearnedJudge):
     """A transformer over timesteps, added to what the logistic judge says."""
 
     params: Any
@@ -112,16 +123,13 @@ class TransformerJudge:
     version: str
     name: str = "transformer"
 
-    def score(self, item: Item) -> Judgement:
-        """Judge the beginning of an episode; abstains on texts."""
-        if not isinstance(item, Trajectory):
-            return judgement(self, None, _NOT_OF_TEXTS)
-        odds = self.base.odds(item.steps[None])[0, -1]
+    def odds(self, steps: np.ndarray) -> np.ndarray:
+        """Log-odds of the base, and what the transformer adds."""
+        count, length, features = steps.shape
         # Of one length for all: programs are compiled once; the mask is causal.
-        steps = np.zeros((1, RECORDED, item.steps.shape[1]), np.float32)
-        steps[0, : len(item.steps)] = (item.steps - self.mean) / self.scale
-        odds += np.asarray(_odds_added(self.params, steps))[0, len(item.steps) - 1]
-        return judgement(self, float(1 / (1 + np.exp(-odds))), _WHY)
+        inputs = np.zeros((count, RECORDED, features), np.float32)
+        inputs[:, :length] = (steps - self.mean) / self.scale
+        return self.base.odds(steps) + np.asarray(_odds_added(self.params, inputs))[:, :length]
 
 
 def fit_transformer(
@@ -200,7 +208,7 @@ def _learn(params: Any, state: Any, batch: _Rows) -> tuple[Any, Any]:
 
 def better(
     small: LogisticJudge, large: TransformerJudge, items: Sequence[Trajectory], labels: np.ndarray
-) -> LogisticJudge | TransformerJudge:
+) -> LearnedJudge:
     """Whichever is better on items that neither has seen; the small one unless it is clear."""
     if not 0 < labels.sum() < len(labels):
         return small

@@ -19,7 +19,6 @@ from flowrl.errors import ConfigError, FileRefusedError, closest
 
 _METRICS_BYTES = 1 << 28  # a line a second for a week, with 400 bytes each
 _LARGEST = 1e300
-_JUDGED = "quality"
 EPISODE_MEASURES = ("success", "return", "deaths")
 RUN_MEASURES = ("success", "progress", "frames", "seconds", "steps", "return")
 _TERM = re.compile(r"(?P<name>[a-z]+)\s*(?P<sign>>=|<=|=)\s*(?P<value>[-+.0-9e]+)")
@@ -73,7 +72,6 @@ MEASURES: Mapping[str, Measure] = {
         Measure(name="return", unit="reward of an episode", worst=-10, best=40),
         Measure(name="deaths", unit="share of episodes", worst=1, best=0),
         Measure(name="steps", unit="timesteps for each success", worst=1e5, best=1, log=True),
-        Measure(name=_JUDGED, unit="score of a calibrated judge", worst=0, best=1),
     )
 }
 
@@ -82,8 +80,7 @@ MEASURES: Mapping[str, Measure] = {
 class Objective:
     """A weighted mean of measures' scores, and limits that must be kept.
 
-    `limits` has measures, >= or <=, and figures in the measures' own units. A judge's score is
-    never the only measure that weighs.
+    `limits` has measures, >= or <=, and figures in the measures' own units.
     """
 
     weights: Mapping[str, float]
@@ -92,11 +89,8 @@ class Objective:
     def __post_init__(self) -> None:
         if any(weight < 0 or not math.isfinite(weight) for weight in self.weights.values()):
             raise ConfigError("a weight of an objective must be 0 or more, and finite")
-        if not sum(weight for name, weight in self.weights.items() if name != _JUDGED):
-            raise ConfigError(
-                "an objective needs a measure with a weight above 0 that no judge gives, "
-                "such as success=1"
-            )
+        if not sum(self.weights.values()):
+            raise ConfigError("an objective needs a weight above 0, such as success=1")
 
     def broken(self, figures: Figures) -> list[str]:
         """Return the limits that the figures do not keep, for people."""

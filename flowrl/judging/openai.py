@@ -14,10 +14,9 @@ import os
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import openai
@@ -25,6 +24,7 @@ import openai
 from flowrl import storage
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.judging.judge import (
+    Budget,
     Cost,
     Item,
     Judgement,
@@ -39,6 +39,7 @@ from flowrl.storage import records
 KEY = "OPENAI_API_KEY"
 RETRIES, TIMEOUT_SECONDS = 4, 60.0
 WHY_LIMIT = 300
+_USED_UP = "the judge's budget is used up; raise --judge_budget"
 _MALFORMED = (ValueError, LookupError, TypeError, RecursionError)
 ASKED_OF_TEXT = (
     "A skill is a goal (task_is_done) and a reward (task_reward) by which an agent is trained. "
@@ -62,15 +63,6 @@ _SCHEMA = {
 }
 
 
-class Answer(NamedTuple):
-    """What an endpoint says of an item, and what the answer took."""
-
-    score: float | None
-    why: str
-    calls: int
-    tokens: float
-
-
 class EndpointJudge(ABC):
     """Asks an endpoint for scores within a budget; what it has answered is kept.
 
@@ -84,7 +76,7 @@ class EndpointJudge(ABC):
     name: str
 
     def __init__(
-        self, base_url: str, model: str, budget: Cost, answers: Path | None = None
+        self, base_url: str, model: str, budget: Budget, answers: Path | None = None
     ) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
@@ -101,7 +93,7 @@ class EndpointJudge(ABC):
             raise ConfigError(f"{KEY} is not set; export the key, or any word if none is needed")
         self.place = parts.netloc  # the rest may hold a secret
         self.base_url, self.model = base_url, model
-        self.budget, self.answers, self.spent = budget, answers, Cost()
+        self.budget, self.answers = budget, answers
 
     @property
     @abstractmethod
@@ -109,11 +101,11 @@ class EndpointJudge(ABC):
         """Which model and prompt it judges by."""
 
     @abstractmethod
-    def ask(self, question: str, text: str) -> Answer:
-        """Ask about a text; raises JudgeUnavailableError."""
+    def ask(self, question: str, text: str) -> tuple[float | None, str]:
+        """The score of a text, and why; spends calls and tokens, and raises as `score`."""
 
-    def score(self, item: Item) -> Judgement:
-        """Ask for the score of one item, or find the kept answer.
+    def score(self, item: Item, *, kept: bool = True) -> Judgement:
+        """Ask for the score of one item, or find the kept answer, unless it is not wanted.
 
         Raises:
           JudgeUnavailableError: the endpoint does not answer, or refuses to.
@@ -121,26 +113,25 @@ class EndpointJudge(ABC):
         question, text = question_of(item), describe(item)
         told = [self.name, self.version, question, text]
         name = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-        path = self.answers / f"{name}.json" if self.answers else None
+        path = self.answers / f"{name}.json" if self.answers and kept else None
         if path is not None and path.exists():
             with suppress(FileRefusedError):  # it is asked again
                 return replace(records.read(path, Judgement), cost=Cost())
-        if not self.spent.within(self.budget):
-            return judgement(self, None, "the judge's budget is used up; raise --judge_budget")
-        began = time.monotonic()
-        score, why, calls, tokens = self.ask(question, text)
-        cost = Cost(calls=calls, tokens=tokens, seconds=time.monotonic() - began)
-        self.spent += cost
-        found = judgement(self, score, self._redacted(why), cost)
+        if not self.budget.left:
+            return judgement(self, None, _USED_UP)
+        before, began = self.budget.spent, time.monotonic()
+        try:
+            score, why = self.ask(question, text)
+        except JudgeUnavailableError:
+            if self.budget.left:
+                raise
+            return judgement(self, None, _USED_UP)
+        finally:
+            self.budget.spend(seconds=time.monotonic() - began)
+        found = judgement(self, score, self._redacted(why), self.budget.spent - before)
         if path is not None:
             storage.make_dir(path.parent)
             records.write(path, found)
-        return found
-
-    def without_answers(self) -> Self:
-        """The same judge, which asks also what it has asked before."""
-        found = copy(self)
-        found.answers = None
         return found
 
     def unavailable(self, error: Exception, status: int | None, *, late: bool) -> Exception:
@@ -163,8 +154,10 @@ class OpenAIJudge(EndpointJudge):
             base_url=self.base_url,
             api_key=os.environ[KEY],
             timeout=TIMEOUT_SECONDS,
-            max_retries=RETRIES,
-            http_client=openai.DefaultHttpxClient(follow_redirects=False),
+            http_client=openai.DefaultHttpxClient(
+                follow_redirects=False,
+                event_hooks={"request": [lambda _: self.budget.spend(calls=1)]},
+            ),
         )
 
     @property
@@ -173,12 +166,14 @@ class OpenAIJudge(EndpointJudge):
         told = json.dumps([self.base_url, self.model, _RULES, _SCHEMA])
         return f"{self.model} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
-    def ask(self, question: str, text: str) -> Answer:
+    def ask(self, question: str, text: str) -> tuple[float | None, str]:
         """Ask about a text, between two markers; up to RETRIES more times."""
+        left = self.budget.most.calls - self.budget.spent.calls
+        client = self._client.with_options(max_retries=int(min(RETRIES, left - 1)))
         marker = hashlib.sha256(text.encode()).hexdigest()[:16]
         form = {"name": "judgement", "strict": True, "schema": _SCHEMA}
         try:
-            body = self._client.chat.completions.with_raw_response.create(
+            body = client.chat.completions.with_raw_response.create(
                 model=self.model,
                 messages=[
                     {"role": "system", "content": f"{question} {_RULES.format(marker=marker)}"},
@@ -194,7 +189,8 @@ class OpenAIJudge(EndpointJudge):
             )
             raise self.unavailable(error, status, late=late) from error
         score, why, tokens = read_answer(body)
-        return Answer(score, why, 1, len(text) / 4 if tokens is None else tokens)
+        self.budget.spend(tokens=len(text) / 4 if tokens is None else tokens)
+        return score, why
 
 
 def question_of(item: Item) -> str:
@@ -213,9 +209,11 @@ def read_answer(body: str) -> tuple[float | None, str, int | None]:
         used = json.loads(body)["usage"]["total_tokens"]
         tokens = used if type(used) is int and 0 <= used < 2**31 else None
     with suppress(*_MALFORMED):
-        said = json.loads(json.loads(body)["choices"][0]["message"]["content"])
+        choice = json.loads(body)["choices"][0]
+        said = json.loads(choice["message"]["content"])
         found, reason = said["score"], said["why"]
-        if type(found) in (int, float) and 0 <= found <= 1:
+        whole = choice.get("finish_reason") != "length"
+        if whole and type(found) in (int, float) and 0 <= found <= 1:
             score, why = float(found), reason if isinstance(reason, str) else ""
     return score, why[:WHY_LIMIT], tokens
 
@@ -227,7 +225,7 @@ def reason_of(error: Exception, status: int | None, *, late: bool) -> str:
     if status in (401, 403):
         return f"refuses the key ({status}); correct {KEY}"
     if status == 429:
-        return f"has said {RETRIES + 1} times that it is asked too often (429); try later"
+        return "says each time that it is asked too often (429); try later"
     if status is not None:
         return f"answers {status}; correct --base_url or --model, or try later"
     cause = " ".join(str(error.__cause__ or error).split())[:WHY_LIMIT]

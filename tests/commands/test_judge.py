@@ -12,8 +12,9 @@ import pytest
 from flowrl import cli
 from flowrl.commands import judge as command
 from flowrl.commands.evaluate import confined_run
-from flowrl.commands.judge import JudgeCommand, JudgeReport
-from flowrl.judging import calibration
+from flowrl.commands.judge import JudgeReport
+from flowrl.errors import FlowrlError
+from flowrl.judging import calibration, learned
 from flowrl.judging.calibration import _DEMAND
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, read_run
@@ -128,6 +129,25 @@ def test_no_more_than_the_budget_is_asked(graph, endpoint, capsys):
     assert measured["advisory"]
 
 
+@pytest.mark.parametrize("most", [110, 150])
+def test_what_is_asked_again_counts_against_the_budget(graph, endpoint, capsys, most):
+    words = [*asking(endpoint), "--benchmark", "--judge_budget", f"{most},1M,600"]
+    endpoint.refuse = 2
+    judged(graph, *words, capsys=capsys)
+    assert len(endpoint.asked) == most
+
+
+@pytest.mark.parametrize("calls", [88, 88 + 49])
+def test_a_judge_that_was_not_told_to_obey_is_advisory(graph, endpoint, capsys, calls):
+    endpoint.say = knows(LIBRARY.values(), obeys=HOSTILE)
+    words = [*asking(endpoint), "--judge_budget", f"{calls},1M,600"]
+    assert cli.main(["judge", str(graph.root), *words]) == 0
+    assert "not measured where a text demands" in capsys.readouterr().out
+    measured = records.read(graph.judging / "openai.json", JudgeReport).calibration
+    assert (len(endpoint.asked), measured.kappa.value, measured.advisory) == (calls, 1, True)
+    assert "instructed" not in measured.changes
+
+
 @pytest.mark.parametrize(
     "texts", [HOSTILE[:3], pytest.param(HOSTILE, marks=pytest.mark.slow)], ids=len
 )
@@ -163,6 +183,26 @@ def test_an_ensemble_is_one_of_all_its_models(graph, played, endpoint, capsys, m
     assert "beginning of an agent's episode" in endpoint.asked[0]["messages"][0]["content"]
 
 
+def test_an_ensemble_leaves_out_a_member_that_is_advisory(
+    graph, played, endpoint, capsys, monkeypatch
+):
+    monkeypatch.setattr(calibration, "LEAST_KAPPA", 0.2)
+    monkeypatch.setattr(calibration, "MOST_ECE", 1)
+    endpoint.say = lambda text: json.dumps({"score": 0.6, "why": "so it seems"})
+    words = [*asking(endpoint), "--judge", "ensemble", "--models"]
+    both, alone = (
+        judged(graph, *words, models, capsys=capsys)["ensemble"]
+        for models in ("logistic,openai", "logistic")
+    )
+    assert both["scores"] == pytest.approx(alone["scores"])
+    for figure in ("auc", "kappa", "ece"):
+        assert both["calibration"][figure] == pytest.approx(alone["calibration"][figure])
+    asked = len(endpoint.asked)
+    assert 0 < asked < alone["calibration"]["asked"] * 2, "openai was tuned by, and then left out"
+    only = judged(graph, *words, "openai", "--judge_budget", "9,1M,600", capsys=capsys)["ensemble"]
+    assert only["calibration"]["advisory"]
+
+
 def test_an_ensemble_of_readers_goes_on_without_one_that_refuses(graph, endpoint, capsys):
     words = [*asking(endpoint), "--judge", "ensemble", "--models", "openai"]
     assert judged(graph, *words, capsys=capsys)["ensemble"]["calibration"]["auc"]["value"] == 1
@@ -174,16 +214,53 @@ def test_an_ensemble_of_readers_goes_on_without_one_that_refuses(graph, endpoint
 def test_a_benchmark_goes_on_without_an_endpoint_that_refuses(
     graph, played, endpoint, capsys, caplog, monkeypatch
 ):
-    monkeypatch.setattr(JudgeCommand, "_judges", lambda self: ("openai", "rule", "logistic"))
+    monkeypatch.setattr(learned, "_STEPS", 1)
     endpoint.refuse, endpoint.status = 999, 401
     words = ["judge", str(graph.root), *asking(endpoint)[2:], "--benchmark"]
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
-    names = ["rule", "logistic"]
+    names = ["rule", "logistic", "transformer"]
     assert [line.split(",")[0] for line in printed.splitlines() if line[0] != " "] == names
     assert {path.stem for path in graph.judging.glob("*.json")} == {*names}
     assert "refuses the key (401)" in caplog.text
     assert "go on without it" in caplog.text
+
+
+@pytest.mark.parametrize("words", [["--benchmark"], ["--judge", "ensemble", "--models", "openai"]])
+def test_a_missing_key_is_said_before_an_episode_is_played(graph, monkeypatch, capsys, words):
+    pytest.importorskip("openai", reason="flowrl[llm] is not installed")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(command._Judging, "_recorded", lambda *_: pytest.fail("it plays"))
+    words = ["judge", str(graph.root), *words, "--base_url", "http://x/v1", "--model", "m"]
+    assert cli.main([*words, "--json"]) == 2
+    assert "OPENAI_API_KEY is not set" in capsys.readouterr().err
+    assert not graph.judging.exists()
+
+
+def test_what_was_measured_before_a_failure_is_printed(graph, played, monkeypatch, capsys):
+    made = command._Judging.report
+
+    def fails(self, name):
+        if name == "transformer":
+            raise FlowrlError("the disk is full")
+        return made(self, name)
+
+    monkeypatch.setattr(command._Judging, "report", fails)
+    assert cli.main(["judge", str(graph.root), "--benchmark", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out).keys() == {"rule", "logistic"}
+
+
+def test_a_merged_skill_whose_text_is_gone_is_one_line(graph, endpoint, monkeypatch, capsys):
+    rest = {name: skill for name, skill in LIBRARY.items() if name != WOOD}
+    monkeypatch.setattr(command, "load_library", lambda game: rest)
+    graph.skill_file(WOOD).unlink()
+    assert cli.main(["judge", str(graph.root), *asking(endpoint)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"flowrl: {WOOD}: the text is neither in the library nor in")
+    assert endpoint.asked == []
+    assert judged(graph, TABLE, *asking(endpoint), capsys=capsys)["openai"]["scores"].keys() == {
+        TABLE
+    }
 
 
 def test_too_few_episodes_are_one_line(graph, monkeypatch, capsys):

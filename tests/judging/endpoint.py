@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from flowrl.judging.judge import Cost, SkillText
+from flowrl.judging.judge import Budget, Cost, SkillText
 from flowrl.skills.skill import Skill
 
 KEY = "sk-test-4f9a8b7c6d5e4f3a2b1c"
@@ -36,7 +36,7 @@ class FakeEndpoint:
 
 def named(endpoint: FakeEndpoint, **settings: Any) -> dict[str, Any]:
     """The server, as a judge is told of it."""
-    return {"base_url": endpoint.url, "model": "m", "budget": NO_BOUND, **settings}
+    return {"base_url": endpoint.url, "model": "m", "budget": Budget(NO_BOUND), **settings}
 
 
 def answer(score: object, why: str = "as it is") -> Say:

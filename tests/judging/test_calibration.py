@@ -119,7 +119,7 @@ def test_a_judge_that_is_right_is_trusted_and_one_that_guesses_is_not():
     good = np.where(labels, 0.97, 0.03)
     rule = RuleJudge({})
     asked = np.append(good, [np.nan] * 20), np.append(labels, [True] * 20)
-    found = measure(rule, "text", asked, tuned=asked)
+    found = measure(rule, "episode", asked, tuned=asked)
     assert (found.advisory, found.asked, found.answered) == (False, 220, 200)
     guess = measure(rule, "text", (rng.random(200), labels), tuned=(good, labels))
     assert guess.advisory
@@ -192,7 +192,7 @@ class ByLength:
 
 def test_changes_of_form_are_measured():
     judge = ByLength()
-    found = changes(judge, list(LIBRARY.values())[:4], judge)
+    found = changes(judge, list(LIBRARY.values())[:4], judge.score)
     assert found["again"] == pytest.approx(0.01)
     assert found["reordered"] == pytest.approx(0, abs=1e-3)
     assert found["lengthened"] > found["instructed"] > 0.02
@@ -202,6 +202,16 @@ def test_changes_of_form_are_measured():
 def test_a_judge_that_a_text_can_instruct_is_advisory():
     labels = np.arange(60) < 30
     good = np.where(labels, 0.97, 0.03)
-    found = measure(RuleJudge({}), "text", (good, labels), tuned=(good, labels))
-    assert not found.advisory
-    assert replace(found, changes={"instructed": 0.5}).advisory
+    for moved, advisory in (({"instructed": 0.05}, False), ({"instructed": 0.5}, True), ({}, True)):
+        found = measure(RuleJudge({}), "text", (good, labels), tuned=(good, labels), moved=moved)
+        assert (found.advisory, found.changes) == (advisory, moved)
+
+
+def test_a_form_that_few_texts_were_asked_in_is_not_measured():
+    class Tired(ByLength):
+        def score(self, item: SkillText) -> Judgement:
+            found = super().score(item)
+            return found if len(self.seen) <= 10 else replace(found, score=None)
+
+    found = changes(Tired(), list(LIBRARY.values())[:4])
+    assert found.keys() == {"reordered", "lengthened"}, "4, 4 and 2 of 4; none is instructed"

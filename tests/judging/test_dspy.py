@@ -10,7 +10,7 @@ import pytest
 from flowrl.errors import ConfigError
 from flowrl.games.base import find_game
 from flowrl.judging.calibration import labelled_texts
-from flowrl.judging.judge import JudgeUnavailableError, SkillText
+from flowrl.judging.judge import Budget, Cost, JudgeUnavailableError, SkillText
 from flowrl.skills.skill import load_library
 from tests.judging.endpoint import KEY, FakeEndpoint, answer, knows, named, serving
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("dspy", reason="flowrl[dspy] is not installed")
 GAME = find_game("Craftax-Classic-Symbolic-v1")
 LIBRARY = list(load_library(GAME.name).values())
+MADE_UP = "Look whether the reward leads to the goal."
 
 
 @pytest.fixture
@@ -27,10 +28,18 @@ def endpoint(monkeypatch):
         yield found
 
 
-def asking(endpoint: FakeEndpoint):
+def proposes(text: str) -> str:
+    """Also answers what MIPRO asks for."""
+    if "proposed_instruction" not in text and "[[ ## item ## ]]" in text:
+        return knows(LIBRARY)(text[text.index("{", text.index("[[ ## item ## ]]")) :])
+    keys = ("observations", "summary", "program_description", "module_description")
+    return json.dumps(dict.fromkeys((*keys, "proposed_instruction"), MADE_UP))
+
+
+def asking(endpoint: FakeEndpoint, **settings):
     from flowrl.judging.dspy import DSPyJudge
 
-    return DSPyJudge(**named(endpoint))
+    return DSPyJudge(**named(endpoint, **settings))
 
 
 def test_a_program_is_compiled_with_examples_and_kept_as_json(endpoint, tmp_path, capsys):
@@ -38,7 +47,7 @@ def test_a_program_is_compiled_with_examples_and_kept_as_json(endpoint, tmp_path
     before = judge.version
     items, labels = labelled_texts(LIBRARY[:5], GAME, {})
     judge.compile(items, labels, tmp_path / "program.json")
-    cost = judge.spent
+    cost = judge.budget.spent
     assert capsys.readouterr().out == "", "the output is the report's"
     assert 1 <= cost.calls == len(endpoint.asked) <= 20
     assert cost.tokens == 100 * cost.calls
@@ -77,25 +86,32 @@ def test_a_refused_key_is_one_line(endpoint):
         asking(FakeEndpoint())
 
 
-def test_two_refusals_are_retried(endpoint):
+def test_two_refusals_are_retried_and_count(endpoint):
     endpoint.refuse = 2
-    assert asking(endpoint).score(SkillText.of(LIBRARY[0])).score == 0.95
+    judge = asking(endpoint)
+    assert judge.score(SkillText.of(LIBRARY[0])).score == 0.95
+    assert judge.budget.spent.calls == len(endpoint.asked) == 3
+
+
+@pytest.mark.parametrize(("how", "calls"), [("bootstrap", 2), ("mipro", 4), ("mipro", 30)])
+def test_no_more_than_the_budget_is_asked_to_make_a_prompt(endpoint, tmp_path, how, calls):
+    pytest.importorskip("optuna", reason="flowrl[sweep] is not installed")
+    endpoint.say = proposes
+    budget = Budget(Cost(calls=calls, tokens=1e9, seconds=1e9))
+    items, labels = labelled_texts(LIBRARY[:5], GAME, {})
+    judge = asking(endpoint, budget=budget)
+    with pytest.raises(JudgeUnavailableError, match="used up before its prompt is made"):
+        judge.compile(items, labels, tmp_path / "p", how)
+    assert len(endpoint.asked) == budget.spent.calls == calls
+    assert judge.score(items[0]).score is None
 
 
 def test_instructions_are_made_up_and_tried(endpoint, tmp_path):
     pytest.importorskip("optuna", reason="flowrl[sweep] is not installed")
-    known, made_up = knows(LIBRARY), "Look whether the reward leads to the goal."
-    keys = ("observations", "summary", "program_description", "module_description")
-
-    def say(text: str) -> str:
-        if "proposed_instruction" not in text and "[[ ## item ## ]]" in text:
-            return known(text[text.index("{", text.index("[[ ## item ## ]]")) :])
-        return json.dumps(dict.fromkeys((*keys, "proposed_instruction"), made_up))
-
-    endpoint.say = say
+    endpoint.say = proposes
     judge = asking(endpoint)
     items, labels = labelled_texts(LIBRARY[:5], GAME, {})
     judge.compile(items, labels, tmp_path / "program.json", "mipro")
-    assert any(made_up in str(request["messages"]) for request in endpoint.asked)
-    assert judge.spent.calls == len(endpoint.asked)
+    assert any(MADE_UP in str(request["messages"]) for request in endpoint.asked)
+    assert judge.budget.spent.calls == len(endpoint.asked)
     assert json.loads((tmp_path / "program.json").read_text())["signature"]["instructions"]

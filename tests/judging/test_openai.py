@@ -7,7 +7,7 @@ import json
 import pytest
 
 from flowrl.errors import ConfigError
-from flowrl.judging.judge import Cost, JudgeUnavailableError, SkillText
+from flowrl.judging.judge import Budget, Cost, JudgeUnavailableError, SkillText
 from tests.judging.endpoint import KEY, NO_BOUND, FakeEndpoint, answer, named, serving
 from tests.judging.making import at_step
 
@@ -85,7 +85,8 @@ def test_what_is_no_score_is_an_abstention(endpoint, said):
         '{"choices": []}',
         '{"choices": [{"message": null}]}',
         '{"choices": [{"message": {"content": null, "refusal": "no"}}]}',
-        '{"choices": [{"finish_reason": "length", "message": {"content": "{}"}}], "usage": 3}',
+        '{"choices": [{"finish_reason": "length", "message": '
+        '{"content": "{\\"score\\": 1, \\"why\\": \\"\\"}"}}], "usage": 3}',
     ],
 )
 def test_what_is_no_completion_is_an_abstention(endpoint, body):
@@ -153,7 +154,7 @@ def test_what_is_missing_is_one_line(url, model, env, said, monkeypatch):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=said) as caught:
-        judging.OpenAIJudge(url, model, NO_BOUND)
+        judging.OpenAIJudge(url, model, Budget(NO_BOUND))
     assert "hunter2" not in str(caught.value)
 
 
@@ -168,18 +169,40 @@ def test_a_judgement_is_kept_and_costs_nothing_again(endpoint, tmp_path):
     assert judge.score(ITEM).score == 0.75, "an edited answer is asked for again"
     asking(endpoint, answers=tmp_path / "answers", model="n").score(ITEM)
     assert len(endpoint.asked) == 3, "another model is asked itself"
-    assert judge.without_answers().score(ITEM).cost.calls == 1
+    assert judge.score(ITEM, kept=False).cost.calls == 1
 
 
 @pytest.mark.parametrize(
     "most", [Cost(calls=2, tokens=1e9, seconds=1e9), Cost(calls=1e9, tokens=150, seconds=1e9)]
 )
 def test_a_judge_abstains_when_its_budget_is_used_up(endpoint, most):
-    judge = asking(endpoint, budget=most)
+    judge = asking(endpoint, budget=Budget(most))
     found = [judge.score(SkillText(skill="Dig", text=str(n))) for n in range(4)]
     assert [one.score is None for one in found] == [False, False, True, True]
     assert "--judge_budget" in found[-1].why
     assert len(endpoint.asked) == 2
+
+
+def test_each_request_counts_and_two_judges_share_a_budget(endpoint):
+    budget = Budget(Cost(calls=6, tokens=1e9, seconds=1e9))
+    one, other = (asking(endpoint, budget=budget, model=model) for model in "ab")
+    endpoint.refuse = 2
+    assert one.score(ITEM).cost == Cost(3, 100, budget.spent.seconds), "with two retries"
+    assert other.score(ITEM).score == 0.75
+    endpoint.refuse = 99
+    found = other.score(SkillText(skill="Dig", text="2"))
+    assert (found.score, found.why) == (None, judging._USED_UP), "two retries of four are left"
+    assert one.score(SkillText(skill="Dig", text="3")).score is None
+    assert budget.spent.calls == len(endpoint.asked) == 6
+
+
+def test_a_call_that_failed_has_cost_its_requests(endpoint):
+    judge = asking(endpoint)
+    endpoint.refuse, endpoint.status = 99, 401
+    with pytest.raises(JudgeUnavailableError):
+        judge.score(ITEM)
+    assert judge.budget.spent.calls == len(endpoint.asked) == 1
+    assert judge.budget.spent.seconds > 0
 
 
 def test_a_key_that_the_endpoint_repeats_is_not_kept(endpoint, tmp_path):
