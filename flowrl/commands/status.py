@@ -32,7 +32,7 @@ from flowrl.parallel.health import daemon_of, disk_shortage
 from flowrl.parallel.outcomes import CANCELLED
 from flowrl.parallel.state_file import StateFile
 from flowrl.parallel.status import percent, ranges
-from flowrl.paths import DEFAULT_GRAPH, GraphPaths, graph_paths, printable, slug
+from flowrl.paths import DEFAULT_GRAPH, GraphPaths, SweepPaths, graph_paths, printable, slug
 
 _WATCH_SECONDS = 1.0
 _WIDTH = 140  # columns in a file or a pipe
@@ -331,7 +331,8 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
       FileRefusedError: the folder holds no readable scheduler_state.json, nor sweeps.
     """
     if not paths.scheduler_state.is_file():
-        if any(paths.sweeps.glob("*/sweep.json")):  # nothing but trials was trained yet
+        begun = any(paths.sweeps.glob("*/sweep.json"))  # nothing but trials was trained yet
+        if begun or SweepPaths(paths.root).sweep_json.exists():  # not begun, or by Ray
             return []
         raise FileRefusedError(
             f"{paths.root} is no graph: it has no scheduler_state.json; name the folder of a "

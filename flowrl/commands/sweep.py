@@ -78,6 +78,10 @@ _OF_TRAIN = (
     "max_parallel_skills", "auto_scaling", "min_workers", "max_workers", "max_nodes",
     "target_skill", "init_from", "strict", "curriculum", "pack",
 )  # fmt: skip
+_OF_FLOWRL = (
+    "gpu_ids", "devices_per_run", "cpus_per_run", "launcher", "stall_timeout", "run_timeout",
+    "max_retries", "retry_backoff",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,7 @@ class SweepConfig(BottomUpConfig):
     space: Path | None = None
     """TOML or JSON file with a table for each field, instead of --vary."""
     engine: Literal["flowrl", "ray"] = "flowrl"
-    """What runs the trials: flowrl's scheduler, or Ray Tune, also on a cluster it is told of."""
+    """What runs the trials: flowrl's scheduler, or Ray Tune on this machine."""
     timeout: AboveZero | None = None
     """Hours, from this start, after which no trial is begun."""
     max_concurrent: Positive = 2
@@ -116,11 +120,14 @@ class SweepConfig(BottomUpConfig):
     """Show how far the sweep is, and do nothing else."""
 
     def problems(self) -> Iterator[str]:
-        """Whether a flag is given that sweeps know nothing of."""
-        for name in _OF_TRAIN:
-            if self.origins.get(name) == "command line":
+        """Whether a flag is given, wherever, that sweeps or their engine know nothing of."""
+        for name, origin in sorted(self.origins.items()):
+            flag = f"--{name}" if origin == "command line" else f"--{name} ({origin})"
+            if name in _OF_TRAIN:
                 more = " (--max_concurrent limits trials)" if name == "max_parallel_skills" else ""
-                yield f"--{name} is for flowrl train, and no sweep's{more}; leave it out"
+                yield f"{flag} is for flowrl train, and no sweep's{more}; leave it out"
+            if name in _OF_FLOWRL and self.engine == "ray":
+                yield f"{flag} does nothing with --engine ray; leave it out"
 
 
 def run_sweep(config: SweepConfig) -> int:
@@ -143,6 +150,8 @@ def run_sweep(config: SweepConfig) -> int:
     check_installed(method)
     record = known.record if known else new_record(config, layout, graph)
     check_engine(config, Sweep(paths, record))
+    if config.keep_winner and not (known or config).search.confirm:
+        raise ConfigError("--keep_winner keeps a confirmed point's expert; --confirm 0 has none")
     most = 1 if method == "cleanrl" else config.max_concurrent
     config = configs.with_flags(config, max_parallel_skills=most, max_nodes=None)
     confinement = sandbox.confinement(config.launch.sandbox, layout.root)
@@ -188,7 +197,9 @@ def run_trials(
             jobs = JobBuilder(config, devices={}, confinement=confinement, live=tuple)
             return TrialBackend(of, jobs)
 
-        return ray_tune.run_trials(sweep, graph, config, backend=backend, deadline=deadline)
+        return ray_tune.run_trials(
+            sweep, graph, config, backend=backend, deadline=deadline, report=partial(publish, sweep)
+        )
     jobs = JobBuilder(
         config,
         devices=scheduler.devices,
@@ -250,7 +261,9 @@ def evaluate_trials(sweep: Sweep, tried: Sequence[Tried], config: SweepConfig) -
     left = [
         each.trial.number
         for each in tried
-        if each.score is not None and not _evaluation(sweep, each.trial.number).exists()
+        if each.score is not None
+        and read_run(sweep.run(each.trial.number)).attempt == 1  # a later one has another seed
+        and not _evaluation(sweep, each.trial.number).exists()
     ]
     if not left:
         return

@@ -93,8 +93,9 @@ def read_outcome(sweep: Sweep) -> SweepOutcome | None:
 def decide(sweep: Sweep, tried: Sequence[Tried]) -> SweepOutcome:
     """Compare the points that were trained again with the default.
 
-    A seed with which either of the two failed is left out, since the machine may have failed it. A
-    point that has less than two seeds left is not compared.
+    A seed with which either of the two failed is left out, since the machine may have failed it,
+    and so is one tried again, which had another seed. A point with less than two seeds left is not
+    compared.
     """
     scores: dict[int | None, dict[int, float]] = {}
     points: dict[int | None, Mapping[str, Any]] = {}
@@ -121,7 +122,7 @@ def decide(sweep: Sweep, tried: Sequence[Tried]) -> SweepOutcome:
 
 
 def confirmed_score(sweep: Sweep, each: Tried) -> float | None:
-    """The score of a trial whose success after its end is that in fresh worlds; None if it failed.
+    """The score of a trial with its success in fresh worlds; None if it failed, if only once.
 
     A run stops as soon as its episodes succeed often enough, so its last success says too much.
     """

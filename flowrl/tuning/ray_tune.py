@@ -1,13 +1,16 @@
-"""A sweep's trials as trials of Ray Tune, on this machine or on a cluster that shares its folder.
+"""A sweep's trials as trials of Ray Tune, on this machine.
 
-The one file that imports Ray. Ray says where and when a trial runs; which one comes next, and what
-has ended, says the sweep's folder. So a sweep that was killed goes on, with Ray or without.
+The one file that imports Ray. Ray says when a trial runs; which one comes next, and what has ended,
+says the sweep's folder. So a sweep that was killed goes on, with Ray or without.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,10 +21,12 @@ from ray.tune.search import Searcher  # pyright: ignore[reportMissingImports]
 
 from flowrl import storage
 from flowrl.config import BottomUpConfig
+from flowrl.errors import LaunchError
 from flowrl.launchers.base import Exited, Finished, Lost
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel.events import RunRequest
+from flowrl.parallel.events import RunRequest, Verb
 from flowrl.parallel.outcomes import described
+from flowrl.parallel.requests import Inbox
 from flowrl.paths import SweepPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
@@ -35,32 +40,50 @@ _ENV = {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 class TrialSearch(Searcher):
     """Names the trials that Ray runs: begun ones that have not ended, then as `next_trial` says."""
 
-    def __init__(self, sweep: Sweep, graph: SkillGraph, deadline: float) -> None:
+    def __init__(
+        self, sweep: Sweep, graph: SkillGraph, *, deadline: float, report: Callable[[], object]
+    ) -> None:
         super().__init__(metric="score", mode="max")
-        self._sweep, self._graph, self._deadline = sweep, graph, deadline
+        self._sweep, self._graph, self._deadline, self._report = sweep, graph, deadline, report
         self._begun = [each.trial.number for each in read_trials(sweep)[0] if not each.outcome]
+        self._inbox = Inbox(sweep.paths)
+        self._live: set[str] = set()  # Ray's names of trials
 
     def suggest(self, trial_id: str) -> Any:
         """Return the number of a trial; None while others have to end before."""
-        if self._begun:
-            return {"number": self._begun.pop(0)}
-        tried, _ = read_trials(self._sweep)
-        late = time.monotonic() >= self._deadline
-        number = max(numbers(self._sweep.paths), default=-1) + 1
-        trial = None if late else next_trial(self._sweep, tried, number)
-        if trial is None:
-            waits = not late and any(each.outcome is None for each in tried)
-            return None if waits else Searcher.FINISHED
-        prepare_trial(self._sweep, self._graph, trial)
+        stops = [each for each in self._inbox.take() if each.verb in (Verb.STOP, Verb.STOP_NOW)]
+        if stops:
+            self._inbox.done(stops)
+            self._end()
+        number = self._begun.pop(0) if self._begun else self._begin_next()
+        if number is None:
+            return None if self._live else Searcher.FINISHED
+        self._live.add(trial_id)
         return {"number": number}
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False):
-        """Do nothing: a trial has recorded what it came to."""
+        """Report a trial that has ended; begin none after one whose task failed."""
+        self._live.discard(trial_id)
+        if error:
+            self._end()
+        self._report()
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: a search holds no state."""
 
     restore = save
+
+    def _end(self) -> None:
+        self._begun, self._deadline = [], -math.inf
+
+    def _begin_next(self) -> int | None:
+        number = max(numbers(self._sweep.paths), default=-1) + 1
+        late = time.monotonic() >= self._deadline
+        trial = None if late else next_trial(self._sweep, read_trials(self._sweep)[0], number)
+        if trial is None:
+            return None
+        prepare_trial(self._sweep, self._graph, trial)
+        return number
 
 
 def run_trials(
@@ -70,23 +93,33 @@ def run_trials(
     *,
     backend: Callable[[Sweep], TrialBackend],
     deadline: float,
+    report: Callable[[], object],
 ) -> None:
-    """Run trials until none is left to begin, each on a CPU, or on its share of a GPU."""
+    """Run trials until none is left to begin, each on a CPU, or on its share of a GPU.
+
+    Raises:
+      LaunchError: a trial could not be run, so that no other was begun after it.
+    """
     sweep = replace(sweep, paths=SweepPaths(sweep.paths.root.absolute()))
     remove_leftovers(sweep.paths)
-    ray.init(include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": _ENV})
+    env = {"env_vars": _ENV}
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, runtime_env=env)
     gpus = 1 / (config.launch.skills_per_gpu or 1) if ray.cluster_resources().get("GPU") else 0
     files = sweep.paths.root / "ray"  # Ray's own, and never read by us
     try:
-        tune.Tuner(
-            tune.with_resources(partial(_train, sweep, backend), {"cpu": 1, "gpu": gpus}),
-            tune_config=tune.TuneConfig(
-                search_alg=TrialSearch(sweep, graph, deadline),
-                num_samples=-1,
-                max_concurrent_trials=config.schedule.max_parallel_skills,
-            ),
-            run_config=tune.RunConfig(storage_path=str(files.absolute()), verbose=0),
-        ).fit()
+        with redirect_stdout(sys.stderr):  # Ray's tables
+            found = tune.Tuner(
+                tune.with_resources(partial(_train, sweep, backend), {"cpu": 1, "gpu": gpus}),
+                tune_config=tune.TuneConfig(
+                    search_alg=TrialSearch(sweep, graph, deadline=deadline, report=report),
+                    num_samples=-1,
+                    max_concurrent_trials=config.schedule.max_parallel_skills,
+                ),
+                run_config=tune.RunConfig(storage_path=str(files), verbose=0),
+            ).fit()
+        for error in found.errors:
+            why = str(error).strip().rpartition("\n")[2]
+            raise LaunchError(f"a trial could not be run, so the sweep stops; start again: {why}")
     finally:
         ray.shutdown()
         storage.remove_tree(files)

@@ -42,6 +42,7 @@ from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
 from flowrl.tuning.pruning import Curve, Rungs, scores_so_far, should_prune
 from flowrl.tuning.trials import (
+    FAILED,
     OUTCOME,
     TRIAL,
     Sweep,
@@ -140,7 +141,9 @@ class TrialBackend:
         if run.run_id != request.run_id and run.attempt != request.attempt:
             for folder in (paths.resume, paths.finals):
                 storage.remove_tree(folder)
-            storage.remove_file(paths.metrics)
+            if paths.metrics.exists():
+                paths.metrics.replace(paths.folder / FAILED.format(run.attempt))
+            storage.remove_file(paths.folder / OUTCOME)  # of a trial that is asked to try again
             run_id = f"e{run.expert}.a{request.attempt}.{secrets.token_hex(4)}"
             run = replace(run, attempt=request.attempt, run_id=run_id)
             write_run(paths, run)
@@ -250,7 +253,9 @@ class Sweeper:
     def _curve(self, each: Tried) -> Curve:
         """The score by frames; that of a trial that ended by itself counts on to the horizon."""
         number, ended = each.trial.number, each.outcome
-        if number in self._curves:
+        if ended is None:
+            self._curves.pop(number, None)
+        elif number in self._curves:
             return self._curves[number]
         try:
             points = read_curve(self.sweep.run(number).metrics)
@@ -274,7 +279,7 @@ class Sweeper:
                 known = (paths.folder / TRIAL).exists()
                 if known and not (paths.folder / OUTCOME).exists():
                     why = entry.status.why if isinstance(entry.status, Failed) else ""
-                    write_outcome(self.sweep, number, why=why, frames_failed=entry.frames_used)
+                    write_outcome(self.sweep, number, why=why)
                     self._report()
 
     def _has_room(self) -> bool:

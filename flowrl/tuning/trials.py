@@ -37,6 +37,7 @@ from flowrl.tuning.search import Method, Observation, suggest
 from flowrl.tuning.space import Point, Space, admissible, space_from_data
 
 TRIAL, OUTCOME = "trial.json", "outcome.json"
+FAILED = "metrics.{}.jsonl"  # metrics.jsonl of a failed attempt, by its number
 FINALISTS = 3  # points that are trained again beside the default
 _REMEDY = "it is left out; remove its folder, or restore it from a copy"
 Unit = Literal["frames", "seconds"]
@@ -288,33 +289,32 @@ def _read(sweep: Sweep, number: int) -> Tried:
     return Tried(trial, records.read(folder / OUTCOME, TrialOutcome) if ended else None)
 
 
-def write_outcome(
-    sweep: Sweep, number: int, *, why: str = "", frames_failed: int = 0
-) -> TrialOutcome:
+def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
     """Record what a trial came to; `why` it failed, if it did.
 
-    `frames_failed` are those of attempts that failed; they count at the speed of the last one.
+    The figures of attempts that failed before count with its cost.
 
     Raises:
       FileRefusedError: a file of the trainer's cannot be read now; it may be later.
     """
-    paths, curve, result = sweep.run(number), (), None
+    paths, curves, result = sweep.run(number), [()], None
     try:
-        curve = read_curve(paths.metrics)
+        failed = sorted(paths.folder.glob(FAILED.format("*")))
+        curves = [read_curve(each) for each in (*failed, paths.metrics)]
         result = None if why else read_result(paths)
     except FileRefusedError as error:
         if is_transient(error):
             raise
         why = str(error)
-    end = curve[-1] if curve else CurvePoint(0, 0.0, 0.0, 0.0)
-    if result is not None:
+    if result is not None and not curves[-1]:
         length = result.mean_episode_length
         end = CurvePoint(result.frames, result.wall_seconds, result.success_rate, length)
-    frames = max(frames_failed, end.frames) if result is None else frames_failed + end.frames
+        curves[-1] = (end,)
+    ends = [curve[-1] for curve in curves if curve]
     found = TrialOutcome(
-        score=result and sweep.score(curve or (end,), end.success),
-        frames=frames,
-        seconds=end.seconds * frames / max(end.frames, 1),
+        score=None if why or result is None else sweep.score(curves[-1], result.success_rate),
+        frames=sum(end.frames for end in ends),
+        seconds=sum(end.seconds for end in ends),
         stopped=result.stopped if result else "",
         why=why,
     )
@@ -361,9 +361,9 @@ def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
     record = sweep.record
     ended = [each for each in begun if each.outcome]
     pending = [each for each in begun if not each.outcome]
-    if len(begun) < len(record.starts):
-        point: Point = record.starts[len(begun)]
-    else:
+    points = [each.trial.point for each in begun]
+    point: Point | None = next((each for each in record.starts if each not in points), None)
+    if point is None:
         point = suggest(
             sweep.space,
             [sweep.observation(each) for each in ended],

@@ -108,7 +108,11 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
     assert len(ExpertStore(place.layout).manifest().merged) == 1
     assert "has its defaults again" in sweep("--forget")[1]
     assert "these are the settings" in sweep("--apply")[1]
-    assert "gains" in sweep("--status")[1].splitlines()[0]
+    (gain,) = json.loads(place.sweep.outcome_json.read_text())["gains"]
+    shown = f"trial 1 gains {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    assert gain["low"] > 0
+    first = sweep("--status")[1].splitlines()[0]
+    assert first.endswith(f"({place.records()[1]['point']}), {shown}") or first.endswith(shown)
 
 
 def test_trials_that_diverge_have_no_score_and_end_the_search(place, sweep):
@@ -152,7 +156,7 @@ def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep, capsys):
     assert outcome["stopped"] == "pruned"
     assert outcome["frames"] < 10_000
     assert place.launches() == ["0"]
-    assert "best 0." in printed
+    assert f"best {outcome['score']:.3f} by trial 0 (lr 0.001)" in printed
     capsys.readouterr()
     assert cli.main(["logs", place_of, "Collect Wood t0"]) == 0
 
@@ -188,6 +192,14 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
         (("--vary", "lr=log:1e-4:1e-2", "--max_nodes=1"), "--max_nodes is for flowrl train"),
         (("--vary", "lr=log:1e-4:1e-2", "--max_parallel_skills=4"), "--max_concurrent limits"),
         (("--vary", "lr=log:1e-4:1e-2", "--replicas=2", "--pruner=asha"), "--pruner cannot end"),
+        (
+            ("--vary", "lr=log:1e-4:1e-2", "--keep_winner", "--confirm=0"),
+            "--keep_winner keeps a confirmed point's expert; --confirm 0 has none",
+        ),
+        (
+            ("--vary", "lr=log:1e-4:1e-2", "--engine=ray", "--cpus_per_run=1"),
+            "--cpus_per_run does nothing with --engine ray",
+        ),
         (("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Wod"), "there is no skill 'Collect Wod'"),
     ],
 )
@@ -197,6 +209,48 @@ def test_bad_input_is_one_line_and_writes_nothing(place, sweep, words, why):
     assert code == 2, said
     assert why in said.splitlines()[-1]
     assert not place.layout.root.exists()
+
+
+def test_flags_of_training_are_refused_wherever_they_are_given(place, sweep, monkeypatch, tmp_path):
+    (tmp_path / "flags.toml").write_text("max_parallel_skills = 4\n")
+    code, _, said = sweep(*QUICK, f"--config={tmp_path / 'flags.toml'}")
+    assert code == 2
+    assert "--max_parallel_skills (config file) is for flowrl train" in said
+    monkeypatch.setenv("FLOWRL_STRICT", "1")
+    code, _, said = sweep(*QUICK)
+    assert code == 2
+    assert "--strict (environment) is for flowrl train, and no sweep's; leave it out" in said
+    assert not place.layout.root.exists()
+
+
+def test_a_trial_that_a_user_lets_try_again_counts_anew(place, sweep, capsys):
+    place.order(fails_once=True)
+    flags = (*QUICK, "--trials=1", "--max_retries=0")
+    assert sweep(*flags)[0] == 1
+    assert place.records("outcome.json")[0]["score"] is None
+    assert cli.main(["retry", str(place.sweep.root), "Collect Wood t0"]) == 0
+    code, _, said = sweep(*flags)
+    assert code == 0, said
+    outcome = place.records("outcome.json")[0]
+    assert outcome["score"] > 0
+    assert outcome["frames"] == 15_000
+    assert place.launches() == ["0", "0"]
+
+
+def test_a_seed_that_was_tried_again_is_not_compared(place, sweep):
+    place.order(success=0.95, fails_once=True)  # each second attempt has another seed
+    flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
+    code, printed, said = sweep(*flags, "--confirm=2", "--retry_backoff=0.1")
+    assert code == 0, said
+    assert "no point is confirmed" in printed
+    assert json.loads(place.sweep.outcome_json.read_text())["gains"] == []
+    assert not place.records("evaluation.json")
+
+
+def test_a_sweep_that_is_not_begun_has_a_status(place, capsys):
+    create_sweep(place.sweep, a_record(), place.layout, GRAPH)
+    assert cli.main(["status", str(place.sweep.root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["skills"] == []
 
 
 def test_the_same_command_goes_on_with_the_sweep(place, sweep, tmp_path):
@@ -250,8 +304,9 @@ def test_the_status_of_a_graph_shows_each_of_its_sweeps(place, sweep, capsys):
     assert shown["sweep other"] == "sweep other: no trial has ended yet"
     said = shown["sweep s"]
     assert said.startswith("sweep s: Collect Wood: ended, 2 of 2 trials have ended, 4 of 4 confirm")
-    assert " best 0." in said
-    assert "gains +0." in said
+    found = json.loads(place.sweep.outcome_json.read_text())["gains"][0]
+    best = place.records("outcome.json")[1]["score"]
+    assert f"best {best:.3f} by trial 1 (lr 0.003), trial 1 gains {found['mean']:+.3f} [" in said
     lock = DaemonLock(other.daemon_lock)
     lock.acquire()
     cli.main(["status", str(place.layout.root)])

@@ -13,7 +13,7 @@ from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.judging.objectives import MEASURES, CurvePoint
 from flowrl.storage import records
 from flowrl.tuning import trials
-from flowrl.tuning.trials import TRIAL, Tried, next_trial, read_trials, write_outcome
+from flowrl.tuning.trials import FAILED, TRIAL, Tried, next_trial, read_trials, write_outcome
 from tests.tuning.making import a_sweep, a_trial
 
 
@@ -25,6 +25,15 @@ def test_the_points_that_are_given_come_first_then_the_search(tmp_path):
     assert [first.point, second.point] == [{"lr": 1e-3}, {"lr": 2e-3}]
     assert third.point["lr"] not in (1e-3, 2e-3)
     assert (third.ended, third.pending) == ((), (0, 1))
+
+
+@pytest.mark.parametrize("torn", [0, 1])
+def test_a_given_point_whose_trial_is_torn_is_tried_again(tmp_path, torn):
+    sweep = a_sweep(tmp_path, starts=({"lr": 1e-3}, {"lr": 2e-3}))
+    left = a_trial(1 - torn, sweep.record.starts[1 - torn]["lr"], 0.5)
+    again = next_trial(sweep, [left], 2)
+    assert again.point == sweep.record.starts[torn]
+    assert next_trial(sweep, [left, Tried(again, None)], 3).point not in sweep.record.starts
 
 
 def test_a_proposal_is_the_same_in_any_order_of_its_history(tmp_path):
@@ -123,13 +132,17 @@ def a_line(frames: int, seconds: float) -> str:
     return json.dumps(dict(zip(names, (frames, seconds, 0.5, 40.0, 0.5), strict=True))) + "\n"
 
 
-@pytest.mark.parametrize(("lines", "seconds"), [(a_line(10_000, 2.0), 6.0), ("", 0.0)])
-def test_a_trial_that_fails_costs_what_all_its_attempts_took(tmp_path, lines, seconds):
-    sweep = a_sweep(tmp_path)
+@pytest.mark.parametrize(
+    ("last", "cost"), [(a_line(10_000, 2.0), (30_000, 9.0)), ("", (20_000, 7.0))]
+)
+def test_a_trial_that_fails_costs_what_all_its_attempts_took(tmp_path, last, cost):
+    sweep = a_sweep(tmp_path, budget="14s")
     sweep.run(0).folder.mkdir(parents=True)
-    sweep.run(0).metrics.write_text(lines)
-    found = write_outcome(sweep, 0, why="exit 65", frames_failed=30_000)
-    assert (found.score, found.frames, found.seconds) == (None, 30_000, seconds)
+    (sweep.run(0).folder / FAILED.format(1)).write_text(a_line(5_000, 1.0) + a_line(20_000, 7.0))
+    sweep.run(0).metrics.write_text(last)  # the last attempt may have died at once
+    found = write_outcome(sweep, 0, why="exit 65")
+    assert (found.score, found.frames, found.seconds) == (None, *cost)
+    assert sweep.budget_left([Tried(a_trial(0, 1e-3).trial, found)]) <= 0.5
 
 
 def test_what_cannot_be_read_now_is_no_failure(tmp_path, monkeypatch):
