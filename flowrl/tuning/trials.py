@@ -297,7 +297,8 @@ def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
     Raises:
       FileRefusedError: a file of the trainer's cannot be read now; it may be later.
     """
-    paths, curves, result = sweep.run(number), [()], None
+    paths, result = sweep.run(number), None
+    curves: list[Curve] = [()]
     try:
         failed = sorted(paths.folder.glob(FAILED.format("*")))
         curves = [read_curve(each) for each in (*failed, paths.metrics)]

@@ -5,13 +5,17 @@ All but the trainer and the evaluation is real.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from flowrl import cli
 from flowrl.commands import sweep as command
@@ -20,7 +24,8 @@ from flowrl.launchers.base import Job
 from flowrl.launchers.sandbox import Confinement
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.run_folder import PreparedRun
-from flowrl.paths import GraphPaths, SweepPaths
+from flowrl.paths import GraphPaths, RunPaths, SweepPaths
+from flowrl.runs import read_result
 from flowrl.tuning.sweep import TrialBackend
 from tests.waiting import limit
 
@@ -80,17 +85,26 @@ class Place:
 
 def evaluate(order: EvaluateTrials, *_: Any, **__: Any) -> subprocess.CompletedProcess[bytes]:
     """Succeed as often as in training, after a line that a library has printed."""
-    results = (order.sweep / "trials" / str(each) / "result.json" for each in order.numbers)
-    rates = [json.loads(path.read_text())["success_rate"] for path in results]
-    told = json.dumps([round(256 * rate) for rate in rates])
-    return subprocess.CompletedProcess((), 0, stdout=f"hello 1\n\n{told}".encode())
+    printed = io.StringIO("hello 1\n")
+    printed.seek(0, io.SEEK_END)
+    stub = types.SimpleNamespace(evaluate_runs=evaluate_runs)
+    with patch.dict(sys.modules, {"flowrl.evaluate": stub}), contextlib.redirect_stdout(printed):
+        code = order.work()
+    return subprocess.CompletedProcess((), code, stdout=printed.getvalue().encode())
 
 
-def replace_trainers(patch: Callable[[Any, str, Any], object]) -> None:
+def evaluate_runs(places: Sequence[RunPaths], *, episodes: int, seed: int) -> list[Any]:
+    """Reports of experts that succeed as often as in training."""
+    rates = [read_result(place).success_rate for place in places]
+    steps = [types.SimpleNamespace(successes=round(episodes * rate)) for rate in rates]
+    return [types.SimpleNamespace(steps=[step]) for step in steps]
+
+
+def replace_trainers(replace: Callable[[Any, str, Any], object]) -> None:
     """Let the sweeps of this process have stand-ins."""
-    patch(command, "TrialBackend", StandInBackend)
-    patch(command.sandbox, "confinement", lambda *_, **__: Confinement())
-    patch(command, "confined_run", evaluate)
+    replace(command, "TrialBackend", StandInBackend)
+    replace(command.sandbox, "confinement", lambda *_, **__: Confinement())
+    replace(command, "confined_run", evaluate)
 
 
 def main(words: list[str]) -> int:

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from flowrl import cli
+from flowrl.commands import sweep as command
 from flowrl.commands.sweep import SweepConfig, as_recorded
 from flowrl.config import BottomUpConfig, to_json, with_flags
 from flowrl.errors import BusyError
@@ -113,6 +114,30 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
     assert gain["low"] > 0
     first = sweep("--status")[1].splitlines()[0]
     assert first.endswith(f"({place.records()[1]['point']}), {shown}") or first.endswith(shown)
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout", "why"),
+    [
+        (9, b"", "the evaluation of trials ended with 9; start again"),
+        (0, b"[3, 4]\n[3]", "the evaluation of trials is malformed"),
+        (0, b"[3, 4, 5, 257]", "the evaluation of trials is malformed"),
+        (0, b"", "the evaluation of trials is malformed"),
+    ],
+)
+def test_an_evaluation_that_breaks_off_confirms_nothing(
+    place, sweep, monkeypatch, code, stdout, why
+):
+    ended = subprocess.CompletedProcess((), code, stdout=stdout)
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "confined_run", lambda *_, **__: ended)
+        flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
+        found, _, said = sweep(*flags, "--confirm=2", "--max_concurrent=4")
+        assert found == 1
+        assert why in said.splitlines()[-1]
+    assert not place.sweep.outcome_json.exists()
+    assert sweep()[0] == 0  # the same again goes on from there
+    assert len(place.launches()) == 6
 
 
 def test_trials_that_diverge_have_no_score_and_end_the_search(place, sweep):
