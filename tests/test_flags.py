@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowrl import bottomup_parallel, config, storage
+from flowrl import bottomup_parallel, config, notices, storage
 from flowrl.bottomup_parallel import Feeder
 from flowrl.config import BottomUpConfig, PPOConfig, with_flags
 from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, ConfigError, SkillError
@@ -23,6 +23,7 @@ from flowrl.llm.flow import Flow
 from flowrl.parallel import training_backend
 from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.requests import Inbox
+from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import SkillSources, skill_configs
 from flowrl.parallel.status import Completed, Held, Waiting
@@ -186,6 +187,26 @@ def skills_dir(bench):
 @arrives
 def max_parallel_skills(bench):
     assert bench.scheduler("--max_parallel_skills=7").schedule.max_parallel_skills == 7
+
+
+@arrives
+def auto_scaling(bench):
+    assert bench.scheduler("--auto_scaling").schedule.auto_scaling
+    assert not bench.scheduler().schedule.auto_scaling
+
+
+@arrives
+def min_workers(bench):
+    with bench.scheduler("--min_workers=2", "--auto_scaling") as scheduler:
+        Scaling(scheduler, lambda _: None)
+        assert scheduler.schedule.max_parallel_skills == 2
+
+
+@arrives
+def max_workers(bench):
+    with bench.scheduler("--max_workers=9", "--auto_scaling") as scheduler:
+        Scaling(scheduler, lambda _: None)
+        assert "of 1 to 9" in notices.read(scheduler.layout)["scaling"]
 
 
 @arrives

@@ -24,6 +24,7 @@ from flowrl.commands.evaluate import confined_run
 from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, ScheduleConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
 from flowrl.experts.store import ExpertStore
+from flowrl.judging.objectives import hypervolume, pareto_front
 from flowrl.launchers import sandbox
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.scheduler import SkillScheduler
@@ -331,6 +332,14 @@ def show(sweep: Sweep) -> str:
         if each.outcome:
             said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames"
         lines.append(f"  t{each.trial.number} {kind} ({each.trial.said}): {said}")
+    names = {
+        (each.score, 1.0 - each.outcome.frames / sweep.horizon): f"t{each.trial.number}"
+        for each in searched(tried)
+        if each.outcome and each.score is not None
+    }
+    if len(front := pareto_front(points := list(names))) > 1:
+        named, volume = ", ".join(names[points[n]] for n in front), hypervolume(points, (0.0, 0.0))
+        lines.append(f"  none scores more in fewer frames than {named}; hypervolume {volume:.3f}")
     return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -12,7 +13,7 @@ import pytest
 
 from flowrl import cli
 from flowrl.commands import sweep as command
-from flowrl.commands.sweep import SweepConfig, as_recorded
+from flowrl.commands.sweep import SweepConfig, as_recorded, show
 from flowrl.config import BottomUpConfig, to_json, with_flags
 from flowrl.errors import BusyError
 from flowrl.experts.store import ExpertStore
@@ -22,8 +23,9 @@ from flowrl.runs import read_run
 from flowrl.storage import records
 from flowrl.tuning import search
 from flowrl.tuning.sweep import create_sweep
+from flowrl.tuning.trials import OUTCOME, TRIAL
 from tests.parallel.making import GRAPH, train
-from tests.tuning.making import a_record
+from tests.tuning.making import a_record, a_sweep, a_trial
 from tests.tuning.place import Place, replace_trainers
 from tests.waiting import until
 
@@ -315,6 +317,20 @@ def test_flags_of_the_graph_that_choose_its_skills_are_no_sweeps(tmp_path):
     found = as_recorded(SweepConfig(), graph)
     assert (found.graph.max_nodes, found.graph.merge_policy) == (None, "eval_gate")
     assert found.ppo.lr == 0.5
+
+
+def test_the_status_of_a_sweep_names_the_front_of_score_against_frames(tmp_path):
+    sweep = a_sweep(tmp_path)  # of 10,000 frames for each trial
+    for number, (score, frames) in enumerate([(0.5, 5000), (0.8, 7500), (0.4, 6000), (None, 0)]):
+        tried = a_trial(number, 1e-3, score)
+        folder = sweep.run(number).folder
+        folder.mkdir(parents=True)
+        records.write(folder / TRIAL, tried.trial)
+        records.write(folder / OUTCOME, dataclasses.replace(tried.outcome, frames=frames))
+        lines = show(sweep).splitlines()
+        assert ("hypervolume" in lines[-1]) == (number > 0)
+    volume = 0.5 * 0.5 + (0.8 - 0.5) * 0.25
+    assert lines[-1].endswith(f" in fewer frames than t0, t1; hypervolume {volume:.3f}")
 
 
 def test_the_status_of_a_graph_shows_each_of_its_sweeps(place, sweep, capsys):
