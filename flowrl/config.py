@@ -323,8 +323,8 @@ class LaunchConfig(Configuration):
     pass_env: tuple[str, ...] = ()
     """Names of further environment variables that trainers get, e.g. --pass_env WANDB_API_KEY."""
     pack: Positive = 1
-    """Most runs that train as threads of one process, for each device: those of skills of the
-    game's library, unconfined."""
+    """Most runs that train as threads of one process, on the CPU: those of skills of the game's
+    library, unconfined."""
     launcher: Literal["tmux", "local"] = "tmux"
     """Run each skill in a tmux session, or as a plain child process."""
     tmux_socket: str | None = None

@@ -279,8 +279,8 @@ class GraphPaths:
     """Temporary: one folder per live run."""
     failed_runs = _Below("training_runs", "failed")
     """Failed attempts, kept for people to read."""
-    packs = _Below("root", "packs")
-    """One folder per device whose runs train in one process: its socket, lock and log."""
+    pack = _Below("root", "pack")
+    """The folder of the process that trains packed runs: its socket, lock and log."""
     sweeps = _Below("root", "sweeps")
     """One folder per sweep: see `SweepPaths`."""
     tuned = _Below("root", "tuned")

@@ -25,7 +25,7 @@ from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.paths import RunPaths
 from flowrl.runs import TrainConfig
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("flowrl.ppo_flow")  # also as a program
 PROGRAM = "python -m flowrl.ppo_flow"
 
 

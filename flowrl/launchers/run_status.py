@@ -30,6 +30,7 @@ from flowrl.storage import records
 FORMAT = 1
 RUNNER = Path(__file__).with_name("runner.py")
 LOG_WRITER = Path(__file__).with_name("log_writer.py")
+SHARED_TRAINER = "flowrl.multiagent.packed"
 GRACE_SECONDS = 30.0
 _RUNNER_EXIT_SECONDS = 1.0
 Pid = Annotated[int, records.within(1, 2**22)]  # a job may write anything into start.json
@@ -227,10 +228,7 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
     if lock_held(folder):  # whatever the job has written into exit.json
         runner = start is not None and process.alive(start.runner_pid, start.runner_start_time)
         if not alive and not runner:
-            # Nothing would record how they ended. The kernel names the lock's holders; the job
-            # may write any pid into start.json.
-            for pid in process.with_open_file(JobPaths(folder).lock):
-                process.send(pid, process.start_time_of(pid), signal.SIGKILL)
+            _end_orphans(folder)
         return None
     if alive:  # just about to end, or its job has freed the lock
         return None
@@ -242,6 +240,17 @@ def _outcome(handle: Handle, folder: Path) -> Outcome | None:
     if start is None:
         return Lost("its runner ended before it started anything")
     return Lost("its runner was killed; no process of the run lives")
+
+
+def _end_orphans(folder: Path) -> None:
+    """Kill the processes of a run whose runner is gone: nothing would record how they ended.
+
+    The kernel names the lock's holders; the job may write any pid into start.json.
+    """
+    for pid in process.with_open_file(JobPaths(folder).lock):
+        # A shared trainer frees the lock after its next update, and has other runs.
+        if not process.runs_module(pid, SHARED_TRAINER):
+            process.send(pid, process.start_time_of(pid), signal.SIGKILL)
 
 
 def _recorded_end(handle: Handle, folder: Path) -> Finished | Exited | None:

@@ -8,7 +8,8 @@ gone. Nothing is computed together, so a packed run ends with the same bits as o
 is saved is the start of a process, its memory and its compiled programs for every further run.
 
 The shared trainer holds the lock of every run that it trains, too, so no second one can begin
-while a thread still writes into the run's folder.
+while a thread still writes into the run's folder: it ends after the update in which its own process
+was killed. One that hangs keeps the lock until somebody kills the shared trainer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,14 +30,15 @@ from typing import Any
 
 from flowrl import console, storage
 from flowrl.config import parse, to_argv
-from flowrl.errors import EXIT_RESUMABLE, TrainingError
+from flowrl.errors import EXIT_RESUMABLE, LaunchError
+from flowrl.launchers.run_status import SHARED_TRAINER
 from flowrl.paths import JobPaths
 from flowrl.runs import TrainConfig
 from flowrl.storage import locks
 
 logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 2.0  # the dependants of a finished run start sooner
-_STARTS = 3  # a shared trainer that is killed as often takes its runs with it
+_MOST_RUNS = 16  # of one shared trainer; JAX keeps some memory of each
 _LOCK_SECONDS = 60.0
 _LOOK_SECONDS = 0.2  # between two looks for a request to stop
 _MOST_BYTES = 2**16  # of a message
@@ -48,19 +51,19 @@ def train(config: TrainConfig, stop: Callable[[], int | None]) -> int | None:
     None means that the pack is full. `stop` returns an exit code to stop with, or None.
 
     Raises:
-      TrainingError: the shared trainer was killed again and again.
+      LaunchError: the shared trainer was killed.
     """
     folder = config.pack_folder or Path()
-    for _ in range(_STARTS):
-        with _connected(folder, config.pack) as connection:
-            files = [sys.stderr.fileno(), *_locks_of(config.module_path.absolute().parent)]
-            request = json.dumps({"argv": to_argv(config)}).encode()
+    with _connected(folder, config.pack) as connection:
+        files = [sys.stderr.fileno(), *_locks_of(config.module_path.absolute().parent)]
+        request = json.dumps({"argv": to_argv(config)}).encode()
+        with suppress(BrokenPipeError):  # it has answered at once, as a full one does
             socket.send_fds(connection, [request], files)
-            if answer := _answer(connection, stop):
-                return answer["exit"]
-        logger.warning("the shared trainer was killed; the run goes on from its last checkpoint")
-    raise TrainingError(
-        f"the shared trainer ended {_STARTS} times; see {_log(folder)}, or train without --pack"
+        if answer := _answer(connection, stop):
+            return answer["exit"]
+    raise LaunchError(
+        f"the shared trainer was killed; see {_log(folder)}. The run goes on from its last "
+        "checkpoint when it is started again"
     )
 
 
@@ -70,50 +73,53 @@ def main(argv: Sequence[str]) -> int:
     console.start_logging()
     runs: list[threading.Thread] = []
     while True:
-        server.settimeout(_IDLE_SECONDS)
-        with suppress(TimeoutError):
-            runs = _welcome(server, runs, most)
-            continue
-        if any(run.is_alive() for run in runs):
-            continue
-        with locks.held(folder / "lock", timeout_seconds=_LOCK_SECONDS):  # nobody connects now
-            server.settimeout(0)
-            try:
-                runs = _welcome(server, runs, most)
-            except BlockingIOError:
-                storage.remove_file(folder / "socket")
-                return 0
+        asked = bool(select.select([server], [], [], _IDLE_SECONDS)[0])
+        live = [run for run in runs if run.is_alive()]
+        if asked:
+            runs += _begin(server, room=len(live) < most)
+        idle = not asked and not live
+        if (idle or len(runs) >= _MOST_RUNS) and _leave(folder, server):
+            for run in runs:
+                run.join()
+            return 0
 
 
-def _welcome(
-    server: socket.socket, runs: Sequence[threading.Thread], most: int
-) -> list[threading.Thread]:
-    """Begin the next run that asks, if there is room; returns the threads of all live runs."""
+def _begin(server: socket.socket, *, room: bool) -> list[threading.Thread]:
+    """Begin the run that asks, in a thread; none without room."""
     connection, _ = server.accept()
-    live = [run for run in runs if run.is_alive()]
-    if len(live) >= most:
-        with connection, suppress(ConnectionError):
-            connection.send(json.dumps({"exit": None}).encode())
-        return live
-    run = threading.Thread(target=_serve, args=(connection,))
-    run.start()
-    return [*live, run]
+    if room:
+        thread = threading.Thread(target=_serve, args=(connection,))
+        thread.start()
+        return [thread]
+    with connection, suppress(ConnectionError):
+        connection.send(json.dumps({"exit": None}).encode())
+    return []
+
+
+def _leave(folder: Path, server: socket.socket) -> bool:
+    """Listen no more, unless a run asks just now; further runs start another trainer."""
+    with locks.held(folder / "lock", timeout_seconds=_LOCK_SECONDS):  # nobody else connects
+        if select.select([server], [], [], 0)[0]:
+            return False
+        storage.remove_file(folder / "socket")
+        server.close()
+        return True
 
 
 def _serve(connection: socket.socket) -> None:
     """Train one run in this thread, and send its exit code when it has ended."""
     with connection, suppress(ConnectionError):
-        connection.settimeout(None)
         request, files, *_ = socket.recv_fds(connection, _MOST_BYTES, _MOST_FILES)
         if not files:
             return  # it was killed
+        code = 1
         try:
-            with os.fdopen(files[0], "w") as log:
+            with os.fdopen(files[0], "w", buffering=1) as log:
                 code = _train(json.loads(request)["argv"], _stop_of(connection), log)
         finally:
             for held in files[1:]:
                 os.close(held)
-        connection.send(json.dumps({"exit": code}).encode())
+            connection.send(json.dumps({"exit": code}).encode())
 
 
 def _train(argv: Sequence[str], stop: Callable[[], int | None], log: Any) -> int:
@@ -127,6 +133,9 @@ def _train(argv: Sequence[str], stop: Callable[[], int | None], log: Any) -> int
     try:
         config = parse(TrainConfig, argv, prog="python -m flowrl.ppo_flow")
         return console.guarded(lambda: trainer.run(config, stop), log)
+    except BaseException:  # a bug, or no memory: this run ends alone
+        traceback.print_exc(file=log)
+        raise
     finally:
         logging.getLogger("flowrl").removeHandler(handler)
 
@@ -182,13 +191,13 @@ def _start(folder: Path, address: str, most: int) -> None:
     """Start the shared trainer; it listens at once, and ends when it has had no run for a while."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
-        _log(folder).open("ab") as log,
+        _log(folder).open("wb") as log,
     ):
         server.bind(address)
         server.listen()
         own = str(server.fileno())
         subprocess.Popen(
-            [sys.executable, "-m", "flowrl.multiagent.packed", str(folder), str(most), own],
+            [sys.executable, "-m", SHARED_TRAINER, str(folder), str(most), own],
             pass_fds=[server.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=log,

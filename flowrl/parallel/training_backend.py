@@ -35,10 +35,11 @@ from flowrl.parallel.run_folder import (
 )
 from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import prepare_training_run
-from flowrl.paths import GraphPaths, RunPaths, session_name, slug
+from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import RunResult, TrainingRun, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.settings import SkillConfig, for_skill
+from flowrl.skills.skill import load_library
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
@@ -306,15 +307,18 @@ class TrainingBackend:
         """The folder of the shared trainer that trains a run; None if a process of its own does."""
         if self._config.launch.pack == 1:
             return None
-        config, skills = configs.from_json(PPOConfig, prepared.run.config), self.graph.skills
-        why = "--replicas and --use_wandb need one" * (config.replicas > 1 or config.use_wandb)
-        for step in prepared.run.plan:
-            if not skills[step.skill].embedded:
-                why = f"{step.skill} is no skill of the game's library; it could harm other runs"
+        config = configs.from_json(PPOConfig, prepared.run.config)
+        library, why = load_library(config.env_name), ""
+        for name in {step.skill for step in prepared.run.plan}:
+            own, its = self.graph.skills.get(name), library.get(name)
+            if not own or not its or (own.is_done, own.reward) != (its.is_done, its.reward):
+                why = f"{name} is no skill of the game's library; its code could harm other runs"
+        if config.replicas > 1 or config.use_wandb or request.devices:
+            why = "--replicas, --use_wandb and GPUs need one"
         if why:
             logger.info("%s trains in a process of its own: %s", request.skill, why)
             return None
-        return self._layout.packs.resolve() / ("-".join(map(slug, request.devices)) or "cpu")
+        return self._layout.pack.resolve()
 
     def _say_other_settings(self, run: TrainingRun) -> None:
         """Warn once of a run that goes on with other settings than those of this start."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,15 +18,19 @@ from pathlib import Path
 import pytest
 
 from flowrl.config import BottomUpConfig, LaunchConfig, PPOConfig, checked, to_argv
-from flowrl.errors import EXIT_RESUMABLE, ConfigError, TrainingError
+from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, TrainingError
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.launchers import process
+from flowrl.launchers.base import Job, Lost
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.run_status import read_start
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.multiagent import packed
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
-from flowrl.runs import read_progress, read_result
+from flowrl.ppo import trainer
+from flowrl.runs import read_progress, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from tests.parallel.making import LIBRARY
 from tests.test_story import TINY
@@ -44,6 +48,7 @@ CONFIG = PPOConfig(
     log_seconds=0,
     acting_threads=1,
 )
+ENV = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 pytestmark = [pytest.mark.craftax, pytest.mark.timeout(900)]
 
 
@@ -59,15 +64,15 @@ def prepared(folder: Path, skill: str = SAPLING, config: PPOConfig = CONFIG):
     ).layout
 
 
+def command(layout, pack: Path | None, config: PPOConfig, *, most: int = 2) -> list[str]:
+    words = ["--module_path", str(layout.module), *to_argv(config)]
+    packing = [f"--pack={most}", f"--pack_folder={pack}"] if pack else []
+    return [sys.executable, "-m", "flowrl.ppo_flow", *words, *packing]
+
+
 def begin(layout, pack: Path | None, config: PPOConfig = CONFIG) -> subprocess.Popen[str]:
-    module = ("--module_path", str(layout.module))
-    packing = ("--pack", "2", "--pack_folder", str(pack)) if pack else ()
-    return subprocess.Popen(
-        (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(config), *packing),
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = command(layout, pack, config)
+    return subprocess.Popen(words, env=ENV, stderr=subprocess.PIPE, text=True)
 
 
 def shared_trainer(pack: Path) -> list[int]:
@@ -118,62 +123,98 @@ def test_a_packed_run_ends_with_the_bits_of_one_by_itself_and_fails_alone(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_whose_shared_trainer_is_killed_goes_on_and_is_stopped_on_request(tmp_path, alone):
+def test_a_run_whose_shared_trainer_is_killed_goes_on_from_its_checkpoint(tmp_path):
     layout, pack = prepared(tmp_path), tmp_path / "pack"
     longer = replace(CONFIG, total_timesteps=64 * CONFIG.total_timesteps)
     run = begin(layout, pack, longer)
     until(lambda: is_training(layout) or run.poll() is not None, seconds=200)
-    (killed,) = shared_trainer(pack)
-    os.kill(killed, signal.SIGKILL)
-    layout.progress.unlink()
-    until(lambda: is_training(layout) or run.poll() is not None, seconds=200)
-    assert shared_trainer(pack) not in ([], [killed])
     run.send_signal(signal.SIGTERM)
     said = run.communicate(timeout=limit(60))[1]
     assert run.returncode == EXIT_RESUMABLE, said
-    assert "shared trainer was killed" in said
-    run = begin(layout, pack)  # the shorter budget, from the checkpoint
+    done = read_progress(layout).updates
+    run = begin(layout, pack, longer)
+    until(lambda: read_progress(layout).updates > done + 1 or run.poll() is not None, seconds=200)
+    (killed,) = shared_trainer(pack)
+    os.kill(killed, signal.SIGKILL)
+    said = run.communicate(timeout=limit(60))[1]
+    assert run.returncode == LaunchError.exit_code, said
+    assert "the shared trainer was killed" in said
+    assert int(re.search(r"training · update (\d+)", said)[1]) >= done > 0
+    run = begin(layout, pack, longer)
     said = run.communicate(timeout=limit(300))[1]
     assert run.returncode == 0, said
+    assert read_result(layout).frames == longer.total_timesteps
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_keeps_its_lock_until_its_thread_has_ended(tmp_path):
-    layout, pack = prepared(tmp_path), tmp_path / "pack"
-    lock = layout.folder / "run.lock"
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.set_inheritable(file.fileno(), True)
-        module = ("--module_path", str(layout.module))
-        longer = replace(CONFIG, total_timesteps=64 * CONFIG.total_timesteps)
-        packing = ("--pack", "2", "--pack_folder", str(pack))
-        run = subprocess.Popen(
-            (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(longer), *packing),
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-            pass_fds=[file.fileno()],
+def test_a_killed_run_ends_no_other_and_keeps_its_lock_until_its_thread_has_ended(tmp_path):
+    layouts = [prepared(tmp_path / skill, skill) for skill in (SAPLING, DRINK)]
+    launcher, pack = LocalLauncher(), tmp_path / "pack"
+    longer = replace(CONFIG, total_timesteps=64 * CONFIG.total_timesteps)
+    jobs = [
+        Job(
+            name=f"flowrl_e0_{layout.folder.name}",
+            run_id=read_run(layout).run_id,
+            argv=tuple(command(layout, pack, longer)),
+            env=ENV,
+            cwd=Path.cwd(),
+            folder=layout.folder,
         )
-    until(lambda: is_training(layout) or run.poll() is not None, seconds=200)
-    assert set(process.with_open_file(lock)) == {run.pid, *shared_trainer(pack)}
-    run.kill()
-    run.wait()
-    until(lambda: not process.with_open_file(lock), seconds=60)
-    assert not layout.result_json.exists()
+        for layout in layouts
+    ]
+    handles = [launcher.launch(job) for job in jobs]
+    until(lambda: all(map(is_training, layouts)), seconds=300)
+    (trainer,) = shared_trainer(pack)
+    assert trainer in process.with_open_file(layouts[0].folder / "run.lock")
+    start = read_start(layouts[0].folder, jobs[0].run_id)
+    for pid in (start.runner_pid, start.job_pid):
+        os.kill(pid, signal.SIGKILL)
+    killed = until(lambda: launcher.poll(handles[0], layouts[0].folder), seconds=60)
+    assert isinstance(killed, Lost)
+    assert not layouts[0].result_json.exists()
+    assert shared_trainer(pack) == [trainer]
+    assert launcher.poll(handles[1], layouts[1].folder) is None
+    launcher.stop(handles[1], layouts[1].folder)
+    assert until(lambda: launcher.poll(handles[1], layouts[1].folder), seconds=60).code == 85
 
 
-def test_a_full_pack_says_so_at_once(tmp_path):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.bind(str(tmp_path / "socket"))
-        server.listen()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
-            run.connect(str(tmp_path / "socket"))
-            busy = threading.Event()
-            other = threading.Thread(target=busy.wait)
-            other.start()
-            try:
-                assert packed._welcome(server, [other], 1) == [other]
-            finally:
-                busy.set()
-            assert json.loads(run.recv(1000)) == {"exit": None}
+def test_an_exception_of_a_run_is_in_its_log_and_ends_it_with_1(tmp_path, monkeypatch):
+    def run(config, stop):
+        raise MemoryError("no memory for this run")
+
+    monkeypatch.setattr(trainer, "run", run)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, (tmp_path / "log").open("w") as log:
+        thread = threading.Thread(target=packed._serve, args=(its,))
+        thread.start()
+        request = json.dumps({"argv": ["--module_path", "x/0.py"]}).encode()
+        socket.send_fds(ours, [request], [log.fileno()])
+        assert json.loads(ours.recv(1000)) == {"exit": 1}
+        thread.join()
+        assert ours.recv(1000) == b"", "the connection is closed"
+    assert "MemoryError: no memory for this run" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_trains_by_itself_where_the_pack_is_full(tmp_path, alone):
+    first, second = prepared(tmp_path / "first"), prepared(tmp_path / "second")
+    pack, longer = tmp_path / "pack", replace(CONFIG, total_timesteps=10**6)
+    runs = [subprocess.Popen(command(first, pack, longer, most=1), env=ENV)]
+    until(lambda: is_training(first) or runs[0].poll() is not None, seconds=200)
+    found = subprocess.run(
+        command(second, pack, CONFIG, most=1),
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=limit(300),
+        check=False,
+    )
+    runs[0].send_signal(signal.SIGTERM)
+    assert found.returncode == 0, found.stderr
+    assert "the pack is full" in found.stderr
+    assert same(read_result(second), alone)
+    assert runs[0].wait(timeout=limit(60)) == EXIT_RESUMABLE
 
 
 @pytest.mark.parametrize(
@@ -210,6 +251,6 @@ def test_a_packed_graph_merges_each_skill_once_and_trains_a_foreign_one_apart(tm
     apart = [line for line in found.stderr.splitlines() if "in a process of its own" in line]
     assert len(apart) == 1
     assert f"{SAPLING} is no skill of the game's library" in apart[0]
-    packed_runs = (root / "packs" / "cpu" / "trainer.log").read_text()
+    packed_runs = (root / "pack" / "trainer.log").read_text()
     assert "Collect Drink" in packed_runs
     assert SAPLING not in packed_runs
