@@ -25,7 +25,7 @@ class Rollout(NamedTuple):
     last_obs: jax.Array  # f32[A, B, O], after turn T
 
 
-class Transition(NamedTuple):
+class Transitions(NamedTuple):
     """N steps of one agent."""
 
     obs: jax.Array  # f32[N, O]
@@ -38,7 +38,7 @@ class Transition(NamedTuple):
 class Ring(NamedTuple):
     """The last C steps of one agent at most."""
 
-    steps: Transition  # leaves [C, …]
+    steps: Transitions  # leaves [C, …]
     position: jax.Array  # int32, the place of the next step
     size: jax.Array  # int32, steps held
 
@@ -47,17 +47,17 @@ def empty_ring(capacity: int, observation_size: int, *, dtype: Any = jnp.float32
     """A ring without steps; `dtype` is that of the observations it keeps."""
     obs = jnp.zeros((capacity, observation_size), dtype)
     numbers = jnp.zeros(capacity, jnp.int32), jnp.zeros(capacity), jnp.zeros(capacity, bool)
-    return Ring(Transition(obs, *numbers, obs), jnp.int32(0), jnp.int32(0))
+    return Ring(Transitions(obs, *numbers, obs), jnp.int32(0), jnp.int32(0))
 
 
-def transitions(rollout: Rollout) -> Transition:
+def transitions(rollout: Rollout) -> Transitions:
     """The steps of one agent's rollout, N = T × B, turn by turn."""
     next_obs = jnp.concatenate([rollout.obs[1:], rollout.last_obs[None]])
-    steps = Transition(rollout.obs, rollout.action, rollout.reward, rollout.done, next_obs)
+    steps = Transitions(rollout.obs, rollout.action, rollout.reward, rollout.done, next_obs)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), steps)
 
 
-def add(ring: Ring, steps: Transition) -> Ring:
+def add(ring: Ring, steps: Transitions) -> Ring:
     """Put N steps in the places of the oldest; of more than C steps the last C stay."""
     capacity, number = ring.steps.action.shape[0], steps.action.shape[0]
     kept = min(capacity, number)
@@ -74,7 +74,7 @@ def add(ring: Ring, steps: Transition) -> Ring:
     )
 
 
-def sample(ring: Ring, key: jax.Array, size: int) -> Transition:
+def sample(ring: Ring, key: jax.Array, size: int) -> Transitions:
     """Draw `size` of the steps held, each as likely as any other, with replacement."""
     place = jax.random.randint(key, (size,), 0, ring.size)
     steps = jax.tree.map(lambda leaf: leaf[place], ring.steps)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from flowrl.multiagent.buffers import Transition
+from flowrl.multiagent.buffers import Transitions
 from flowrl.networks.grouped import Packed, forward
 
 NEVER = -1e30  # a logit whose probability is 0, and that times 0 is 0, which of -inf is NaN
@@ -38,7 +38,7 @@ def explore(q: jax.Array, mask: jax.Array, epsilon: jax.Array, key: jax.Array) -
 def dqn_loss(
     network: Packed,
     target: Packed,
-    steps: Transition,
+    steps: Transitions,
     *,
     mask: jax.Array,
     gamma: jax.Array,

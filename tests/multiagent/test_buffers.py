@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flowrl.multiagent import buffers
-from flowrl.multiagent.buffers import Transition
+from flowrl.multiagent.buffers import Transitions
 from tests.multiagent.making import COPIES, TURNS, rollout
 
 CAPACITY, DRAWN = 13, 6
@@ -17,12 +17,12 @@ ADD = jax.jit(buffers.add)
 SAMPLE = jax.jit(partial(buffers.sample, size=DRAWN))
 
 
-def steps(first: int, number: int) -> Transition:
+def steps(first: int, number: int) -> Transitions:
     """Steps numbered from `first`, each of whose numbers says which it is."""
     names = np.arange(first, first + number)
     obs = np.stack([names, -names], axis=1).astype(np.float32)
     flags = (names % 3 == 0).astype(bool)
-    return Transition(obs, names.astype(np.int32), names / 2.0, flags, obs + 0.5)
+    return Transitions(obs, names.astype(np.int32), names / 2.0, flags, obs + 0.5)
 
 
 def held(ring: buffers.Ring) -> list[int]:
