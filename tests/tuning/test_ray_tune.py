@@ -38,7 +38,7 @@ def test_two_workers_of_ray_search_and_confirm_and_a_sweep_goes_on_where_it_stoo
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_sweep_of_ray_ends_when_asked_or_broken_and_goes_on(tmp_path, number):
     place = Place(tmp_path)
-    place.order(update_seconds=0.6)
+    place.order(update_seconds=2.0)
     flags = (*FLAGS, "--engine=ray", "--method=random", "--trials=3", "--confirm=0")
     process = place.start(*flags)
     until(lambda: len(place.launches()) == 3, seconds=200)
