@@ -332,13 +332,14 @@ def show(sweep: Sweep) -> str:
         if each.outcome:
             said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames"
         lines.append(f"  t{each.trial.number} {kind} ({each.trial.said}): {said}")
-    names = {
-        (each.score, 1.0 - each.outcome.frames / sweep.horizon): f"t{each.trial.number}"
-        for each in searched(tried)
-        if each.outcome and each.score is not None
-    }
-    if len(front := pareto_front(points := list(names))) > 1:
-        named, volume = ", ".join(names[points[n]] for n in front), hypervolume(points, (0.0, 0.0))
+    ended = [each for each in searched(tried) if each.score is not None]
+    frames = [each.outcome.frames if each.outcome else 0 for each in ended]
+    points = [
+        (each.score or 0.0, 1.0 - n / sweep.horizon) for each, n in zip(ended, frames, strict=True)
+    ]
+    if len(front := pareto_front(points)) > 1:
+        named = ", ".join(f"t{ended[n].trial.number}" for n in front)
+        volume = hypervolume(points, (0.0, 0.0))
         lines.append(f"  none scores more in fewer frames than {named}; hypervolume {volume:.3f}")
     return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
 
