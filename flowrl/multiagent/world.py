@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from flowrl.errors import ConfigError, closest
+from flowrl.errors import SKILL_ERRORS, ConfigError, FlowrlError, closest, format_error
 from flowrl.games.base import game_names
 
 GROUP = "flowrl.worlds"
@@ -111,7 +111,15 @@ def open_world(name: str, agents: int) -> World:
     except (ImportError, AttributeError, SyntaxError) as error:
         what = f"the world {name!r} ({point.value}) cannot be loaded: {error}"
         raise ConfigError(f"{what}; repair or uninstall its package") from error
-    world = opener(name, agents)
+    try:
+        world = opener(name, agents)
+    except (AssertionError, RuntimeError, *SKILL_ERRORS) as error:
+        if isinstance(error, FlowrlError):
+            raise
+        reason = format_error(error).partition("\n")[0]
+        what = f"--world {name} --agents {agents}: {reason}"
+        remedy = "choose another number of agents, or repair the world"
+        raise ConfigError(f"{what}; {remedy}") from error
     if (has := len(world.sizes.actions)) != agents:
         raise ConfigError(f"--agents {agents}: the world {name} has {has} agents; set {has}")
     return world

@@ -71,6 +71,26 @@ def test_a_world_that_cannot_be_loaded_is_named(monkeypatch, value):
         open_world("broken", 1)
 
 
+def even(name, agents):
+    if agents % 2:
+        raise AssertionError("agents must be even")  # as hanabi does
+    return OnlyApple(name, agents)
+
+
+def test_what_a_world_says_of_its_agents_is_one_line(monkeypatch):
+    points = [EntryPoint("even", f"{__name__}:even", worlds.GROUP)]
+    monkeypatch.setattr(worlds, "entry_points", lambda group: points)
+    said = "--world even --agents 3: AssertionError: agents must be even; choose another number"
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        open_world("even", 3)
+
+
+@pytest.mark.skipif(not find_spec("jaxmarl"), reason="needs the extra marl")
+def test_hanabi_with_one_agent_is_one_line():
+    with pytest.raises(ConfigError, match="--world hanabi --agents 1: AssertionError: "):
+        open_world("hanabi", 1)
+
+
 def test_the_list_of_worlds_loads_no_jax():
     code = "import sys, flowrl.multiagent.world as worlds; worlds._entry_points()"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'jax' not in sys.modules"], check=True)
