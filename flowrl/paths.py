@@ -210,6 +210,8 @@ class IndependentPaths(RunPaths):
     """The paths of a run of independent learners: `final(i)` is agent i's checkpoint."""
 
     expert: int = 0
+    program_lock = _Below("folder", "program.lock")
+    """Held by the only program that trains in the folder."""
 
     @property
     def policies(self) -> Path:

@@ -6,7 +6,9 @@ agents for each turn, or for each agent and turn if they act one after another.
 
 A turn: what is no agent has moved; the agents see the world and act, at once or one after another;
 worlds that are over begin anew; what is no agent moves again. So the last observation of an epoch
-is the first of the next, and episodes go over the end of an epoch.
+is the first of the next, and episodes go over the end of an epoch. One after another, the last
+observation is what an agent sees before those ahead of it have acted: in an epoch's last turn the
+value that follows is approximate.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class IndependentConfig(Configuration):
     overlap: bool = True
     """At lag 1, collect and learn at the same time; the results are the same without."""
     run_folder: Path = Path("exp/independent")
-    """Folder of the run; made when missing, continued when there."""
+    """Folder of the run; made when missing, continued when there; a finished run is kept."""
     resume: bool = True
     """Continue from the checkpoint of a stopped or killed run when there is one."""
     checkpoint_seconds: Seconds = 300.0
@@ -132,3 +132,5 @@ class IndependentConfig(Configuration):
             yield f"--learner_threads {self.learner_threads} {of}; choose less, or leave it out"
         if self.timeline and not self.timeline.absolute().parent.is_dir():
             yield f"--timeline {self.timeline}: its folder does not exist; make it first"
+        if self.timeline and self.timeline.is_dir():
+            yield f"--timeline {self.timeline} is a folder; name a file"

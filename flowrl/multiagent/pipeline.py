@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
     side: str  # collect or learn
     epoch: int
-    function: Callable[[], tuple[Any, Any]]
+    function: Callable[[], Any]
 
 
 class Span(NamedTuple):

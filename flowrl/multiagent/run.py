@@ -19,25 +19,28 @@ import numpy as np
 
 from flowrl import config as flags
 from flowrl import runs, storage
-from flowrl.errors import ConfigError, TrainingError
+from flowrl.errors import ConfigError, TrainingError, format_error
 from flowrl.experts import checkpoint
 from flowrl.multiagent import agents, pipeline
 from flowrl.multiagent import collect as collecting
 from flowrl.multiagent.agents import Agents
 from flowrl.multiagent.collect import Collector
 from flowrl.multiagent.config import IndependentConfig
-from flowrl.multiagent.pipeline import Boundary, Collect, Epoch, Learn, Span, Threads
-from flowrl.multiagent.world import World, open_world
+from flowrl.multiagent.pipeline import Boundary, Call, Collect, Epoch, Learn, Span, Threads
+from flowrl.multiagent.world import Sizes, World, open_world
 from flowrl.networks.grouped import unpack
 from flowrl.paths import IndependentPaths
 from flowrl.ppo.trackers import Guarded, JsonLines
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import ExpertReport, Progress, expert_shapes
-from flowrl.storage import records
+from flowrl.storage import locks, records
 from flowrl.storage.records import Natural
 
 logger = logging.getLogger(__name__)
 _SHOW_SECONDS = 2.0
+_LARGEST = 1e12  # number that a record may have
+_ROOT = 2**31  # of the worlds' and the learning keys; agents' networks take 0, 1 and so on
+_ANEW = "give --no-resume to begin anew, or another --run_folder"
 # Flags that may change when a run goes on: they say how long it takes and where its files are.
 _FREE = {
     *("run_folder", "epochs", "overlap", "resume", "checkpoint_seconds", "stall_timeout"),
@@ -72,26 +75,34 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
     `stop` returns an exit code to stop with, or None; it is called after every epoch.
 
     Returns:
-      The exit code: 0 with result.json written, else that of the stop.
+      The exit code: 0 if the run is finished, now or before; else that of the stop.
 
     Raises:
+      BusyError: another process trains in the run's folder.
       FlowrlError: the run cannot begin or go on.
     """
     use_compile_cache(None)
     paths = IndependentPaths(config.run_folder.absolute())
     run = _Run(config, open_world(config.world, config.agents), paths)
-    collect, learn, fresh = _programs(run)
     with Threads(
         overlap=config.overlap and not config.debug,
         stall_timeout=config.stall_timeout,
         learner_threads=config.learner_threads,
     ) as threads:
+        (((collect, learn, fresh), _),) = threads.results(
+            Call("collect", 0, lambda: _programs(run))
+        )
         epochs = partial(pipeline.run, collect, learn, lag=config.lag, threads=threads)
-        here = _begin(run, fresh, lambda: next(epochs(start=fresh, epochs=2)).after)
-        here, returns, code = _train(run, here, epochs(start=here, epochs=config.epochs), stop)
-    if here.epoch < config.epochs:
-        return code
-    _finish(run, here, returns)
+        with locks.held(paths.program_lock, timeout_seconds=0):
+            here = _begin(run, fresh, lambda: next(epochs(start=fresh, epochs=2)).after)
+            if here is None:
+                return 0
+            here, returns, code = _train(run, here, epochs(start=here, epochs=config.epochs), stop)
+            if here.epoch < config.epochs:
+                logger.info("saved at epoch %d; the same command goes on", here.epoch)
+                return code
+            _finish(run, here, returns)
+    logger.info("finished, see %s", paths.result_json)
     return 0
 
 
@@ -111,15 +122,16 @@ def _train(
             spans += epoch.spans if config.timeline else ()
             if (code := stop()) is not None:
                 break
-            if 0 < config.checkpoint_seconds <= time.monotonic() - saved_at:
+            due = 0 < config.checkpoint_seconds <= time.monotonic() - saved_at
+            if due and here.epoch < config.epochs:
                 save(paths, here)
                 saved, saved_at = here.epoch, time.monotonic()
             del epoch  # it holds a buffer, and two others are needed in the next one
     finally:
-        if config.timeline:
-            write_timeline(config.timeline, spans)
         if saved < here.epoch < config.epochs:
             save(paths, here)
+        if config.timeline:
+            write_timeline(config.timeline, spans)
     return here, returns, code or 0
 
 
@@ -140,7 +152,10 @@ def load(paths: IndependentPaths, like: Boundary) -> Boundary:
 
 
 def write_timeline(path: Path, spans: Sequence[Span]) -> None:
-    """Write a Chrome trace, for ui.perfetto.dev or chrome://tracing; its times are microseconds."""
+    """Write a Chrome trace, for ui.perfetto.dev or chrome://tracing; its times are microseconds.
+
+    If that fails, warn, and let the run end as it would.
+    """
     lanes = {"collect": 0, "learn": 1}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": lane, "args": {"name": side}}
@@ -150,7 +165,10 @@ def write_timeline(path: Path, spans: Sequence[Span]) -> None:
         times = {"ts": (began - spans[0].began) * 1e6, "dur": (ended - began) * 1e6}
         place = {"pid": 0, "tid": lanes[side], "args": {"epoch": epoch}}
         events.append({"ph": "X", "name": name, **times, **place})
-    storage.write_json(path, {"traceEvents": events}, durable=False)
+    try:
+        storage.write_json(path, {"traceEvents": events}, durable=False)
+    except OSError as error:
+        logger.warning("--timeline %s is not written: %s", path, format_error(error))
 
 
 class Reports:
@@ -216,8 +234,8 @@ def figures_of(run: _Run, epoch: Epoch) -> dict[str, float]:
 def _programs(run: _Run) -> tuple[Collect, Learn, Boundary]:
     """How an epoch is collected and learnt from, and the boundary before the first one."""
     own, sizes = run.config.learner, run.world.sizes
-    key = jax.random.key(own.seed)
-    world_key, learn_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
+    root = jax.random.fold_in(jax.random.key(own.seed), _ROOT)
+    world_key, learn_key = jax.random.split(root)
     program, learning = (
         collecting.collecting(run.world, own),
         jax.jit(partial(agents.learn, own)),
@@ -235,29 +253,44 @@ def _programs(run: _Run) -> tuple[Collect, Learn, Boundary]:
     return collect, learn, Boundary(0, agents.init(own, sizes), collector)
 
 
-def _begin(run: _Run, fresh: Boundary, another: Callable[[], Boundary]) -> Boundary:
-    """Where a run begins or goes on; run.json says from then on what the run is.
+def _begin(run: _Run, fresh: Boundary, another: Callable[[], Boundary]) -> Boundary | None:
+    """Where a run begins or goes on, None if it is finished; run.json says what the run is.
 
     `another` returns a boundary of the shapes that a saved one has.
 
     Raises:
-      ConfigError: it was begun with other flags, or its world had agents of other sizes.
+      ConfigError: it was begun with other flags, its world had agents of other sizes, or it has
+        as many epochs as are asked for.
     """
     config, paths = run.config, run.paths
     values = flags.to_json(config) | records.to_json(run.world.sizes._asdict())
-    if not (config.resume and checkpoint.has_resume(paths.resume)):
-        storage.remove_tree(paths.resume)
-        storage.make_dir(paths.folder)
+    finished = paths.result_json.exists()
+    if not (config.resume and (finished or checkpoint.has_resume(paths.resume))):
+        storage.remove_file(paths.result_json)
+        storage.remove_tree(paths.policies)
         records.write(paths.run_json, values)
         return fresh
-    begun = records.read_document(paths.run_json, remedy="give --no-resume to begin anew")
-    for name in sorted(values.keys() - _FREE):
-        if (was := begun.get(name)) != (now := values[name]):
-            raise ConfigError(
-                f"{paths.folder} was begun with --{name} {was}, not {now}; give it as before, "
-                "--no-resume to begin anew, or another --run_folder"
-            )
-    return load(paths, another())
+    begun, free = records.read_document(paths.run_json, remedy=_ANEW), _FREE
+    if finished:
+        free = _FREE - {"epochs"}
+        begun["epochs"] = records.read_document(paths.result_json, remedy=_ANEW)["epochs"]
+    for name, now in values.items():
+        if name not in free and (was := begun.get(name)) != now:
+            what, remedy = f"--{name}", f"give it as before, or {_ANEW}"
+            if name in Sizes._fields:
+                what, remedy = f"the agents' {name}", _ANEW
+            made = f"{paths.folder} was {'finished' if finished else 'begun'}"
+            raise ConfigError(f"{made} with {what} {was}, not {now}; {remedy}")
+    if finished:
+        logger.info("already finished, see %s", paths.result_json)
+        return None
+    here = load(paths, another())
+    if here.epoch >= config.epochs:
+        raise ConfigError(
+            f"--epochs {config.epochs}: {paths.folder} has {here.epoch}; give more, or {_ANEW}"
+        )
+    logger.info("goes on from epoch %d", here.epoch)
+    return here
 
 
 def _check_agents(before: Boundary, epoch: Epoch) -> None:
@@ -269,7 +302,9 @@ def _check_agents(before: Boundary, epoch: Epoch) -> None:
     alive, (_, episodes) = np.asarray(epoch.after.learner.alive), epoch.experience
     for agent in np.nonzero(np.asarray(before.learner.alive) & ~alive)[0]:
         finite = np.asarray(episodes.finite)[agent]
-        reason = "lower --lr" if finite else "its world gave it numbers that are not finite"
+        reason = "its world gave it numbers that are not finite"
+        if finite:
+            reason = "lower --lr, or mend the world if its numbers are large, or were not finite"
         frozen = f"agent {agent} is frozen, its loss is not finite"
         logger.warning("epoch %d: %s: %s", epoch.number, frozen, reason)
     if not alive.any():
@@ -279,7 +314,6 @@ def _check_agents(before: Boundary, epoch: Epoch) -> None:
 def _finish(run: _Run, last: Boundary, returns: np.ndarray) -> None:
     """Publish the agents by one rename, each in its own sizes; then write the result."""
     paths, frames, reports = run.paths, run.frames(last.epoch), []
-    storage.remove_file(paths.result_json)  # of an earlier run in the same folder
     prepared = paths.finals.with_name(f"{paths.finals.name}.tmp")
     for old in (prepared, paths.finals):
         storage.remove_tree(old)
@@ -302,7 +336,7 @@ def _finish(run: _Run, last: Boundary, returns: np.ndarray) -> None:
         frames=frames,
         agents=tuple(reports),
         frozen=tuple(map(int, np.flatnonzero(~np.asarray(last.learner.alive)))),
-        mean_returns=tuple(float(mean) if np.isfinite(mean) else None for mean in returns),
+        mean_returns=tuple(float(mean) if abs(mean) <= _LARGEST else None for mean in returns),
     )
     records.write(paths.result_json, result)
     storage.remove_tree(paths.resume)

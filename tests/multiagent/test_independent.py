@@ -75,6 +75,7 @@ def assert_same(folder: Path, whole: IndependentPaths) -> None:
             ("--world=match_the_sign", "--timeline=/nowhere/trace.json"),
             "--timeline /nowhere/trace.json: its folder does not exist",
         ),
+        (("--world=match_the_sign", "--timeline=/"), "--timeline / is a folder; name a file"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, words, problem):
@@ -110,6 +111,7 @@ def test_a_run_in_tmux_is_attached_to_killed_and_gone_on_with(tmux, tmp_path, wh
     handle = tmux.launch(job)
     with somebody_attached(tmux, job.name):
         until(lambda: paths.metrics.exists() and len(lines(paths)) > 2, seconds=60)
+        kept = lines(paths)[:-1]  # a kill may come before the last of them is saved
         os.kill(run_status.read_start(folder, job.run_id).job_pid, signal.SIGKILL)
         outcome = end_of(tmux, handle, job)
     assert isinstance(outcome, Exited)
@@ -118,6 +120,7 @@ def test_a_run_in_tmux_is_attached_to_killed_and_gone_on_with(tmux, tmp_path, wh
     again = tmux.launch(job)
     assert again.session == handle.session
     assert end_of(tmux, again, job, seconds=60) == Finished(folder)
+    assert lines(paths)[: len(kept)] == kept  # with their seconds: no epoch is trained twice
     assert_same(folder, whole)
 
 
@@ -141,27 +144,32 @@ import sys, time, jax
 from flowrl import independent
 from flowrl.multiagent import run
 from flowrl.multiagent.own_worlds import MatchTheSign
+def hang():
+    print("hangs", file=sys.stderr, flush=True)
+    time.sleep(600)
 class Hanging(MatchTheSign):
-    def step(self, state, actions, key):
-        jax.debug.callback(lambda: time.sleep(600))
-        return super().step(state, actions, key)
+    def VERB(self, *values):
+        jax.debug.callback(hang)
+        return super().VERB(*values)
 run.open_world = Hanging
 sys.argv[0] = "independent"
 exec(open(independent.__file__).read())
 """
 
 
-def test_a_hung_world_ends_the_program_with_one_line(tmp_path):
-    words = (*TINY, f"--run_folder={tmp_path}", "--stall_timeout=0.5")
+@pytest.mark.parametrize("verb", ["reset", "step"])
+def test_a_hung_world_ends_the_program_with_one_line(tmp_path, verb):
+    words = (*TINY, f"--run_folder={tmp_path}", "--stall_timeout=3")
     done = subprocess.run(
-        [sys.executable, "-c", HANGING, *words],
+        [sys.executable, "-c", HANGING.replace("VERB", verb), *words],
         capture_output=True,
         text=True,
         timeout=limit(60),
         check=False,
     )
     assert done.returncode == 1
-    assert "epoch 0: collect takes longer than --stall_timeout 0.5" in done.stderr.splitlines()[-1]
+    assert "hangs" in done.stderr
+    assert "epoch 0: collect takes longer than --stall_timeout 3" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 

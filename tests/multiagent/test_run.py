@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import weakref
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import pytest
 
 from flowrl import runs
 from flowrl.config import parse
-from flowrl.errors import ConfigError, ExpertCorruptError, TrainingError
+from flowrl.errors import BusyError, ConfigError, ExpertCorruptError, TrainingError
 from flowrl.experts import checkpoint
 from flowrl.multiagent import pipeline, run
 from flowrl.multiagent.config import IndependentConfig
@@ -24,7 +25,7 @@ from flowrl.multiagent.pipeline import Threads
 from flowrl.multiagent.run import IndependentResult
 from flowrl.paths import IndependentPaths
 from flowrl.runs import expert_shapes
-from flowrl.storage import records
+from flowrl.storage import locks, records
 
 EPOCHS = 5
 TINY = (
@@ -140,12 +141,81 @@ def test_a_stopped_run_goes_on_to_the_same_bits_with_overlap_or_without(train, w
     whole = train(*words, folder="whole")
     paths = train(*words, stop=stop_after(2), expected=85)
     assert not paths.result_json.exists()
+    before = lines(paths)
     train(*words, "--no-overlap")
+    assert lines(paths)[:2] == before  # with their seconds: no epoch is trained twice
     assert contents(paths) == contents(whole)
     assert [line["epoch"] for line in lines(paths)] == list(range(EPOCHS))
     for one, other in zip(lines(paths), lines(whole), strict=True):
         kept = {name for name in one if "seconds" not in name}
         assert {name: one[name] for name in kept} == {name: other[name] for name in kept}
+
+
+def all_files(paths: IndependentPaths) -> dict:
+    return {path: path.read_bytes() for path in paths.folder.rglob("*") if path.is_file()}
+
+
+def test_a_person_is_told_where_a_run_stops_and_goes_on_and_ends(train, caplog):
+    caplog.set_level(logging.INFO, "flowrl")
+    paths = train(stop=stop_after(2), expected=85)
+    assert caplog.messages[-1] == "saved at epoch 2; the same command goes on"
+    caplog.clear()
+    train()
+    assert caplog.messages[0] == "goes on from epoch 2"
+    assert caplog.messages[-1] == f"finished, see {paths.result_json}"
+    before = all_files(paths)
+    train("--debug")
+    assert caplog.messages[-1] == f"already finished, see {paths.result_json}"
+    assert all_files(paths) == before
+    for word, problem in (("--seed=1", "--seed 0, not 1"), ("--epochs=9", "--epochs 5, not 9")):
+        with pytest.raises(ConfigError) as refused:
+            train(word)
+        assert f"was finished with {problem}; give it as before, or give" in str(refused.value)
+        assert "--no-resume to begin anew, or another --run_folder" in str(refused.value)
+    assert all_files(paths) == before
+    train("--seed=1", "--no-resume", stop=stop_after(1), expected=85)
+    assert not paths.result_json.exists()
+    assert not paths.finals.exists()
+
+
+def test_a_second_process_in_a_folder_is_refused(train, stopped):
+    before = all_files(stopped)
+    with (
+        locks.held(stopped.program_lock, timeout_seconds=0),
+        pytest.raises(BusyError, match=r"program.lock was held by another process"),
+    ):
+        train()
+    assert all_files(stopped) == before
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_that_has_the_epochs_asked_for_is_not_ended_by_them(train, epochs):
+    paths = train(stop=stop_after(2), expected=85)
+    before = all_files(paths)
+    with pytest.raises(
+        ConfigError, match=rf"--epochs {epochs}: .* has 2; give more, or give --no-"
+    ):
+        train(f"--epochs={epochs}")
+    assert all_files(paths) == before
+
+
+def test_a_timeline_that_cannot_be_written_costs_nothing_else(train, tmp_path, caplog):
+    place = tmp_path / "traces"
+    place.mkdir()
+    paths = train(f"--timeline={place / 'trace.json'}", stop=lambda: shutil.rmtree(place, True))
+    assert result(paths).epochs == EPOCHS
+    (warning,) = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    assert warning.startswith(f"--timeline {place}/trace.json is not written: No such file")
+
+
+def test_worlds_and_agents_draw_from_keys_of_their_own(monkeypatch):
+    keys = []
+    monkeypatch.setattr(run.collecting, "begin", lambda world, own, key: keys.append(key))
+    config = parse(IndependentConfig, [*TINY])
+    run._programs(run._Run(config, MatchTheSign("match_the_sign", 3), IndependentPaths(Path())))
+    networks = jax.vmap(lambda agent: jax.random.fold_in(jax.random.key(0), agent))(jnp.arange(99))
+    drawn = {tuple(row) for row in jax.random.key_data(networks).tolist()}
+    assert tuple(jax.random.key_data(keys[0]).tolist()) not in drawn
 
 
 def test_a_run_that_an_error_ends_goes_on_from_its_last_whole_epoch(train, monkeypatch):
@@ -216,6 +286,21 @@ def test_a_poisoned_agent_is_frozen_and_reported_and_the_others_keep_their_bits(
             assert [one[name] for name in own] == [other[name] for name in own]
 
 
+class Rich(MatchTheSign):
+    """Its rewards are finite, and their squares are not."""
+
+    def step(self, state, actions, key):
+        state, reward, done = super().step(state, actions, key)
+        return state, jnp.where(jnp.arange(3) == 1, 1e30, reward), done
+
+
+def test_an_agent_frozen_by_finite_numbers_has_two_remedies(train, monkeypatch, caplog):
+    monkeypatch.setattr(run, "open_world", Rich)
+    assert result(train("--epochs=1")).frozen == (1,)
+    (record,) = [each for each in caplog.records if "frozen" in each.message]
+    assert "lower --lr, or mend the world if its numbers are large" in record.message
+
+
 class PoisonedAll(Poisoned):
     everybody = True
 
@@ -242,7 +327,9 @@ def test_a_run_does_not_go_on_in_a_world_whose_agents_have_grown(train, stopped,
             self.sizes = self.sizes._replace(actions=(2, 3, 5))
 
     monkeypatch.setattr(run, "open_world", Grown)
-    with pytest.raises(ConfigError, match=r"was begun with --actions \[2, 3, 4\], not \[2, 3, 5\]"):
+    with pytest.raises(
+        ConfigError, match=r"with the agents' actions \[2, 3, 4\], not \[2, 3, 5\]; give --no"
+    ):
         train()
 
 
