@@ -93,7 +93,7 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
             Call("collect", 0, lambda: _programs(run))
         )
         epochs = partial(pipeline.run, collect, learn, lag=config.lag, threads=threads)
-        with locks.held(paths.program_lock, timeout_seconds=0):
+        with locks.held(paths.program_lock, timeout_seconds=1):
             here = _begin(run, fresh, lambda: next(epochs(start=fresh, epochs=2)).after)
             if here is None:
                 return 0
@@ -286,9 +286,8 @@ def _begin(run: _Run, fresh: Boundary, another: Callable[[], Boundary]) -> Bound
         return None
     here = load(paths, another())
     if here.epoch >= config.epochs:
-        raise ConfigError(
-            f"--epochs {config.epochs}: {paths.folder} has {here.epoch}; give more, or {_ANEW}"
-        )
+        has = f"{paths.folder} has {here.epoch} epochs"
+        raise ConfigError(f"--epochs {config.epochs}: {has}; give more, or {_ANEW}")
     logger.info("goes on from epoch %d", here.epoch)
     return here
 

@@ -193,7 +193,7 @@ def test_a_run_that_has_the_epochs_asked_for_is_not_ended_by_them(train, epochs)
     paths = train(stop=stop_after(2), expected=85)
     before = all_files(paths)
     with pytest.raises(
-        ConfigError, match=rf"--epochs {epochs}: .* has 2; give more, or give --no-"
+        ConfigError, match=rf"--epochs {epochs}: .* has 2 epochs; give more, or give --no-"
     ):
         train(f"--epochs={epochs}")
     assert all_files(paths) == before
