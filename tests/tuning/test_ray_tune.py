@@ -50,6 +50,7 @@ def test_a_sweep_of_ray_ends_when_asked_or_broken_and_goes_on(tmp_path, number):
     assert process.returncode == (85 if number == signal.SIGINT else -number), said
 
     run_json = place.sweep.training_runs / "2" / "run.json"
+    until(run_json.with_name("result.json").exists, seconds=100)  # its trainer goes on
     whole = run_json.read_text()
     run_json.write_text("{")
     code, _, said = place.run(*flags)
