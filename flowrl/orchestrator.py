@@ -33,15 +33,15 @@ class OrchestratorCommand(GraphCommand):
 
     Examples:
       python -m flowrl.orchestrator exp/demo --stages train,evaluate \
-        --train "--max_nodes 3" --evaluate "'Place Table' --at_least 0.8"
+        --train="--max_nodes 3" --evaluate="'Place Table' --at_least 0.8"
       python -m flowrl.orchestrator exp/demo --stages judge,sweep,train \
-        --sweep "--skill 'Collect Drink' --trials 20 --vary lr=log:1e-4:1e-2"
+        --sweep="--skill 'Collect Drink' --trials 20 --vary lr=log:1e-4:1e-2"
     """
 
     stages: str
     """Which of judge, sweep, train and evaluate, in this order, separated by commas."""
     judge: str = ""
-    """Arguments of flowrl judge, besides GRAPH, in quotes."""
+    """Arguments of flowrl judge, besides GRAPH, as --judge="--episodes 64"."""
     sweep: str = ""
     """Arguments of flowrl sweep."""
     train: str = ""
@@ -58,11 +58,14 @@ class OrchestratorCommand(GraphCommand):
         """
         names = [name.strip() for name in self.stages.split(",")]
         stages = [(name, self._words(name)) for name in names]
+        for name in [name for name in _NAMES if getattr(self, name) and name not in names]:
+            raise ConfigError(f"--{name} is given, and {name} is none of --stages {self.stages}")
         layout = GraphPaths(self.graph_path)
         with held(layout.stages_lock, timeout_seconds=1.0):
             for number, (name, words) in enumerate(stages, start=1):
                 text = f"stage {number} of {len(stages)}: {name} ({', '.join(names)})"
                 notices.publish(layout, notices.STAGES, text)
+                logger.info(text)
                 if code := _run(name, words):
                     logger.error("%s has ended with %d; the rest was not begun", text, code)
                     return code

@@ -80,7 +80,7 @@ class DaemonLock:
                 raise
             raise BusyError(
                 f"{self._path.parent} is in use by {in_words(_holder(self._path))}; stop it, or "
-                "choose another --graph_path"
+                "choose another folder"
             ) from error
         self._descriptor = descriptor
 

@@ -63,7 +63,7 @@ def test_a_sweep_of_ray_ends_when_asked_or_broken_and_goes_on(tmp_path, number):
     code, _, said = place.run(*flags)
     assert code == 0, said
     assert sorted(place.records("outcome.json")) == [0, 1, 2]
-    assert sorted(place.launches()) == ["0", "1", "2"]  # adopted, not trained again
+    assert set(place.launches()) == {"0", "1", "2"}  # trainers end with Ray, and go on
 
 
 @pytest.mark.timeout(120)
