@@ -18,7 +18,7 @@ _streams = {name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout_
 try:
     for _name in ("stdout", "__stdout__"):
         setattr(sys, _name, _quiet)
-    import jaxmarl
+    import jaxmarl  # pyright: ignore[reportMissingImports]
 finally:
     for _name, _stream in _streams.items():
         setattr(sys, _name, _stream)
