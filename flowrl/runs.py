@@ -20,6 +20,7 @@ from flowrl.storage import records
 from flowrl.storage.records import Natural, Phase, Positive, Share, Word
 
 REPORT = " · update "  # in a line of a trainer's log that says how far it is, not why it ended
+LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 SkillName = Annotated[str, display_name]
 Stopped = Literal["", "pruned", "converged"]
@@ -347,3 +348,19 @@ def expert_shapes(
             shapes[f"{net}/{layer}/kernel"] = (size, width)
             shapes[f"{net}/{layer}/bias"] = (width,)
     return shapes
+
+
+def threads_for(config: PPOConfig, cpus: int) -> int:
+    """Return the most threads that `cpus` have room for and that share the environments evenly.
+
+    They are as many for each device; 1 also stands for one thread for each.
+
+    >>> [threads_for(PPOConfig(num_envs=envs), cpus) for envs, cpus in ((64, 4), (96, 4), (64, 0))]
+    [2, 3, 1]
+    """
+
+    def fits(threads: int) -> bool:
+        divided = replace(config, env_shards=threads)
+        return config.num_envs // threads >= LEAST_SHARD and not any(divided.problems())
+
+    return max(filter(fits, range(2, cpus + 1)), default=1)

@@ -1,4 +1,4 @@
-"""Which GPUs the machine has, which of them this graph may use, and how CPUs are shared.
+"""Which GPUs the machine has, which of them this graph may use.
 
 The ids are nvidia-smi's: PCI bus order, which children share by `CUDA_DEVICE_ORDER=PCI_BUS_ID`
 (`flowrl.launchers.sandbox`); CUDA's own default, fastest first, may number them otherwise.
@@ -10,14 +10,12 @@ import logging
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError
 from flowrl.launchers.sandbox import HOST_DEVICES, host_devices, memory_share
 
 TIMEOUT_SECONDS = 5.0
-LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
 
 
@@ -169,19 +167,3 @@ def _left_visible(words: str, present: tuple[Device, ...]) -> tuple[Device, ...]
             break
         devices.append(named[0])
     return tuple(devices)
-
-
-def threads_for(config: PPOConfig, cpus: int) -> int:
-    """Return the most threads that `cpus` have room for and that share the environments evenly.
-
-    They are as many for each device; 1 also stands for one thread for each.
-
-    >>> [threads_for(PPOConfig(num_envs=envs), cpus) for envs, cpus in ((64, 4), (96, 4), (64, 0))]
-    [2, 3, 1]
-    """
-
-    def fits(threads: int) -> bool:
-        divided = replace(config, env_shards=threads)
-        return config.num_envs // threads >= LEAST_SHARD and not any(divided.problems())
-
-    return max(filter(fits, range(2, cpus + 1)), default=1)

@@ -192,8 +192,8 @@ def collect(
 def _take_turn(play: _Play, state: Collector, key: jax.Array) -> tuple[Collector, tuple[Any, ...]]:
     """One turn of all copies, `[A, B, …]`, with what ended in it, and the beginning of the next."""
     keys = jax.random.split(key, 4 * state.episode_return.shape[1]).reshape(4, -1)
-    move = _one_after_another if play.config.turns == "sequential" else _at_once
-    worlds, taken, reward, done = move(play, state.worlds, keys[:2])
+    turn = _one_after_another if play.config.turns == "sequential" else _at_once
+    worlds, taken, reward, done = turn(play, state.worlds, keys[:2])
     reward = jnp.asarray(reward, jnp.float32).T
     over = jnp.asarray(done, bool).reshape(reward.shape[1], -1)
     done = jnp.broadcast_to(over.T, reward.shape)

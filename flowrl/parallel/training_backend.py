@@ -22,7 +22,6 @@ from flowrl.experts.store import ExpertStore
 from flowrl.judging.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
-from flowrl.launchers.gpus import threads_for
 from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
@@ -36,7 +35,7 @@ from flowrl.parallel.run_folder import (
 from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
-from flowrl.runs import RunResult, TrainingRun, read_result, read_run
+from flowrl.runs import RunResult, TrainingRun, read_result, read_run, threads_for
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.settings import SkillConfig, for_skill
 from flowrl.skills.skill import load_library

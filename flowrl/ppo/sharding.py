@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 from flowrl.config import PPOConfig, num_shards
 from flowrl.errors import ConfigError
-from flowrl.launchers.gpus import threads_for
 from flowrl.launchers.sandbox import HOST_DEVICES
 from flowrl.program_cache import Device
+from flowrl.runs import threads_for
 
 logger = logging.getLogger(__name__)
 AXIS = "device"

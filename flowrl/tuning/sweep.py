@@ -142,7 +142,8 @@ class TrialBackend:
             for folder in (paths.resume, paths.finals):
                 storage.remove_tree(folder)
             if paths.metrics.exists():
-                paths.metrics.replace(paths.folder / FAILED.format(run.attempt))
+                storage.copy_file(paths.metrics, paths.folder / FAILED.format(run.attempt))
+                storage.remove_file(paths.metrics)
             storage.remove_file(paths.folder / OUTCOME)  # of a trial that is asked to try again
             run_id = f"e{run.expert}.a{request.attempt}.{secrets.token_hex(4)}"
             run = replace(run, attempt=request.attempt, run_id=run_id)

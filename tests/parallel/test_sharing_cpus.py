@@ -11,11 +11,10 @@ from flowrl import config
 from flowrl.bottomup_parallel import SequentialConfig
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.launchers import sandbox
-from flowrl.launchers.gpus import threads_for
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
-from flowrl.runs import TrainConfig
+from flowrl.runs import TrainConfig, threads_for
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 
