@@ -297,7 +297,7 @@ class Rich(MatchTheSign):
 def test_an_agent_frozen_by_finite_numbers_has_two_remedies(train, monkeypatch, caplog):
     monkeypatch.setattr(run, "open_world", Rich)
     assert result(train("--epochs=1")).frozen == (1,)
-    (record,) = [each for each in caplog.records if "frozen" in each.message]
+    (record,) = [each for each in caplog.records if " is frozen" in each.message]
     assert "lower --lr, or mend the world if its numbers are large" in record.message
 
 
