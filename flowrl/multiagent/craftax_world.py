@@ -1,4 +1,4 @@
-"""Craftax, and any other game of one player, for several agents: each has a world of its own."""
+"""Games of one player for several agents, each in a world of its own; a leaf behind `World`."""
 
 from __future__ import annotations
 

@@ -236,10 +236,7 @@ def _programs(run: _Run) -> tuple[Collect, Learn, Boundary]:
     own, sizes = run.config.learner, run.world.sizes
     root = jax.random.fold_in(jax.random.key(own.seed), _ROOT)
     world_key, learn_key = jax.random.split(root)
-    program, learning = (
-        collecting.collecting(run.world, own),
-        jax.jit(partial(agents.learn, own)),
-    )
+    program, learning = collecting.collecting(run.world, own), jax.jit(partial(agents.learn, own))
 
     def collect(learner: Agents, collector: Collector, _: int) -> Any:
         collector, *experience = program(learner.policy, collector)

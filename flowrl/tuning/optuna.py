@@ -1,4 +1,4 @@
-"""Proposals by Optuna's samplers: the one file that imports Optuna.
+"""A leaf behind `suggest`: proposals by Optuna's samplers; the one file that imports Optuna.
 
 A study holds no state of its own: it is made from the history at each proposal.
 """

@@ -27,12 +27,11 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import read_start
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.multiagent import packed
-from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
 from flowrl.ppo import trainer
 from flowrl.runs import read_progress, read_result, read_run
 from flowrl.skills.graph import SkillGraph
-from tests.parallel.making import LIBRARY
+from tests.parallel.making import LIBRARY, prepare
 from tests.test_story import TINY
 from tests.waiting import limit, until
 
@@ -52,16 +51,9 @@ ENV = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 pytestmark = [pytest.mark.craftax, pytest.mark.timeout(900)]
 
 
-def prepared(folder: Path, skill: str = SAPLING, config: PPOConfig = CONFIG):
-    return prepare_training_run(
-        layout=GraphPaths(folder),
-        graph=SkillGraph([LIBRARY[skill]]),
-        skill=skill,
-        expert=0,
-        attempt=1,
-        completed={},
-        config=config,
-    ).layout
+def prepared(folder: Path, skill: str = SAPLING):
+    graph = SkillGraph([LIBRARY[skill]])
+    return prepare(GraphPaths(folder), skill, 0, {}, graph=graph, config=CONFIG).layout
 
 
 def command(layout, pack: Path | None, config: PPOConfig, *, most: int = 2) -> list[str]:

@@ -29,6 +29,7 @@ from tests.experts.making import SHAPES, content_digest, make_expert, tell_array
 
 LIBRARY = load_library("Craftax-Classic-Symbolic-v1")
 GRAPH = SkillGraph(LIBRARY.values())
+CONFIG = PPOConfig()
 WOOD, TABLE, PICKAXE, SWORD = "Collect Wood", "Place Table", "Make Wood Pickaxe", "Make Wood Sword"
 
 
@@ -69,6 +70,7 @@ def prepare(
     *,
     graph: SkillGraph = GRAPH,
     attempt: int = 1,
+    config: PPOConfig = CONFIG,
     init_from: str | None = None,
 ) -> PreparedRun:
     return prepare_training_run(
@@ -78,7 +80,7 @@ def prepare(
         expert=expert,
         attempt=attempt,
         completed=completed,
-        config=PPOConfig(),
+        config=config,
         init_from=init_from,
     )
 

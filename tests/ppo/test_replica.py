@@ -18,12 +18,11 @@ from flowrl.averaging.rounds import Rounds
 from flowrl.config import PPOConfig, to_argv
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result
 from flowrl.skills.graph import SkillGraph
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401
-from tests.parallel.making import LIBRARY
+from tests.parallel.making import LIBRARY, prepare
 from tests.waiting import limit, until
 
 SAPLING = "Collect Sapling"
@@ -43,15 +42,8 @@ pytestmark = [pytest.mark.craftax, pytest.mark.timeout(900)]
 
 
 def prepared(folder: Path, config: PPOConfig = CONFIG):
-    return prepare_training_run(
-        layout=GraphPaths(folder),
-        graph=SkillGraph([LIBRARY[SAPLING]]),
-        skill=SAPLING,
-        expert=0,
-        attempt=1,
-        completed={},
-        config=config,
-    ).layout
+    graph = SkillGraph([LIBRARY[SAPLING]])
+    return prepare(GraphPaths(folder), SAPLING, 0, {}, graph=graph, config=config).layout
 
 
 def begin(layout, config: PPOConfig = CONFIG) -> subprocess.Popen[str]:
