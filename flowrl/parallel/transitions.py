@@ -53,8 +53,8 @@ from flowrl.parallel.status import (
 MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
 NO_DEVICES: Mapping[str, int] = MappingProxyType({})
 _UNCHARGED: Mapping[str, Any] = MappingProxyType(
-    dict.fromkeys(("failures", "frames_used", "refusals", "requeues"), 0)
-    | dict.fromkeys(("error_at", "stuck_at"))
+    {"failures": 0, "frames_used": 0, "refusals": 0, "requeues": 0}
+    | {"error_at": None, "stuck_at": None}
 )
 
 
