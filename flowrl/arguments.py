@@ -144,7 +144,7 @@ def read(
             values[name] = value_of(kind, name, given[name], origin)
     for argument in arguments(kind).values():
         if argument.required and argument.name not in values:
-            raise ConfigError(f"{argument.shown} is missing: {usage(kind, prog)}")
+            raise ConfigError(f"{argument.shown} is missing: {_usage(kind, prog)}")
     return _built(kind, values), origins
 
 
@@ -162,7 +162,7 @@ def value_of(kind: type, name: str, words: Sequence[str], origin: Origin = "comm
         raise ConfigError(f"{argument.shown}{place} {error}") from error
 
 
-def print_help(kind: type, *, prog: str) -> None:
+def _print_help(kind: type, *, prog: str) -> None:
     """Print the help of a class; raises SystemExit."""
     text = inspect.cleandoc(kind.__doc__ or "")
     tyro.cli(
@@ -170,10 +170,10 @@ def print_help(kind: type, *, prog: str) -> None:
     )
 
 
-def usage(kind: type, prog: str) -> str:
+def _usage(kind: type, prog: str) -> str:
     """Return a command line with the positional arguments.
 
-    >>> usage(Argument, "flowrl argue")
+    >>> _usage(Argument, "flowrl argue")
     'flowrl argue --name=NAME --hint=HINT --positional=POSITIONAL --required=REQUIRED --short=SHORT'
     """
     words = [prog]
@@ -198,7 +198,7 @@ def split(kind: type, words: Sequence[str], *, prog: str) -> Given:
     while queue:
         word = queue.popleft()
         if word in ("--help", "-h"):
-            print_help(kind, prog=prog)
+            _print_help(kind, prog=prog)
         if word == "--":
             rest += queue
             break
@@ -335,9 +335,9 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
             found[place.name] = rest if place.many else [rest.pop(0)]
             rest = [] if place.many else rest
     if rest:
-        raise ConfigError(f"{rest[0]!r} is one word too many: {usage(kind, prog)}")
+        raise ConfigError(f"{rest[0]!r} is one word too many: {_usage(kind, prog)}")
     if "" in (word for words in found.values() for word in words):
-        raise ConfigError(f"an argument is empty: {usage(kind, prog)}")
+        raise ConfigError(f"an argument is empty: {_usage(kind, prog)}")
     return found
 
 

@@ -41,26 +41,35 @@ from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
-from flowrl.parallel.events import NOT_ASKED_FOR, Verb
-from flowrl.parallel.outcomes import CANCELLED
+from flowrl.parallel.events import Verb
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.scaling import NOTICE, Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
+    SkillConfig,
     SkillSources,
     check_graph_record,
     open_graph,
     record_graph,
     skill_configs,
 )
-from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Waiting, percent
+from flowrl.parallel.status import (
+    CANCELLED,
+    NOT_ASKED_FOR,
+    Blocked,
+    Completed,
+    Entry,
+    Failed,
+    Held,
+    Waiting,
+    percent,
+)
 from flowrl.parallel.training_backend import TrainingBackend, merge_rule
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import expert_of
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.settings import SkillConfig
 from flowrl.skills.skill import Skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode, approve_skills, keep_approvals
@@ -141,7 +150,7 @@ def train_graph(config: BottomUpConfig) -> int:
             known=scheduler.state.entries,
             target=target,
             max_nodes=most,
-            added=sources.added - cancelled_skills(scheduler),
+            added=sources.added - _cancelled_skills(scheduler),
         )
         feeder = Feeder(flow, sources, scheduler, config, skills=skills)
         scheduler.set_callbacks(
@@ -155,10 +164,12 @@ def train_graph(config: BottomUpConfig) -> int:
         scheduler.when_there_is_room(feeder.begin)
         scheduler.run()
         scheduler.when_there_is_room(feeder.add_blocked_skills)
-        return feeder.exit_code()
+        code = feeder.exit_code()
+        scheduler.close()  # so that the last screen says how to go on
+        return code
 
 
-def cancelled_skills(scheduler: SkillScheduler) -> set[str]:
+def _cancelled_skills(scheduler: SkillScheduler) -> set[str]:
     """The skills that a user has given up."""
     ended = {name: entry.status for name, entry in scheduler.state.entries.items()}
     return {n for n, one in ended.items() if isinstance(one, Failed) and one.why == CANCELLED}
@@ -187,7 +198,7 @@ def check_machine(config: BottomUpConfig) -> None:
       OSError: the disk is full.
     """
     if config.ppo.use_wandb and importlib.util.find_spec("wandb") is None:
-        raise ConfigError("--use_wandb needs wandb: pip install 'flowrl[wandb]'")
+        raise ConfigError("--use_wandb needs wandb: pip install '.[wandb]' in flowrl's folder")
     cache = sandbox.compile_cache(config.ppo.compile_cache, os.environ)
     for flag, folder in (("compile_cache", cache), ("graph_path", config.graph.graph_path)):
         try:
@@ -240,7 +251,8 @@ class Feeder:
         """Take up the state and add the first skills; may be called again after a full disk."""
         count = len(self._flow.requested)
         goal = percent(self.config.ppo.success_state_rate)
-        text = f"skills asked for: {count}; goal: {goal} success in training"
+        how = ", added one by one" if count > 1 else ""
+        text = f"skills asked for: {count}{how}; goal: {goal} success in training"
         if not self.config.schedule.auto_scaling:  # which has a notice of its own
             text += f"; slots: {self.config.schedule.max_parallel_skills}"
         notices.publish(self._scheduler.layout, "requested", text)
@@ -345,7 +357,7 @@ class Feeder:
                 continue
             weight = self._flow.weight(entry.skill) - _TRIED
             found = round(
-                _TRIED * learning_progress(newest_curve(layout, entry.expert, entry.skill))
+                _TRIED * learning_progress(_newest_curve(layout, entry.expert, entry.skill))
             )
             if entry.priority != weight + found:
                 send_request(layout, Verb.PRIORITY, entry.skill, number=weight + found)
@@ -371,7 +383,7 @@ class Feeder:
         self._flow.on_skill_added(name)
 
 
-def newest_curve(layout: GraphPaths, expert: int, skill: str) -> Curve:
+def _newest_curve(layout: GraphPaths, expert: int, skill: str) -> Curve:
     """The curve of a skill's live run, else of its newest failed one; () if none can be read."""
     live = layout.run(expert, skill).folder
     failed = layout.failed_runs.glob(f"{live.name}.attempt*")
@@ -393,7 +405,7 @@ def device_slots(config: BottomUpConfig) -> dict[str, int]:
     if any(map(importlib.util.find_spec, CUDA_PLUGINS)):
         devices = visible_devices(launch.gpu_ids)
     elif launch.gpu_ids:
-        raise ConfigError("--gpu_ids needs JAX for CUDA: pip install 'flowrl[cuda]'")
+        raise ConfigError("--gpu_ids needs JAX for CUDA: pip install '.[cuda]' in flowrl's folder")
     check_devices(devices, each=config.schedule.devices_per_run, wanted=config.ppo.num_devices)
     return slots(devices, most=launch.skills_per_gpu, memory_mb=launch.gpu_memory_mb)
 

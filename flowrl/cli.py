@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import tyro
 
 from flowrl import arguments, console
-from flowrl.bottomup_parallel import SequentialConfig, train_graph
-from flowrl.commands.average import AverageCommand
-from flowrl.commands.check import CheckCommand
-from flowrl.commands.control import (
-    AddCommand,
-    CancelCommand,
-    PauseCommand,
-    PriorityCommand,
-    PruneCommand,
-    ResumeCommand,
-    RetryCommand,
-    StopCommand,
-    TrainMoreCommand,
-)
-from flowrl.commands.evaluate import EvaluateCommand
-from flowrl.commands.export import ExportCommand
-from flowrl.commands.judge import JudgeCommand
-from flowrl.commands.logs import LogsCommand
-from flowrl.commands.repair import FsckCommand, RecoverCommand, RollbackCommand
-from flowrl.commands.sessions import AttachCommand, PsCommand
-from flowrl.commands.skills import PlanCommand, SkillsCommand
-from flowrl.commands.status import StatusCommand
-from flowrl.commands.sweep import SweepConfig, run_sweep
 from flowrl.config import BottomUpConfig
 from flowrl.errors import ConfigError, closest
 
@@ -55,52 +33,59 @@ class CompletionCommand:
         """Print the script, which tyro makes of all commands; it ends the program."""
         words = ["--tyro-print-completion", self.shell]
         flat = (tyro.conf.OmitArgPrefixes,)
-        tyro.extras.subcommand_cli_from_dict(ALL, args=words, prog="flowrl", config=flat)
+        kinds = {name: class_of(name) for name in ALL}
+        tyro.extras.subcommand_cli_from_dict(kinds, args=words, prog="flowrl", config=flat)
         return 0
 
 
-PROGRAMS: Mapping[str, tuple[type, Callable[[Any], int]]] = {
-    "train": (BottomUpConfig, train_graph),
-    "sequential": (SequentialConfig, train_graph),
-    "sweep": (SweepConfig, run_sweep),
+# Classes and functions below flowrl: the module of a command is imported when it is called.
+PROGRAMS: Mapping[str, str] = {
+    "train": "bottomup_parallel:train_graph",
+    "sequential": "bottomup_parallel:train_graph",
+    "sweep": "commands.sweep:run_sweep",
 }
-GROUPS: Mapping[str, Mapping[str, type]] = {
-    "train": {**{name: kind for name, (kind, _) in PROGRAMS.items()}, "add": AddCommand},
+_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "train": {
+        "train": "config:BottomUpConfig",
+        "sequential": "bottomup_parallel:SequentialConfig",
+        "sweep": "commands.sweep:SweepConfig",
+        "add": "commands.control:AddCommand",
+    },
     "look": {
-        "status": StatusCommand,
-        "logs": LogsCommand,
-        "attach": AttachCommand,
-        "ps": PsCommand,
-        "skills": SkillsCommand,
-        "plan": PlanCommand,
-        "check": CheckCommand,
+        "status": "commands.status:StatusCommand",
+        "logs": "commands.sessions:LogsCommand",
+        "attach": "commands.sessions:AttachCommand",
+        "ps": "commands.sessions:PsCommand",
+        "skills": "commands.skills:SkillsCommand",
+        "plan": "commands.skills:PlanCommand",
+        "check": "commands.check:CheckCommand",
     },
     "steer": {
-        "retry": RetryCommand,
-        "train-more": TrainMoreCommand,
-        "pause": PauseCommand,
-        "resume": ResumeCommand,
-        "cancel": CancelCommand,
-        "prune": PruneCommand,
-        "priority": PriorityCommand,
-        "stop": StopCommand,
+        "retry": "commands.control:RetryCommand",
+        "train-more": "commands.control:TrainMoreCommand",
+        "pause": "commands.control:PauseCommand",
+        "resume": "commands.control:ResumeCommand",
+        "cancel": "commands.control:CancelCommand",
+        "prune": "commands.control:PruneCommand",
+        "priority": "commands.control:PriorityCommand",
+        "stop": "commands.control:StopCommand",
     },
     "repair": {
-        "fsck": FsckCommand,
-        "rollback": RollbackCommand,
-        "recover": RecoverCommand,
+        "fsck": "commands.repair:FsckCommand",
+        "rollback": "commands.repair:RollbackCommand",
+        "recover": "commands.repair:RecoverCommand",
     },
     "take": {
-        "evaluate": EvaluateCommand,
-        "judge": JudgeCommand,
-        "export": ExportCommand,
-        "average": AverageCommand,
-        "completion": CompletionCommand,
+        "evaluate": "commands.evaluate:EvaluateCommand",
+        "judge": "commands.judge:JudgeCommand",
+        "export": "commands.average:ExportCommand",
+        "average": "commands.average:AverageCommand",
+        "completion": "cli:CompletionCommand",
     },
 }
-ALL = {name: kind for group in GROUPS.values() for name, kind in group.items()}
-COMMANDS = {name: kind for name, kind in ALL.items() if name not in PROGRAMS}
-HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
+ALL = {name: place for group in _GROUPS.values() for name, place in group.items()}
+COMMANDS = tuple(name for name in ALL if name not in PROGRAMS)
+_HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
 
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
   flowrl status exp/demo --watch
@@ -113,31 +98,33 @@ flowrl COMMAND --help says more.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if console.print_version(words):
-        return 0
+    return console.run_words(_run, argv)
+
+
+def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("--help", "-h", "help"):
-        sys.stdout.write(overview())
+        sys.stdout.write(_overview())
         return 0
     name, *rest = words
     if name in PROGRAMS:
-        return console.run_program(f"flowrl {name}", *PROGRAMS[name], rest)
-    console.start_logging()
-
-    def command() -> int:
-        return command_of(name, rest)()
-
-    return console.guarded(command)
+        work = resolve_name(f"flowrl.{PROGRAMS[name]}")
+        return console.run_program(f"flowrl {name}", class_of(name), work, rest)
+    return command_of(name, rest)()
 
 
-def overview() -> str:
+def _overview() -> str:
     """Return what `flowrl --help` prints: the commands by what they are for."""
-    lines = [HEAD]
-    for group, commands in GROUPS.items():
-        for number, (name, kind) in enumerate(commands.items()):
-            summary = (kind.__doc__ or "").partition("\n")[0]
+    lines = [_HEAD]
+    for group, commands in _GROUPS.items():
+        for number, name in enumerate(commands):
+            summary = (class_of(name).__doc__ or "").partition("\n")[0]
             lines.append(f"{group if number == 0 else '':8}{name:11}{summary}\n")
     return "".join(lines)
+
+
+def class_of(name: str) -> type:
+    """Return the class whose fields are the flags of a command; imports its module."""
+    return resolve_name(f"flowrl.{ALL[name]}")
 
 
 def command_of(name: str, words: Sequence[str]) -> Any:
@@ -149,7 +136,7 @@ def command_of(name: str, words: Sequence[str]) -> Any:
     if name not in COMMANDS:
         near = closest(name, [*ALL, "--version"]) or f"; there are {', '.join(ALL)}"
         raise ConfigError(f"there is no command {name!r}{near}")
-    kind = COMMANDS[name]
+    kind = class_of(name)
     given = arguments.environment(BottomUpConfig, os.environ)  # refuses FLOWRL_GRPAH, say
     graph = {"graph_path"} & given.keys() & arguments.arguments(kind).keys()
     layers: dict[arguments.Origin, arguments.Given] = {

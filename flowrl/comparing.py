@@ -20,12 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl import config as configs
 from flowrl import console, storage
-from flowrl.config import PPOConfig
-from flowrl.envs.skill_module import open_module
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
-from flowrl.evaluate import Tally, load_experts, open_player
+from flowrl.evaluate import Tally, load_experts, open_plan
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.store import ExpertStore
@@ -33,7 +30,6 @@ from flowrl.judging.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.parallel import comparisons
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
-from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import Remapping, read_run
 from flowrl.storage import records
 
@@ -112,10 +108,8 @@ def _compare(layout: GraphPaths, place: RunPaths, question: Question) -> Compare
     if question.expert != place.expert:
         version = store.manifest().experts[question.expert]
         archive = layout.archive(question.expert, version.skill)
-    run, module = read_run(archive), open_module(archive.module)
-    config = configs.from_json(PPOConfig, run.config)
-    use_compile_cache(config.compile_cache)
-    play, luck = open_player(config, module), jax.random.key(_seed(question))
+    run, _, play = open_plan(archive)
+    luck = jax.random.key(int(hashlib.sha256(repr(question).encode()).hexdigest()[:7], 16))
     others, local = load_experts(store, run), run.experts.index(question.expert)
 
     def episodes(copy: Any) -> list[dict[str, float]]:
@@ -139,10 +133,6 @@ def _figures(tally: Tally) -> list[dict[str, float]]:
     """The figures of each episode, by the measures of `EPISODE_MEASURES`."""
     of_episodes = zip(tally.success[:, -1], tally.total, tally.died, strict=True)
     return [dict(zip(EPISODE_MEASURES, map(float, row), strict=True)) for row in of_episodes]
-
-
-def _seed(question: Question) -> int:
-    return int(hashlib.sha256(repr(question).encode()).hexdigest()[:7], 16)
 
 
 def _copies(layout: GraphPaths, place: RunPaths, question: Question, like: Any) -> tuple[Any, Any]:

@@ -146,7 +146,7 @@ class PPOConfig(Configuration):
     use_tensorboard: bool = False
     """Write TensorBoard files into the run folder."""
     use_wandb: bool = False
-    """Log to Weights & Biases (offline when there is no key); needs flowrl[wandb]."""
+    """Log to Weights & Biases (offline when there is no key); pip install '.[wandb]' brings it."""
     wandb_project: str = "flowrl"
     """Weights & Biases project."""
     wandb_entity: str | None = None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -28,18 +31,24 @@ from flowrl.errors import (
 from flowrl.paths import printable
 from flowrl.redaction import redacted, secrets_of
 
-RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
+_RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
 _BAD_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 _WIDTH = 120  # columns of a file or a pipe
+_LINE = "%(asctime)s %(message)s"
 ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
 
 
-def print_version(words: Sequence[str]) -> bool:
-    """Print the version if the command line asks for it; returns whether it does."""
-    if list(words) not in (["--version"], ["-V"]):
-        return False
-    sys.stdout.write(f"flowrl {__version__}\n")
-    return True
+def run_words(work: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> int:
+    """Call `work` with the words of a command line, unless they ask for the version.
+
+    Returns the exit code; what is logged and how errors are told is the same for all programs.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words in (["--version"], ["-V"]):
+        sys.stdout.write(f"flowrl {__version__}\n")
+        return 0
+    start_logging()
+    return guarded(lambda: work(words))
 
 
 def run_program(
@@ -49,22 +58,25 @@ def run_program(
     argv: Sequence[str] | None = None,
 ) -> int:
     """Parse a command line and call `work` with it; returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
 
-    def run() -> int:
+    def run(words: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if print_version(words):
-            return 0
-        start_logging()
         config = parse(kind, words, prog=program)
         try:
             return work(config)
         except KeyboardInterrupt:
-            again = f"{program} {shlex.join(words)}".rstrip()
-            sys.stderr.write(f"\nflowrl: {RUNS_GO_ON}\nTo go on: {again}\n")
+            again = shlex.join([*_as_called(program), *words])
+            sys.stderr.write(f"\nflowrl: {_RUNS_GO_ON}\nTo go on: {again}\n")
             return EXIT_INTERRUPTED
 
-    return guarded(run)
+    return run_words(run, argv)
+
+
+def _as_called(program: str) -> list[str]:
+    """The words of a program: the first by its path if the shell finds none, or another by it."""
+    name, *words = program.split()
+    beside = shutil.which(name, path=Path(sys.executable).parent)
+    return [name if beside in (None, shutil.which(name)) else beside, *words]
 
 
 def guarded(program: Callable[[], int], stream: TextIO | None = None) -> int:
@@ -93,6 +105,15 @@ def guarded(program: Callable[[], int], stream: TextIO | None = None) -> int:
         return EXIT_DISK_FULL if problem == "disk" else EXIT_IO
 
 
+def print_report(facts: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print the facts as JSON, or the lines without characters that could steer a terminal."""
+    if as_json:
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+        return
+    for line in filter(None, lines):
+        sys.stdout.write(printable(" ".join(line.split("\n"))) + "\n")
+
+
 def _print_error(stream: TextIO, text: str) -> None:
     """Print an error without what would steer the terminal, or is secret: it may quote anything."""
     text = redacted(text, secrets_of(os.environ))
@@ -105,19 +126,19 @@ def _without_secrets(record: logging.LogRecord) -> bool:
     return True
 
 
-def log_handler(stream: TextIO) -> logging.Handler:
+def log_handler(stream: TextIO, form: str = _LINE) -> logging.Handler:
     """Writes one plain line per event, without secrets."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(logging.Formatter(form, datefmt="%H:%M:%S"))
     handler.addFilter(_without_secrets)
     return handler
 
 
-def start_logging() -> None:
+def start_logging(form: str = _LINE) -> None:
     """Log one line per event: coloured above the live table on a terminal, plain elsewhere."""
     # XLA reports a slow compilation as an error; its real errors are exceptions in Python, too.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    handler = log_handler(sys.stderr)
+    handler = log_handler(sys.stderr, form)
     if ERRORS.is_terminal:
         handler = RichHandler(console=ERRORS, show_path=False, log_time_format="%H:%M:%S")
         handler.addFilter(_without_secrets)

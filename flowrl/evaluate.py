@@ -116,7 +116,7 @@ def evaluate_runs(
     places: Sequence[RunPaths], *, episodes: int, seed: int
 ) -> Iterator[EvaluationReport]:
     """Evaluate the experts that runs of one plan have left, in the same worlds; none is merged."""
-    run, module, play = _open(places[0])
+    run, module, play = open_plan(places[0])
     like = checkpoint.like_of(expected_shapes(run.config))
     for paths in places:
         finals = map(paths.final, range(len(run.experts)))
@@ -147,7 +147,9 @@ def _report(
 
 def record(layout: GraphPaths, skill: str, *, episodes: int, seed: int) -> Recording:
     """Play as `evaluate` does, and keep the features of each episode's first timesteps."""
-    run, _, tallies = _play(ExpertStore(layout), skill, episodes=episodes, seed=seed, watch=watched)
+    run, _, tallies = _play(
+        ExpertStore(layout), skill, episodes=episodes, seed=seed, watch=_watched
+    )
     names = tuple(sorted(tallies[0].seen))
     blocks = [np.stack([tally.seen[name] for name in names], axis=-1) for tally in tallies]
     return Recording(
@@ -165,19 +167,23 @@ def _play(
     """Let the merged experts play a skill's plan."""
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} must be at least 1")
-    run, module, play = _open(store.archive_of(skill), watch)
+    run, module, play = open_plan(store.archive_of(skill), watch)
     params = load_experts(store, run)
     return run, module, _episodes(play, params, episodes=episodes, seed=seed)
 
 
-def _open(paths: RunPaths, watch: Watch | None = None) -> tuple[TrainingRun, TaskModule, Play]:
-    """A run, its module, and what lets experts play its plan."""
+def open_plan(paths: RunPaths, watch: Watch | None = None) -> tuple[TrainingRun, TaskModule, Play]:
+    """A run, its module, and what lets experts play its plan.
+
+    Raises:
+      FileRefusedError: the module is not the one that was generated for the run.
+    """
     run = read_run(paths)
     check_module(paths, run)
     module = open_module(paths.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
-    return run, module, open_player(config, module, watch)
+    return run, module, _open_player(config, module, watch)
 
 
 def _episodes(play: Play, params: Any, *, episodes: int, seed: int) -> list[Tally]:
@@ -201,7 +207,7 @@ def load_experts(store: ExpertStore, run: TrainingRun) -> Any:
     )
 
 
-def open_player(config: PPOConfig, module: TaskModule, watch: Watch | None = None) -> Play:
+def _open_player(config: PPOConfig, module: TaskModule, watch: Watch | None = None) -> Play:
     """A function that lets experts play a module's plan: the first episode of each environment.
 
     It takes parameters with leaves `[E, …]`, a random key and a number B ≤ ROWS of environments,
@@ -219,7 +225,7 @@ def open_player(config: PPOConfig, module: TaskModule, watch: Watch | None = Non
 def player(
     env: BatchedEnv, config: PPOConfig, cache: ProgramCache, watch: Watch | None = None
 ) -> Play:
-    """As `open_player`, in environments whose stock has ROWS worlds."""
+    """As `_open_player`, in environments whose stock has ROWS worlds."""
     pad = padding(env.num_experts)
     key = {
         "activation": config.activation,
@@ -255,7 +261,7 @@ def player(
     return play
 
 
-def watched(
+def _watched(
     env: BatchedEnv, state: BatchedState, logits: jax.Array, values: jax.Array
 ) -> dict[str, jax.Array]:
     """What a judge may know of B environments before a timestep, by name, each f32[B].

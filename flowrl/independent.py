@@ -23,17 +23,15 @@ PROGRAM = "python -m flowrl.independent"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train independent learners; returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if console.print_version(words):
-        return 0
-    console.start_logging()
-    return console.guarded(lambda: _train(parse(IndependentConfig, words, prog=PROGRAM)))
+    return console.run_words(
+        lambda words: _train(parse(IndependentConfig, words, prog=PROGRAM)), argv
+    )
 
 
 def _train(config: IndependentConfig) -> int:
     if config.debug:
         logging.getLogger("flowrl").setLevel(logging.DEBUG)
-    stop = StopSignal()
+    stop = StopSignal("epoch")
     with stop.listening():
         from flowrl.multiagent import run  # --help does not wait for jax
 
@@ -43,5 +41,4 @@ def _train(config: IndependentConfig) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)  # the thread of a world that hangs would hold up a usual exit

@@ -82,7 +82,7 @@ class OrchestratorCommand(GraphCommand):
         except ValueError as error:
             raise ConfigError(f"--{name} {getattr(self, name)}: {error}; mend it") from error
         if name in cli.PROGRAMS:
-            parse(cli.PROGRAMS[name][0], words, prog=f"flowrl {name}")
+            parse(cli.class_of(name), words, prog=f"flowrl {name}")
         else:
             cli.command_of(name, words)
         return words
@@ -102,14 +102,12 @@ def _run(name: str, words: tuple[str, ...]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    console.start_logging()
 
-    def run() -> int:
+    def run(words: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         return arguments.read(OrchestratorCommand, words, prog=PROGRAM, layers={})[0]()
 
-    return 0 if console.print_version(words) else console.guarded(run)
+    return console.run_words(run, argv)
 
 
 if __name__ == "__main__":

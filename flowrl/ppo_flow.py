@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from urllib.parse import urlsplit
 
@@ -32,10 +32,12 @@ PROGRAM = "python -m flowrl.ppo_flow"
 class StopSignal:
     """Remembers SIGTERM or SIGINT until the training loop asks between two updates.
 
-    A second Ctrl-C does not wait: it raises KeyboardInterrupt at once.
+    A second Ctrl-C ends the program at once, whatever its threads compile or compute, unless the
+    main thread itself is within a compiler's call. `unit` is what the loop calls an update.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "update") -> None:
+        self._unit = unit
         self._exit_code: int | None = None
 
     def __call__(self) -> int | None:
@@ -55,17 +57,24 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._exit_code == EXIT_INTERRUPTED:
-            raise KeyboardInterrupt
-        self._exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_RESUMABLE
+            _say("ended; the same command goes on from the last checkpoint, if there is one")
+            os._exit(EXIT_INTERRUPTED)  # a usual exit waits for the threads
+        self._exit_code = EXIT_RESUMABLE
+        if number == signal.SIGINT:
+            self._exit_code = EXIT_INTERRUPTED
+            again = "Ctrl-C once more ends at once, without saving"
+            _say(f"stopping after this {self._unit}; {again}")
+
+
+def _say(text: str) -> None:
+    """Write a line to the terminal in a signal handler, where logging could call itself."""
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train one run; returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if console.print_version(words):
-        return 0
-    console.start_logging()
-    return console.guarded(lambda: _train(parse(TrainConfig, words, prog=PROGRAM)))
+    return console.run_words(lambda words: _train(parse(TrainConfig, words, prog=PROGRAM)), argv)
 
 
 def _train(config: TrainConfig) -> int:
@@ -87,7 +96,7 @@ def _train(config: TrainConfig) -> int:
 
             if (code := packed.train(config, stop)) is not None:
                 return code
-            logger.info("the pack is full; the run trains in this process")
+            logger.info("the pack is full, or of other code; the run trains in this process")
         if config.coordinator is not None and config.process_id == 0:
             refuse_used_port(config.coordinator)
         from flowrl.ppo import trainer  # --help does not wait for jax

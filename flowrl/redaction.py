@@ -3,7 +3,7 @@
 A secret is the value of an environment variable whose name matches `_SECRET_NAME`, that is passed
 by `--pass_env`, or that looks like a token, and the password in any value that is a URL, or a proxy
 without `http://`; a URL's user name of 16 characters or more is one, too. Values below
-`LEAST_LENGTH` characters are not secrets: replacing them would tear ordinary words apart. A value
+`_LEAST_LENGTH` characters are not secrets: replacing them would tear ordinary words apart. A value
 is found as it is, as Python and JSON quote it, and line by line; a secret in another encoding is
 not found. Passwords of URLs and tokens of well-known services are found in any text, wherever they
 come from.
@@ -18,7 +18,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
-REDACTED = "[redacted]"
+_REDACTED = "[redacted]"
 _NO_PORT, _LONG = r"(?!\d{1,5}[/?#,])", r"[^/:@]{16,}"  # a user name that long may be a token
 _USER = re.compile(rf"://(?:[^/:@]{{0,15}}:{_NO_PORT}|(?={_LONG}(?:@|:{_NO_PORT})))")
 _KNOWN_TOKEN = re.compile(
@@ -26,7 +26,7 @@ _KNOWN_TOKEN = re.compile(
 )
 _TOKEN, _RUN = re.compile(r"[A-Za-z0-9][\w.~+/=-]{19,}"), re.compile(r"[A-Za-z0-9]{20,}")
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential")
-LEAST_LENGTH = 8
+_LEAST_LENGTH = 8
 # Escape sequences whole, else their remainder would be read as text.
 _CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
@@ -73,12 +73,12 @@ def redacted(text: str, secrets: Sequence[str]) -> str:
     >>> redacted("no route to http://ann:pw@proxy:3128", [])
     'no route to http://ann:[redacted]@proxy:3128'
     """
-    text = _KNOWN_TOKEN.sub(REDACTED, text)
+    text = _KNOWN_TOKEN.sub(_REDACTED, text)
     if "://" in text:
         text = re.sub(r"\S+", _without_password, text)
     if not any(secret in text for secret in secrets):
         return text
-    return re.sub("|".join(map(re.escape, secrets)), REDACTED, text)
+    return re.sub("|".join(map(re.escape, secrets)), _REDACTED, text)
 
 
 def cleaned(value: Any, secrets: Sequence[str]) -> Any:
@@ -108,7 +108,7 @@ def _password(word: str) -> slice:
 
 def _without_password(match: re.Match[str]) -> str:
     word, place = match[0], _password(match[0])
-    return f"{word[: place.start]}{REDACTED}{word[place.stop :]}" if word[place] else word
+    return f"{word[: place.start]}{_REDACTED}{word[place.stop :]}" if word[place] else word
 
 
 def _spellings(value: str) -> set[str]:
@@ -117,5 +117,5 @@ def _spellings(value: str) -> set[str]:
     plain = {value, value.strip(), *lines}
     quoted = {json.dumps(word)[1:-1] for word in plain} | {repr(word)[1:-1] for word in plain}
     # A value that is not UTF-8 cannot occur in a text.
-    words = (word for word in plain | quoted if len(word) >= LEAST_LENGTH)
+    words = (word for word in plain | quoted if len(word) >= _LEAST_LENGTH)
     return {word for word in words if not re.search("[\ud800-\udfff]", word)}

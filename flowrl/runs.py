@@ -6,9 +6,16 @@ refused when it is read: the readers raise `FileRefusedError`, never guess.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
+import sys
+import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,13 +27,14 @@ from flowrl.storage import records
 from flowrl.storage.records import Natural, Phase, Positive, Share, Word
 
 REPORT = " · update "  # in a line of a trainer's log that says how far it is, not why it ended
-LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
+_LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 SkillName = Annotated[str, display_name]
 Stopped = Literal["", "pruned", "converged"]
 Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" → shape
-HIDDEN_LAYERS = 3
-LAYERS = tuple(f"dense_{number}" for number in range(HIDDEN_LAYERS + 1))
+_HIDDEN_LAYERS = 3
+_LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")  # that change what a program computes
+LAYERS = tuple(f"dense_{number}" for number in range(_HIDDEN_LAYERS + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +186,36 @@ class Progress:
     phase: Phase  # compiling, training, saving
     updated_at: float  # unix time, for eyes
     waits_for: str = ""  # replicas
+
+    @classmethod
+    def since(
+        cls, began: tuple[float, int], *, frames: int, total_frames: int, **facts: Any
+    ) -> Progress:
+        """With the speed since `began`, a time of `time.monotonic` and the frames until then."""
+        speed = speed_since(began, frames)
+        return cls(
+            frames=frames,
+            total_frames=total_frames,
+            steps_per_second=speed,
+            eta_seconds=max(0, total_frames - frames) / speed if speed else None,
+            updated_at=time.time(),
+            **facts,
+        )
+
+    def line(self, report: str = REPORT) -> str:
+        """How far the trainer is, for the terminal."""
+        done = f"{self.updates:,} · {self.frames:,} of {self.total_frames:,} frames"
+        if self.eta_seconds is None:
+            return f"{self.phase}{report}{done}"
+        left = timedelta(seconds=round(self.eta_seconds))
+        speed = f"{self.steps_per_second:,.0f} steps/s"
+        return f"{self.phase}{report}{done} · {speed} · at most {left} left"
+
+
+def speed_since(began: tuple[float, int], frames: int) -> float:
+    """Frames per second since `began`, a time of `time.monotonic` and the frames until then."""
+    seconds = time.monotonic() - began[0]
+    return (frames - began[1]) / seconds if seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +369,14 @@ def read_progress(layout: RunPaths) -> Progress | None:
     return records.read(layout.progress, Progress, sealed=False)
 
 
+def progress_of(layout: RunPaths, run_id: str) -> Progress | None:
+    """The newest figures of this run; None if they are missing, another run's, or unreadable."""
+    with suppress(FileRefusedError):
+        found = read_progress(layout)
+        return found if found is not None and found.run_id == run_id else None
+    return None
+
+
 def expert_shapes(
     observation_size: int, num_actions: int, layer_size: int
 ) -> dict[str, tuple[int, ...]]:
@@ -343,11 +389,30 @@ def expert_shapes(
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for net, outputs in (("actor", num_actions), ("critic", 1)):
-        widths = [observation_size, *[layer_size] * HIDDEN_LAYERS, outputs]
+        widths = [observation_size, *[layer_size] * _HIDDEN_LAYERS, outputs]
         for layer, size, width in zip(LAYERS, widths, widths[1:], strict=False):
             shapes[f"{net}/{layer}/kernel"] = (size, width)
             shapes[f"{net}/{layer}/bias"] = (width,)
     return shapes
+
+
+@functools.cache
+def digest_of_sources() -> str:
+    """sha256 over our own modules, the versions of the libraries and XLA_FLAGS.
+
+    A game's code is no part of it: a cache has that in its key. Neither is the number of host
+    devices: a program's own number is in its key.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if "force_host_platform_device_count" not in flag]
+    total = hashlib.sha256(f"{sys.version}\n{' '.join(flags)}\n".encode())
+    for library in _LIBRARIES:
+        total.update(f"{library} {version(library)}\n".encode())
+    package = Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(package)} {content}\n".encode())
+    return total.hexdigest()
 
 
 def threads_for(config: PPOConfig, cpus: int) -> int:
@@ -361,6 +426,6 @@ def threads_for(config: PPOConfig, cpus: int) -> int:
 
     def fits(threads: int) -> bool:
         divided = replace(config, env_shards=threads)
-        return config.num_envs // threads >= LEAST_SHARD and not any(divided.problems())
+        return config.num_envs // threads >= _LEAST_SHARD and not any(divided.problems())
 
     return max(filter(fits, range(2, cpus + 1)), default=1)

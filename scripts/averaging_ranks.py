@@ -28,7 +28,7 @@ def mpi_rows(ranks: int, numbers: str, *, small: bool = False) -> list[Row]:
     """The rows of so many ranks; none, with a line on stderr, where MPI is not installed."""
     mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
     if mpirun is None or find_spec("mpi4py") is None:
-        sys.stderr.write("no rows of MPI: pip install 'flowrl[mpi]'\n")
+        sys.stderr.write("no rows of MPI: pip install '.[mpi]' in flowrl's folder\n")
         return []
     argv = [mpirun, "-n", str(ranks), sys.executable, "-m", "mpi4py", __file__, numbers]
     argv += ["3" if small else "9"]

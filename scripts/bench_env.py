@@ -15,6 +15,7 @@ after EPISODE steps on both sides, so equally many worlds are needed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -108,7 +109,8 @@ def ours(case: Case, *, fast: bool = True) -> Stepper:
     name, package = case.env_name, PACKAGES[case.env_name]
     module = load_module(MODULE.format(package=package, name=name))
     engine = CraftaxEngine(name, f"craftax.{package}", fast=fast)
-    env = make_env(name, module, max_task_steps=EPISODE, engine=engine)
+    env = make_env(name, module, max_task_steps=EPISODE)
+    env = replace(env, game=replace(env.game, make=lambda: engine))
     batch = BatchedEnv(env, stock=max(STOCK, 2 * case.num_envs))
 
     def take(key: jax.Array, state: Any, actions: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
@@ -116,7 +118,7 @@ def ours(case: Case, *, fast: bool = True) -> Stepper:
         return obs, state, output.reward
 
     _, state = batch.reset(jax.random.key(0), case.num_envs)
-    return Stepper(looped(take, env.num_actions, case), state, batch.restock)
+    return Stepper(looped(take, env.game.num_actions, case), state, batch.restock)
 
 
 def as_shipped(case: Case) -> Stepper:

@@ -1,11 +1,11 @@
 """Independent learners: `python scripts/bench_learners.py [--json FILE] [--small] [--only WORDS]`.
 
-The world is JaxMARL's MPE spread (`pip install 'flowrl[marl]'`), 64 copies and 64 turns an epoch;
+The world is JaxMARL's MPE spread (`pip install '.[marl]'`), 64 copies and 64 turns an epoch;
 agents learn by ppo, 4 passes of 8 minibatches, with networks of their own.
 
 * `spread 3 agents, epoch, loop over agents / ours`: one epoch without overlap. The baseline is the
   usual loop with compiled calls: in each turn every agent looks and acts by calls of its own and
-  adds to a memory of its own; then the agents learn one after another, a call for each minibatch.
+  adds to a buffer of its own; then the agents learn one after another, a call for each minibatch.
   At least 3 is wanted; of CPU time it was 2.0, and 1.4 with 8 agents, for learning is four fifths
   of an epoch of ours and costs as much for all agents at once as one after another.
 * `learning, batched / one after another, …`: one epoch's learning; both sides by our program.
@@ -13,7 +13,9 @@ agents learn by ppo, 4 passes of 8 minibatches, with networks of their own.
 * `cost per agent, 16 over 1`: 16 agents against 16 times one agent; at least 0.91 is wanted.
 * `overlap off / on, …`: 8 epochs at lag 1; with overlap one is collected while another is learnt
   from. The bound is (C + L) / max(C, L), of the seconds C of collecting and L of learning without
-  overlap; at least 0.85 of it is wanted. `learner_threads 1` gives the learner a CPU of its own.
+  overlap; at least 0.85 of it is wanted.
+* `buffer hand-over, …`: bytes of an epoch's experience that learning finds in another place than
+  collecting has left them; none are wanted. The baseline is a copy of the experience.
 * `steps/s over IPPO, …`: PPO with one network that all agents share, one compiled update, in the
   manner of JaxMARL's `ippo_ff_mpe`; it logs through a host callback, or not at all.
 * `packed 4 skills over 4 processes`: four skills of Craftax-Classic side by side from the start of
@@ -76,9 +78,18 @@ class Epoch(NamedTuple):
         _, rollout, _ = self.collect(self.agents.policy, self.collector)
         jax.block_until_ready(self.learn(self.agents, rollout, KEY))
 
+    def collected(self, learner: Agents, collector: Any, _: int) -> tuple[Any, Any]:
+        """One side of `pipeline.run`."""
+        collector, *experience = self.collect(learner.policy, collector)
+        return jax.block_until_ready((collector, experience))
+
+    def learnt(self, learner: Agents, experience: Any, _: int) -> tuple[Agents, Any]:
+        """The other one."""
+        return jax.block_until_ready(self.learn(learner, experience[0], KEY))
+
 
 class LoopAgent:
-    """One agent of the loop: its network, its optimizer and its memory, arrays `[T, B, …]`."""
+    """One agent of the loop: its network, its optimizer and its buffer, arrays `[T, B, …]`."""
 
     def __init__(self, number: int, sizes: tuple[int, int], calls: Calls) -> None:
         self._calls = calls
@@ -90,20 +101,20 @@ class LoopAgent:
         numbers = [np.zeros(steps, np.float32) for _ in range(3)]
         obs, flags = np.zeros((*steps, sizes[0]), np.float32), np.zeros(steps, bool)
         names = ("value", "reward", "log_prob")
-        self.memory: dict[str, Any] = dict(zip(names, numbers, strict=True))
-        self.memory |= {"obs": obs, "done": flags, "action": np.zeros(steps, np.int32)}
+        self.buffer: dict[str, Any] = dict(zip(names, numbers, strict=True))
+        self.buffer |= {"obs": obs, "done": flags, "action": np.zeros(steps, np.int32)}
 
     def act(self, turn: int, obs: jax.Array, key: jax.Array) -> np.ndarray:
-        """Actions `[B]`; what was seen and done is added to the memory."""
+        """Actions `[B]`; what was seen and done is added to the buffer."""
         found = self._calls.act(self._params, obs, key)
         taken = dict(zip(("action", "log_prob", "value"), found, strict=True))
         for name, values in {"obs": obs, **taken}.items():
-            self.memory[name][turn] = values
-        return self.memory["action"][turn]
+            self.buffer[name][turn] = values
+        return self.buffer["action"][turn]
 
     def learn(self, last_obs: jax.Array) -> None:
-        """Learn from the memory."""
-        kept, config = self.memory, PLAIN
+        """Learn from the buffer."""
+        kept, config = self.buffer, PLAIN
         none: Any = np.zeros(kept["done"].shape, np.int32)
         boundary: Any = {"boundary": kept["done"]}
         batch = plain.Transition(**kept, next_obs=none, expert=none, info=boundary)
@@ -162,7 +173,7 @@ class Loop:
             ]
             states, reward, done = calls.turn(states, np.stack(actions, axis=1), now)
             for agent, own in zip(self._agents, np.asarray(reward).T, strict=True):
-                agent.memory["reward"][turn], agent.memory["done"][turn] = own, done
+                agent.buffer["reward"][turn], agent.buffer["done"][turn] = own, done
         for number, agent in enumerate(self._agents):
             agent.learn(calls.look(states, number))
 
@@ -219,10 +230,8 @@ def main() -> int:
         cases[epoch] = partial(epoch_row, number, rounds)
         learning = f"learning, batched / one after another, {number} agents"
         cases[learning] = partial(learning_row, number, rounds)
-        cases[f"overlap off / on, {number} agents"] = partial(overlap_row, number, rounds, None)
-        cases[f"overlap off / on, {number} agents, learner_threads 1"] = partial(
-            overlap_row, number, rounds, 1
-        )
+        cases[f"overlap off / on, {number} agents"] = partial(overlap_row, number, rounds)
+        cases[f"buffer hand-over, {number} agents"] = partial(hand_over_row, number)
     for number in (3, 8, 32):
         acting = f"acting, one call / per agent, {number} agents"
         cases[acting] = partial(acting_row, number, rounds)
@@ -258,26 +267,19 @@ def learning_row(number: int, rounds: int, case: str) -> Row:
     return paired(batched, one_after_another, rounds=rounds).row(case)
 
 
-def overlap_row(number: int, rounds: int, learner_threads: int | None, case: str) -> Row:
+def overlap_row(number: int, rounds: int, case: str) -> Row:
     """Epochs at lag 1; the unit names the bound of the ratio."""
     ours, spans = spread(number), []
-
-    def collected(learner: Agents, collector: Any, _: int) -> tuple[Any, Any]:
-        collector, *experience = ours.collect(learner.policy, collector)
-        return jax.block_until_ready((collector, experience))
-
-    def learnt(learner: Agents, experience: Any, _: int) -> tuple[Agents, Any]:
-        return jax.block_until_ready(ours.learn(learner, experience[0], KEY))
-
+    sides = ours.collected, ours.learnt
     start = Boundary(0, ours.agents, ours.collector)
 
     def epochs(threads: Threads) -> None:
-        for epoch in run(collected, learnt, start=start, epochs=8, lag=1, threads=threads):
+        for epoch in run(*sides, start=start, epochs=8, lag=1, threads=threads):
             spans.extend(span for span in epoch.spans if threads is off and span.name != "wait")
 
     with (
         Threads(overlap=False, stall_timeout=600) as off,
-        Threads(overlap=True, stall_timeout=600, learner_threads=learner_threads) as on,
+        Threads(overlap=True, stall_timeout=600) as on,
     ):
         pair = paired(partial(epochs, on), partial(epochs, off), rounds=rounds)
     by_side = {"collect": [], "learn": []}
@@ -286,6 +288,31 @@ def overlap_row(number: int, rounds: int, learner_threads: int | None, case: str
     alone = [statistics.median(seconds) for seconds in by_side.values()]
     bound = sum(alone) / max(alone)
     return replace(pair.row(case), unit=f"ms (bound {bound:.2f})")
+
+
+def hand_over_row(number: int, case: str) -> Row:
+    """Bytes of an epoch that are copied between collecting and learning, in the mean of 8."""
+    ours, places, copied, whole = spread(number), {}, [], []
+
+    def collected(learner: Agents, collector: Any, epoch: int) -> tuple[Any, Any]:
+        collector, experience = ours.collected(learner, collector, epoch)
+        leaves = jax.tree.leaves(experience)
+        places[epoch] = [leaf.unsafe_buffer_pointer() for leaf in leaves]
+        return collector, experience
+
+    def learnt(learner: Agents, experience: Any, epoch: int) -> tuple[Agents, Any]:
+        leaves = zip(jax.tree.leaves(experience), places[epoch], strict=True)
+        sizes = [(leaf.nbytes, leaf.unsafe_buffer_pointer() != place) for leaf, place in leaves]
+        copied.append(sum(size for size, is_moved in sizes if is_moved))
+        whole.append(sum(size for size, _ in sizes))
+        return ours.learnt(learner, experience, epoch)
+
+    start = Boundary(0, ours.agents, ours.collector)
+    with Threads(overlap=True, stall_timeout=600) as threads:
+        for _ in run(collected, learnt, start=start, epochs=8, lag=1, threads=threads):
+            pass
+    moved, baseline = map(statistics.mean, (copied, whole))
+    return Row(case=case, ours=moved, baseline=baseline, unit="bytes copied")
 
 
 def acting_row(number: int, rounds: int, case: str) -> Row:

@@ -33,9 +33,8 @@ from flowrl.config import PPOConfig
 from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import Candidate, frame_count
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import archive_run, merge_run
-from flowrl.parallel.training_setup import expected_shapes, prepare_training_run
+from flowrl.parallel.training_setup import PreparedRun, expected_shapes, prepare_training_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import ExpertReport, RunResult, Shapes, write_result
 from flowrl.skills.graph import SkillGraph

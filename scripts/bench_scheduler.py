@@ -29,8 +29,7 @@ from flowrl.parallel import events
 from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.state import SchedulerState
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.transitions import step
 
 SKILLS = 1_000

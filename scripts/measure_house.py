@@ -27,7 +27,10 @@ PACKAGE = ROOT / "flowrl"
 SHORT = 80  # lines; a module below says in its first line why it stands alone
 REASONS = ("alone", "face", "leaf", "program", "protocol", "interface")
 ARRAY_ROOMS = ("networks", "ppo", "envs", "games", "averaging", "multiagent")
-SHAPE = re.compile(r"\[[A-Z…\d][^\]\n]*\]|\[\]|\bscalars?\b|any shape|same shape|of shapes?\b")
+SHAPE = re.compile(
+    r"\[[A-Z…\d][^\]\n]*\]|`\[[a-z][^\]\n]*\]`|\[\]|"
+    r"\bscalars?\b|any shape|same shape|of shapes?\b"
+)
 # Words with one meaning each, the rooms that may use them, and names that the user's documents fix.
 RESERVED = {
     "judge": ("judging",),

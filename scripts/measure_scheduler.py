@@ -19,8 +19,7 @@ from pathlib import Path
 from flowrl.config import ScheduleConfig
 from flowrl.parallel import events
 from flowrl.parallel.events import Event, NewSkill
-from flowrl.parallel.state import SchedulerState
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.transitions import step
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

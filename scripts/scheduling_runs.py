@@ -15,10 +15,9 @@ from flowrl.config import BottomUpConfig, with_flags
 from flowrl.launchers.base import Job
 from flowrl.launchers.run_status import Launcher
 from flowrl.parallel.events import NewSkill, RunRequest
-from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_backend import TrainingBackend
-from flowrl.parallel.training_setup import expected_shapes
+from flowrl.parallel.training_setup import PreparedRun, expected_shapes
 from flowrl.paths import GraphPaths, session_name
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import skill_from_data

@@ -54,7 +54,7 @@ make_environment() {
   local base
   base="$(find_python)"
   if command -v uv >/dev/null; then
-    uv venv -q --python "$base" "$FLOWRL_VENV"
+    uv venv -q --seed --python "$base" "$FLOWRL_VENV"
     return
   fi
   # Debian ships venv without ensurepip until python3-venv is installed.

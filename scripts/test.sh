@@ -19,5 +19,7 @@ setup
 offer bwrap bubblewrap "some tests confine a trainer by it"
 offer cc gcc "some tests compile a library that makes the disk fail"
 cd "$FLOWRL_ROOT"
+# Else all workers and hundreds of processes that tests start would compile the same Python anew.
+unset PYTHONDONTWRITEBYTECODE
 exec "$PYTHON" -m pytest -n "${FLOWRL_TEST_WORKERS:-3}" --dist loadfile \
   --no-loadscope-reorder "$@"

@@ -5,6 +5,7 @@ Run it after a change of a library, of the checks or of JAX's version; a test sa
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from flowrl import storage
@@ -39,4 +40,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     sys.exit(main())

@@ -5,6 +5,7 @@ Run it when a feature's meaning or shape changes; `tests/games/test_craftax_engi
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -119,4 +120,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
@@ -28,7 +29,7 @@ TABLES = {
     "independent": (IndependentConfig, LearnerConfig),
     "flowrl sweep": (SweepConfig, SearchConfig),
     "orchestrator": (orchestrator.OrchestratorCommand,),
-    **{f"flowrl {name}": (kind,) for name, kind in cli.COMMANDS.items()},
+    **{f"flowrl {name}": (cli.class_of(name),) for name in cli.COMMANDS},
 }
 
 
@@ -80,4 +81,5 @@ def rendered(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(rendered(PAGE.read_text()))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from flowrl.launchers.sandbox import compile_cache
 from tests.waiting import limit
@@ -23,19 +23,23 @@ LIGHT = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 # The files that take longest, longest first: none of them is to be begun when all else has ended.
 LONGEST = (
     "test_story.py",
-    "test_ppo_flow.py",
-    "games/test_a_game_of_ones_own.py",
-    "ppo/test_program.py",
-    "ppo/test_learning.py",
-    "ppo/test_columns.py",
-    "skills/test_library.py",
-    "parallel/test_chaos_processes.py",
-    "networks/test_dispatch.py",
     "parallel/test_integration.py",
-    "ppo/test_baseline.py",
-    "ppo/test_acting.py",
-    "faults/test_fault_loop.py",
-    "faults/test_killed_saves.py",
+    "test_ppo_flow.py",
+    "parallel/test_chaos_processes.py",
+    "ppo/test_processes.py",
+    "ppo/test_replica.py",
+    "skills/test_hostile_skills.py",
+    "ppo/test_sharded_game.py",
+    "skills/test_honest_skills.py",
+    "ppo/test_trainer.py",
+    "skills/test_dry_run.py",
+    "games/test_a_game_of_ones_own.py",
+    "commands/test_judge.py",
+    "averaging/test_replicas.py",
+    "tuning/test_sweep.py",
+    "ppo/test_learning.py",
+    "ppo/test_sharded_update.py",
+    "parallel/test_train_more.py",
 )
 
 # JAX reads these as it is imported, which the tests do next.
@@ -43,8 +47,13 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compile_cache(None, os.en
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
-# How long an example takes is the machine's affair: no test asserts a time.
-settings.register_profile("flowrl", deadline=None)
+# How long an example takes is the machine's affair, and each run tries the same ones.
+settings.register_profile(
+    "flowrl",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("flowrl")
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from flowrl import bottomup_parallel, storage
 from flowrl.launchers.base import Job
 from flowrl.parallel.events import RunRequest
-from flowrl.parallel.run_folder import PreparedRun
+from flowrl.parallel.training_setup import PreparedRun
 from tests.parallel import stand_in
 from tests.parallel.stand_in_story import StandInBackend
 

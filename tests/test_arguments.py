@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from flowrl import arguments, cli
+from flowrl import arguments, bottomup_parallel, cli
 from flowrl.bottomup_parallel import SequentialConfig
 from flowrl.commands.check import CheckCommand
 from flowrl.commands.control import AddCommand, PauseCommand, PriorityCommand, RetryCommand
-from flowrl.commands.logs import LogsCommand
 from flowrl.commands.repair import RollbackCommand
+from flowrl.commands.sessions import LogsCommand
 from flowrl.config import BottomUpConfig, flags, parse
 from flowrl.errors import EXIT_INTERRUPTED, ConfigError
 from flowrl.paths import DEFAULT_GRAPH
@@ -243,7 +244,7 @@ def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, capsys):
 )
 def test_the_programs_that_train_are_commands_with_the_same_flags(monkeypatch, word, kind):
     seen = []
-    monkeypatch.setitem(cli.PROGRAMS, word, (kind, lambda config: seen.append(config) or 0))
+    monkeypatch.setattr(bottomup_parallel, "train_graph", lambda config: seen.append(config) or 0)
     assert cli.main([word, "exp/demo", "--lr", "3e-4", "--no-use_wandb"]) == 0
     assert seen == [parse(kind, ["--graph-path=exp/demo", "--lr=3e-4"])]
 
@@ -252,6 +253,7 @@ def test_an_interrupted_training_says_how_to_go_on(monkeypatch, capsys):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.PROGRAMS, "train", (BottomUpConfig, interrupted))
+    monkeypatch.setattr(bottomup_parallel, "train_graph", interrupted)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # as in an activated environment
     assert cli.main(["train", "exp/my demo"]) == EXIT_INTERRUPTED
     assert "To go on: flowrl train 'exp/my demo'" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch
     assert place.launches() == [WOOD, TABLE]
     assert set(place.statuses().values()) == {"completed"}
     assert notices.read(place.layout)["requested"] == (
-        "skills asked for: 2; goal: 80% success in training; slots: 1"
+        "skills asked for: 2, added one by one; goal: 80% success in training; slots: 1"
     )
 
 
@@ -45,15 +46,19 @@ def test_notices_tell_the_slots_of_this_start(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("unchanged_sigterm")
 @pytest.mark.parametrize("program", [bottomup, bottomup_parallel], ids=lambda one: one.__name__)
-def test_ctrl_c_says_that_runs_go_on_and_how_to_continue(program, monkeypatch, capsys):
+@pytest.mark.parametrize("activated", [True, False])
+def test_ctrl_c_says_that_runs_go_on_and_how_to_continue(program, activated, monkeypatch, capsys):
     def interrupted(_):
         raise KeyboardInterrupt
 
+    python = Path(sys.executable).with_name("python")
+    monkeypatch.setenv("PATH", str(python.parent) if activated else "")
     monkeypatch.setattr(program, "train_graph", interrupted)
     assert program.main(["--max_nodes=3"]) == console.EXIT_INTERRUPTED
     said = capsys.readouterr().err
     assert "go on in their sessions" in said
-    assert f"To go on: python -m {program.__name__} --max_nodes=3\n" in said
+    called = "python" if activated else python
+    assert f"To go on: {called} -m {program.__name__} --max_nodes=3\n" in said
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_ctrl_c_says_that_runs_go_on_and_how_to_continue(program, monkeypatch, c
         (["--graph-path=FILE/graph"], "FILE/graph cannot be written (Not a directory"),
         (["--compile_cache=FILE/cache"], "FILE/cache cannot be written (Not a directory"),
         (["--compile_cache=/proc/self"], "/proc/self cannot be written ("),
-        (["--use_wandb"], "pip install 'flowrl[wandb]'"),
+        (["--use_wandb"], "pip install '.[wandb]'"),
     ],
 )
 @pytest.mark.usefixtures("unchanged_sigterm")

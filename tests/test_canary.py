@@ -14,6 +14,7 @@ from flowrl.launchers.tmux import TmuxLauncher
 from tests.leaking_story import FAILING
 from tests.parallel.making import WOOD
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ROOT, Place
+from tests.waiting import until
 
 CANARIES = {
     "WANDB_API_KEY": "canary-wandb-5f2c",
@@ -62,13 +63,14 @@ def everything(root: Path) -> list[Path]:
 def test_the_trainers_have_talked(trained):
     """Or else the tests below would show nothing."""
     place, _ = trained
-    logs = [path.read_text() for path in place.layout.root.rglob("training.log")]
-    assert len(logs) == 3, "one archived, two failed"
-    for log in logs:
+    paths = list(place.layout.root.rglob("training.log"))
+    assert len(paths) == 3, "one archived, two failed"
+    last = "401 for [redacted] and [redacted]"
+    until(lambda: sum(path.read_text().count(last) for path in paths) == 2)
+    for log in [path.read_text() for path in paths]:
         assert "plain [redacted]" in log
         assert "logged [redacted]" in log
         assert log.count("[redacted]") >= 3 * 5
-    assert "\n".join(logs).count("401 for [redacted] and [redacted]") == 2
 
 
 @pytest.mark.parametrize("name", CANARIES)

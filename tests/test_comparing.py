@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from flowrl import storage
 from flowrl.comparing import EPISODES, blended
 from flowrl.config import PPOConfig
-from flowrl.errors import ComparingError
+from flowrl.errors import ComparingError, FileRefusedError
+from flowrl.evaluate import open_plan
 from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
 from flowrl.parallel import comparisons
-from flowrl.parallel.run_folder import PreparedRun
-from flowrl.parallel.training_setup import prepare_training_run
+from flowrl.parallel.training_setup import PreparedRun, prepare_training_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, write_result
 from flowrl.skills.graph import SkillGraph
@@ -93,6 +93,14 @@ def test_of_two_copies_the_one_that_does_better_in_the_same_worlds_counts(tmp_pa
         found = merged_at_last(layout, worse, limited)
         assert (found["verdict"], found["frames"]) == ("keep", 60), found
         assert found["why"] == "the run's breaks a limit: success is 0, not >= 0.5"
+
+
+def test_no_copy_plays_a_module_that_was_changed(tmp_path):
+    ready = run_of(GraphPaths(tmp_path / "graph"), SAPLING, 0)
+    with ready.layout.module.open("a") as file:
+        file.write("\n")
+    with pytest.raises(FileRefusedError, match="is not the module that"):
+        open_plan(ready.layout)
 
 
 VALUES = st.lists(

@@ -28,10 +28,9 @@ from flowrl.experts import checkpoint
 from flowrl.experts import manifest as manifests
 from flowrl.experts.repair import usable
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.doctor import inspect
-from flowrl.parallel.recovery import recover_state
+from flowrl.parallel.recovery import inspect, recover_state
 from flowrl.parallel.skill_sources import SkillSources
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import check_module, read_result, read_run, write_result
 from flowrl.storage import records

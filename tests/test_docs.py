@@ -37,6 +37,23 @@ def test_every_internal_link_resolves(page):
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
 
 
+def test_no_page_or_message_installs_by_a_name_that_another_project_has_on_pypi():
+    pages = [*PAGES, *ROOT.glob("docs/*"), *ROOT.glob("scripts/*"), *ROOT.glob("flowrl/**/*.py")]
+    for page in (each for each in pages if each.is_file() and each.suffix in {".md", ".py", ".sh"}):
+        wrong = re.search(r"pip install \S*\bflowrl\b.*|\bflowrl\[\w+\].*", page.read_text())
+        assert not wrong, f"{page.name}: {wrong[0]}; say pip install '.[EXTRA]' in flowrl's folder"
+
+
+def test_every_line_of_the_how_to_trains_independent_agents_in_a_folder_of_its_own():
+    lines = re.findall(
+        r"^(?:\w+=\S+ )*python -m flowrl\.independent .*",
+        (ROOT / "docs" / "how-to.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    folders = [re.search(r"--run_folder (\S+)", line)[1] for line in lines]
+    assert len({*folders}) == len(lines) > 1
+
+
 def test_the_reference_lists_every_flag_as_it_is():
     place = ROOT / "scripts" / "write_reference.py"
     spec = importlib.util.spec_from_file_location("write_reference", place)
@@ -87,7 +104,7 @@ def table_of(heading):
 
 def test_what_stands_for_names_about_sweeps_and_judges_is_there():
     found = table_of("Sweeps, judges and objectives")
-    kinds = [*cli.COMMANDS.values(), *(kind for kind, _ in cli.PROGRAMS.values())]
+    kinds = [cli.class_of(name) for name in cli.ALL]
     known = {f"--{name}" for kind in (*kinds, OrchestratorCommand) for name in arguments(kind)}
     flags = {flag for code in found for flag in re.findall(r"--\w+", code)}
     assert flags - known - {"--num_processes"} == set()
@@ -109,8 +126,8 @@ def test_what_stands_for_names_about_independent_learners_is_there():
 
 
 def example_lines():
-    for name, command in cli.COMMANDS.items():
-        for line in command.__doc__.partition("Examples:")[2].splitlines():
+    for name in cli.COMMANDS:
+        for line in cli.class_of(name).__doc__.partition("Examples:")[2].splitlines():
             if line.strip():
                 yield pytest.param(name, re.split(r" [|>] ", line.strip())[0], id=line.strip())
 
@@ -118,8 +135,8 @@ def example_lines():
 @pytest.mark.parametrize(("name", "line"), list(example_lines()))
 def test_every_example_in_help_is_a_command_line_that_parses(name, line, monkeypatch):
     seen = []
-    monkeypatch.setattr(cli.COMMANDS[name], "__call__", lambda self: seen.append(self) or 0)
+    monkeypatch.setattr(cli.class_of(name), "__call__", lambda self: seen.append(self) or 0)
     program, *words = shlex.split(line)
     assert program == "flowrl"
     assert cli.main(words) == 0
-    assert isinstance(seen[0], cli.COMMANDS[name])
+    assert isinstance(seen[0], cli.class_of(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -59,10 +60,8 @@ class Dice:
     """A stand-in for a SkillEnv: worlds are numbers, and what an action does is drawn."""
 
     reward = 1.0
-    observation_size = 2
-    num_actions = 3
-    num_experts = 2
-    num_tasks = 2
+    game = SimpleNamespace(observation_size=2, num_actions=3)
+    module = SimpleNamespace(experts=(0, 1), tasks=("throw", "throw again"))
     plan = np.int32(0)
 
     def new_world(self, key: jax.Array) -> Any:

@@ -373,7 +373,7 @@ def gpu_ids(bench):
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("2", "PCI_BUS_ID")
     bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("no_such_plugin",))
     assert bench.scheduler().devices == {}
-    with pytest.raises(ConfigError, match="flowrl\\[cuda\\]"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[cuda\]' in flowrl's folder"):
         bench.scheduler("--gpu_ids", "0")
 
 

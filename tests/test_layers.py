@@ -179,11 +179,14 @@ def test_help_and_version_load_no_jax(argv):
 
 def test_the_scheduler_and_the_reports_load_no_jax():
     code = (
-        "import sys, flowrl.bottomup_parallel, flowrl.cli, flowrl.commands.status\n"
-        "import flowrl.commands.logs, flowrl.commands.check, flowrl.commands.control\n"
+        "import sys\n"
+        "from flowrl import cli\n"
+        "cli.command_of('status', [])\n"
+        "assert not {'networkx', 'flowrl.parallel.scheduler'} & set(sys.modules)\n"
+        "for name in cli.ALL: cli.class_of(name)\n"
         "import flowrl.parallel.training_setup, flowrl.parallel.training_processor\n"
         "heavy = {'jax', 'orbax', 'flax', 'craftax', 'openai', 'dspy', 'sklearn', 'optuna'}\n"
-        "heavy = (heavy | {'ray', 'scipy.optimize', 'scipy.stats'}) & set(sys.modules)\n"
+        "heavy = (heavy | {'ray', 'scipy'}) & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

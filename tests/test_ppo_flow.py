@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from flowrl import ppo_flow, runs, storage
 from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, EXIT_USAGE
@@ -110,10 +111,10 @@ def test_a_signal_stops_the_trainer_and_the_same_command_goes_on(layout, number,
     assert not layout.result_json.exists()
     assert checkpoint.has_resume(layout.resume)
     stopped_at = json.loads(layout.metrics.read_text().splitlines()[-1])["updates"]
-    done = ended(layout, f"--total_timesteps={(stopped_at + 50) * FRAMES}", "--no-anneal_lr")
+    done = ended(layout, f"--total_timesteps={(stopped_at + 5) * FRAMES}", "--no-anneal_lr")
     assert done.returncode == 0, done.stderr
     result = runs.read_result(layout)
-    assert result.updates == stopped_at + 50
+    assert result.updates == stopped_at + 5
     assert sum(report.acted for report in result.experts) == result.frames
     assert not layout.resume.exists()
 
@@ -127,7 +128,7 @@ def test_a_killed_trainer_goes_on_from_its_last_checkpoint(layout):
     assert trainer.wait(DEADLINE_SECONDS) == -signal.SIGKILL
     assert not layout.result_json.exists()
     before = [json.loads(line) for line in layout.metrics.read_text().splitlines()]
-    budget = (before[-1]["updates"] + 20) * FRAMES
+    budget = (before[-1]["updates"] + 5) * FRAMES
     done = ended(layout, f"--total_timesteps={budget}", "--no-anneal_lr")
     assert done.returncode == 0, done.stderr
     result = runs.read_result(layout)
@@ -142,7 +143,7 @@ def test_a_killed_trainer_goes_on_from_its_last_checkpoint(layout):
 def test_a_seed_that_is_no_number_ends_in_one_clear_line(layout):
     for local in range(2):
         leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in SHAPES.items()}
-        checkpoint.save_expert(layout.seed(local), checkpoint._nested(leaves))
+        checkpoint.save_expert(layout.seed(local), unflatten_dict(leaves, sep="/"))
     done = ended(layout)
     assert done.returncode == EXIT_DIVERGED
     assert "update 1 of 12 left the loss at nan" in done.stderr
@@ -254,9 +255,27 @@ def test_a_signal_is_remembered_with_its_exit_code(number, code):
     assert signal.getsignal(number) == before
 
 
-def test_a_second_ctrl_c_does_not_wait():
-    stop = ppo_flow.StopSignal()
-    with stop.listening():
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+COMPILING = """
+import signal, threading
+from flowrl import console, ppo_flow
+console.start_logging()
+threading.Thread(target=threading.Event().wait).start()  # as one that compiles
+with ppo_flow.StopSignal("epoch").listening():
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_ctrl_c_says_what_it_does_and_a_second_one_does_not_wait():
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=limit(60),
+        check=False,
+    )
+    assert done.returncode == ppo_flow.EXIT_INTERRUPTED
+    assert done.stderr.splitlines() == [
+        "stopping after this epoch; Ctrl-C once more ends at once, without saving",
+        "ended; the same command goes on from the last checkpoint, if there is one",
+    ]

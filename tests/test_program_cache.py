@@ -227,14 +227,6 @@ def test_without_a_folder_a_program_is_a_jitted_function_and_keeps_its_trees():
     assert pair.left.tolist() == [0, 2, 4, 6]
 
 
-def test_the_digest_covers_the_flags_of_xla(monkeypatch):
-    before = program_cache.digest_of_sources()
-    program_cache.digest_of_sources.cache_clear()
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-    assert program_cache.digest_of_sources() != before
-    program_cache.digest_of_sources.cache_clear()
-
-
 ASK = """
 import sys
 from pathlib import Path

@@ -12,11 +12,11 @@ from flowrl import bottomup, cli
 from flowrl.envs.skill_module import load_module
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
 from tests.parallel.faults import killed_at
-from tests.waiting import limit
+from tests.waiting import limit, until
 
 TINY = (
     "--num_envs=16",
@@ -74,7 +74,7 @@ def test_both_skills_are_trained_and_merged(graph, socket, capsys):
     assert {row["status"] for row in facts["skills"]} == {"completed"}
     assert all(0 < row["frames"] <= 2048 for row in facts["skills"])
     assert list(graph.training_runs.glob("skill_*")) == []
-    assert TmuxLauncher(socket)._server.panes() == [], "its sessions are gone with the runs"
+    until(lambda: not TmuxLauncher(socket)._server.panes(), what="the end of its sessions")
 
 
 @pytest.mark.craftax

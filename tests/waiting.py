@@ -31,7 +31,7 @@ def limit(seconds: float) -> float:
     return seconds * PACE
 
 
-def until(condition: Callable[[], Any], *, seconds: float = 20.0, what: str = "it") -> Any:
+def until(condition: Callable[[], Any], *, seconds: float = 60.0, what: str = "it") -> Any:
     """Wait until the condition is true; returns its value."""
     deadline = time.monotonic() + limit(seconds)
     while not (value := condition()):

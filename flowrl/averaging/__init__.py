@@ -9,9 +9,8 @@ from typing import Any as _Any
 
 _NAMES = {
     "coordinator": "Averaged LocalSyncCoordinator SyncCoordinator stale_weight",
-    "gossip": "gossip_means matching spectral_gap",
     "mpi": "MPIDistributedTrainer MPISyncCoordinator",
-    "rules": "OuterStep Rule average",
+    "rules": "OuterStep Rule average gossip_means matching spectral_gap",
     "spark": "SparkDistributedTrainer",
     "state": "AgentState SyncMessage Tree",
     "trainer": "DistributedAgent DistributedTrainer ackley simple_loss_function",

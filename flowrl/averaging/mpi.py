@@ -56,7 +56,7 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # the latter if it finds no library
-            raise ConfigError("MPI is missing: pip install 'flowrl[mpi]'") from error
+            raise ConfigError("MPI is missing: pip install '.[mpi]' in flowrl's folder") from error
         self._comm, self._in_place = MPI.COMM_WORLD, MPI.IN_PLACE
         self.rank, self._size = self._comm.Get_rank(), self._comm.Get_size()
         # without mpi4py.run, an error of one rank would let the others wait for ever

@@ -226,7 +226,7 @@ def _open_session(master: str) -> Any:
         from pyspark import SparkConf, SparkContext  # pyright: ignore[reportMissingImports]
         from pyspark.errors import PySparkRuntimeError  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError("Spark is missing: pip install 'flowrl[spark]'") from error
+        raise ConfigError("Spark is missing: pip install '.[spark]' in flowrl's folder") from error
     conf = SparkConf().setMaster(master)
     for name, value in (_SETTINGS | (_LOOPBACK if master.startswith("local") else {})).items():
         conf.setIfMissing(name, value)

@@ -1,8 +1,7 @@
-"""`flowrl average`: a mean of versions of one expert; what loads jax is imported late."""
+"""`flowrl average` and `export`: experts as files of their own; what loads jax is imported late."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -13,9 +12,11 @@ import numpy as np
 import tyro
 
 from flowrl import storage
+from flowrl.arguments import GraphCommand
 from flowrl.averaging.rules import Rule, average
 from flowrl.averaging.state import from_row, to_row
 from flowrl.config import RuleName
+from flowrl.console import print_report
 from flowrl.errors import ConfigError, ExpertCorruptError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
@@ -83,7 +84,7 @@ class AverageCommand:
         }
         line = f"{self.output}: the {self.rule} of {len(rows)} experts"
         line += f", all of run {origin}" if origin else ", no common ancestor is known"
-        sys.stdout.write(f"{json.dumps(report, indent=2) if self.json else line}\n")
+        print_report(report, [line], as_json=self.json)
         return 0
 
     def _rule(self) -> Rule:
@@ -174,3 +175,29 @@ def _origin(folder: Path) -> str | None:
     return next(
         (firsts.get(n) for i, n in enumerate(run.experts) if place.final(i) == folder), None
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(GraphCommand):
+    """Write the merged agent to a folder of plain files.
+
+    In Python, `flowrl.load_agent("agent").play("Collect Wood")` then acts in a fresh world.
+
+    Examples:
+      flowrl export exp/demo -o agent
+    """
+
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("agent")
+    """The new folder: agent.json, experts as safetensors, and the plan of each skill."""
+
+    def __call__(self) -> int:
+        """Export, and print what."""
+        from flowrl.agent import export_agent
+
+        record = export_agent(GraphPaths(self.graph_path), self.output)
+        names = ", ".join(each.skill for each in record.experts)
+        sys.stdout.write(
+            f"{self.output}: the experts of generation {record.generation} for "
+            f"{record.env_name}: {names}\n"
+        )
+        return 0

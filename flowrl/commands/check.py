@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import tyro
 
 from flowrl.config import PPOConfig, Sandbox, with_flags
+from flowrl.console import print_report
 from flowrl.errors import ConfigError, FlowrlError, GraphError, closest_file
 from flowrl.games.base import known_games
 from flowrl.launchers.sandbox import confinement
@@ -69,10 +68,8 @@ class CheckCommand:
         files = skill_files(self.files)
         confine = confinement(self.sandbox).in_folder if self.trace else unconfined
         checked = check_files(files, trace=self.trace, confine=confine)
-        if self.json:
-            sys.stdout.write(json.dumps([asdict(each) for each in checked], indent=2) + "\n")
-        else:
-            sys.stdout.writelines(f"{_line(each)}\n" for each in checked)
+        facts = [asdict(each) for each in checked]
+        print_report(facts, map(_line, checked), as_json=self.json)
         return 1 if any(each.why for each in checked) else 0
 
 
@@ -105,8 +102,7 @@ def _line(checked: CheckedFile) -> str:
     if len(plans) > 1:
         plans = [f"{plan} ({game})" for game, plan in checked.plans.items()]
     games = ", ".join(checked.games)
-    told = printable("; ".join(plans))
-    return f"{printable(checked.file)}: ok: {checked.skill}, for {games}; plan: {told}"
+    return f"{checked.file}: ok: {checked.skill}, for {games}; plan: {'; '.join(plans)}"
 
 
 def check_files(

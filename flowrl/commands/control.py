@@ -27,7 +27,7 @@ from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, graph_paths, printable
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_skill
@@ -57,7 +57,10 @@ class ControlCommand(GraphCommand):
         if skill is None or verb is Verb.ADD:
             read_rows(paths)  # the folder is a graph's
         else:
-            skill = _checked_skill(paths, verb, skill)
+            row = find_row(read_rows(paths), skill, paths.root)
+            if refusal := why_not(verb, row.status):
+                raise GraphError(f"{row.skill} cannot be asked to {verb.value}: {refusal}")
+            skill = row.skill
         name = send_request(paths, verb, skill, number=number)
         daemon = daemon_of(paths.daemon_lock)
         response, under_way = _await_response(paths, name, self.wait)
@@ -288,14 +291,6 @@ class StopCommand(ControlCommand):
                 f"go on end by flowrl pause {shlex.quote(str(paths.root))} --all and the next start"
             )
         return self._send(Verb.STOP_NOW if self.now else Verb.STOP, None)
-
-
-def _checked_skill(paths: GraphPaths, verb: Verb, wanted: str) -> str:
-    """The name of the skill, if its status admits the request."""
-    row = find_row(read_rows(paths), wanted, paths.root)
-    if refusal := why_not(verb, row.status):
-        raise GraphError(f"{row.skill} cannot be asked to {verb.value}: {refusal}")
-    return row.skill
 
 
 def _await_response(

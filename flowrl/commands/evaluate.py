@@ -66,19 +66,17 @@ class EvaluateCommand(ReportCommand):
 
         paths = GraphPaths(self.graph_path)
         found = evaluate(paths, self.skill, episodes=self.episodes, seed=self.seed)
-        if self.json:
-            sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-        else:
-            sys.stdout.write(
-                f"{found.skill}: {found.episodes} episodes of the experts of generation "
-                f"{found.generation}, {found.mean_episode_length:.0f} steps each\n"
-            )
-            for one in found.steps:
-                interval = f"95 % interval {one.low:.1%} to {one.high:.1%}"
-                rate = f"{one.success_rate:.1%} succeed ({interval})"
-                sys.stdout.write(f"{one.count} x {one.skill}, expert {one.expert}: {rate}\n")
-            if found.clipped_rewards:
-                sys.stdout.write(f"{found.clipped_rewards:,} rewards were clipped to ±10,000\n")
+        lines = [
+            f"{found.skill}: {found.episodes} episodes of the experts of generation "
+            f"{found.generation}, {found.mean_episode_length:.0f} steps each"
+        ]
+        for one in found.steps:
+            interval = f"95 % interval {one.low:.1%} to {one.high:.1%}"
+            rate = f"{one.success_rate:.1%} succeed ({interval})"
+            lines.append(f"{one.count} x {one.skill}, expert {one.expert}: {rate}")
+        if found.clipped_rewards:
+            lines.append(f"{found.clipped_rewards:,} rewards were clipped to ±10,000")
+        console.print_report(asdict(found), lines, as_json=self.json)
         return 0 if found.success_rate >= self.at_least else 1
 
 

@@ -230,10 +230,13 @@ class _Judging:
         """Episodes of a run's plan, played by a process of their own, which needs no endpoint."""
         flags, root = self._flags, self._layout.root
         order = replace(flags, graph_path=root, skills=(run.skill,), base_url="")
+        logger.info("%s: playing %d episodes", run.skill, flags.episodes)
         child = confined_run(order, self._layout, run, how=flags.sandbox, stdout=subprocess.PIPE)
         if child.returncode:
             raise FlowrlError(f"the episodes of {run.skill} could not be played; see above")
-        return Recording.from_bytes(run.skill, child.stdout)
+        found = Recording.from_bytes(run.skill, child.stdout)
+        logger.info("%s: %d of %d failed", run.skill, (~found.success).sum(), len(found.success))
+        return found
 
     def _judge(self, name: str, study: Study) -> Any:
         """Make a judge; what it needs is loaded now."""
@@ -267,7 +270,7 @@ class _Judging:
             else:
                 from flowrl.judging.dspy import DSPyJudge as Reader
         except ImportError as error:
-            extra = f"pip install 'flowrl[{'llm' if name == 'openai' else name}]'"
+            extra = f"pip install '.[{'llm' if name == 'openai' else name}]' in flowrl's folder"
             raise ConfigError(f"--judge {name} needs {extra}: {error}") from error
         answers = self._layout.judging / "answers"
         return Reader(self._flags.base_url, self._flags.model, self._budget, answers)

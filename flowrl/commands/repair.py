@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,14 +13,14 @@ from typing import Annotated, Any
 import tyro
 
 from flowrl.arguments import ReportCommand
+from flowrl.console import print_report
 from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.repair import rollback
 from flowrl.experts.store import ExpertStore, refuse_misplaced
-from flowrl.parallel import doctor
 from flowrl.parallel.health import DaemonLock
-from flowrl.parallel.recovery import recover_state, state_fault
-from flowrl.paths import GraphPaths
+from flowrl.parallel.recovery import inspect, recover_state, repair, state_fault
+from flowrl.paths import GraphPaths, SweepPaths
 
 _NUMBER = tyro.conf.arg(metavar="GENERATION")
 _GENERATION = "{generation:<4}  {written}  {experts:>3} experts  {frames:>14,} frames  {merged}"
@@ -42,22 +41,22 @@ class FsckCommand(ReportCommand):
 
     def __call__(self) -> int:
         """Run the command; raises BusyError if a scheduler is at work where it should repair."""
-        layout = existing_graph(self.graph_path)
+        layout = _repairable(self.graph_path)
         done: list[str] = []
         if self.repair:
             with _claimed(layout):
-                done += filter(None, doctor.repair(layout))
+                done += filter(None, repair(layout))
         findings = [
             {"severity": one.severity, "thing": one.thing, "place": str(one.place)}
             | {"remedy": one.remedy}
-            for one in doctor.inspect(layout)
+            for one in inspect(layout)
         ]
         clean = not findings
         facts = {"graph": str(layout.root), "clean": clean, "repaired": done, "findings": findings}
         lines = [f"repair: {sentence}" for sentence in done]
         lines += ["{severity}: {thing} [{place}]: {remedy}".format(**row) for row in findings]
         lines.append(f"{layout.root}: {'clean' if clean else f'{len(findings)} found'}")
-        _print(facts, lines, as_json=self.json)
+        print_report(facts, lines, as_json=self.json)
         return 0 if clean else 1
 
 
@@ -75,13 +74,13 @@ class RollbackCommand(ReportCommand):
 
     def __call__(self) -> int:
         """Run the command; what is refused changes nothing."""
-        layout = existing_graph(self.graph_path)
+        layout = _repairable(self.graph_path)
         store = ExpertStore(layout)
         if self.generation is None:
             rows, present = list(_generations(layout)), store.manifest().generation
             lines = [_GENERATION.format(**row) for row in rows]
             lines.append(f"generation {present} counts now")
-            _print({"generation": present, "history": rows}, lines, as_json=self.json)
+            print_report({"generation": present, "history": rows}, lines, as_json=self.json)
             return 0
         with _claimed(layout):
             state_fault(layout)  # a state of another format is refused before anything changes
@@ -93,7 +92,7 @@ class RollbackCommand(ReportCommand):
             state = recover_state(layout)
         said = f"generation {number} has the experts of generation {self.generation}"
         facts = {"generation": number, "experts_of": self.generation, "state": state}
-        _print(facts, [f"{said}; the ledger is as it was", state], as_json=self.json)
+        print_report(facts, [f"{said}; the ledger is as it was", state], as_json=self.json)
         return 0
 
 
@@ -107,11 +106,11 @@ class RecoverCommand(ReportCommand):
 
     def __call__(self) -> int:
         """Run the command; raises FileRefusedError if the manifest or a record is damaged, too."""
-        layout = existing_graph(self.graph_path)
+        layout = _repairable(self.graph_path)
         with _claimed(layout):
             state = recover_state(layout)
         line = state or f"{layout.scheduler_state} is whole: there is nothing to recover"
-        _print({"recovered": bool(state), "state": state}, [line], as_json=self.json)
+        print_report({"recovered": bool(state), "state": state}, [line], as_json=self.json)
         return 0
 
 
@@ -124,6 +123,15 @@ def existing_graph(graph_path: Path) -> GraphPaths:
             "name the folder of a graph (GRAPH comes first)"
         )
     return layout
+
+
+def _repairable(graph_path: Path) -> GraphPaths:
+    """Return the paths of a graph; raises ConfigError for the folder of a sweep."""
+    if SweepPaths(graph_path).sweep_json.exists():
+        root = graph_path.absolute()
+        again = shlex.join(["flowrl", "sweep", str(root.parents[1]), "--name", root.name])
+        raise ConfigError(f"{graph_path} is a sweep, which leaves out what is damaged: {again}")
+    return existing_graph(graph_path)
 
 
 @contextmanager
@@ -155,13 +163,3 @@ def _generations(layout: GraphPaths) -> Iterator[dict[str, Any]]:
             "frames": sum(version.frames for version in known.experts.values()),
         }
         known_before = len(known.merged)
-
-
-def _print(facts: Mapping[str, Any], lines: Sequence[str], *, as_json: bool) -> None:
-    """Print the facts, or the lines without control characters, which could steer a terminal."""
-    if as_json:
-        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
-        return
-    for line in filter(None, lines):
-        shown = (c if c.isprintable() else " " for c in line)
-        sys.stdout.write("".join(shown) + "\n")

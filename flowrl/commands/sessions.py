@@ -1,26 +1,35 @@
-"""`flowrl ps` and `flowrl attach`: the schedulers and the sessions that live on this machine."""
+"""`flowrl ps`, `attach` and `logs`: schedulers and sessions on this machine, and what runs say."""
 
 from __future__ import annotations
 
-import json
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TextIO
 
 import psutil
+import tyro
 
 from flowrl.arguments import GraphCommand, SkillArgument
-from flowrl.commands.status import find_row, read_rows, tally
+from flowrl.commands.status import SkillRow, find_row, read_rows, tally
+from flowrl.console import print_report
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
-from flowrl.paths import GraphPaths, printable
+from flowrl.paths import GraphPaths, graph_paths
+from flowrl.storage import open_plain
+
+LIMIT_BYTES = 64 * 2**20
+_POLL_SECONDS = 0.2
+_NOT_TEXT = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +47,9 @@ class PsCommand:
     def __call__(self) -> int:
         """Print one line for each graph."""
         found = sorted(_schedulers(), key=lambda each: each["graph"])
-        if self.json:
-            sys.stdout.write(json.dumps(found, indent=2) + "\n")
-            return 0
-        for each in found:
-            graph, by = printable(each["graph"]), in_words(each["scheduler"])
-            sys.stdout.write(f"{graph}: {by}; {each['skills']}\n")
-        if not found:
-            sys.stdout.write("no scheduler of yours is at work here; flowrl train begins one\n")
+        lines = [f"{e['graph']}: {in_words(e['scheduler'])}; {e['skills']}" for e in found]
+        none = "no scheduler of yours is at work here; flowrl train begins one"
+        print_report(found, lines or [none], as_json=self.json)
         return 0
 
 
@@ -87,10 +91,9 @@ class AttachCommand(GraphCommand):
         )
         server = row.session and listed.stdout.partition("\n")[0]
         if not server:
-            raise GraphError(
-                f"{row.skill} is {row.status} and has no tmux session; "
-                f'flowrl logs {paths.root} "{row.skill}" shows its log'
-            )
+            log = f'; flowrl logs {paths.root} "{row.skill}" shows its log'
+            begun = "" if row.expert is None else log
+            raise GraphError(f"{row.skill} is {row.status} and has no tmux session{begun}")
         here = os.environ.get("TMUX", "").rpartition(",")[0].rpartition(",")[2]
         if here not in ("", server):
             raise ConfigError(
@@ -119,3 +122,61 @@ def _schedulers() -> Iterator[dict[str, Any]]:
                     begun = paths.scheduler_state.is_file()
                     skills = tally(read_rows(paths)) if begun else "it is starting"
                     yield {"graph": str(root), "scheduler": daemon, "skills": skills}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogsCommand(GraphCommand):
+    """Print the newest training log of a skill.
+
+    Examples:
+      flowrl logs "Collect Wood"
+      flowrl logs exp/demo collect_wood -f
+    """
+
+    skill: SkillArgument
+    """The skill's name, or its expert number."""
+    follow: Annotated[bool, tyro.conf.arg(aliases=["-f"])] = False
+    """Go on printing as the log grows, until the run has ended or Ctrl-C."""
+
+    def __call__(self) -> int:
+        """Print the log without colours and control characters, then what is added to it."""
+        paths = graph_paths(self.graph_path)
+        row = find_row(read_rows(paths), self.skill, self.graph_path)
+        with _open_log(_newest_log(paths, row)) as file:
+            _print_added(file)
+            while self.follow and row.status == "running":
+                time.sleep(_POLL_SECONDS)
+                _print_added(file)
+                row = find_row(read_rows(paths), row.skill, paths.root)
+            _print_added(file)  # what came before the run's end was seen
+        return 0
+
+
+def _newest_log(paths: GraphPaths, row: SkillRow) -> Path:
+    """The live run's log, else the archived one, else the last failed attempt's.
+
+    Raises:
+      FileRefusedError: the skill has no log yet.
+    """
+    if row.expert is not None:
+        live, archive = paths.run(row.expert, row.skill), paths.archive(row.expert, row.skill)
+        stem = paths.failed_run(row.expert, row.skill, 0).name.removesuffix("0")
+        failed = paths.failed_runs.glob(f"{stem}*/training.log")
+        newest_first = sorted(failed, key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in (live.training_log, archive.training_log, *newest_first):
+            if path.is_file() and not path.is_symlink():
+                return path
+    raise FileRefusedError(f"{row.skill} has no training log: it is {row.status}")
+
+
+def _open_log(path: Path) -> TextIO:
+    """Open the log at its last `LIMIT_BYTES`; it is read without trust, a trainer wrote it."""
+    log = open_plain(path)
+    log.seek(max(0, os.fstat(log.fileno()).st_size - LIMIT_BYTES))
+    return io.TextIOWrapper(log, encoding="utf-8", errors="replace")
+
+
+def _print_added(file: TextIO) -> None:
+    *lines, rest = _NOT_TEXT.sub("", file.read(LIMIT_BYTES)).split("\n")
+    sys.stdout.write("\n".join([*(line.rstrip(" ") for line in lines), rest]))
+    sys.stdout.flush()

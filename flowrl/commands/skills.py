@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.text import Text
 from flowrl.arguments import GraphArgument, ReportCommand, SkillArgument
 from flowrl.commands.status import read_rows
 from flowrl.config import BottomUpConfig, Positive, with_flags
+from flowrl.console import print_report
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
@@ -73,20 +73,20 @@ class PlanCommand(SkillsOfGraph):
         name = names[0] if names else self.skill
         plan = graph.plan(name, self.count)
         choices = {step.skill: graph.choices(step.skill) for step in plan}
-        if self.json:
-            steps = [{"skill": step.skill, "count": step.count} for step in plan]
-            chosen = [dataclasses.asdict(each) for found in choices.values() for each in found]
-            _print_json({"skill": name, "steps": steps, "choices": chosen})
-            return 0
+        steps = [{"skill": step.skill, "count": step.count} for step in plan]
+        chosen = [each for found in choices.values() for each in found]
+        lines = []
         for number, step in enumerate(plan, 1):
             needs = ", ".join(f"{each.item} from {each.provider}" for each in choices[step.skill])
             status = statuses.get(step.skill, _NEW)
-            sys.stdout.write(
-                f"{number:3}  {step.skill} × {step.count}, {status}{needs and f'; {needs}'}\n"
+            lines.append(
+                f"{number:3}  {step.skill} × {step.count}, {status}{needs and f'; {needs}'}"
             )
-        for each in (each for found in choices.values() for each in found if each.others):
-            line = f"{each.item} from {each.provider}, not {', '.join(each.others)}: {each.why}"
-            sys.stdout.write(f"{each.skill} has {line}\n")
+        for each in (each for each in chosen if each.others):
+            others = f"{each.item} from {each.provider}, not {', '.join(each.others)}: {each.why}"
+            lines.append(f"{each.skill} has {others}")
+        facts = {"skill": name, "steps": steps, "choices": list(map(dataclasses.asdict, chosen))}
+        print_report(facts, lines, as_json=self.json)
         return 0
 
 
@@ -113,7 +113,7 @@ class SkillsCommand(SkillsOfGraph):
             for name in graph.order()
         ]
         if self.json:
-            _print_json(rows)
+            print_report(rows, (), as_json=True)
             return 0
         table = Table(pad_edge=False, box=None, header_style="bold")
         for title in ("skill", "from", "status", "needs"):
@@ -125,7 +125,3 @@ class SkillsCommand(SkillsOfGraph):
             )
         Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
         return 0
-
-
-def _print_json(data: Any) -> None:
-    sys.stdout.write(json.dumps(data, indent=2) + "\n")

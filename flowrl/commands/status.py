@@ -26,12 +26,11 @@ from flowrl.arguments import GraphArgument
 from flowrl.errors import EXIT_UNAVAILABLE, FileRefusedError, GraphError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import process
-from flowrl.launchers.run_status import lock_held
-from flowrl.parallel.events import PAUSED, StopMode
+from flowrl.launchers.run_status import lock_held, read_exit
+from flowrl.parallel.events import StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
-from flowrl.parallel.outcomes import CANCELLED
-from flowrl.parallel.state_file import StateFile
-from flowrl.parallel.status import percent, ranges
+from flowrl.parallel.state import StateFile
+from flowrl.parallel.status import CANCELLED, PAUSED, percent, ranges
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, SweepPaths, graph_paths, printable, slug
 
 _WATCH_SECONDS = 1.0
@@ -120,7 +119,7 @@ class StatusCommand:
                 if self.watch:
                     console.clear()
                 console.print(screen(paths, rows, width=console.width))
-                for line in settings(paths, rows) if self.verbose else ():
+                for line in _settings(paths, rows) if self.verbose else ():
                     console.print(line, highlight=False, markup=False)
             if all_ended(rows):
                 return 0
@@ -139,7 +138,7 @@ def training_screen(paths: GraphPaths, console: Console) -> Live:
 def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) -> Group:
     """Return headings, notices, the table of skills, and the logs of failed skills."""
     root = printable(str(paths.root))
-    warnings = [*filter(None, [read_stop_mode(paths)]), *_notices(paths).values()]
+    warnings = [*filter(None, [_read_stop_mode(paths)]), *_notices(paths).values()]
     if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
         again = last_command(paths)
         live = any(row.status == "running" and row.phase != _ENDED for row in rows)
@@ -154,11 +153,11 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
         for row in rows
         if row.log
     ]
-    heading = Text(f"{root}: {tally(rows)}\n{totals(paths, rows)}")
+    heading = Text(f"{root}: {tally(rows)}\n{_totals(paths, rows)}")
     return Group(heading, *yellow, "", skill_table(rows, width), *logs)
 
 
-def settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
+def _settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
     """Return a line for each skill's newest run: the settings that are no defaults, and why."""
     lines = []
     begun = [(row, row.expert) for row in rows if row.expert is not None]
@@ -206,7 +205,7 @@ def tally(rows: Sequence[SkillRow]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "no skills yet"
 
 
-def totals(paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
+def _totals(paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
     """Return slots in use, frames in merged experts and free disk space, in one line."""
     used = sum(row.status in ("preparing", "running") for row in rows)
     parts = [
@@ -233,7 +232,7 @@ def status_document(paths: GraphPaths) -> dict[str, Any]:
         "graph": str(paths.root),
         "ended": all_ended(rows),
         "scheduler": daemon_of(paths.daemon_lock),
-        "stopping": read_stop_mode(paths),
+        "stopping": _read_stop_mode(paths),
         "notices": _notices(paths),
         "skills": [asdict(row) | {"expert_frames": experts.get(row.skill)} for row in rows],
     }
@@ -343,7 +342,7 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
     return [_row(paths, line, completed) for line in lines]
 
 
-def read_stop_mode(paths: GraphPaths) -> str:
+def _read_stop_mode(paths: GraphPaths) -> str:
     """Return how a user stops the scheduler, in words; "" when nobody does."""
     if not paths.scheduler_state.is_file():
         return ""
@@ -388,9 +387,12 @@ def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> Ski
     facts = {name: line[name] for name in _OF_STATE if name in line}
     seconds, waits = line.get("wall_seconds"), _waits(line)
     if line["status"] == "running":
-        ended = _has_ended(paths, line)
-        seconds = (datetime.now(UTC) - datetime.fromisoformat(line["since"])).total_seconds()
-        progress = _progress(paths, line)
+        place, until = paths.run(line["expert"], line["skill"]), time.time()
+        if ended := _has_ended(paths, line):
+            found = read_exit(place.folder, line["run_id"])
+            until = min(until, found.ended_at) if found else until
+        seconds = until - datetime.fromisoformat(line["since"]).timestamp()
+        progress = runs.progress_of(place, line["run_id"])
         if progress is not None:
             facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
             waits = progress.waits_for
@@ -433,12 +435,3 @@ def _waits(line: Mapping[str, Any]) -> str:
     if due is not None and (when := datetime.fromisoformat(due)) > datetime.now(UTC):
         return f"its next try at {when:%H:%M:%S} UTC"
     return "a free slot" if line["status"] == "waiting" else ""
-
-
-def _progress(paths: GraphPaths, line: Mapping[str, Any]) -> runs.Progress | None:
-    """Return the trainer's newest figures; None if they are another run's or cannot be read."""
-    try:
-        progress = runs.read_progress(paths.run(line["expert"], line["skill"]))
-    except FileRefusedError:
-        return None
-    return progress if progress and progress.run_id == line["run_id"] else None

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import secrets
+import shlex
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.judging.objectives import hypervolume, pareto_front
 from flowrl.launchers import sandbox
+from flowrl.parallel.health import daemon_of
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
@@ -35,7 +37,7 @@ from flowrl.parallel.skill_sources import (
     read_tuned,
     skill_configs,
 )
-from flowrl.parallel.training_backend import JobBuilder, merge_rule
+from flowrl.parallel.training_backend import merge_rule
 from flowrl.paths import GraphPaths, SweepPaths, slug
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
@@ -43,8 +45,6 @@ from flowrl.skills.validation.dry_run import approve_skills, keep_approvals
 from flowrl.storage import records
 from flowrl.storage.records import Word
 from flowrl.tuning.outcome import (
-    EVALUATION,
-    TrialEvaluation,
     apply_winner,
     decide,
     forget,
@@ -60,8 +60,8 @@ from flowrl.tuning.trials import (
     SweepRecord,
     Tried,
     confirming,
+    has_ended,
     next_trial,
-    numbers,
     open_sweep,
     rank,
     read_trials,
@@ -141,16 +141,16 @@ def run_sweep(config: SweepConfig) -> int:
             raise ConfigError(f"{paths.root} is no sweep")
         return _look_only(config, layout, known)
     if known:
-        refuse_other_flags(config, known)
+        _refuse_other_flags(config, known)
     config = as_recorded(config, layout)
     config = dataclasses.replace(config, ppo=known.base) if known else config
     check_graph_record(layout, config.ppo)
     devices = training.device_slots(config)
     graph = open_graph(config, SkillSources(layout))
     method = (known or config).search.method
-    check_installed(method)
-    record = known.record if known else new_record(config, layout, graph)
-    check_engine(config, Sweep(paths, record))
+    check_installed(method, (known or config).search.pruner)
+    record = known.record if known else _new_record(config, layout, graph)
+    _check_engine(config, Sweep(paths, record))
     if config.keep_winner and not (known or config).search.confirm:
         raise ConfigError("--keep_winner keeps a confirmed point's expert; --confirm 0 has none")
     most = 1 if method == "cleanrl" else config.max_concurrent
@@ -175,13 +175,13 @@ def run_sweep(config: SweepConfig) -> int:
     with scheduler:
         keep_approvals(paths, approvals)
         sweep = known or create_sweep(paths, record, layout, graph)
-        run_trials(sweep, graph, scheduler, config, confinement=confinement)
+        _run_trials(sweep, graph, scheduler, config, confinement=confinement)
         if scheduler.stopped_on_request:
             return EXIT_RESUMABLE
-        return conclude(sweep, layout, config)
+        return _conclude(sweep, layout, config)
 
 
-def run_trials(
+def _run_trials(
     sweep: Sweep,
     graph: SkillGraph,
     scheduler: SkillScheduler,
@@ -191,25 +191,18 @@ def run_trials(
 ) -> None:
     """Run trials until none is left to begin."""
     deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
+    report = partial(_publish, sweep)
+    trials: dict[str, Any] = {"graph": graph, "config": config, "confinement": confinement}
     if config.engine == "ray":
         from flowrl.tuning import ray_tune  # optional
 
-        def backend(of: Sweep) -> TrialBackend:
-            jobs = JobBuilder(config, devices={}, confinement=confinement, live=tuple)
-            return TrialBackend(of, jobs)
-
+        backend = partial(TrialBackend, **trials)
         return ray_tune.run_trials(
-            sweep, graph, config, backend=backend, deadline=deadline, report=partial(publish, sweep)
+            sweep, graph, config, backend=backend, deadline=deadline, report=report
         )
-    jobs = JobBuilder(
-        config,
-        devices=scheduler.devices,
-        confinement=confinement,
-        live=lambda: [sweep.run(number) for number in numbers(sweep.paths)],
-    )
-    sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=partial(publish, sweep))
+    sweeper = Sweeper(sweep, graph, scheduler, deadline=deadline, report=report)
     scheduler.set_callbacks(
-        backend=TrialBackend(sweep, jobs),
+        backend=TrialBackend(sweep, devices=scheduler.devices, **trials),
         on_skill_complete=sweeper.look,
         on_skill_failed=sweeper.look,
         on_tick=sweeper.look,
@@ -219,70 +212,68 @@ def run_trials(
     return None
 
 
-def check_engine(config: SweepConfig, sweep: Sweep) -> None:
+def _check_engine(config: SweepConfig, sweep: Sweep) -> None:
     """Make sure that the engine is there, and can do what the sweep asks.
 
     Raises:
       ConfigError: it is not, or cannot.
     """
     if config.engine == "ray" and find_spec("ray") is None:
-        raise ConfigError("--engine ray needs Ray Tune: pip install 'flowrl[ray]'")
+        raise ConfigError("--engine ray needs Ray Tune: pip install '.[ray]' in flowrl's folder")
     if config.engine == "ray" and sweep.pruner != "none":
         raise ConfigError(f"--engine ray ends no trial early; leave out --pruner {sweep.pruner}")
 
 
-def conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
+def _conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
     """Compare the best points with the default, and print what came of the sweep.
 
     Exit code 0 if a trial has a score, 85 if trials are left, 1 if all have failed.
     """
     tried, _ = read_trials(sweep)
     if any(each.outcome is None for each in tried) or next_trial(sweep, tried, number=0):
-        sys.stdout.write(f"{progress_line(sweep, tried)}; the same command goes on\n")
+        sys.stdout.write(f"{_progress_line(sweep, tried)}; the same command goes on\n")
         return EXIT_RESUMABLE
     found, said = read_outcome(sweep), []
-    if found is None and sweep.search.confirm:
-        evaluate_trials(sweep, confirming(tried), config)
-        found = decide(sweep, tried)
+    incomplete = found is None or (found.winner is not None and found.best_expert is None)
+    if incomplete and sweep.search.confirm:  # or of when the best expert was not recorded
+        found = decide(sweep, tried, _success_in_fresh_worlds(sweep, tried, config))
         said.append(apply_winner(graph, sweep, found))
         records.write(sweep.paths.outcome_json, found)
-    publish(sweep)
-    if config.keep_winner and found:
-        said.append(keep_winner(graph, sweep, tried, found, config=config))
+    _publish(sweep)
+    if found and config.keep_winner:
+        said.append(keep_winner(graph, sweep, found, config=config))
     sys.stdout.write("\n".join([show(sweep), *said, ""]))
     return 0 if any(each.score is not None for each in tried) else 1
 
 
-def evaluate_trials(sweep: Sweep, tried: Sequence[Tried], config: SweepConfig) -> None:
-    """Let the experts of trials play in fresh worlds, the same for all.
+def _success_in_fresh_worlds(
+    sweep: Sweep, tried: Sequence[Tried], config: SweepConfig
+) -> dict[int, float]:
+    """Let the experts of trials that confirm play, all in the same worlds.
+
+    Returns:
+      the share of episodes that succeed, by number of trial; without those that failed, if only
+      once, since a later attempt has another seed.
 
     Raises:
       LaunchError: the process that does it ended before its time.
     """
-    left = [
-        each.trial.number
-        for each in tried
-        if each.score is not None
-        and read_run(sweep.run(each.trial.number)).attempt == 1  # a later one has another seed
-        and not _evaluation(sweep, each.trial.number).exists()
-    ]
-    if not left:
-        return
-    run = read_run(sweep.run(left[0]))
+    ended = [each.trial.number for each in confirming(tried) if each.score is not None]
+    runs = {number: read_run(sweep.run(number)) for number in ended}
+    played = [number for number, run in runs.items() if run.attempt == 1]
+    if not played:
+        return {}
     root = sweep.paths.root.absolute()
-    order = EvaluateTrials(sweep=root, numbers=tuple(left), seed=_FRESH_SEED)
+    order = EvaluateTrials(sweep=root, numbers=tuple(played), seed=_FRESH_SEED)
     how = config.launch.sandbox
-    child = confined_run(order, GraphPaths(root), run, how=how, stdout=subprocess.PIPE)
+    child = confined_run(order, GraphPaths(root), runs[played[0]], how=how, stdout=subprocess.PIPE)
     if child.returncode:
         raise LaunchError(f"the evaluation of trials ended with {child.returncode}; start again")
     try:
-        last = child.stdout.rpartition(b"\n")[2]
-        found = dict(zip(left, records.from_json(_COUNTS, json.loads(last)), strict=True))
+        counts = records.from_json(_COUNTS, json.loads(child.stdout.rpartition(b"\n")[2]))
+        return {n: count / _EPISODES for n, count in zip(played, counts, strict=True)}
     except ValueError as error:
         raise LaunchError(f"the evaluation of trials is malformed: {error}") from error
-    for number, successes in found.items():
-        evaluation = TrialEvaluation(episodes=_EPISODES, successes=successes)
-        records.write(_evaluation(sweep, number), evaluation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,10 +295,6 @@ class EvaluateTrials:
         return 0
 
 
-def _evaluation(sweep: Sweep, number: int) -> Path:
-    return sweep.run(number).folder / EVALUATION
-
-
 def _look_only(config: SweepConfig, layout: GraphPaths, sweep: Sweep) -> int:
     """Show a sweep, or apply or forget what it found."""
     found = read_outcome(sweep)
@@ -315,6 +302,8 @@ def _look_only(config: SweepConfig, layout: GraphPaths, sweep: Sweep) -> int:
         said = show(sweep)
     elif config.forget:
         said = forget(layout, sweep.record.skill)
+    elif not sweep.search.confirm:
+        raise ConfigError(f"{sweep.paths.root} has --confirm 0 and confirms no point")
     elif found is None:
         raise ConfigError(f"{sweep.paths.root} has not confirmed a point yet; let it go on")
     else:
@@ -324,42 +313,47 @@ def _look_only(config: SweepConfig, layout: GraphPaths, sweep: Sweep) -> int:
 
 
 def show(sweep: Sweep) -> str:
-    """Return how far a sweep is, with a line for each trial."""
+    """Return how far a sweep is, with a line for each trial, the best first."""
     tried, left_out = read_trials(sweep)
-    lines = [progress_line(sweep, tried)]
-    for each in tried:
+    lines = [_progress_line(sweep, tried)]
+    if not has_ended(sweep, tried) and daemon_of(sweep.paths.daemon_lock) is None:
+        root = sweep.paths.root
+        again = shlex.join(["flowrl", "sweep", str(root.parents[1]), "--name", root.name])
+        lines.append(f"  no sweeper lives; {again} goes on")
+    scored = sorted((each for each in tried if each.score is not None), key=rank)
+    others = [each for each in tried if each.score is None]
+    for each in sorted((*scored, *others), key=lambda each: each.trial.confirms):
         kind, said = "confirms" if each.trial.confirms else "searches", "running"
         if each.outcome:
             said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames"
         lines.append(f"  t{each.trial.number} {kind} ({each.trial.said}): {said}")
-    ended = [each for each in searched(tried) if each.score is not None]
-    frames = [each.outcome.frames if each.outcome else 0 for each in ended]
-    points = [
-        (each.score or 0.0, 1.0 - n / sweep.horizon) for each, n in zip(ended, frames, strict=True)
-    ]
+    ended = [(each, each.outcome) for each in searched(scored) if each.outcome]
+    points = [(each.score or 0.0, 1.0 - out.frames / sweep.horizon) for each, out in ended]
     if len(front := pareto_front(points)) > 1:
-        named = ", ".join(f"t{ended[n].trial.number}" for n in front)
+        named = ", ".join(f"t{n}" for n in sorted(ended[k][0].trial.number for k in front))
         volume = hypervolume(points, (0.0, 0.0))
         lines.append(f"  none scores more in fewer frames than {named}; hypervolume {volume:.3f}")
     return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
 
 
-def publish(sweep: Sweep) -> None:
+def _publish(sweep: Sweep) -> None:
     """Let `flowrl status` of the graph say how far the sweep is."""
-    notices.publish(sweep.paths, notices.SWEEP, progress_line(sweep, read_trials(sweep)[0]))
+    notices.publish(sweep.paths, notices.SWEEP, _progress_line(sweep, read_trials(sweep)[0]))
 
 
-def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
+def _progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
     """Return how far a sweep is, in a line."""
     begun, again, found = searched(tried), confirming(tried), read_outcome(sweep)
     best = min((each for each in begun if each.score is not None), key=rank, default=None)
-    stage = "ended" if found else "confirming" if again else "searching"
+    stage = "ended" if has_ended(sweep, tried) else "confirming" if again else "searching"
+    most = sweep.most_trials if stage == "searching" else len(begun)
+    unbounded = stage == "searching" and sweep.search.budget and not sweep.search.trials
     parts = [
-        f"{stage}, {_ended(begun)} of {len(begun)} trials have ended",
+        f"{stage}, {_ended(begun)}{'' if unbounded else f' of {most}'} trials have ended",
         f"{_ended(again)} of {len(again)} confirming ones" if again else "",
-        "" if found or again else f"{sweep.budget_left(begun):.0%} of the budget is left",
+        f"{sweep.budget_left(begun):.0%} of the budget is left" if stage == "searching" else "",
         f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.said})" if best else "",
-        found.said if found else "",
+        found.said if found and sweep.search.confirm else "",
     ]
     return f"{sweep.record.skill}: {', '.join(filter(None, parts))}"
 
@@ -395,7 +389,7 @@ def as_recorded(config: SweepConfig, layout: GraphPaths) -> SweepConfig:
     return dataclasses.replace(configs.with_flags(config, **kept), origins=origins)
 
 
-def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> SweepRecord:
+def _new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> SweepRecord:
     """Return what a new sweep is; writes nothing.
 
     Raises:
@@ -412,7 +406,7 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
     if missing := [need for need in graph.all_needs(skill) if need not in merged]:
         train = f"flowrl train {layout.root} --target_skill {missing[-1]!r}"
         raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
-    space = dataclasses.replace(read_dimensions(config), base=trained.ppo)
+    space = dataclasses.replace(_read_dimensions(config), base=trained.ppo)
     suggest(space, [], [], number=0, seed=0, method=search.method, budget_left=1.0)
     return SweepRecord(
         sweep=secrets.token_hex(8),
@@ -422,11 +416,11 @@ def new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> Sw
         space=space.to_data(),
         config=configs.to_json(trained.ppo),
         origins=trained.origins,
-        starts=() if search.method == "grid" else first_points(space, layout, graph, skill),
+        starts=() if search.method == "grid" else _first_points(space, layout, graph, skill),
     )
 
 
-def first_points(
+def _first_points(
     space: Space, layout: GraphPaths, graph: SkillGraph, skill: str
 ) -> tuple[dict[str, Any], ...]:
     """The points that are tried first: the default, and what sweeps of other skills found.
@@ -445,7 +439,7 @@ def first_points(
     return tuple(found)
 
 
-def read_dimensions(config: SweepConfig) -> Space:
+def _read_dimensions(config: SweepConfig) -> Space:
     """The space of --vary or --space."""
     if bool(config.vary) == bool(config.space):
         raise ConfigError("say what is varied, by --vary lr=log:1e-4:1e-2 or by --space FILE")
@@ -454,7 +448,7 @@ def read_dimensions(config: SweepConfig) -> Space:
     return parse_vary(re.split(r",(?=\w+=)", ",".join(config.vary)))  # split at each comma before
 
 
-def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
+def _refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
     """Make sure that the flags that are given are those with which the sweep was begun.
 
     Raises:
@@ -464,7 +458,7 @@ def refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
     fixed = {"skill", *configs.flags(config.ppo), *configs.flags(config.search)}
     other = [name for name in config.origins if name in fixed and now[name] != was.get(name)]
     if {"vary", "space"} & config.origins.keys():
-        same = read_dimensions(config).to_data() == sweep.record.space
+        same = _read_dimensions(config).to_data() == sweep.record.space
         other += [] if same else ["vary"]
     for name in other:
         raise ConfigError(

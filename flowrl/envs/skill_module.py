@@ -19,16 +19,16 @@ from typing import Any
 from flowrl.errors import ConfigError, SkillError
 from flowrl.games.base import COUNT, Game, find_game
 from flowrl.paths import RunPaths
-from flowrl.runs import CodeApproval, read_run
+from flowrl.runs import CodeApproval, PlannedStep, read_run
 from flowrl.skills.skill import MOST_STEPS, Origin
 from flowrl.skills.validation.cache import ApprovalStore, code_digest
 from flowrl.skills.validation.dry_run import SkillCode, approvals_of
 from flowrl.skills.validation.execution import execute_functions
 from flowrl.skills.validation.syntax import check_function, literal, parse_source
-from flowrl.storage import read_bytes
+from flowrl.storage import read_bytes, records
 
-MODULE_LIMIT_BYTES = 2_000_000
-REMEDY = "write it again with generate_module_with_remapping"
+_MODULE_LIMIT_BYTES = 2_000_000
+_REMEDY = "write it again with generate_module_with_remapping"
 _DOCSTRING = '"""…"""'
 _CONSTANTS = ("GAME", "GLOBAL_TO_LOCAL", "LOCAL_TO_GLOBAL", "PLAN")
 
@@ -144,7 +144,7 @@ class _Frame:
     place: str
     game: Game
     experts: Sequence[int]
-    plan: Sequence[Mapping[str, Any]]
+    plan: Sequence[PlannedStep]
     functions: Sequence[ast.FunctionDef]
     """Of every step the predicate, the reward and the one that returns the expert's number."""
 
@@ -154,20 +154,20 @@ def _task(frame: _Frame, k: int, approvals: Mapping[str, CodeApproval] | None) -
     step, pair, place = frame.plan[k], frame.functions[3 * k : 3 * k + 2], frame.place
     digest = code_digest(pair[0], pair[1], frame.game.name)
     if approvals is not None and digest not in approvals:
-        what = f"the code of step {step['skill']!r} has no approval; prepare the run again"
+        what = f"the code of step {step.skill!r} has no approval; prepare the run again"
         raise SkillError(f"{place}:{pair[0].lineno}: {what}")
     trusted = approvals is not None and approvals[digest].trusted
     for function in pair:
-        _check_default(function, step["count"], place)
+        _check_default(function, step.count, place)
         check_function(function, place, game=frame.game, trusted=trusted)
     load = cache(partial(execute_functions, pair, frame.game, place=place, trusted=trusted))
     return Task(
-        skill=step["skill"],
-        count=step["count"],
-        functions=SuccessFunctions(step["skill"], load),
-        expert_local=frame.experts.index(step["expert"]),
-        max_steps=step.get("max_steps"),
-        gains=step.get("gains", {}),
+        skill=step.skill,
+        count=step.count,
+        functions=SuccessFunctions(step.skill, load),
+        expert_local=frame.experts.index(step.expert),
+        max_steps=step.max_steps,
+        gains=step.gains,
         digest=digest,
     )
 
@@ -189,8 +189,8 @@ def _read(source: Path | str) -> _Frame:
     """The parts of a generated module, of which nothing is executed."""
     place = str(source) if isinstance(source, Path) else "<module>"
     if isinstance(source, Path):
-        source = read_bytes(source, limit_bytes=MODULE_LIMIT_BYTES).decode(errors="replace")
-    body = parse_source(source, place, limit_bytes=MODULE_LIMIT_BYTES).body
+        source = read_bytes(source, limit_bytes=_MODULE_LIMIT_BYTES).decode(errors="replace")
+    body = parse_source(source, place, limit_bytes=_MODULE_LIMIT_BYTES).body
     lines = {name: _assignment(body, name, place) for name in _CONSTANTS}
     values = {name: literal(line.value, place) for name, line in lines.items()}
     try:
@@ -198,43 +198,39 @@ def _read(source: Path | str) -> _Frame:
     except ConfigError as error:
         raise SkillError(f"{place}:{lines['GAME'].lineno}: {error}") from error
     to_local, plan = values["GLOBAL_TO_LOCAL"], values["PLAN"]
-    if not isinstance(to_local, dict) or not all(_is_natural(expert) for expert in to_local):
+    if not isinstance(to_local, dict) or not all(
+        type(expert) is int and expert >= 0 for expert in to_local
+    ):
         raise _refusal(place, lines["GLOBAL_TO_LOCAL"], "GLOBAL_TO_LOCAL does not map indices")
     experts = sorted(to_local)
     if not isinstance(plan, list) or not plan:
         raise _refusal(place, lines["PLAN"], "PLAN is not a list of steps")
-    for k, step in enumerate(plan):
-        if not _is_step(step, game, experts):
-            what = f"step {k} of PLAN needs a skill, a count up to {game.largest_count} and an "
-            what += f"expert of {experts}; it may have max_steps, up to {MOST_STEPS}, and gains"
-            raise _refusal(place, lines["PLAN"], what)
-    _compare(body, _frame_of(game, experts, lines["PLAN"], plan), place)
+    steps: list[PlannedStep] = []
+    for value in plan:
+        if (step := _step(value, game, experts)) is None:
+            what = f"step {len(steps)} of PLAN needs a skill, a count up to {game.largest_count} "
+            what += f"and an expert of {experts}; it may have max_steps, up to {MOST_STEPS}, and "
+            raise _refusal(place, lines["PLAN"], f"{what}gains")
+        steps.append(step)
+    _compare(body, _frame_of(game, experts, lines["PLAN"], steps), place)
     functions = [line for line in body[-3 * len(plan) :] if isinstance(line, ast.FunctionDef)]
-    return _Frame(place=place, game=game, experts=experts, plan=plan, functions=functions)
+    return _Frame(place=place, game=game, experts=experts, plan=steps, functions=functions)
 
 
-def _is_step(step: Any, game: Game, experts: Collection[int]) -> bool:
-    return (
-        isinstance(step, dict)
-        and step.keys() - {"max_steps", "gains"} == {"skill", "count", "expert"}
-        and isinstance(step["skill"], str)
-        and _is_natural(step["count"], least=1, most=game.largest_count)
-        and _is_natural(step["expert"])
-        and step["expert"] in experts
-        and _is_natural(step.get("max_steps", 1), least=1, most=MOST_STEPS)
-        and _are_gains(step.get("gains", {}), game)
-    )
-
-
-def _are_gains(gains: Any, game: Game) -> bool:
-    return isinstance(gains, dict) and all(
-        item in game.items and _is_natural(amount, most=MOST_STEPS)
-        for item, amount in gains.items()
-    )
+def _step(value: Any, game: Game, experts: Collection[int]) -> PlannedStep | None:
+    """A step of PLAN; None if it is malformed or not for this game and these experts."""
+    try:
+        step = records.from_json(PlannedStep, value)
+    except records.MalformedError:
+        return None
+    amounts = [step.max_steps or 1, *step.gains.values()]
+    fits = step.expert in experts and 0 < step.count <= game.largest_count
+    fits &= None not in value.values() and step.gains.keys() <= game.items
+    return step if fits and max(amounts) <= MOST_STEPS else None
 
 
 def _frame_of(
-    game: Game, experts: Sequence[int], plan_line: ast.Assign, plan: Sequence[Mapping[str, Any]]
+    game: Game, experts: Sequence[int], plan_line: ast.Assign, plan: Sequence[PlannedStep]
 ) -> list[str]:
     """The statements of a module; of a docstring and of a skill's function only the beginning."""
     head = [_DOCSTRING, "import jax", "import jax.numpy as jnp"]
@@ -243,7 +239,7 @@ def _frame_of(
     head += [f"GAME = {game.name!r}", f"GLOBAL_TO_LOCAL = {to_local}"]
     head += [f"LOCAL_TO_GLOBAL = {dict(enumerate(experts))}", ast.unparse(plan_line)]
     for k, step in enumerate(plan):
-        number = f"    return GLOBAL_TO_LOCAL[{step['expert']}]"
+        number = f"    return GLOBAL_TO_LOCAL[{step.expert}]"
         head += [f"def task_{k}_is_done", f"def task_{k}_reward"]
         head += [f"def task_{k}_network_number():\n{number}"]
     return head
@@ -283,11 +279,7 @@ def _check_default(function: ast.FunctionDef, count: int, place: str) -> None:
 
 
 def _refusal(place: str, line: ast.stmt | None, why: str) -> SkillError:
-    return SkillError(f"{place}:{line.lineno if line else 1}: {why}; {REMEDY}")
-
-
-def _is_natural(value: Any, *, least: int = 0, most: float = float("inf")) -> bool:
-    return type(value) is int and least <= value <= most
+    return SkillError(f"{place}:{line.lineno if line else 1}: {why}; {_REMEDY}")
 
 
 def _short(text: str) -> str:

@@ -29,9 +29,9 @@ from flowrl.skills.skill import load_library
 from flowrl.skills.validation.cache import code_digest, parsed_function
 from flowrl.skills.validation.execution import execute_functions
 
-LEAST_COLUMNS = 8
-SUCCESS_BONUS = 1.0  # beside the reward of the task: a skill whose own is silent can be learned
-INVENTORY = "inventory"  # the feature that has the game's items
+_LEAST_COLUMNS = 8
+_SUCCESS_BONUS = 1.0  # beside the reward of the task: a skill whose own is silent can be learned
+_INVENTORY = "inventory"  # the feature that has the game's items
 _MOST_LIES = 0.01  # of the times that a step is done
 _LEAST_CLAIMS = 100
 
@@ -74,19 +74,12 @@ class WalkState(NamedTuple):
     """f32: of this state, as the reward of the plan's step says; 0 where the step begins."""
 
 
-def make_env(
-    env_name: str,
-    module: TaskModule,
-    *,
-    max_task_steps: int,
-    engine: Engine | None = None,
-) -> SkillEnv:
+def make_env(env_name: str, module: TaskModule, *, max_task_steps: int) -> SkillEnv:
     """A game that walks the module's plan.
 
     Args:
       max_task_steps: an episode is cut when one task takes as many steps, unless the task has a
         limit of its own.
-      engine: steps the game; by default the one that the game makes.
 
     Raises:
       ConfigError: the game is unknown.
@@ -99,13 +92,7 @@ def make_env(
             "write it again with generate_module_with_remapping"
         )
     functions, plan = shared_functions(module, max_task_steps=max_task_steps)
-    return SkillEnv(
-        game=game,
-        given_engine=engine,
-        module=module,
-        functions=functions,
-        plan=plan,
-    )
+    return SkillEnv(game=game, module=module, functions=functions, plan=plan)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,7 +106,6 @@ class SkillEnv:
     """
 
     game: Game
-    given_engine: Engine | None
     module: TaskModule
     functions: Mapping[str, SuccessFunctions]
     plan: Plan
@@ -127,27 +113,7 @@ class SkillEnv:
     @cached_property
     def engine(self) -> Engine:
         """The game itself, which is loaded when it is first needed: a second of CPU time."""
-        return self.game.make() if self.given_engine is None else self.given_engine
-
-    @property
-    def observation_size(self) -> int:
-        """Length of one observation."""
-        return self.game.observation_size
-
-    @property
-    def num_actions(self) -> int:
-        """Actions are 0 … num_actions - 1."""
-        return self.game.num_actions
-
-    @property
-    def num_experts(self) -> int:
-        """Experts of the run."""
-        return len(self.module.experts)
-
-    @property
-    def num_tasks(self) -> int:
-        """Length of the plan."""
-        return len(self.module.tasks)
+        return self.game.make()
 
     def new_world(self, key: jax.Array) -> Any:
         """A newly generated world."""
@@ -175,10 +141,6 @@ class SkillEnv:
         """int32: local index of the expert that acts next."""
         return state.plan.expert[state.task]
 
-    def potential(self, state: WalkState) -> jax.Array:
-        """f32: the potential of the state, for shaping."""
-        return state.potential
-
     def advance(
         self, key: jax.Array, state: WalkState, action: jax.Array
     ) -> tuple[WalkState, StepOutput]:
@@ -205,7 +167,7 @@ class SkillEnv:
         if not self.game.items:
             return jnp.zeros(0, jnp.int32)
         step = WorldStep(world, world, jnp.zeros((), jnp.float32))
-        held = self.engine.features([INVENTORY], step)[INVENTORY]
+        held = self.engine.features([_INVENTORY], step)[_INVENTORY]
         amounts = (jnp.sum(getattr(held, item)) for item in sorted(self.game.items))
         return jnp.stack([amount.astype(jnp.int32) for amount in amounts])
 
@@ -220,7 +182,7 @@ class SkillEnv:
     ) -> tuple[WalkState, StepOutput]:
         """Move the plan on and say what the step was; `earned` as `_success_and_reward` says."""
         plan = state.plan
-        reward = jnp.clip(earned[0] + SUCCESS_BONUS * completed, -REWARD_LIMIT, REWARD_LIMIT)
+        reward = jnp.clip(earned[0] + _SUCCESS_BONUS * completed, -REWARD_LIMIT, REWARD_LIMIT)
         potential = jnp.clip(earned[1], -REWARD_LIMIT, REWARD_LIMIT)
         ended = over | (completed & (state.task == plan.last))
         columns = jnp.arange(state.success.shape[0])
@@ -287,7 +249,7 @@ def shared_functions(
         chosen.append(task.digest if task.digest in library else f"{task.digest} {task.count}")
         functions.setdefault(chosen[-1], task.functions)
     numbers = {key: number for number, key in enumerate(functions)}
-    columns = max(LEAST_COLUMNS, 1 << (len(chosen) - 1).bit_length())
+    columns = max(_LEAST_COLUMNS, 1 << (len(chosen) - 1).bit_length())
 
     def row(values: Iterable[int]) -> np.ndarray:
         given = np.fromiter(values, np.int32)

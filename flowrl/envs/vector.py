@@ -61,10 +61,10 @@ class BatchedEnv:
         self.env = env
         self.world_pool = world_pool
         self.size = -(-(world_pool or stock) // BATCH) * BATCH
-        self.observation_size = env.observation_size
-        self.num_actions = env.num_actions
-        self.num_experts = env.num_experts
-        self.num_tasks = env.num_tasks
+        self.observation_size = env.game.observation_size
+        self.num_actions = env.game.num_actions
+        self.num_experts = len(env.module.experts)
+        self.num_tasks = len(env.module.tasks)
         self._stored = {"worlds": self.size}  # in the key of each program that takes them all
         self._cache = ProgramCache() if cache is None else cache
         self._firsts: dict[int, Callable[..., Any]] = {}
@@ -155,7 +155,7 @@ class BatchedEnv:
 
     def potential(self, state: BatchedState) -> jax.Array:
         """f32[B]: the potentials of the environments' states."""
-        return jax.vmap(self.env.potential)(state.walk)
+        return state.walk.potential
 
     def _begin_again(self, key: jax.Array, state: BatchedState, done: jax.Array) -> BatchedState:
         """New episodes in the rows that ended, up to BATCH rows at a time."""

@@ -11,12 +11,12 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from flowrl import storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
@@ -43,7 +43,7 @@ def save_expert(folder: Path, params: Any) -> None:
     prepared = folder.with_name(f".tmp-{folder.name}").absolute()
     try:
         with _checkpointer() as checkpointer:
-            checkpointer.save(prepared, _nested(_leaves(params)))
+            checkpointer.save(prepared, unflatten_dict(_leaves(params), sep="/"))
     except ValueError as error:
         for number in (errno.ENOSPC, errno.EDQUOT):
             if (words := os.strerror(number)) in str(error):
@@ -71,10 +71,10 @@ def load_expert(folder: Path, like: Tree) -> Tree:
         raise ExpertMissingError(f"{folder} does not exist; train its skill again")
     expected = {path: _form(leaf) for path, leaf in _named(like).items()}
     _refuse_difference(folder, _stored_forms(folder), expected)
-    target = _nested({path: np.zeros(shape, dtype) for path, (shape, dtype) in expected.items()})
+    blank = {path: np.zeros(shape, dtype) for path, (shape, dtype) in expected.items()}
     try:
         with _checkpointer() as checkpointer:
-            found = _named(checkpointer.restore(folder.absolute(), target))
+            found = _named(checkpointer.restore(folder.absolute(), unflatten_dict(blank, sep="/")))
     except _UNREADABLE as error:
         raise _corrupt(folder, error) from error
     return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in expected])
@@ -103,7 +103,8 @@ def like_of(shapes: Shapes, dtype: Any = np.float32) -> dict[str, Any]:
     >>> like_of({"actor/dense_0/bias": (64,)})["actor"]["dense_0"]["bias"].shape
     (64,)
     """
-    return _nested({path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()})
+    leaves = {path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()}
+    return unflatten_dict(leaves, sep="/")
 
 
 def stored_like(folder: Path) -> dict[str, Any]:
@@ -140,19 +141,13 @@ def has_resume(folder: Path) -> bool:
 
 def _checkpointer() -> Any:
     """Reads and writes by this process alone; others of the same run are not waited for."""
-    ocp = _orbax()
+    import orbax.checkpoint as ocp  # late: a first update need not wait for it
+
     if jax.process_count() == 1:
         return ocp.StandardCheckpointer()
     own = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
     return ocp.StandardCheckpointer(multiprocessing_options=alone)
-
-
-def _orbax() -> Any:
-    """Import Orbax when a checkpoint is read or written: a first update need not wait for it."""
-    import orbax.checkpoint as ocp
-
-    return ocp
 
 
 def _numbered(folder: Path) -> list[int]:
@@ -205,14 +200,3 @@ def _named(tree: Any) -> dict[str, Any]:
 
 def _leaves(tree: Any) -> dict[str, np.ndarray]:
     return {path: np.asarray(leaf) for path, leaf in _named(jax.device_get(tree)).items()}
-
-
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *folders, name = path.split("/")
-        node = root
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = leaf
-    return root

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flowrl import notices, storage
-from flowrl.errors import ExpertError, FileRefusedError
+from flowrl.errors import ExpertError, FileRefusedError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, refuse_links
@@ -79,6 +79,51 @@ def rollback(store: ExpertStore, generation: int) -> Manifest:
         store.verify(version)
     logger.warning("rolled back to generation %d", generation)
     return store.amend(lambda before: _with_experts(before, experts))
+
+
+def restore_manifest(layout: GraphPaths) -> str:
+    """Replace a damaged manifest by the newest generation of its history.
+
+    A generation is written to the history before it counts, so the newest one is either what the
+    manifest said or a merge that was about to count. If it cannot be read, an older one is taken
+    only if no version on disk was made by a later merge.
+
+    Returns:
+      What was done; "" if the manifest is whole.
+
+    Raises:
+      FileRefusedError: no generation can be read, or a merge would be lost; says which.
+      FormatVersionError: another version of flowrl wrote the manifest.
+    """
+    store = ExpertStore(layout)
+    try:
+        store.manifest()
+    except FormatVersionError:
+        raise
+    except FileRefusedError as error:
+        problem = str(error)
+    else:
+        return ""
+    readable = [known for _, known in manifests.read_history(layout) if known is not None]
+    if not readable:
+        raise FileRefusedError(
+            f"{layout.manifest} is damaged, and no generation in {layout.history} can be read; "
+            f"restore {layout.checkpoints} from a backup"
+        )
+    found = readable[-1]
+    made = ((manifests.generation_of(name), path) for (_, name), path in store.versions())
+    if later := [str(path) for generation, path in made if generation > found.generation]:
+        path = manifests.history_file(layout, found.generation)
+        raise FileRefusedError(
+            f"{layout.manifest} is damaged, and so is the newest of its history. Generation "
+            f"{found.generation} can be read, but these later versions would be lost: "
+            f"{', '.join(later)}. Restore {layout.checkpoints} from a backup, or lose them: "
+            f"cp {path} {layout.manifest}"
+        )
+    with store.locked():
+        set_aside(layout, layout.manifest, problem, copy=True)
+        manifests.swap(layout, found)
+    return f"the manifest is generation {found.generation} of its history again"
 
 
 def fall_back(store: ExpertStore, broken: ExpertVersion, why: str) -> ExpertVersion | None:

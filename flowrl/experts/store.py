@@ -22,6 +22,7 @@ from flowrl.errors import (
     ExpertIndexError,
     ExpertMissingError,
     FileRefusedError,
+    closest,
 )
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
@@ -34,7 +35,7 @@ from flowrl.experts.merge import (
     UseCandidate,
     decide,
 )
-from flowrl.paths import GraphPaths, RunPaths
+from flowrl.paths import GraphPaths, RunPaths, slug
 from flowrl.runs import ExpertVersion, LineageEntry
 from flowrl.storage import locks
 
@@ -69,18 +70,20 @@ class ExpertStore:
         return self.layout.expert_version(version.index, version.skill, version.version)
 
     def archive_of(self, skill: str) -> RunPaths:
-        """The archive of the run that trained a skill, given by name or expert number.
+        """The archive of the run that trained a skill: its name, machine name or expert number.
 
         Raises:
           ExpertMissingError: no such skill is merged; says which are.
         """
         merged = self.manifest().experts
         for index, version in merged.items():
-            if skill.strip().casefold() in (version.skill.casefold(), str(index)):
+            names = (version.skill, slug(version.skill), str(index))
+            if skill.strip().casefold() in map(str.casefold, names):
                 return self.layout.archive(index, version.skill)
-        names = ", ".join(version.skill for version in merged.values()) or "none yet"
+        known = [version.skill for version in merged.values()]
         raise ExpertMissingError(
-            f"{self.layout.root} has no merged expert of {skill!r}; merged are: {names}"
+            f"{self.layout.root} has no merged expert of {skill!r}{closest(skill, known)}; "
+            f"merged are: {', '.join(known) or 'none yet'}"
         )
 
     def verify(self, version: ExpertVersion) -> Path:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flowrl.errors import ConfigError, closest
 
-GROUP = "flowrl.games"
+_GROUP = "flowrl.games"
 COUNT = "n"  # the parameter of skill functions that is the count of the plan's step
 INVENTORIES = ("inventory", "inventory_diff")  # features whose fields are the game's items
 # pyproject.toml lists the same two; a source tree that is not installed has no entry points.
@@ -150,7 +150,7 @@ def find_game(name: object) -> Game:
         raise ConfigError(
             f"--env_name {name} is unknown{closest(str(name), game_names())}; choose one of "
             f"{', '.join(game_names())}, or add a game "
-            f"by an entry point in the group {GROUP} (docs/how-to.md, Add a game)"
+            f"by an entry point in the group {_GROUP} (docs/how-to.md, Add a game)"
         )
     return _loaded(point)
 
@@ -180,8 +180,8 @@ def _loaded(point: EntryPoint) -> Game:
 @functools.cache
 def _entry_points() -> Mapping[str, EntryPoint]:
     """Every entry point by its name; nothing replaces a game that comes with flowrl."""
-    found = {name: EntryPoint(name, value, GROUP) for name, value in _SHIPPED.items()}
-    return found | {point.name: point for point in entry_points(group=GROUP)} | found
+    found = {name: EntryPoint(name, value, _GROUP) for name, value in _SHIPPED.items()}
+    return found | {point.name: point for point in entry_points(group=_GROUP)} | found
 
 
 def _places(package: str) -> list[str]:

@@ -26,9 +26,9 @@ from flowrl.games.fast_craftax import craftax_step, craftax_view
 
 NEAREST = 5  # positions per block type
 OUT_OF_SIGHT = 30  # stands for "none in view" in both coordinates
-HEALTH_WEIGHT = 0.1  # of a lost point of health, as in the game's own reward
-WORD_BITS = 32
-NEVER = np.iinfo(np.int32).max
+_HEALTH_WEIGHT = 0.1  # of a lost point of health, as in the game's own reward
+_WORD_BITS = 32
+_NEVER = np.iinfo(np.int32).max
 _MOBS = {
     "craftax.craftax_classic": ("zombies", "cows", "skeletons"),
     "craftax.craftax": ("melee_mobs", "passive_mobs", "ranged_mobs"),
@@ -102,7 +102,7 @@ class CraftaxEngine:
     def _params(self) -> Any:
         # The time limit is ours: without Craftax's own, its `done` means death or victory.
         with jax.ensure_compile_time_eval():
-            return self._env.default_params.replace(max_timesteps=NEVER)
+            return self._env.default_params.replace(max_timesteps=_NEVER)
 
     @cached_property
     def _step(self) -> Callable[..., tuple[Any, Any]]:
@@ -225,8 +225,8 @@ def _closest_blocks(known: _Constants, world: Any) -> jax.Array:
 def _pack(matches: jax.Array) -> list[jax.Array]:
     """Rows of booleans as words, cell i as bit i % 32 of word i // 32."""
     words = []
-    for start in range(0, matches.shape[-1], WORD_BITS):
-        part = matches[:, start : start + WORD_BITS]
+    for start in range(0, matches.shape[-1], _WORD_BITS):
+        part = matches[:, start : start + _WORD_BITS]
         weights = jnp.left_shift(jnp.uint32(1), jnp.arange(part.shape[-1], dtype=jnp.uint32))
         words.append(jnp.where(part, weights, 0).sum(axis=-1, dtype=jnp.uint32))
     return words
@@ -240,7 +240,7 @@ def _pop_lowest(words: list[jax.Array], *, none: int) -> tuple[jax.Array, list[j
     for number, word in enumerate(words):
         here = (word != 0) & ~taken
         bit = jax.lax.population_count((word & -word) - 1).astype(jnp.int32)
-        index = jnp.where(here, WORD_BITS * number + bit, index)
+        index = jnp.where(here, _WORD_BITS * number + bit, index)
         rest.append(jnp.where(here, word & (word - 1), word))
         taken |= here
     return index, rest
@@ -288,7 +288,7 @@ def _monsters_killed(_: _Constants, world: Any) -> jax.Array:
 
 def _health_penalty(step: WorldStep) -> jax.Array:
     change = step.after.player_health - step.before.player_health
-    return HEALTH_WEIGHT * jnp.minimum(change, 0).astype(jnp.float32)
+    return _HEALTH_WEIGHT * jnp.minimum(change, 0).astype(jnp.float32)
 
 
 _OF_WORLD: Mapping[str, Callable[[_Constants, Any], Any]] = {

@@ -7,7 +7,7 @@ probabilities over all cells of the map, though they appear only near the player
 of the map is made to look at 63 cells of it. Here, instead,
 
 - loops that carry nothing on take all their turns at once,
-- the cipher behind jax's random numbers is written out, bit for bit, for up to FEW numbers,
+- the cipher behind jax's random numbers is written out, bit for bit, for up to _FEW numbers,
 - mobs are placed on the part of the map where they can appear, rows first and then one row alone:
   the same cell from the same random number, but for rounding where two cells meet, about once in a
   hundred thousand draws,
@@ -31,10 +31,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-CLASSIC = "craftax.craftax_classic"
-LEAST_CELLS = 512  # below, one level is as fast
-RIPE = 600  # steps that a plant grows
-FEW = 8  # numbers at once; for more the loop does not matter
+_CLASSIC = "craftax.craftax_classic"
+_LEAST_CELLS = 512  # below, one level is as fast
+_RIPE = 600  # steps that a plant grows
+_FEW = 8  # numbers at once; for more the loop does not matter
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _KINDS = ("cows", "zombies", "skeletons", "passive_mobs", "melee_mobs", "ranged_mobs")
@@ -45,7 +45,7 @@ def craftax_step(package: str, *, fast: bool = True) -> Callable[..., tuple[Any,
     logic = importlib.import_module(f"{package}.game_logic")
     if not fast:
         return logic.craftax_step
-    if package != CLASSIC:
+    if package != _CLASSIC:
         random = _Overlay(jax.random, choice=choice)
         spawn_mobs = _with(logic.spawn_mobs, jax=_Overlay(jax, random=random))
         return _with(logic.craftax_step, spawn_mobs=spawn_mobs)
@@ -58,7 +58,7 @@ def craftax_step(package: str, *, fast: bool = True) -> Callable[..., tuple[Any,
 def craftax_view(package: str, *, fast: bool = True) -> Callable[[Any], jax.Array]:
     """The function from a world to Craftax's symbolic observation, f32 `[O]`."""
     renderer = importlib.import_module(f"{package}.renderer")
-    if not fast or package != CLASSIC:
+    if not fast or package != _CLASSIC:
         return renderer.render_craftax_symbolic
     names = _rebuilt(renderer)
     names["jnp"] = _Overlay(jnp, pad=_Padded)
@@ -143,7 +143,7 @@ def _ripened(package: str) -> Callable[..., Any]:
         del static_params
         age = (state.growing_plants_age + 1) * state.growing_plants_mask
         rows, columns = state.growing_plants_positions.T
-        rows = jnp.where(age >= RIPE, rows, state.map.shape[-2])
+        rows = jnp.where(age >= _RIPE, rows, state.map.shape[-2])
         floor = (0,) * (state.map.ndim - 2)
         ripened = state.map.at[(*floor, rows, columns)].set(block.RIPE_PLANT.value, mode="drop")
         return state.replace(map=ripened, growing_plants_age=age)
@@ -199,7 +199,7 @@ def choice(
 ) -> jax.Array:
     """`jax.random.choice` from `[N]` by the odds `[N]`; in two levels for the cells of a map."""
     side = math.isqrt(len(a)) if p is not None else 0
-    if shape != (1,) or not replace or p is None or side**2 != len(a) or len(a) < LEAST_CELLS:
+    if shape != (1,) or not replace or p is None or side**2 != len(a) or len(a) < _LEAST_CELLS:
         return choice_of_few(key, a, shape=shape, replace=replace, p=p)
     rows = p.reshape(side, side)
     up_to_row = jnp.cumsum(rows.sum(axis=1))
@@ -232,7 +232,7 @@ def _is_plain_key(key: jax.Array) -> bool:
 
 def split(key: jax.Array, num: int = 2) -> jax.Array:
     """`jax.random.split` into N = `num` keys, `[N]`."""
-    if not _is_plain_key(key) or num > FEW:
+    if not _is_plain_key(key) or num > _FEW:
         return jax.random.split(key, num)
     halves = jnp.stack(_threefry(jax.random.key_data(key), num), axis=-1)
     return jax.random.wrap_key_data(halves, impl=jax.random.key_impl(key))
@@ -240,10 +240,10 @@ def split(key: jax.Array, num: int = 2) -> jax.Array:
 
 def uniform(key: jax.Array, shape: tuple[int, ...] = (), **limits: Any) -> jax.Array:
     """`jax.random.uniform` of a few numbers from 0 to 1, float32 of shape `shape`."""
-    if not _is_plain_key(key) or np.prod(shape) > FEW or limits:
+    if not _is_plain_key(key) or np.prod(shape) > _FEW or limits:
         return jax.random.uniform(key, shape, **limits)
     ones = jnp.uint32(0x3F800000)  # the bits of 1.0; the drawn ones become its fraction
-    return jax.lax.bitcast_convert_type((bits(key, shape) >> 9) | ones, jnp.float32) - 1
+    return jax.lax.bitcast_convert_type((_bits(key, shape) >> 9) | ones, jnp.float32) - 1
 
 
 def randint(
@@ -251,9 +251,9 @@ def randint(
 ) -> jax.Array:
     """`jax.random.randint` of a few numbers within known limits, int32 of shape `shape`."""
     plain = isinstance(minval, int) and isinstance(maxval, int) and not kind
-    if not _is_plain_key(key) or np.prod(shape) > FEW or not plain or minval >= maxval:
+    if not _is_plain_key(key) or np.prod(shape) > _FEW or not plain or minval >= maxval:
         return jax.random.randint(key, shape, minval, maxval, **kind)
-    high, low = (bits(half, shape) for half in split(key))
+    high, low = (_bits(half, shape) for half in split(key))
     span = np.uint32(maxval - minval)
     with np.errstate(over="ignore"):
         factor = np.uint32(2**16) % span
@@ -265,7 +265,7 @@ def choice_of_few(
     key: jax.Array, a: Any, *, shape: tuple[int, ...] = (), replace: bool = True, p: Any = None
 ) -> jax.Array:
     """`jax.random.choice` of one row of `a`, `[N, …]`, by the odds `p`, `[N]`."""
-    if not _is_plain_key(key) or shape or not replace or len(a) > FEW:
+    if not _is_plain_key(key) or shape or not replace or len(a) > _FEW:
         return jax.random.choice(key, a, shape=shape, replace=replace, p=p)
     if p is None:
         return jnp.asarray(a)[randint(key, (), 0, len(a))]
@@ -274,7 +274,7 @@ def choice_of_few(
     return jnp.asarray(a)[(up_to < drawn).sum()]
 
 
-def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`jax.random.bits` of a few numbers, uint32 of shape `shape`."""
     count = int(np.prod(shape))
     high, low = _threefry(jax.random.key_data(key), count)

@@ -20,10 +20,10 @@ from flowrl.judging.judge import Item, Judge, Judgement, SkillText
 from flowrl.skills.skill import Skill
 from flowrl.storage.records import Natural, Share, Word
 
-BINS = 10
+_BINS = 10
 RESAMPLES = 500
 LEAST_KAPPA, MOST_ECE = 0.6, 0.1  # a judge below or above is advisory
-MOST_SHIFT = 0.1  # of a score, by an instruction inside the text
+_MOST_SHIFT = 0.1  # of a score, by an instruction inside the text
 _EDGE = 1e-6  # log-odds stay finite
 _LEAST_LABELS = 8  # of either kind
 Figure = Callable[[np.ndarray, np.ndarray], float]
@@ -113,7 +113,7 @@ def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     labels = (np.bincount(place, weights=labels) / counts)[place]
     order = np.argsort(scores, kind="stable")
-    bins = [rows for rows in np.array_split(order, BINS) if len(rows)]
+    bins = [rows for rows in np.array_split(order, _BINS) if len(rows)]
     gaps = [len(rows) * abs(scores[rows].mean() - labels[rows].mean()) for rows in bins]
     return float(sum(gaps) / len(scores))
 
@@ -170,7 +170,7 @@ def measure(
         named = {"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa}
         figures = {name: interval(figure, after, labels) for name, figure in named.items()}
         figures["ece_before"] = interval(calibration_error, before, labels)
-    swayed = items == "text" and moved.get("instructed", 1.0) > MOST_SHIFT
+    swayed = items == "text" and moved.get("instructed", 1.0) > _MOST_SHIFT
     low = not figures or figures["kappa"].value < LEAST_KAPPA
     return Calibration(
         judge=judge.name,

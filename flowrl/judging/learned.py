@@ -1,15 +1,14 @@
 """Judges that are trained on a graph's own episodes: will one succeed that began so.
 
-`LogisticJudge` is a logistic regression on sums over the beginning of an episode;
-`TransformerJudge` reads its timesteps and learns what the former misses. Whichever is better on
-episodes that neither has seen is used: with few episodes it is often the small one.
+One is a logistic regression on sums over the beginning of an episode; the other is a transformer
+that reads its timesteps and learns what the former misses. Whichever is better on episodes that
+neither has seen is used: with few episodes it is often the small one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,38 +31,21 @@ _WHY = "by the episodes that the graph's experts have played"
 _CLEAR = 0.005  # of AUC: less is chance with a few thousand items
 
 
-class LearnedJudge(ABC):
-    """Judges the beginnings of episodes by log-odds that it has learned."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LearnedJudge:
+    """Judges the beginnings of episodes by log-odds that it has learned; abstains on texts."""
 
     name: str
     version: str
-
-    @abstractmethod
-    def odds(self, steps: np.ndarray) -> np.ndarray:
-        """Log-odds of success, [N, T], of f32[N, T, features]: from the first 1 … T timesteps."""
+    odds: Callable[[np.ndarray], np.ndarray]
+    """Log-odds of success, [N, T], of f32[N, T, features]: from the first 1 … T timesteps."""
 
     def score(self, item: Item) -> Judgement:
-        """Judge the beginning of an episode; abstains on texts."""
+        """Judge the beginning of an episode."""
         if not isinstance(item, Trajectory):
             return judgement(self, None, "it judges episodes only")
         odds = self.odds(item.steps[None])[0, -1]
         return judgement(self, float(1 / (1 + np.exp(-odds))), _WHY)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LogisticJudge(LearnedJudge):
-    """Logistic regression on the last, mean and changed features of an episode's beginning."""
-
-    weights: np.ndarray
-    bias: float
-    mean: np.ndarray
-    scale: np.ndarray
-    version: str
-    name: str = "logistic"
-
-    def odds(self, steps: np.ndarray) -> np.ndarray:
-        """Log-odds by the sums."""
-        return (summed_up(steps) - self.mean) / self.scale @ self.weights + self.bias
 
 
 def summed_up(steps: np.ndarray) -> np.ndarray:
@@ -73,8 +55,11 @@ def summed_up(steps: np.ndarray) -> np.ndarray:
     return np.concatenate([steps, mean, steps - steps[:, :1]], axis=-1)
 
 
-def fit_logistic(items: Sequence[Trajectory], labels: np.ndarray) -> LogisticJudge:
-    """Learn from episodes' beginnings, bool[N] of which succeeded."""
+def fit_logistic(items: Sequence[Trajectory], labels: np.ndarray) -> LearnedJudge:
+    """Logistic regression on the last, mean and changed features of episodes' beginnings.
+
+    bool[N] of the items have succeeded.
+    """
     found = np.stack([summed_up(item.steps[None])[0, -1] for item in items])
     mean, scale = found.mean(axis=0), np.maximum(found.std(axis=0), 1e-6)
     inputs, signs = (found - mean) / scale, np.where(labels, 1.0, -1.0)
@@ -87,10 +72,12 @@ def fit_logistic(items: Sequence[Trajectory], labels: np.ndarray) -> LogisticJud
         return total, np.append(inputs.T @ pull + _RIDGE * weights, pull.sum())
 
     best = minimize(loss, np.zeros(inputs.shape[1] + 1), jac=True, method="L-BFGS-B").x
+
+    def odds(steps: np.ndarray) -> np.ndarray:
+        return (summed_up(steps) - mean) / scale @ best[:-1] + best[-1]
+
     digest = hashlib.sha256(best.tobytes()).hexdigest()[:16]
-    return LogisticJudge(
-        weights=best[:-1], bias=float(best[-1]), mean=mean, scale=scale, version=digest
-    )
+    return LearnedJudge(name="logistic", version=digest, odds=odds)
 
 
 class EpisodeTransformer(nn.Module):
@@ -112,32 +99,11 @@ class EpisodeTransformer(nn.Module):
 _odds_added = jax.jit(EpisodeTransformer().apply)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TransformerJudge(LearnedJudge):
-    """A transformer over timesteps, added to what the logistic judge says."""
+def fit_transformer(items: Sequence[Trajectory], labels: np.ndarray, *, seed: int) -> LearnedJudge:
+    """A transformer over timesteps, added to what a logistic judge says.
 
-    params: Any
-    base: LogisticJudge
-    mean: np.ndarray
-    scale: np.ndarray
-    version: str
-    name: str = "transformer"
-
-    def odds(self, steps: np.ndarray) -> np.ndarray:
-        """Log-odds of the base, and what the transformer adds."""
-        count, length, features = steps.shape
-        # Of one length for all: programs are compiled once; the mask is causal.
-        inputs = np.zeros((count, RECORDED, features), np.float32)
-        inputs[:, :length] = (steps - self.mean) / self.scale
-        return self.base.odds(steps) + np.asarray(_odds_added(self.params, inputs))[:, :length]
-
-
-def fit_transformer(
-    items: Sequence[Trajectory], labels: np.ndarray, *, seed: int
-) -> TransformerJudge:
-    """Learn from four fifths of the items, bool[N] of which succeeded; the rest says when to stop.
-
-    A logistic judge of the same four fifths comes first, and the transformer learns what it misses.
+    Both learn from four fifths of the items, bool[N] of which succeeded. The transformer learns
+    what the logistic judge misses, and the rest of the items says when to stop.
     """
     order = np.random.default_rng(seed).permutation(len(items))
     held, rest = order[: len(items) // 5], order[len(items) // 5 :]
@@ -153,9 +119,15 @@ def fit_transformer(
     data = _Rows((steps - mean) / scale, offsets, last, labels.astype(np.float32))
     params = _trained(data.take(rest), data.take(held), seed=seed)
     digest = hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
-    return TransformerJudge(
-        params=params, base=base, mean=mean, scale=scale, version=digest.hexdigest()[:16]
-    )
+
+    def odds(steps: np.ndarray) -> np.ndarray:
+        count, seen, features = steps.shape
+        # Of one length for all: programs are compiled once; the mask is causal.
+        inputs = np.zeros((count, RECORDED, features), np.float32)
+        inputs[:, :seen] = (steps - mean) / scale
+        return base.odds(steps) + np.asarray(_odds_added(params, inputs))[:, :seen]
+
+    return LearnedJudge(name="transformer", version=digest.hexdigest()[:16], odds=odds)
 
 
 class _Rows(NamedTuple):
@@ -207,7 +179,7 @@ def _learn(params: Any, state: Any, batch: _Rows) -> tuple[Any, Any]:
 
 
 def better(
-    small: LogisticJudge, large: TransformerJudge, items: Sequence[Trajectory], labels: np.ndarray
+    small: LearnedJudge, large: LearnedJudge, items: Sequence[Trajectory], labels: np.ndarray
 ) -> LearnedJudge:
     """Whichever is better on items that neither has seen; the small one unless it is clear."""
     if not 0 < labels.sum() < len(labels):

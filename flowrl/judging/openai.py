@@ -41,12 +41,12 @@ RETRIES, TIMEOUT_SECONDS = 4, 60.0
 WHY_LIMIT = 300
 _USED_UP = "the judge's budget is used up; raise --judge_budget"
 _MALFORMED = (ValueError, LookupError, TypeError, RecursionError)
-ASKED_OF_TEXT = (
+_ASKED_OF_TEXT = (
     "A skill is a goal (task_is_done) and a reward (task_reward) by which an agent is trained. "
     "Estimate the probability that training works: the reward leads to the goal, the goal can be "
     "reached, and it implies what the skill says it gains."
 )
-ASKED_OF_EPISODE = (
+_ASKED_OF_EPISODE = (
     "A table has the features of each timestep at the beginning of an agent's episode. Estimate "
     "the probability that the agent completes its plan."
 )
@@ -136,7 +136,7 @@ class EndpointJudge(ABC):
 
     def unavailable(self, error: Exception, status: int | None, *, late: bool) -> Exception:
         """The error of an endpoint that cannot be asked, by its HTTP status if it has one."""
-        why = self._redacted(reason_of(error, status, late=late))
+        why = self._redacted(_reason_of(error, status, late=late))
         return JudgeUnavailableError(f"the judge at {self.place} {why}")
 
     def _redacted(self, text: str) -> str:
@@ -183,10 +183,8 @@ class OpenAIJudge(EndpointJudge):
                 response_format={"type": "json_schema", "json_schema": form},  # type: ignore[arg-type]
             ).text
         except openai.OpenAIError as error:
-            late, status = (
-                isinstance(error, openai.APITimeoutError),
-                getattr(error, "status_code", None),
-            )
+            late = isinstance(error, openai.APITimeoutError)
+            status = getattr(error, "status_code", None)
             raise self.unavailable(error, status, late=late) from error
         score, why, tokens = read_answer(body)
         self.budget.spend(tokens=len(text) / 4 if tokens is None else tokens)
@@ -195,7 +193,7 @@ class OpenAIJudge(EndpointJudge):
 
 def question_of(item: Item) -> str:
     """What is asked about an item."""
-    return ASKED_OF_TEXT if isinstance(item, SkillText) else ASKED_OF_EPISODE
+    return _ASKED_OF_TEXT if isinstance(item, SkillText) else _ASKED_OF_EPISODE
 
 
 def read_answer(body: str) -> tuple[float | None, str, int | None]:
@@ -218,7 +216,7 @@ def read_answer(body: str) -> tuple[float | None, str, int | None]:
     return score, why[:WHY_LIMIT], tokens
 
 
-def reason_of(error: Exception, status: int | None, *, late: bool) -> str:
+def _reason_of(error: Exception, status: int | None, *, late: bool) -> str:
     """What happened and what to do, in one line, by the endpoint's HTTP status if it has one."""
     if late:
         return "does not answer in time; try later"

@@ -101,9 +101,9 @@ def check_devices(
         )
     if not devices and each > 1:
         raise ConfigError(
-            f"--devices_per_run {each}: there is no GPU that JAX can use; install flowrl[cuda] "
-            f"where there is one, or try several devices on a CPU: use --num_devices {each} and "
-            f"set XLA_FLAGS={HOST_DEVICES}{each}"
+            f"--devices_per_run {each}: there is no GPU that JAX can use; where there is "
+            f"one, pip install '.[cuda]' in flowrl's folder; or try several devices on a CPU: use "
+            f"--num_devices {each} and set XLA_FLAGS={HOST_DEVICES}{each}"
         )
     if devices and wanted not in (0, 1, each):
         raise ConfigError(

@@ -6,8 +6,6 @@ process.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -25,9 +23,9 @@ from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost
 from flowrl.launchers.process import EndWatcher
 from flowrl.paths import JobPaths
 from flowrl.redaction import secrets_of
-from flowrl.storage import records
+from flowrl.storage import locks, records
 
-FORMAT = 1
+_FORMAT = 1
 RUNNER = Path(__file__).with_name("runner.py")
 LOG_WRITER = Path(__file__).with_name("log_writer.py")
 SHARED_TRAINER = "flowrl.multiagent.packed"
@@ -155,7 +153,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
     results = [job.folder / name for name in job.results]
     secrets = secrets_of(job.env, job.passed)
     spec = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "run_id": job.run_id,
         "argv": list(job.argv),
         "cwd": str(job.cwd),
@@ -164,7 +162,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
         "sandbox": list(job.sandbox),
         "limits": dict(job.limits),
     }
-    environment = {"format": FORMAT, "environment": dict(job.env)}
+    environment = {"format": _FORMAT, "environment": dict(job.env)}
     try:
         for stale in (paths.exit_json, paths.start_json, paths.secrets_json, *results):
             storage.remove_file(stale)
@@ -173,7 +171,7 @@ def prepare(job: Job, *, grace_seconds: float) -> None:
             storage.remove_file(log)
         storage.make_file(log)  # for readers that follow it
         if secrets:
-            storage.write_json(paths.secrets_json, {"format": FORMAT, "secrets": secrets})
+            storage.write_json(paths.secrets_json, {"format": _FORMAT, "secrets": secrets})
         # A power cut that takes one of these takes the runner, too: the next launch writes them.
         storage.write_json(paths.environment_json, environment, durable=False)
         storage.write_json(paths.spec_json, spec, durable=False)
@@ -190,17 +188,7 @@ def withdraw(job: Job) -> None:
 
 def lock_held(folder: Path) -> bool:
     """Whether a process of this run lives: runner, job, or a child that inherited the lock."""
-    try:
-        descriptor = os.open(JobPaths(folder).lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return locks.is_held(JobPaths(folder).lock)
 
 
 def becomes_free(folder: Path) -> bool:

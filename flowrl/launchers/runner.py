@@ -205,10 +205,7 @@ def tree_of(pid: int) -> list[int]:
     """A process and all that it and its descendants have started."""
     found = [pid]
     for one in found:  # which grows meanwhile
-        with suppress(OSError):
-            for thread in os.listdir(f"/proc/{one}/task"):
-                with open(f"/proc/{one}/task/{thread}/children", encoding="ascii") as file:
-                    found += map(int, file.read().split())
+        found += children_of(one)
     return found
 
 
@@ -242,12 +239,13 @@ def send(pid: int, number: int, *, sandboxed: bool) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that this one has started."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            return [int(word) for word in file.read().split()]
-    except OSError:
-        return []
+    """The processes that this one has started, by any of its threads."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    return found
 
 
 def death_signal(status: int, *, sandboxed: bool) -> int | None:
@@ -308,7 +306,7 @@ def finish(spec: dict, folder: str, **facts: object) -> int:
             report(f"exit.json cannot be written, attempt {attempt + 1}: {error}")
             time.sleep(WRITE_PAUSE_SECONDS)
     code = record["code"] if record["code"] is not None else 128 + int(record["signal"])
-    return 0 if code in ASKED else code
+    return 0 if code in ASKED or "SIGTERM" in record["received"] else code
 
 
 def write_record(folder: str, name: str, record: dict) -> None:

@@ -39,7 +39,7 @@ from flowrl.storage import make_dir
 
 logger = logging.getLogger(__name__)
 NOTICE = "sandbox"
-CONFINED_SUFFIX = "-confined"
+_CONFINED_SUFFIX = "-confined"
 PROBE_SECONDS = 30.0
 _PROBE = "import flowrl.paths, importlib.util as u; assert u.find_spec('jax')"
 _CONFINED = "trainers are confined by bubblewrap: no network, no folder but their own run's"
@@ -55,7 +55,7 @@ _DEVICE_FOLDER = Path("/dev")
 _DEVICES = ("nvidia*", "dri")
 _TMP_BYTES = 2**30
 _HOME_BYTES = 2**26
-MEMORY_SHARE = 0.9  # of a GPU, for all its runs together: CUDA contexts need the rest
+_MEMORY_SHARE = 0.9  # of a GPU, for all its runs together: CUDA contexts need the rest
 HOST_DEVICES = "--xla_force_host_platform_device_count="
 MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 # Reading compiled programs allocates and frees small pieces of memory. Asking the kernel for larger
@@ -127,7 +127,7 @@ class Confinement:
             words += ["--ro-bind", graph, graph] if reads_graph else ["--tmpfs", graph]
         if cache is not None:  # the confined trainers' own takes the place of the user's
             with contextlib.suppress(OSError):
-                own = make_dir(cache.with_name(cache.name + CONFINED_SUFFIX))
+                own = make_dir(cache.with_name(cache.name + _CONFINED_SUFFIX))
                 words += ["--bind", str(own), str(cache)]
         words += ["--dir", str(cwd), "--chdir", str(cwd)]
         words += _job_folder(place) if place else []
@@ -196,7 +196,7 @@ def memory_share(environ: Mapping[str, str]) -> float:
     Raises:
       ConfigError: XLA_PYTHON_CLIENT_MEM_FRACTION is not in (0, 1].
     """
-    text = environ.get(MEMORY_FRACTION, MEMORY_SHARE)
+    text = environ.get(MEMORY_FRACTION, _MEMORY_SHARE)
     try:
         share = float(text)
     except ValueError:

@@ -36,11 +36,11 @@ from flowrl.paths import JobPaths
 from flowrl.redaction import secrets_of
 
 RUN_OPTION = "@flowrl_run"
-FOLDER_OPTION = "@flowrl_folder"
+_FOLDER_OPTION = "@flowrl_folder"
 REPLY_SECONDS = 10.0
 
-_FIELDS = ("session_name", "pane_id", "pane_pid", "pid", "pane_dead", RUN_OPTION, FOLDER_OPTION)
-PANE_FORMAT = "\t".join(f"#{{{field}}}" for field in _FIELDS)
+_FIELDS = ("session_name", "pane_id", "pane_pid", "pid", "pane_dead", RUN_OPTION, _FOLDER_OPTION)
+_PANE_FORMAT = "\t".join(f"#{{{field}}}" for field in _FIELDS)
 _MISSING = "tmux is not installed; install it (apt install tmux) or use --launcher local"
 _ENDING = "server exited unexpectedly"
 _NO_SERVER = ("no server running", "No such file or directory", "no current target")
@@ -52,7 +52,7 @@ _FORMER_RUN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pane:
-    """A pane as `PANE_FORMAT` prints it; those that are not flowrl's have no run and no folder."""
+    """A pane as `_PANE_FORMAT` prints it; those that are not flowrl's have no run and no folder."""
 
     session: str
     pane: str
@@ -114,7 +114,7 @@ class TmuxServer:
         Raises:
           LaunchError: tmux cannot list them.
         """
-        reply = self.run("list-panes", "-a", "-F", PANE_FORMAT)
+        reply = self.run("list-panes", "-a", "-F", _PANE_FORMAT)
         if reply.returncode == 0:
             return [Pane.parse(line) for line in reply.stdout]
         if any(words in reply.why for words in _NO_SERVER):
@@ -125,7 +125,7 @@ class TmuxServer:
         """Run one tmux client; libtmux's `Server.cmd` would wait for a frozen server for ever."""
         try:
             done = subprocess.run(
-                [shutil.which("tmux") or "tmux", *self._address(), *words],
+                [shutil.which("tmux") or "tmux", *self.address(), *words],
                 env=_environment(),
                 check=False,
                 stdin=subprocess.DEVNULL,
@@ -146,7 +146,8 @@ class TmuxServer:
         stdout, stderr = done.stdout.splitlines(), done.stderr.splitlines()
         return Reply(returncode=done.returncode, stdout=stdout, stderr=stderr)
 
-    def _address(self) -> tuple[str, ...]:
+    def address(self) -> tuple[str, ...]:
+        """The words after `tmux` that name the server."""
         if self.socket_path is not None:
             return ("-S", str(self.socket_path))
         return () if self.socket_name is None else ("-L", self.socket_name)
@@ -245,14 +246,19 @@ class TmuxLauncher(Launcher):
             if not own and (handle := self._begin(job, _free_name(job, panes))) is not None:
                 return handle
             if time.monotonic() > deadline:
-                others = ", ".join(f"{pane.run_id} in {pane.session}" for pane in living)
-                raise LaunchError(f"{job.name}: a former run still lives, {others}; end it")
+                raise LaunchError(self._still_lives(job, living))
             time.sleep(_PAUSE_SECONDS)  # its exit is recorded, its process is just ending
+
+    def _still_lives(self, job: Job, living: Collection[Pane]) -> str:
+        """Why a job cannot start now, and how a user ends what is in its way."""
+        tmux = shlex.join(["tmux", *self._server.address()])
+        ends = " or ".join(f"{tmux} kill-session -t {pane.session}" for pane in living)
+        return f"a former run of {job.name} still lives" + (f"; to end it: {ends}" if ends else "")
 
     def _begin(self, job: Job, name: str) -> Handle | None:
         """Start a job in a new session; None when its name has been taken meanwhile."""
         reply = self._server.run(
-            *("new-session", "-d", "-P", "-F", PANE_FORMAT, "-s", name, "-n", name),
+            *("new-session", "-d", "-P", "-F", _PANE_FORMAT, "-s", name, "-n", name),
             *("-x", _COLUMNS, "-y", _LINES, "--", *_runner(job)),
             *_options(job, f"={name}:"),
         )
@@ -272,7 +278,7 @@ class TmuxLauncher(Launcher):
         reply = self._server.run(
             *("respawn-pane", "-k", "-t", pane.pane, "--", *_runner(job)),
             *_options(job, pane.pane),
-            *(";", "display-message", "-p", "-t", pane.pane, PANE_FORMAT),
+            *(";", "display-message", "-p", "-t", pane.pane, _PANE_FORMAT),
         )
         if any(words in reply.why for words in _CLOSED):
             return None
@@ -306,7 +312,7 @@ def _options(job: Job, target: str) -> list[str]:
     log = "exec " + shlex.join([*words, str((job.folder / job.log).absolute())])
     return [
         *(";", "set-option", "-p", "-t", target, RUN_OPTION, job.run_id),
-        *(";", "set-option", "-p", "-t", target, FOLDER_OPTION, _quoted(job.folder)),
+        *(";", "set-option", "-p", "-t", target, _FOLDER_OPTION, _quoted(job.folder)),
         *(";", "set-option", "-p", "-t", target, "remain-on-exit", "failed"),
         *(";", "set-option", "-t", target, "destroy-unattached", "off"),
         *(";", "pipe-pane", "-t", target, log.replace("%", "%%").replace("#", "##")),

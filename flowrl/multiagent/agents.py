@@ -1,4 +1,4 @@
-"""Independent learners: agents whose networks, optimizers and memories are theirs alone.
+"""Independent learners: agents whose networks, optimizers and buffers are theirs alone.
 
 All agents are computed by one program, that of one agent, which `vmap` repeats: leaves `[A, …]`,
 and no operation crosses that axis. An agent draws from a key of its own, made of the common one and
@@ -27,12 +27,11 @@ from flowrl.networks.grouped import Packed, forward, pack
 from flowrl.networks.moe import ActorCritic, init_expert, stack_experts
 from flowrl.ppo import gae, optimizer
 from flowrl.ppo.loss import Hyperparameters, Rows, ppo_loss
-from flowrl.ppo.update import all_finite
+from flowrl.ppo.sharding import SPLIT, Placement, check_devices
+from flowrl.ppo.update import all_finite, draw_orders
 from flowrl.runs import expert_shapes
 
 Figures = dict[str, jax.Array]  # name → f32[A]
-# The loss of a minibatch, how a draw becomes one, and the draws of all moves.
-_Moves = tuple[Callable[..., Any], Callable[[jax.Array], Any], jax.Array]
 
 
 class Policy(NamedTuple):
@@ -54,13 +53,16 @@ class Agents(NamedTuple):
     epoch: jax.Array  # int32[A], epochs learned from
     target: Any = None  # dqn's, a Packed
     ring: Any = None  # dqn's, a Ring
+    returns: Any = None  # with update_share below 1: f32[A, 10], of the last epochs
+    steps: Any = None  # likewise: int32[A], gradient steps to make of the next epoch
 
 
 def init(config: LearnerConfig, sizes: Sizes) -> Agents:
-    """Fresh agents, leaves `[A, …]`; each network is drawn in its agent's own sizes and padded."""
+    """New agents, leaves `[A, …]`; each network is drawn in its agent's own sizes and padded."""
     key, number = jax.random.key(config.seed), len(sizes.actions)
-    each = [_fresh(config, sizes, agent, jax.random.fold_in(key, agent)) for agent in range(number)]
-    network: Packed = pack(stack_experts(each))
+    keys = [jax.random.fold_in(key, agent) for agent in range(number)]
+    networks = [_network(config, sizes, agent, own) for agent, own in enumerate(keys)]
+    network: Packed = pack(stack_experts(networks))
     agents = Agents(
         policy=Policy(
             network=network,
@@ -73,9 +75,12 @@ def init(config: LearnerConfig, sizes: Sizes) -> Agents:
         alive=jnp.ones(number, bool),
         epoch=jnp.zeros(number, jnp.int32),
     )
+    if config.update_share < 1:
+        unknown = np.full((number, 10), np.nan, np.float32)
+        agents = with_steps(config, agents._replace(returns=unknown), unknown[:, 0])
     if config.algorithm == "ppo":
         return agents
-    dtype = {"f32": jnp.float32, "f16": jnp.float16}[config.memory_precision]
+    dtype = {"f32": jnp.float32, "f16": jnp.float16}[config.buffer_precision]
     ring = buffers.empty_ring(config.capacity, max(sizes.observations), dtype=dtype)
     return agents._replace(target=network, ring=stack_experts([ring] * number))
 
@@ -97,7 +102,7 @@ def act(
 def learn(
     config: LearnerConfig, agents: Agents, rollout: Rollout, key: jax.Array
 ) -> tuple[Agents, Figures]:
-    """Move every agent by its own rows; an agent whose loss is not finite is frozen as it was.
+    """Train every agent on its own rows; one whose loss is not finite is frozen as it was.
 
     Args:
       config: the algorithm and its numbers.
@@ -106,31 +111,80 @@ def learn(
       key: of this epoch.
 
     Returns:
-      The agents, and means over the moves, each f32 `[A]`; "loss" is always there. They are NaN in
-      an epoch that only fills dqn's memories.
+      The agents, and means over the gradient steps, each f32 `[A]`; "loss" is always there. They
+      are NaN in an epoch that only fills dqn's buffers.
     """
     agents, keys = agents._replace(epoch=agents.epoch + 1), _keys(agents.policy, key)
     if agents.ring is None:
         return jax.vmap(partial(_learn_ppo, config))(agents, rollout, keys)
-    agents = jax.vmap(partial(_remember, config))(agents, rollout)
+    agents = jax.vmap(partial(_add, config))(agents, rollout)
 
     def train() -> tuple[Agents, Figures]:
         return jax.vmap(partial(_learn_dqn, config))(agents, keys)
 
-    def wait() -> tuple[Agents, Figures]:
+    def skip() -> tuple[Agents, Figures]:
         shapes = jax.eval_shape(train)[1]
-        return agents, {name: jnp.full(it.shape, jnp.nan) for name, it in shapes.items()}
+        return agents, {name: jnp.full(leaf.shape, jnp.nan) for name, leaf in shapes.items()}
 
-    return jax.lax.cond(agents.epoch[0] % config.train_interval == 0, train, wait)
+    return jax.lax.cond(agents.epoch[0] % config.train_interval == 0, train, skip)
+
+
+def with_steps(config: LearnerConfig, agents: Agents, mean_return: np.ndarray) -> Agents:
+    """The agents with as many gradient steps to make of an epoch as their progress gives them.
+
+    Progress is the mean return of the newest 5 epochs less that of the 5 before, unknown while no
+    episode has ended in one of the two. The agent with the most makes all steps, the one with the
+    least `update_share` of them, and those between them by rank; equal agents share the better
+    rank. An agent that is frozen, or whose progress is unknown, has no rank and makes all.
+
+    Args:
+      config: `update_share` and the number of gradient steps.
+      agents: all of them.
+      mean_return: of this epoch, f64 `[A]`, NaN where no episode ended.
+    """
+    returns = np.append(
+        np.asarray(agents.returns)[:, 1:], np.asarray(mean_return, np.float32)[:, None], axis=1
+    )
+    older, newer = jnp.nanmean(returns.reshape(len(returns), 2, -1), axis=2).T
+    alive = np.asarray(agents.alive)
+    gain = jnp.where(alive, newer - older, jnp.nan)
+    ahead = (gain > gain[:, None]).sum(axis=1)
+    share = 1 - (1 - config.update_share) * ahead / max(1, alive.sum() - 1)
+    steps = jnp.maximum(1, jnp.round(share * _gradient_steps(config))).astype(jnp.int32)
+    return agents._replace(returns=returns, steps=steps)
+
+
+def learning(config: LearnerConfig, devices: int) -> Callable[..., tuple[Agents, Figures]]:
+    """`learn`, compiled; with D devices the first D have A / D of the agents each.
+
+    Nothing crosses the agents' axis, so each device runs the program of a single device on its part
+    and the devices exchange nothing. A program for all of them is compiled by other rules: XLA:CPU
+    rounds divisions otherwise in it.
+
+    Raises:
+      ConfigError: there are fewer devices.
+    """
+    program = jax.jit(partial(learn, config))
+    if devices == 1:
+        return program
+    check_devices(devices, "--devices")
+    placement = Placement(tuple(jax.devices()[:devices]), devices)
+    (split,) = placement.shardings((SPLIT,))
+
+    def learn_on_all(agents: Agents, rollout: Rollout, key: jax.Array) -> tuple[Agents, Figures]:
+        parts = placement.copies(jax.device_put((agents, rollout), split))
+        return placement.join_shards([program(*part, key) for part in parts.values()])[0]
+
+    return learn_on_all
 
 
 def _learn_ppo(
     config: LearnerConfig, agent: Agents, rollout: Rollout, key: jax.Array
 ) -> tuple[Agents, Figures]:
-    """Move one agent by passes over its rollout, each in a new order."""
+    """Train one agent by passes over its rollout, each in a new order."""
     rows = _rows(agent.hyper, rollout)
-    bits = jax.random.bits(key, (config.update_epochs, rollout.reward.size))
-    orders = jnp.argsort(bits, axis=-1).reshape(_number_of_moves(config), -1)
+    orders = draw_orders(key, config.update_epochs, rollout.reward.size)
+    orders = orders.reshape(_gradient_steps(config), -1)
 
     def loss(network: Packed, _: None, rows: Rows) -> tuple[jax.Array, Figures]:
         logits, value = _logits(config, agent.policy._replace(network=network), rows.obs)
@@ -141,42 +195,57 @@ def _learn_ppo(
     def take(index: jax.Array) -> Rows:
         return jax.tree.map(lambda leaf: leaf[index], rows)
 
-    return _moved(config, agent, (loss, take, orders))
+    return _trained(config, agent, loss, minibatch=take, draws=orders)
 
 
 def _learn_dqn(config: LearnerConfig, agent: Agents, key: jax.Array) -> tuple[Agents, Figures]:
-    """Move one agent by what its memory holds."""
+    """Train one agent on what its buffer holds."""
     mask, gamma = agent.policy.mask, agent.hyper.gamma
     loss = partial(dqn.dqn_loss, mask=mask, gamma=gamma, activation=config.activation)
     take = partial(buffers.sample, agent.ring, size=config.batch_size)
-    return _moved(config, agent, (loss, take, jax.random.split(key, _number_of_moves(config))))
+    keys = jax.random.split(key, _gradient_steps(config))
+    return _trained(config, agent, loss, minibatch=take, draws=keys)
 
 
-def _moved(config: LearnerConfig, agent: Agents, moves: _Moves) -> tuple[Agents, Figures]:
-    """One agent after all moves, or as it was if a number is not finite then; mean figures."""
-    loss, take, draws = moves
+def _trained(
+    config: LearnerConfig,
+    agent: Agents,
+    loss: Callable[..., Any],
+    *,
+    minibatch: Callable[[jax.Array], Any],
+    draws: jax.Array,
+) -> tuple[Agents, Figures]:
+    """One agent after a gradient step for each draw, and mean figures; see `learn`.
 
-    def move(state: tuple[Packed, Any, Packed | None], draw: jax.Array):
-        network, opt_state, target = state
-        grads, figures = jax.grad(loss, has_aux=True)(network, target, take(draw))
+    `loss` is that of a network, the target network and a minibatch, which `minibatch` makes of a
+    draw. If a number is not finite in the end, the agent is as it was, and frozen.
+    """
+    made = None if agent.steps is None else jnp.arange(len(draws)) < agent.steps
+
+    def step(state: tuple[Packed, Any, Packed | None], drawn: tuple[jax.Array, jax.Array | None]):
+        (network, opt_state, target), (draw, made) = state, drawn
+        made = jnp.bool_(True) if made is None else made
+        grads, figures = jax.grad(loss, has_aux=True)(network, target, minibatch(draw))
         alone = jax.tree.map(lambda leaf: leaf[None], (network, opt_state, grads))
         named = dict(zip(("params", "state", "grads"), alone, strict=True))
-        after = optimizer.step(agent.hyper, **named, rows=jnp.ones(1, jnp.int32))
+        after = optimizer.step(agent.hyper, **named, rows=made[None].astype(jnp.int32))
         network, opt_state = jax.tree.map(lambda leaf: leaf[0], after)
-        rate = config.target_rate
+        rate = jnp.where(made, config.tau, 0.0)
         target = target and jax.tree.map(lambda old, new: old + rate * (new - old), target, network)
         return (network, opt_state, target), figures
 
     before = agent.policy.network, agent.opt_state, agent.target
-    after, figures = jax.lax.scan(move, before, draws)
-    figures = {name: figure.mean() for name, figure in figures.items()}
+    after, figures = jax.lax.scan(step, before, (draws, made))
+    figures = {name: figure.mean(where=made) for name, figure in figures.items()}
+    if made is not None:
+        figures["gradient_steps"] = made.sum(dtype=jnp.float32)
     alive = agent.alive & all_finite((figures["loss"], after))
     network, opt_state, target = jax.tree.map(partial(jnp.where, alive), after, before)
     policy = agent.policy._replace(network=network)
     return agent._replace(policy=policy, opt_state=opt_state, target=target, alive=alive), figures
 
 
-def _number_of_moves(config: LearnerConfig) -> int:
+def _gradient_steps(config: LearnerConfig) -> int:
     return config.update_epochs * config.num_minibatches
 
 
@@ -201,11 +270,11 @@ def _rows(hyper: Hyperparameters, rollout: Rollout) -> Rows:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)
 
 
-def _remember(config: LearnerConfig, agent: Agents, rollout: Rollout) -> Agents:
-    """One agent with its rollout in its memory, and so many random actions as its epoch asks."""
+def _add(config: LearnerConfig, agent: Agents, rollout: Rollout) -> Agents:
+    """One agent with its rollout in its buffer, and the epsilon of its epoch."""
     ring = buffers.add(agent.ring, buffers.transitions(rollout))
-    fallen = agent.epoch * (1 - config.explore_share) / config.explore_epochs
-    epsilon = jnp.maximum(1 - fallen, config.explore_share)
+    fallen = agent.epoch * (1 - config.final_epsilon) / config.epsilon_decay_epochs
+    epsilon = jnp.maximum(1 - fallen, config.final_epsilon)
     return agent._replace(ring=ring, policy=agent.policy._replace(epsilon=epsilon))
 
 
@@ -225,11 +294,11 @@ def _act(
 
 def _logits(config: LearnerConfig, policy: Policy, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits, value = forward(policy.network, obs, activation=config.activation)
-    return jnp.where(policy.mask, logits, dqn.NEVER), value
+    return jnp.where(policy.mask, logits, dqn.MASKED), value
 
 
-def _fresh(config: LearnerConfig, sizes: Sizes, agent: int, key: jax.Array) -> Any:
-    """One agent's network, with zeros for the observations and actions that it does not have."""
+def _network(config: LearnerConfig, sizes: Sizes, agent: int, key: jax.Array) -> Any:
+    """One agent's new network, with zeros for the observations and actions it does not have."""
     own = ActorCritic(sizes.actions[agent], config.layer_size, config.activation)
     words = np.asarray(jax.random.key_data(key))
     drawn = init_expert(own, words, observation_size=sizes.observations[agent])
@@ -244,7 +313,7 @@ def _fresh(config: LearnerConfig, sizes: Sizes, agent: int, key: jax.Array) -> A
 
 
 def _hyperparameters(config: LearnerConfig, number: int) -> Hyperparameters:
-    """The numbers of each agent's moves, leaves f32 `[A]`."""
+    """The numbers of each agent's gradient steps, leaves f32 `[A]`."""
 
     def of_all(name: str) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(getattr(config, name), jnp.float32), (number,))

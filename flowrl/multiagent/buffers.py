@@ -1,7 +1,7 @@
 """What agents learn from: values of arrays that are never written to, only replaced.
 
-A `Rollout` is one epoch of all agents. A `Ring` is the memory of one agent; the rings of all agents
-are one tree of leaves `[A, …]`, over which `vmap` repeats the functions here.
+A `Rollout` is one epoch of all agents. A `Ring` is the ring buffer of one agent; those of all
+agents are one tree of leaves `[A, …]`, over which `vmap` repeats the functions here.
 """
 
 from __future__ import annotations

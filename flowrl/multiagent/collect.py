@@ -4,11 +4,11 @@ All agents of all copies act in one call, and an epoch is one `scan` over its tu
 not in JAX is called from Python instead (`--acting call`), copy by copy, with one call of the
 agents for each turn, or for each agent and turn if they act one after another.
 
-A turn: what is no agent has moved; the agents see the world and act, at once or one after another;
-worlds that are over begin anew; what is no agent moves again. So the last observation of an epoch
-is the first of the next, and episodes go over the end of an epoch. One after another, the last
-observation is what an agent sees before those ahead of it have acted: in an epoch's last turn the
-value that follows is approximate.
+In each turn the agents observe the world and act, at once or one after another; worlds that are
+over are reset; then the entities that are no agents move, as they do after a reset. So the last
+observation of an epoch is the first of the next, and episodes go on over the end of an epoch. If
+agents act one after another, an epoch's last observation is made before those ahead have acted, and
+the value that follows the last turn is approximate.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ from flowrl.multiagent import agents
 from flowrl.multiagent.agents import Policy
 from flowrl.multiagent.buffers import Rollout
 from flowrl.multiagent.config import LearnerConfig
-from flowrl.multiagent.world import TurnWorld, World
-
-Act = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
-"""Policy, observations f32 [A, B, O] and a key → actions, log-probabilities and values, [A, B]."""
+from flowrl.multiagent.world import Sizes, TurnWorld, World
 
 
 class Collector(NamedTuple):
@@ -40,7 +37,6 @@ class Collector(NamedTuple):
     key: jax.Array
     epoch: jax.Array  # int32, epochs collected
     episode_return: jax.Array  # f32[A, B], of the episodes under way
-    episode_length: jax.Array  # int32[A, B]
 
 
 class Episodes(NamedTuple):
@@ -48,86 +44,47 @@ class Episodes(NamedTuple):
 
     number: jax.Array  # int32[A]
     total_return: jax.Array  # f32[A]
-    total_length: jax.Array  # int32[A], in turns
-    finite: jax.Array  # bool[A], whether all that the agent saw and earned is finite
 
 
-class _Traced:
-    """Copies of a world in JAX, which one program steps."""
-
-    each, scan = staticmethod(jax.vmap), staticmethod(jax.lax.scan)
-
-    @staticmethod
-    def renew(begin: Callable[[Any], Any], worlds: Any, over: jax.Array, keys: jax.Array) -> Any:
-        """The worlds with new ones for those that are over, bool `[B]`."""
-
-        def some() -> Any:
-            fresh = jax.vmap(begin)(keys)
-            pick = jax.vmap(lambda over, new, old: jax.tree.map(partial(jnp.where, over), new, old))
-            return pick(over, fresh, worlds)
-
-        return jax.lax.cond(over.any(), some, lambda: worlds)
-
-
-class _Called:
-    """Copies of any other world, each called from Python with NumPy arrays."""
-
-    @staticmethod
-    def each(verb: Callable[..., Any]) -> Callable[..., Any]:
-        """`verb` for each of B copies, as `jax.vmap` does it."""
-
-        def call(*batched: Any) -> Any:
-            batched = jax.device_get(batched)
-            number = len(jax.tree.leaves(batched)[0])
-            rows = [verb(*jax.tree.map(itemgetter(copy), batched)) for copy in range(number)]
-            return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-
-        return call
-
-    @staticmethod
-    def scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, values: Any) -> Any:
-        """`step` for one value after another, as `jax.lax.scan` does it."""
-        rows = []
-        for value in values:
-            carry, row = step(carry, value)
-            rows.append(row)
-        return carry, jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-
-    @classmethod
-    def renew(
-        cls, begin: Callable[[Any], Any], worlds: Any, over: jax.Array, keys: jax.Array
-    ) -> Any:
-        """The worlds with new ones for those that are over, bool `[B]`."""
-        return cls.each(lambda it, over, key: begin(key) if over else it)(worlds, over, keys)
-
-
-class _Play(NamedTuple):
-    """What a turn needs besides the values that it changes."""
+class _Copies(NamedTuple):
+    """B copies of a world: one program steps all of them, or Python calls each (`called`)."""
 
     world: Any
-    config: LearnerConfig
-    act: Act
-    policy: Any
-    epoch: Any
+    called: bool
+    epoch: Any = 0  # for messages
 
-    @property
-    def form(self) -> type[_Traced | _Called]:
-        """How the copies of the world are stepped."""
-        return _Called if self.config.acting == "call" else _Traced
+    def vmap(self, verb: Callable[..., Any]) -> Callable[..., Any]:
+        """A verb of one copy as that of all copies, with leaves `[B, …]`."""
+        return partial(_call_each, verb) if self.called else jax.vmap(verb)
+
+    def scan(self, step: Callable[..., Any], carry: Any, values: Any) -> Any:
+        """As `jax.lax.scan`."""
+        return (_call_in_turn if self.called else jax.lax.scan)(step, carry, values)
 
     def observe(self, worlds: Any) -> jax.Array:
         """f32 `[A, B, O]`."""
-        look = self.world.observe
-        if self.form is _Called:
-            look = partial(_seen, self.world, self.epoch)
-        return jnp.asarray(self.form.each(look)(worlds), jnp.float32).swapaxes(0, 1)
+        verb = self.world.observe
+        if self.called:
+            verb = partial(_checked_observations, self.world, self.epoch)
+        return jnp.asarray(self.vmap(verb)(worlds), jnp.float32).swapaxes(0, 1)
 
     def move_others(self, worlds: Any, keys: jax.Array) -> Any:
-        """The worlds after what is no agent has moved."""
-        if not isinstance(self.world, TurnWorld):
-            return worlds
-        own = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-        return self.form.each(self.world.move_others)(worlds, own)
+        """The worlds after the entities that are no agents have moved."""
+        has_others = isinstance(self.world, TurnWorld)
+        return self.vmap(self.world.move_others)(worlds, keys) if has_others else worlds
+
+    def reset(self, worlds: Any, over: jax.Array, keys: jax.Array) -> Any:
+        """The worlds, new ones in place of those that are over, bool `[B]`."""
+        if self.called:
+            reset = self.world.reset
+            choose = self.vmap(lambda world, over, key: reset(key) if over else world)
+            return choose(worlds, over, keys)
+
+        def replaced() -> Any:
+            select = jax.vmap(lambda it, new, old: jax.tree.map(partial(jnp.where, it), new, old))
+            return select(over, jax.vmap(self.world.reset)(keys), worlds)
+
+        return jax.lax.cond(over.any(), replaced, lambda: worlds)
 
 
 def begin(world: World, config: LearnerConfig, key: jax.Array) -> Collector:
@@ -143,11 +100,12 @@ def begin(world: World, config: LearnerConfig, key: jax.Array) -> Collector:
         )
     if config.acting == "scan":
         _check_shapes(world, key)
-    keys = jax.random.split(key, config.num_envs + 1)
-    play = _Play(world, config, agents.act, None, 0)
-    worlds = play.move_others(play.form.each(world.reset)(keys[1:]), keys[1:])
-    shape = len(world.sizes.actions), config.num_envs
-    return Collector(worlds, keys[0], jnp.int32(0), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
+    key, reset_key, others_key = jax.random.split(key, 3)
+    copies = _Copies(world, config.acting == "call")
+    worlds = copies.vmap(world.reset)(jax.random.split(reset_key, config.num_envs))
+    worlds = copies.move_others(worlds, jax.random.split(others_key, config.num_envs))
+    returns = jnp.zeros((len(world.sizes.actions), config.num_envs))
+    return Collector(worlds, key, jnp.int32(0), returns)
 
 
 def collecting(
@@ -160,87 +118,149 @@ def collecting(
     return jax.jit(partial(collect, world, config, act=act))
 
 
+def experience_like(sizes: Sizes, config: LearnerConfig) -> tuple[Rollout, Episodes]:
+    """Shapes and types of the experience of an epoch."""
+    wide, steps = max(sizes.observations), (config.num_steps, config.num_envs)
+
+    def leaf(*shape: int, dtype: Any = jnp.float32) -> Any:
+        return jax.ShapeDtypeStruct((len(sizes.actions), *shape), dtype)
+
+    rollout = Rollout(
+        obs=leaf(*steps, wide),
+        action=leaf(*steps, dtype=jnp.int32),
+        log_prob=leaf(*steps),
+        value=leaf(*steps),
+        reward=leaf(*steps),
+        done=leaf(*steps, dtype=bool),
+        last_value=leaf(steps[1]),
+        last_obs=leaf(steps[1], wide),
+    )
+    return rollout, Episodes(leaf(dtype=jnp.int32), leaf())
+
+
 def collect(
-    world: World, config: LearnerConfig, policy: Any, collector: Collector, *, act: Act
+    world: World,
+    config: LearnerConfig,
+    policy: Any,
+    collector: Collector,
+    *,
+    act: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
 ) -> tuple[Collector, Rollout, Episodes]:
     """Act for an epoch of T = `num_steps` turns.
 
     Args:
       world: the world.
       config: T, and whether the agents act at once or one after another.
-      policy: what `act` needs of the agents.
+      policy: the agents, leaves `[A, …]`.
       collector: where to go on.
-      act: the agents.
+      act: of `policy`, observations f32 `[A, B, O]` and a key, the actions, log-probabilities and
+        values, `[A, B]` each.
     """
-    play = _Play(world, config, act, policy, collector.epoch)
+    copies = _Copies(world, config.acting == "call", collector.epoch)
+    take_turn = _sequential if config.turns == "sequential" else _simultaneous
+    turn = partial(_turn, copies, partial(take_turn, copies, act, policy))
     key = jax.random.fold_in(collector.key, collector.epoch)
     keys = jax.random.split(key, config.num_steps + 1)
-    collector, found = play.form.scan(partial(_take_turn, play), collector, keys[1:])
-    turns, ended = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), found)
-    last_obs = play.observe(collector.worlds)
+    collector, turns = copies.scan(turn, collector, keys[1:])
+    steps, (own, earlier), done, ended = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), turns)
+    reward, last_obs = _credited(own, earlier, done), copies.observe(collector.worlds)
     _, _, last_value = act(policy, last_obs, keys[0])
-    rollout = Rollout(*turns, last_value=last_value, last_obs=last_obs)
-    episodes = Episodes(
-        number=rollout.done.sum((1, 2), dtype=jnp.int32),
-        total_return=ended[0].sum((1, 2)),
-        total_length=ended[1].sum((1, 2)),
-        finite=jnp.isfinite(rollout.obs).all((1, 2, 3)) & jnp.isfinite(rollout.reward).all((1, 2)),
-    )
+    rollout = Rollout(*steps, reward=reward, done=done, last_value=last_value, last_obs=last_obs)
+    episodes = Episodes(done.sum((1, 2), dtype=jnp.int32), ended.sum((1, 2)))
     return collector._replace(epoch=collector.epoch + 1), rollout, episodes
 
 
-def _take_turn(play: _Play, state: Collector, key: jax.Array) -> tuple[Collector, tuple[Any, ...]]:
-    """One turn of all copies, `[A, B, …]`, with what ended in it, and the beginning of the next."""
+def _turn(
+    copies: _Copies, take_turn: Callable[..., Any], state: Collector, key: jax.Array
+) -> tuple[Collector, tuple[Any, ...]]:
+    """One turn of all copies and the beginning of the next.
+
+    Returns:
+      The state, and of the turn, each `[A, B, …]`: the steps, rewards from each agent's action on
+      and before it, where the worlds are over, and the returns of the episodes that ended.
+    """
     keys = jax.random.split(key, 4 * state.episode_return.shape[1]).reshape(4, -1)
-    turn = _one_after_another if play.config.turns == "sequential" else _at_once
-    worlds, taken, reward, done = turn(play, state.worlds, keys[:2])
-    reward = jnp.asarray(reward, jnp.float32).T
-    over = jnp.asarray(done, bool).reshape(reward.shape[1], -1)
-    done = jnp.broadcast_to(over.T, reward.shape)
-    returns, lengths = state.episode_return + reward, state.episode_length + 1
-    worlds = play.form.renew(play.world.reset, worlds, over.all(axis=1), keys[2])
+    worlds, steps, rewards, done = take_turn(state.worlds, keys=keys[:2])
+    own, earlier = (jnp.asarray(reward, jnp.float32).T for reward in rewards)
+    over = jnp.asarray(done, bool).reshape(own.shape[1], -1)
+    done, returns = jnp.broadcast_to(over.T, own.shape), state.episode_return + own + earlier
+    worlds = copies.reset(worlds, over.all(axis=1), keys[2])
     state = state._replace(
-        worlds=play.move_others(worlds, keys[3]),
-        episode_return=jnp.where(done, 0.0, returns),
-        episode_length=jnp.where(done, 0, lengths),
+        worlds=copies.move_others(worlds, keys[3]), episode_return=jnp.where(done, 0.0, returns)
     )
-    ended = jnp.where(done, returns, 0.0), jnp.where(done, lengths, 0)
-    return state, ((*taken, reward, done), ended)
+    return state, (steps, (own, earlier), done, jnp.where(done, returns, 0.0))
 
 
-def _at_once(play: _Play, worlds: Any, keys: jax.Array) -> tuple[Any, ...]:
-    """All agents see the world, then all act; rewards `[B, A]`."""
-    obs = play.observe(worlds)
-    taken = play.act(play.policy, obs, keys[0, 0])
-    worlds, reward, done = play.form.each(play.world.step)(worlds, taken[0].T, keys[1])
-    return worlds, (obs, *taken), reward, done
+def _simultaneous(
+    copies: _Copies, act: Callable[..., Any], policy: Any, worlds: Any, *, keys: jax.Array
+) -> tuple[Any, ...]:
+    """All agents observe the world, then all act; rewards `[B, A]`, none of them earlier."""
+    obs = copies.observe(worlds)
+    taken = act(policy, obs, keys[0, 0])
+    worlds, reward, done = copies.vmap(copies.world.step)(worlds, taken[0].T, keys[1])
+    return worlds, (obs, *taken), (reward, jnp.zeros_like(reward)), done
 
 
-def _one_after_another(play: _Play, worlds: Any, keys: jax.Array) -> tuple[Any, ...]:
-    """Each agent sees the world as the agents before it have left it; rewards `[B, A]` add up."""
+def _sequential(
+    copies: _Copies, act: Callable[..., Any], policy: Any, worlds: Any, *, keys: jax.Array
+) -> tuple[Any, ...]:
+    """Each agent observes the world as those before it have left it; rewards `[B, A]` add up."""
 
     def one(worlds: Any, agent: Any):
-        seen = play.policy, play.observe(worlds)
-        policy, obs = jax.tree.map(lambda leaf: leaf[agent][None], seen)
-        taken = jax.tree.map(itemgetter(0), (obs, *play.act(policy, obs, keys[0, 0])))
-        own = jax.vmap(jax.random.fold_in, (0, None))(keys[1], agent)
-        act = play.form.each(lambda world, action, key: play.world.act(world, agent, action, key))
-        worlds, reward = act(worlds, taken[1], own)
+        seen = policy, copies.observe(worlds)
+        own_policy, obs = jax.tree.map(lambda leaf: leaf[agent][None], seen)
+        taken = jax.tree.map(itemgetter(0), (obs, *act(own_policy, obs, keys[0, 0])))
+        own_keys = jax.vmap(jax.random.fold_in, (0, None))(keys[1], agent)
+        verb = copies.vmap(lambda world, *rest: copies.world.act(world, agent, *rest))
+        worlds, reward = verb(worlds, taken[1], own_keys)
         return worlds, (taken, reward)
 
-    order = np.arange(len(play.world.sizes.actions), dtype=np.int32)
-    worlds, (taken, reward) = play.form.scan(one, worlds, order)
-    return worlds, taken, reward.sum(0), play.form.each(play.world.is_done)(worlds)
+    number = len(copies.world.sizes.actions)
+    worlds, (taken, reward) = copies.scan(one, worlds, np.arange(number, dtype=np.int32))
+    before = np.tri(number, k=-1, dtype=bool).T[:, None]  # whether j acts before i, [j, 1, i]
+    rewards = jnp.where(before, 0.0, reward).sum(0), jnp.where(before, reward, 0.0).sum(0)
+    return worlds, taken, rewards, copies.vmap(copies.world.is_done)(worlds)
 
 
-def _seen(world: World, epoch: Any, state: Any) -> np.ndarray:
-    """f32 `[A, O]`: what each agent sees, of the shape that the world's sizes say."""
+def _credited(own: jax.Array, earlier: jax.Array, done: jax.Array) -> jax.Array:
+    """Rewards f32 `[A, T, B]` of actions: what an agent earns belongs to its newest action.
+
+    So does `earlier`, earned in a turn before the agent has acted there. In the first turn of an
+    episode, and in that of an epoch, it belongs to the action of that turn.
+    """
+    first = jnp.pad(done, ((0, 0), (1, 0), (0, 0)), constant_values=True)[:, :-1]
+    later = jnp.pad(jnp.where(first, 0.0, earlier), ((0, 0), (0, 1), (0, 0)))[:, 1:]
+    return own + jnp.where(first, earlier, 0.0) + later
+
+
+def _call_each(verb: Callable[..., Any], *batched: Any) -> Any:
+    """What `verb` returns for each of B copies, leaves `[B, …]`."""
+    batched = jax.device_get(batched)
+    number = len(jax.tree.leaves(batched)[0])
+    return _stacked([verb(*jax.tree.map(itemgetter(copy), batched)) for copy in range(number)])
+
+
+def _call_in_turn(step: Callable[..., Any], carry: Any, values: Any) -> tuple[Any, Any]:
+    """What `jax.lax.scan` returns, by calls."""
+    rows = []
+    for value in values:
+        carry, row = step(carry, value)
+        rows.append(row)
+    return carry, _stacked(rows)
+
+
+def _stacked(rows: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def _checked_observations(world: World, epoch: Any, state: Any) -> np.ndarray:
+    """f32 `[A, O]`, of the shape that the world's sizes say."""
     wide = max(world.sizes.observations)
     rows = [np.asarray(row, np.float32) for row in world.observe(state)]
     for agent, row in enumerate(rows):
         if row.shape != (wide,):
-            told = f"the world {world.name}, epoch {int(epoch)}: agent {agent} got an observation"
-            raise TrainingError(f"{told} of shape {row.shape}, not ({wide},); repair the world")
+            place = f"the world {world.name}, epoch {int(epoch)}: agent {agent} got an observation"
+            raise TrainingError(f"{place} of shape {row.shape}, not ({wide},); repair the world")
     return np.stack(rows)
 
 
@@ -257,8 +277,8 @@ def _check_shapes(world: World, key: jax.Array) -> None:
         ("step, the state", _shapes(after), _shapes(state)),
     ):
         if found != expected:
-            told = f"the world {world.name} ({verb}) returns shape {found}, not {expected}"
-            raise ConfigError(f"{told}; repair the world")
+            problem = f"the world {world.name} ({verb}) returns shape {found}, not {expected}"
+            raise ConfigError(f"{problem}; repair the world")
 
 
 def _shapes(state: Any) -> Any:

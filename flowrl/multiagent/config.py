@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ class LearnerConfig(Configuration):
     """How each agent learns; lr, gamma, clip_eps and ent_coef take a number for each agent, too."""
 
     algorithm: Literal["ppo", "dqn"] = "ppo"
-    """How the agents learn: ppo from fresh rollouts, dqn from a memory of earlier ones."""
+    """How the agents learn: ppo from each epoch's rollout, dqn from the newest steps."""
     seed: int = 0
     """Seed of parameters, worlds and actions."""
     num_envs: Positive = 64
@@ -29,7 +28,7 @@ class LearnerConfig(Configuration):
     turns: Literal["simultaneous", "sequential"] = "simultaneous"
     """Whether all agents act at once in a turn, or each sees what those before it have done."""
     acting: Literal["scan", "call"] = "scan"
-    """Turns as one compiled program, or one call for each in a world that is not in JAX."""
+    """Turns of a world in JAX as one compiled program (scan), or of any world by calls (call)."""
     lr: tuple[AboveZero, ...] = (1e-3,)
     """Adam's learning rate: one for all agents, or one for each."""
     gamma: tuple[Share, ...] = (0.99,)
@@ -45,30 +44,36 @@ class LearnerConfig(Configuration):
     max_grad_norm: AboveZero = 1.0
     """Each agent's gradient is clipped to this norm."""
     update_epochs: Positive = 4
-    """PPO's passes over each rollout; dqn draws as many minibatches as ppo would."""
+    """PPO's passes over each rollout; an epoch has update_epochs × num_minibatches gradient steps,
+    of dqn, too."""
     num_minibatches: Positive = 8
     """Minibatches per pass."""
+    update_share: Share = 1.0
+    """Share of its gradient steps that the agent with the least progress makes; the one with the
+    most makes all. They are ranked by the absolute gain of their mean return in the last 5 epochs
+    over the 5 before, and equal ones share the better rank; an agent makes all steps until both are
+    known. Below 1, how many it makes depends on the others, and the steps left out save no time."""
     layer_size: Positive = 64
     """Width of the hidden layers of each agent's network."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
     capacity: Positive = 65_536
-    """Steps that dqn's memory of each agent holds; the oldest give way."""
-    memory_precision: Literal["f32", "f16"] = "f32"
-    """Keep the observations of dqn's memories in f32 or f16."""
+    """Steps that dqn's buffer of each agent holds; the oldest give way."""
+    buffer_precision: Literal["f32", "f16"] = "f32"
+    """Type in which dqn's buffers keep observations; f16 holds numbers up to 65,504."""
     batch_size: Positive = 256
-    """Steps that dqn draws for one move."""
+    """Steps that dqn draws for a gradient step."""
     train_interval: Positive = 1
-    """Epochs from one training of dqn to the next; those between only fill the memories."""
-    target_rate: Share = 0.01
-    """Share by which dqn's target network goes towards the network in every move."""
-    explore_epochs: Positive = 20
-    """Epochs over which dqn's share of random actions falls from 1 to explore_share."""
-    explore_share: Share = 0.05
-    """Share of random actions of dqn in the end."""
+    """Epochs from one training of dqn to the next; those between only fill the buffers."""
+    tau: Share = 0.01
+    """Share by which dqn's target network goes towards the network in every gradient step."""
+    epsilon_decay_epochs: Positive = 20
+    """Epochs over which epsilon, dqn's share of random actions, falls from 1 to final_epsilon."""
+    final_epsilon: Share = 0.05
+    """Epsilon from then on."""
 
     def problems(self) -> Iterator[str]:
-        """Whether the rows divide into minibatches and the memory holds one."""
+        """Whether the rows divide into minibatches and the buffer holds one."""
         rows, wanted = self.num_envs * self.num_steps, self.num_minibatches
         if rows % wanted:
             near = ", ".join(map(str, divisors_near(rows, wanted)))
@@ -89,7 +94,7 @@ class LearnerConfig(Configuration):
 
 @dataclass(frozen=True, kw_only=True)
 class IndependentConfig(Configuration):
-    """Train agents in one world, each with a network, an optimizer and a memory of its own.
+    """Train agents in one world, each with a network, an optimizer and a buffer of its own.
 
     Examples:
       python -m flowrl.independent --world match_the_sign --agents 3 --epochs 50
@@ -98,7 +103,7 @@ class IndependentConfig(Configuration):
 
     learner: LearnerConfig = LearnerConfig()
     world: str
-    """The world that the agents act in."""
+    """The world that the agents act in; MODULE:CLASS is one of your own."""
     agents: Positive = 3
     """Number of agents."""
     epochs: Positive = 100
@@ -108,6 +113,9 @@ class IndependentConfig(Configuration):
     lets an epoch be collected while the one before it is learnt from."""
     overlap: bool = True
     """At lag 1, collect and learn at the same time; the results are the same without."""
+    devices: Positive = 1
+    """Devices that learn, each from its part of the agents; the first one acts for all. Each
+    compiles the program for itself, and another number of devices rounds otherwise."""
     run_folder: Path = Path("exp/independent")
     """Folder of the run; made when missing, continued when there; a finished run is kept."""
     resume: bool = True
@@ -116,20 +124,17 @@ class IndependentConfig(Configuration):
     """Seconds between checkpoints that a killed run goes on from; 0 for none."""
     stall_timeout: AboveZero = 1800.0
     """Seconds that collecting or learning may take in an epoch, after which the run is ended."""
-    learner_threads: Positive | None = None
-    """CPUs that learn alone while the others collect (default: both use all)."""
     timeline: Path | None = None
     """File for a Chrome trace of when the run collects, learns and waits."""
     debug: bool = False
     """Make all calls in one thread, and log each with its thread and epoch."""
 
     def problems(self) -> Iterator[str]:
-        """Whether every agent has its numbers, and each side a CPU."""
+        """Whether every agent has its numbers, and the timeline a place."""
         yield from self.learner.problems_with(self.agents)
-        cpus = len(os.sched_getaffinity(0))
-        if (self.learner_threads or 0) >= max(2, cpus):
-            of = f"of {cpus} CPUs leaves none to collect with"
-            yield f"--learner_threads {self.learner_threads} {of}; choose less, or leave it out"
+        if self.agents % self.devices:
+            near = ", ".join(map(str, divisors_near(self.agents, self.devices)))
+            yield f"--devices {self.devices} does not divide --agents {self.agents}; choose {near}"
         if self.timeline and not self.timeline.absolute().parent.is_dir():
             yield f"--timeline {self.timeline}: its folder does not exist; make it first"
         if self.timeline and self.timeline.is_dir():

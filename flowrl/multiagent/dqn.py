@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flowrl.multiagent.buffers import Transitions
 from flowrl.networks.grouped import Packed, forward
 
-NEVER = -1e30  # a logit whose probability is 0, and that times 0 is 0, which of -inf is NaN
+MASKED = -1e30  # a logit whose probability is 0, and that times 0 is 0, which of -inf is NaN
 
 
 def q_values(network: Packed, obs: jax.Array, mask: jax.Array, *, activation: str) -> jax.Array:
@@ -24,13 +24,13 @@ def q_values(network: Packed, obs: jax.Array, mask: jax.Array, *, activation: st
     """
     advantage, value = forward(network, obs, activation=activation)
     mean = jnp.where(mask, advantage, 0.0).sum(-1) / mask.sum()
-    return jnp.where(mask, value[:, None] + advantage - mean[:, None], NEVER)
+    return jnp.where(mask, value[:, None] + advantage - mean[:, None], MASKED)
 
 
 def explore(q: jax.Array, mask: jax.Array, epsilon: jax.Array, key: jax.Array) -> jax.Array:
     """Actions int32 `[N]`: the best of q f32 `[N, actions]`, or a random one at rate epsilon."""
     draw_key, rate_key = jax.random.split(key)
-    drawn = jax.random.categorical(draw_key, jnp.where(mask, 0.0, NEVER), shape=q.shape[:1])
+    drawn = jax.random.categorical(draw_key, jnp.where(mask, 0.0, MASKED), shape=q.shape[:1])
     at_random = jax.random.uniform(rate_key, q.shape[:1]) < epsilon
     return jnp.where(at_random, drawn, q.argmax(-1)).astype(jnp.int32)
 

@@ -9,7 +9,7 @@ is saved is the start of a process, its memory and its compiled programs for eve
 
 The shared trainer holds the lock of every run that it trains, too, so no second one can begin
 while a thread still writes into the run's folder: it ends after the update in which its own process
-was killed. One that hangs keeps the lock until somebody kills the shared trainer.
+was killed. A thread that hangs cannot be ended, so the whole shared trainer ends instead.
 """
 
 from __future__ import annotations
@@ -18,27 +18,31 @@ import json
 import logging
 import os
 import select
+import shlex
 import socket
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 from flowrl import console, storage
 from flowrl.config import parse, to_argv
-from flowrl.errors import EXIT_RESUMABLE, LaunchError
+from flowrl.errors import EXIT_RESUMABLE, BusyError, SharedTrainerError
 from flowrl.launchers.run_status import SHARED_TRAINER
 from flowrl.paths import JobPaths
-from flowrl.runs import TrainConfig
+from flowrl.runs import TrainConfig, digest_of_sources
 from flowrl.storage import locks
 
 logger = logging.getLogger(__name__)
-_IDLE_SECONDS = 2.0  # the dependants of a finished run start sooner
+_SOCKET, _LOG = "socket", "trainer.log"
+_LINE = "%(asctime)s %(threadName)s: %(message)s"  # a run's thread has the name of its folder
+_IDLE_SECONDS = 5.0  # the dependants of a finished run start sooner
 _MOST_RUNS = 16  # of one shared trainer; JAX keeps some memory of each
+_HUNG_SECONDS = 600.0  # after its own process has ended; no update takes as long
 _LOCK_SECONDS = 60.0
 _LOOK_SECONDS = 0.2  # between two looks for a request to stop
 _MOST_BYTES = 2**16  # of a message
@@ -48,81 +52,103 @@ _MOST_FILES = 2  # log and lock
 def train(config: TrainConfig, stop: Callable[[], int | None]) -> int | None:
     """Have a run trained by the shared trainer of its pack; returns the run's exit code.
 
-    None means that the pack is full. `stop` returns an exit code to stop with, or None.
+    None means that the shared trainer takes no more runs now. `stop` returns an exit code to stop
+    with, or None.
 
     Raises:
-      LaunchError: the shared trainer was killed.
+      SharedTrainerError: the shared trainer has ended before the run.
     """
-    folder = config.pack_folder or Path()
-    with _connected(folder, config.pack) as connection:
+    folder = (config.pack_folder or Path()).absolute()
+    with suppress(ConnectionError), _connection(folder, config.pack) as connection:
         files = [sys.stderr.fileno(), *_locks_of(config.module_path.absolute().parent)]
-        request = json.dumps({"argv": to_argv(config)}).encode()
-        with suppress(BrokenPipeError):  # it has answered at once, as a full one does
-            socket.send_fds(connection, [request], files)
-        if answer := _answer(connection, stop):
-            return answer["exit"]
-    raise LaunchError(
-        f"the shared trainer was killed; see {_log(folder)}. The run goes on from its last "
+        request = json.dumps([digest_of_sources(), *to_argv(config)]).encode()
+        socket.send_fds(connection, [request], files)
+        while not select.select([connection], [], [], _LOOK_SECONDS)[0]:
+            if code := stop():
+                connection.send(str(code).encode())
+        if answer := connection.recv(_MOST_BYTES):
+            return json.loads(answer)
+    raise SharedTrainerError(
+        f"the shared trainer has ended; see {folder / _LOG}. The run goes on from its last "
         "checkpoint when it is started again"
     )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Be the shared trainer of a folder, for at most so many runs, that listens at a descriptor."""
-    folder, most, server = Path(argv[0]), int(argv[1]), socket.socket(fileno=int(argv[2]))
-    console.start_logging()
+    """Be the shared trainer of a folder, with most runs, listening descriptor and digest of code.
+
+    Whatever ends the loop, it listens no more, and the runs that it has begun go on to their ends.
+    """
+    folder, most, code = Path(argv[0]), int(argv[1]), argv[3]
+    console.start_logging(_LINE)
     runs: list[threading.Thread] = []
-    while True:
-        asked = bool(select.select([server], [], [], _IDLE_SECONDS)[0])
-        live = [run for run in runs if run.is_alive()]
-        if asked:
-            runs += _begin(server, room=len(live) < most)
-        idle = not asked and not live
-        if (idle or len(runs) >= _MOST_RUNS) and _leave(folder, server):
-            for run in runs:
-                run.join()
-            return 0
-
-
-def _begin(server: socket.socket, *, room: bool) -> list[threading.Thread]:
-    """Begin the run that asks, in a thread; none without room."""
-    connection, _ = server.accept()
-    if room:
-        thread = threading.Thread(target=_serve, args=(connection,))
-        thread.start()
-        return [thread]
-    with connection, suppress(ConnectionError):
-        connection.send(json.dumps({"exit": None}).encode())
-    return []
+    with ExitStack() as at_the_end, socket.socket(fileno=int(argv[2])) as server:
+        while True:
+            asked = bool(select.select([server], [], [], _IDLE_SECONDS)[0])
+            live = [run for run in runs if run.is_alive()]
+            if asked:
+                room = len(live) < most
+                own = (server.accept()[0], code if room else "")
+                run = threading.Thread(target=_serve, args=own)
+                run.start()
+                at_the_end.callback(run.join)
+                runs += [run] * room
+            idle = not asked and not live
+            if (idle or len(runs) >= _MOST_RUNS) and _leave(folder, server):
+                return 0
 
 
 def _leave(folder: Path, server: socket.socket) -> bool:
     """Listen no more, unless a run asks just now; further runs start another trainer."""
-    with locks.held(folder / "lock", timeout_seconds=_LOCK_SECONDS):  # nobody else connects
-        if select.select([server], [], [], 0)[0]:
-            return False
-        storage.remove_file(folder / "socket")
-        server.close()
-        return True
+    with (
+        suppress(BusyError),  # later
+        locks.held(folder / "lock", timeout_seconds=_LOCK_SECONDS),  # nobody else connects
+    ):
+        if not select.select([server], [], [], 0)[0]:
+            server.close()
+            return True
+    return False
 
 
-def _serve(connection: socket.socket) -> None:
-    """Train one run in this thread, and send its exit code when it has ended."""
-    with connection, suppress(ConnectionError):
+def _serve(connection: socket.socket, code: str) -> None:
+    """Have one run of this code trained by a thread; its own process may stop it, or be gone."""
+    with connection:
         request, files, *_ = socket.recv_fds(connection, _MOST_BYTES, _MOST_FILES)
         if not files:
             return  # it was killed
-        code = 1
-        try:
-            with os.fdopen(files[0], "w", buffering=1) as log:
-                code = _train(json.loads(request)["argv"], _stop_of(connection), log)
-        finally:
-            for held in files[1:]:
-                os.close(held)
-            connection.send(json.dumps({"exit": code}).encode())
+        stops: list[int] = []
+        its_code, *words = json.loads(request)
+        argv = words if its_code == code else None
+        run = threading.Thread(target=_run, args=(connection, argv, files, stops))
+        run.start()
+        with suppress(ConnectionError):
+            while stop := connection.recv(_MOST_BYTES):
+                stops.append(int(stop))
+        stops.append(EXIT_RESUMABLE)
+        run.join(_HUNG_SECONDS)
+        if run.is_alive():
+            hung = f"a run hangs, {_HUNG_SECONDS:g} s after its own process has ended"
+            own = shlex.join(argv or ())
+            logger.error("%s: %s; all runs go on from their last checkpoints", hung, own)
+            os._exit(1)
 
 
-def _train(argv: Sequence[str], stop: Callable[[], int | None], log: Any) -> int:
+def _run(
+    connection: socket.socket, argv: list[str] | None, files: list[int], stops: list[int]
+) -> None:
+    """Train one run, if it is to be, free its lock, and send its exit code."""
+    code = 1
+    try:
+        with os.fdopen(files[0], "w", buffering=1) as log:
+            code = argv and _train(argv, lambda: next(iter(stops), None), log)
+    finally:
+        for held in files[1:]:
+            os.close(held)
+        with suppress(ConnectionError):
+            connection.send(json.dumps(code).encode())
+
+
+def _train(argv: Sequence[str], stop: Callable[[], int | None], log: TextIO) -> int:
     """As `ppo_flow` trains a run; what this thread logs goes to the run's log, too."""
     from flowrl.ppo import trainer  # the run's own process does not load JAX
 
@@ -132,6 +158,7 @@ def _train(argv: Sequence[str], stop: Callable[[], int | None], log: Any) -> int
     logging.getLogger("flowrl").addHandler(handler)
     try:
         config = parse(TrainConfig, argv, prog="python -m flowrl.ppo_flow")
+        threading.current_thread().name = config.module_path.absolute().parent.name
         return console.guarded(lambda: trainer.run(config, stop), log)
     except BaseException:  # a bug, or no memory: this run ends alone
         traceback.print_exc(file=log)
@@ -140,64 +167,34 @@ def _train(argv: Sequence[str], stop: Callable[[], int | None], log: Any) -> int
         logging.getLogger("flowrl").removeHandler(handler)
 
 
-def _stop_of(connection: socket.socket) -> Callable[[], int | None]:
-    """What says whether a run is to stop: its own process asked for it, or is gone."""
-    asked: list[int] = []
-
-    def stop() -> int | None:
-        if not asked and select.select([connection], [], [], 0)[0]:
-            message = b""
-            with suppress(ConnectionError):
-                message = connection.recv(_MOST_BYTES)
-            asked.append(int(message or EXIT_RESUMABLE))
-        return asked[0] if asked else None
-
-    return stop
-
-
-def _answer(connection: socket.socket, stop: Callable[[], int | None]) -> dict[str, Any] | None:
-    """What the shared trainer says when the run has ended; None if it was killed."""
-    asked = False
-    with suppress(ConnectionError):
-        while not select.select([connection], [], [], _LOOK_SECONDS)[0]:
-            if not asked and (code := stop()) is not None:
-                connection.send(str(code).encode())
-                asked = True
-        if message := connection.recv(_MOST_BYTES):
-            return json.loads(message)
-    return None
-
-
-@contextmanager
-def _connected(folder: Path, most: int) -> Iterator[socket.socket]:
+def _connection(folder: Path, most: int) -> socket.socket:
     """A connection to the shared trainer, which is started if there is none."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        with locks.held(folder / "lock", timeout_seconds=_LOCK_SECONDS):
-            opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-            try:
-                address = f"/proc/self/fd/{opened}/socket"  # a path may be too long for a socket
-                try:
-                    connection.connect(address)
-                except (FileNotFoundError, ConnectionRefusedError):
-                    storage.remove_file(folder / "socket")
-                    _start(folder, address, most)
-                    connection.connect(address)
-            finally:
-                os.close(opened)
-        yield connection
+    here, connection = Path.cwd(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with (
+        locks.held(folder / "lock", timeout_seconds=_LOCK_SECONDS),
+        chdir(folder),  # its path may be too long for a socket's address
+    ):
+        try:
+            connection.connect(_SOCKET)
+        except (FileNotFoundError, ConnectionRefusedError):
+            storage.remove_file(folder / _SOCKET)
+            _start(folder, here, most)
+            connection.connect(_SOCKET)
+    return connection
 
 
-def _start(folder: Path, address: str, most: int) -> None:
+def _start(folder: Path, here: Path, most: int) -> None:
     """Start the shared trainer; it listens at once, and ends when it has had no run for a while."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
-        _log(folder).open("wb") as log,
+        (folder / _LOG).open("ab") as log,
     ):
-        server.bind(address)
+        server.bind(_SOCKET)
         server.listen()
-        own = str(server.fileno())
+        own = [str(folder), str(most), str(server.fileno()), digest_of_sources()]
         subprocess.Popen(
-            [sys.executable, "-m", SHARED_TRAINER, str(folder), str(most), own],
+            [sys.executable, "-m", SHARED_TRAINER, *own],
+            cwd=here,
             pass_fds=[server.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -208,19 +205,8 @@ def _start(folder: Path, address: str, most: int) -> None:
 
 def _locks_of(run_folder: Path) -> list[int]:
     """The descriptor of the run's lock; none if no launcher has started this process."""
-    path = JobPaths(run_folder).lock
-    if not path.exists():
-        return []
-    lock = path.stat()
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # the listing's own
-            if os.path.samestat(entry.stat(), lock):
-                return [int(entry.name)]
-    return []
-
-
-def _log(folder: Path) -> Path:
-    return folder / "trainer.log"
+    lock, files = JobPaths(run_folder).lock, Path("/proc/self/fd").iterdir()
+    return [int(it.name) for it in files if lock.exists() and it.exists() and it.samefile(lock)]
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ learning takes max(C, L) at best instead of C + L.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -20,10 +20,7 @@ from typing import Any, NamedTuple
 from flowrl.errors import EpochError, FlowrlError, format_error
 
 logger = logging.getLogger(__name__)
-Collect = Callable[[Any, Any, int], tuple[Any, Any]]
-"""(learner, collector, epoch) → (collector, experience)"""
-Learn = Callable[[Any, Any, int], tuple[Any, Any]]
-"""(learner, experience, epoch) → (learner, figures)"""
+_LIBRARIES = ("site-packages/jax/", "site-packages/numpy/")
 
 
 class Boundary(NamedTuple):
@@ -67,18 +64,13 @@ class Threads:
     """Makes calls: with `overlap` those of each side in a thread of its own, else all in one.
 
     A call that takes longer than `stall_timeout` seconds is given up; its thread cannot be ended.
-    With `overlap`, the learner has `learner_threads` of this process's CPUs for itself, and the
-    collector the others; None lets both have all.
+    Both threads use all CPUs: to divide these between them gains nothing (docs/benchmarks.md).
     """
 
-    def __init__(
-        self, *, overlap: bool, stall_timeout: float, learner_threads: int | None = None
-    ) -> None:
-        cpus = sorted(os.sched_getaffinity(0))
-        own = cpus[:learner_threads] if overlap else cpus
-        self._learner = self._collector = _thread("learn", own)
+    def __init__(self, *, overlap: bool, stall_timeout: float) -> None:
+        self._learner = self._collector = ThreadPoolExecutor(1, "learn")
         if overlap:
-            self._collector = _thread("collect", cpus[len(own) :] or cpus)
+            self._collector = ThreadPoolExecutor(1, "collect")
         self._timeout = stall_timeout
         self._begun: list[Future[tuple[Any, Span]]] = []
 
@@ -89,7 +81,7 @@ class Threads:
     def __exit__(self, *_: object) -> None:
         """End the threads, and wait for their end unless a call was given up."""
         for thread in (self._learner, self._collector):
-            thread.shutdown(wait=all(each.done() for each in self._begun), cancel_futures=True)
+            thread.shutdown(wait=all(future.done() for future in self._begun), cancel_futures=True)
 
     def results(self, *calls: Call) -> list[tuple[Any, Span]]:
         """Make all calls; returns what each returned, and when it was made.
@@ -101,34 +93,42 @@ class Threads:
         sides = {"collect": self._collector, "learn": self._learner}
         begun = self._begun = [sides[call.side].submit(_timed, call) for call in calls]
         ended, others = wait(begun, timeout=self._timeout, return_when=FIRST_EXCEPTION)
-        if others and any(each.exception() for each in ended):
+        if others and any(future.exception() for future in ended):
             wait(others, timeout=self._timeout)
-        for call, each in zip(calls, begun, strict=True):
-            if each.done() and (error := each.exception()):
+        for call, future in zip(calls, begun, strict=True):
+            if future.done() and (error := future.exception()):
                 raise _named(call, error) from error
-        for call, each in zip(calls, begun, strict=True):
-            if not each.done():
+        for call, future in zip(calls, begun, strict=True):
+            if not future.done():
                 raise EpochError(
                     f"epoch {call.epoch}: {call.side} takes longer than --stall_timeout "
-                    f"{self._timeout:g} seconds; mend the world, or give it more time"
+                    f"{self._timeout:g} seconds; repair the world, or give it more time"
                 )
-        return [each.result() for each in begun]
+        return [future.result() for future in begun]
 
 
 def run(
-    collect: Collect, learn: Learn, *, start: Boundary, epochs: int, lag: int, threads: Threads
+    collect: Callable[[Any, Any, int], tuple[Any, Any]],
+    learn: Callable[[Any, Any, int], tuple[Any, Any]],
+    *,
+    start: Boundary,
+    epochs: int,
+    lag: int,
+    threads: Threads,
 ) -> Iterator[Epoch]:
     """Collect every epoch and learn from it once, the last one too.
 
-    Both callables return finished values, and leave those that they are given as they are. None is
-    being called while an epoch is yielded.
+    `collect` takes learner, collector and epoch, and returns collector and experience; `learn`
+    takes learner, experience and epoch, and returns learner and figures. Both return finished
+    values, and leave those that they take as they are. Neither is being called while an epoch is
+    yielded.
 
     Raises:
       EpochError, FlowrlError, OSError: as `Threads.results`.
     """
-    here = start
-    while here.epoch < epochs:
-        n, learner, collector, experience = here
+    boundary = start
+    while boundary.epoch < epochs:
+        n, learner, collector, experience = boundary
         spans: tuple[Span, ...] = ()
         if experience is None:
             call = Call("collect", n, partial(collect, learner, collector, n))
@@ -143,8 +143,8 @@ def run(
         if ahead:
             (((collector, following), other),) = ahead
             spans += (other, _waiting(span, other))
-        here = Boundary(n + 1, learner, collector, following)
-        yield Epoch(n, experience, figures, here, (*spans, span))
+        boundary = Boundary(n + 1, learner, collector, following)
+        yield Epoch(n, experience, figures, boundary, (*spans, span))
 
 
 def _waiting(one: Span, other: Span) -> Span:
@@ -154,12 +154,18 @@ def _waiting(one: Span, other: Span) -> Span:
 
 
 def _named(call: Call, error: BaseException) -> BaseException:
-    """What an error of a call is to its caller: that of a world is any exception."""
+    """What an error of a call is to its caller: that of a world is any exception.
+
+    Its place is the innermost line that is not of JAX or NumPy.
+    """
     if isinstance(error, FlowrlError | OSError):
         return error
     reason = format_error(error).partition("\n")[0]
     logger.debug("%s failed", call.side, exc_info=error)
-    return EpochError(f"epoch {call.epoch}: {call.side} fails: {reason}; --debug says where")
+    frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    file, line = [it for it in frames if not any(name in it[0] for name in _LIBRARIES)][-1]
+    problem = f"epoch {call.epoch}: {call.side} fails in {file}:{line}: {reason}"
+    return EpochError(f"{problem}; --debug says more")
 
 
 def _timed(call: Call) -> tuple[Any, Span]:
@@ -170,9 +176,3 @@ def _timed(call: Call) -> tuple[Any, Span]:
     span = Span(call.side, call.side, call.epoch, began, time.perf_counter())
     logger.debug("ended: %s", place)
     return values, span
-
-
-def _thread(name: str, cpus: list[int]) -> ThreadPoolExecutor:
-    """One thread that runs on these CPUs."""
-    pin = partial(os.sched_setaffinity, 0, cpus)
-    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=pin)

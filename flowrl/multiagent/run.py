@@ -1,11 +1,12 @@
 """A run of independent learners: from a world to checkpoints of all agents and result.json.
 
-A checkpoint to resume from holds all that a run goes on from: networks, optimizers, memories, the
+A checkpoint to resume from holds all that a run goes on from: networks, optimizers, buffers, the
 worlds' states and keys, and at lag 1 the epoch that is collected and not learnt from yet.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,12 +25,13 @@ from flowrl.experts import checkpoint
 from flowrl.multiagent import agents, pipeline
 from flowrl.multiagent import collect as collecting
 from flowrl.multiagent.agents import Agents
-from flowrl.multiagent.collect import Collector
+from flowrl.multiagent.collect import Collector, Episodes
 from flowrl.multiagent.config import IndependentConfig
-from flowrl.multiagent.pipeline import Boundary, Call, Collect, Epoch, Learn, Span, Threads
-from flowrl.multiagent.world import Sizes, World, open_world
+from flowrl.multiagent.pipeline import Boundary, Call, Epoch, Span, Threads
+from flowrl.multiagent.world import Sizes, World, module_file, open_world
 from flowrl.networks.grouped import unpack
 from flowrl.paths import IndependentPaths
+from flowrl.ppo import run_io
 from flowrl.ppo.trackers import Guarded, JsonLines
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import ExpertReport, Progress, expert_shapes
@@ -38,13 +40,15 @@ from flowrl.storage.records import Natural
 
 logger = logging.getLogger(__name__)
 _SHOW_SECONDS = 2.0
+_REPORT = " · epoch "  # in a line that says how far the run is
 _LARGEST = 1e12  # number that a record may have
 _ROOT = 2**31  # of the worlds' and the learning keys; agents' networks take 0, 1 and so on
 _ANEW = "give --no-resume to begin anew, or another --run_folder"
-# Flags that may change when a run goes on: they say how long it takes and where its files are.
+# Flags that may change when a run goes on, besides epochs: they change no bit of the result,
+# which --devices can.
 _FREE = {
-    *("run_folder", "epochs", "overlap", "resume", "checkpoint_seconds", "stall_timeout"),
-    *("learner_threads", "timeline", "debug"),
+    *("run_folder", "overlap", "resume", "checkpoint_seconds", "stall_timeout"),
+    *("timeline", "debug"),
 }
 
 
@@ -84,64 +88,60 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
     use_compile_cache(None)
     paths = IndependentPaths(config.run_folder.absolute())
     run = _Run(config, open_world(config.world, config.agents), paths)
-    with Threads(
-        overlap=config.overlap and not config.debug,
-        stall_timeout=config.stall_timeout,
-        learner_threads=config.learner_threads,
-    ) as threads:
-        (((collect, learn, fresh), _),) = threads.results(
-            Call("collect", 0, lambda: _programs(run))
-        )
-        epochs = partial(pipeline.run, collect, learn, lag=config.lag, threads=threads)
+    overlap = config.overlap and not config.debug
+    with Threads(overlap=overlap, stall_timeout=config.stall_timeout) as threads:
+        (((collect, learn, new), _),) = threads.results(Call("collect", 0, lambda: _programs(run)))
         with locks.held(paths.program_lock, timeout_seconds=1):
-            here = _begin(run, fresh, lambda: next(epochs(start=fresh, epochs=2)).after)
-            if here is None:
+            start = _start(run, new)
+            if start is None:
                 return 0
-            here, returns, code = _train(run, here, epochs(start=here, epochs=config.epochs), stop)
-            if here.epoch < config.epochs:
-                logger.info("saved at epoch %d; the same command goes on", here.epoch)
+            train_from = partial(pipeline.run, collect, learn, lag=config.lag, threads=threads)
+            epochs = train_from(start=start, epochs=config.epochs)
+            last, returns, code = _train(run, start, epochs, stop)
+            if last.epoch < config.epochs:
+                logger.info("saved at epoch %d; the same command goes on", last.epoch)
                 return code
-            _finish(run, here, returns)
+            _finish(run, last, returns)
     logger.info("finished, see %s", paths.result_json)
     return 0
 
 
 def _train(
-    run: _Run, here: Boundary, epochs: Iterable[Epoch], stop: Callable[[], int | None]
+    run: _Run, boundary: Boundary, epochs: Iterable[Epoch], stop: Callable[[], int | None]
 ) -> tuple[Boundary, np.ndarray, int]:
-    """Train from `here` on; returns how far it came, the last mean returns, and the exit code."""
-    config, paths = run.config, run.paths
-    trackers = Guarded([JsonLines(paths, run.frames(here.epoch)), Reports(run, here.epoch)])
-    saved, saved_at, code, spans = here.epoch, time.monotonic(), None, []
+    """Train from a boundary on; returns the last one, its mean returns, and the exit code."""
+    config, paths, saved = run.config, run.paths, boundary.epoch
+    trackers = Guarded([JsonLines(paths, run.frames(saved)), Reports(run, saved)])
+    saved_at, code, spans = time.monotonic(), None, []
     returns = np.full(config.agents, np.nan)
     try:
         for epoch in epochs:
-            _check_agents(here, epoch)
-            here, returns = epoch.after, mean_returns(epoch)
-            trackers.log(figures_of(run, epoch), frames=run.frames(here.epoch))
+            _check_agents(boundary, epoch)
+            boundary, returns = epoch.after, _mean_returns(epoch.experience[1])
+            trackers.log(figures_of(run, epoch), frames=run.frames(boundary.epoch))
             spans += epoch.spans if config.timeline else ()
             if (code := stop()) is not None:
                 break
             due = 0 < config.checkpoint_seconds <= time.monotonic() - saved_at
-            if due and here.epoch < config.epochs:
-                save(paths, here)
-                saved, saved_at = here.epoch, time.monotonic()
+            if due and boundary.epoch < config.epochs:
+                save(paths, boundary)
+                saved, saved_at = boundary.epoch, time.monotonic()
             del epoch  # it holds a buffer, and two others are needed in the next one
     finally:
-        if saved < here.epoch < config.epochs:
-            save(paths, here)
+        if saved < boundary.epoch < config.epochs:
+            save(paths, boundary)
         if config.timeline:
-            write_timeline(config.timeline, spans)
-    return here, returns, code or 0
+            _write_timeline(config.timeline, spans)
+    return boundary, returns, code or 0
 
 
-def save(paths: IndependentPaths, here: Boundary) -> None:
+def save(paths: IndependentPaths, boundary: Boundary) -> None:
     """Write all that a run goes on from."""
-    checkpoint.save_resume(paths.resume, jax.tree.map(_plain, here))
+    checkpoint.save_resume(paths.resume, jax.tree.map(_plain, boundary))
 
 
 def load(paths: IndependentPaths, like: Boundary) -> Boundary:
-    """What was saved last; the leaves of `like` have the same shapes.
+    """What was saved last; the leaves of `like` have the same shapes and types.
 
     Raises:
       ExpertError: it is damaged, or of a run with other sizes.
@@ -151,7 +151,7 @@ def load(paths: IndependentPaths, like: Boundary) -> Boundary:
     return found._replace(epoch=int(found.epoch))
 
 
-def write_timeline(path: Path, spans: Sequence[Span]) -> None:
+def _write_timeline(path: Path, spans: Sequence[Span]) -> None:
     """Write a Chrome trace, for ui.perfetto.dev or chrome://tracing; its times are microseconds.
 
     If that fails, warn, and let the run end as it would.
@@ -172,44 +172,45 @@ def write_timeline(path: Path, spans: Sequence[Span]) -> None:
 
 
 class Reports:
-    """Writes progress.json and a line on the terminal, at most every _SHOW_SECONDS."""
+    """Writes progress.json and a line on the terminal, at most every _SHOW_SECONDS.
+
+    A start begins with compiling; the speed is that after its first epoch, which includes it.
+    """
 
     def __init__(self, run: _Run, epochs: int) -> None:
-        self._run = run
-        self._start = time.monotonic(), run.frames(epochs)
-        self._shown_at = float("-inf")
+        self._run, self._shown_at = run, float("-inf")
+        self._began: tuple[float, int] | None = None
+        self._show("compiling", epochs)
 
     def log(self, figures: Mapping[str, float], *, frames: int) -> None:
         """Report the figures of an epoch."""
-        now, (start, before) = time.monotonic(), self._start
-        total = self._run.frames(self._run.config.epochs)
+        now, config = time.monotonic(), self._run.config
+        total = self._run.frames(config.epochs)
+        self._began = self._began or (now, frames)
         if frames < total and now - self._shown_at < _SHOW_SECONDS:
             return
-        self._shown_at, speed = now, (frames - before) / (now - start)
-        progress = Progress(
-            run_id=runs.STANDALONE,
-            updates=int(figures["epoch"]) + 1,
-            frames=frames,
-            total_frames=total,
-            steps_per_second=speed,
-            step_success=(),
-            eta_seconds=(total - frames) / speed,
-            phase="training",
-            updated_at=time.time(),
-        )
-        runs.write_progress(self._run.paths, progress)
-        done = f"{progress.updates:,} · {frames:,} of {total:,} frames · {speed:,.0f} steps/s"
-        each = [figures[f"agent_{agent}/return"] for agent in range(self._run.config.agents)]
-        returns = " ".join(f"{mean:.3g}" for mean in each)
-        logger.info("training%s%s | returns %s", runs.REPORT, done, returns)
+        self._shown_at = now
+        means = [figures[f"agent_{agent}/return"] for agent in range(config.agents)]
+        returns = " ".join(f"{mean:.3g}" for mean in means)
+        self._show("training", int(figures["epoch"]) + 1, f" | returns {returns}")
 
     def close(self) -> None:
         """Everything is written already."""
 
+    def _show(self, phase: str, epochs: int, returns: str = "") -> None:
+        frames, total = map(self._run.frames, (epochs, self._run.config.epochs))
+        facts = {"run_id": runs.STANDALONE, "phase": phase, "updates": epochs, "step_success": ()}
+        began = self._began or (time.monotonic(), frames)
+        progress = Progress.since(began, frames=frames, total_frames=total, **facts)
+        try:
+            runs.write_progress(self._run.paths, progress)
+        except OSError as error:
+            logger.warning("progress.json cannot be written: %s", format_error(error))
+        logger.info("%s%s", progress.line(_REPORT), returns)
 
-def mean_returns(epoch: Epoch) -> np.ndarray:
+
+def _mean_returns(episodes: Episodes) -> np.ndarray:
     """f64 `[A]`, of the episodes that ended in an epoch; NaN where none did."""
-    _, episodes = epoch.experience
     total, number = np.asarray(episodes.total_return, np.float64), np.asarray(episodes.number)
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
 
@@ -225,68 +226,81 @@ def figures_of(run: _Run, epoch: Epoch) -> dict[str, float]:
     for span in epoch.spans:
         name = f"{span.name}_seconds"
         figures[name] = figures.get(name, 0.0) + span.ended - span.began
-    each = {"return": mean_returns(epoch), **jax.device_get(epoch.figures)}
-    for name, numbers in each.items():
+    of_agents = {"return": _mean_returns(epoch.experience[1]), **jax.device_get(epoch.figures)}
+    for name, numbers in of_agents.items():
         figures |= {f"agent_{agent}/{name}": float(x) for agent, x in enumerate(numbers)}
     return figures
 
 
-def _programs(run: _Run) -> tuple[Collect, Learn, Boundary]:
+def _programs(run: _Run) -> tuple[Callable[..., Any], Callable[..., Any], Boundary]:
     """How an epoch is collected and learnt from, and the boundary before the first one."""
     own, sizes = run.config.learner, run.world.sizes
     root = jax.random.fold_in(jax.random.key(own.seed), _ROOT)
     world_key, learn_key = jax.random.split(root)
-    program, learning = collecting.collecting(run.world, own), jax.jit(partial(agents.learn, own))
+    program, devices = collecting.collecting(run.world, own), run.config.devices
+    learning = agents.learning(own, devices)
+
+    logger.info("making %d copies of the world %s", own.num_envs, run.config.world)
 
     def collect(learner: Agents, collector: Collector, _: int) -> Any:
-        collector, *experience = program(learner.policy, collector)
+        policy = learner.policy if devices == 1 else jax.device_get(learner.policy)
+        collector, *experience = program(policy, collector)
         return jax.block_until_ready((collector, tuple(experience)))
 
     def learn(learner: Agents, experience: Any, epoch: int) -> Any:
         epoch_key = jax.random.fold_in(learn_key, epoch)
+        if own.update_share < 1:
+            learner = agents.with_steps(own, learner, _mean_returns(experience[1]))
         return jax.block_until_ready(learning(learner, experience[0], epoch_key))
 
     collector = collecting.begin(run.world, own, world_key)
     return collect, learn, Boundary(0, agents.init(own, sizes), collector)
 
 
-def _begin(run: _Run, fresh: Boundary, another: Callable[[], Boundary]) -> Boundary | None:
+def _start(run: _Run, new: Boundary) -> Boundary | None:
     """Where a run begins or goes on, None if it is finished; run.json says what the run is.
 
-    `another` returns a boundary of the shapes that a saved one has.
-
     Raises:
-      ConfigError: it was begun with other flags, its world had agents of other sizes, or it has
-        as many epochs as are asked for.
+      ConfigError: it was begun with other flags, its world had other code or agents of other sizes,
+        or it has as many epochs as are asked for.
     """
     config, paths = run.config, run.paths
-    values = flags.to_json(config) | records.to_json(run.world.sizes._asdict())
+    values = {"world": config.world} | flags.to_json(config)  # the world is compared first
+    values |= records.to_json(run.world.sizes._asdict())
+    code = module_file(config.world)
+    values["module_sha256"] = code and hashlib.sha256(code.read_bytes()).hexdigest()
     finished = paths.result_json.exists()
     if not (config.resume and (finished or checkpoint.has_resume(paths.resume))):
         storage.remove_file(paths.result_json)
         storage.remove_tree(paths.policies)
         records.write(paths.run_json, values)
-        return fresh
-    begun, free = records.read_document(paths.run_json, remedy=_ANEW), _FREE
-    if finished:
-        free = _FREE - {"epochs"}
-        begun["epochs"] = records.read_document(paths.result_json, remedy=_ANEW)["epochs"]
+        return new
+    begun = records.read_document(paths.run_json, remedy=_ANEW)
     for name, now in values.items():
-        if name not in free and (was := begun.get(name)) != now:
+        free = name in _FREE or (name == "epochs" and not finished)
+        if (was := begun.get(name)) != now and not free:
             what, remedy = f"--{name}", f"give it as before, or {_ANEW}"
             if name in Sizes._fields:
                 what, remedy = f"the agents' {name}", _ANEW
             made = f"{paths.folder} was {'finished' if finished else 'begun'}"
-            raise ConfigError(f"{made} with {what} {was}, not {now}; {remedy}")
+            if name == "module_sha256":
+                raise ConfigError(f"{made} with other code in {code}; restore it, or {_ANEW}")
+            raise ConfigError(f"{made} with {what} {_words(was)}, not {_words(now)}; {remedy}")
     if finished:
         logger.info("already finished, see %s", paths.result_json)
         return None
-    here = load(paths, another())
-    if here.epoch >= config.epochs:
-        has = f"{paths.folder} has {here.epoch} epochs"
+    experience = collecting.experience_like(run.world.sizes, config.learner) if config.lag else None
+    saved = load(paths, new._replace(epoch=np.int64(0), experience=experience))
+    if saved.epoch >= config.epochs:
+        has = f"{paths.folder} has {saved.epoch} epochs"
         raise ConfigError(f"--epochs {config.epochs}: {has}; give more, or {_ANEW}")
-    logger.info("goes on from epoch %d", here.epoch)
-    return here
+    records.write(paths.run_json, values)
+    logger.info("goes on from epoch %d", saved.epoch)
+    return saved
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _check_agents(before: Boundary, epoch: Epoch) -> None:
@@ -295,42 +309,27 @@ def _check_agents(before: Boundary, epoch: Epoch) -> None:
     Raises:
       TrainingError: none is left.
     """
-    alive, (_, episodes) = np.asarray(epoch.after.learner.alive), epoch.experience
+    alive = np.asarray(epoch.after.learner.alive)
     for agent in np.nonzero(np.asarray(before.learner.alive) & ~alive)[0]:
-        finite = np.asarray(episodes.finite)[agent]
-        reason = "its world gave it numbers that are not finite"
-        if finite:
-            reason = "lower --lr, or mend the world if its numbers are large, or were not finite"
         frozen = f"agent {agent} is frozen, its loss is not finite"
-        logger.warning("epoch %d: %s: %s", epoch.number, frozen, reason)
+        remedy = "lower --lr, or repair the world if its numbers are large or not finite"
+        logger.warning("epoch %d: %s; %s", epoch.number, frozen, remedy)
     if not alive.any():
-        raise TrainingError(f"epoch {epoch.number}: no agent is left that learns; mend the world")
+        raise TrainingError(f"epoch {epoch.number}: no agent is left that learns; repair the world")
 
 
 def _finish(run: _Run, last: Boundary, returns: np.ndarray) -> None:
     """Publish the agents by one rename, each in its own sizes; then write the result."""
-    paths, frames, reports = run.paths, run.frames(last.epoch), []
-    prepared = paths.finals.with_name(f"{paths.finals.name}.tmp")
-    for old in (prepared, paths.finals):
-        storage.remove_tree(old)
+    paths, frames, params = run.paths, run.frames(last.epoch), []
     networks = jax.device_get(unpack(last.learner.policy.network))
     for agent, own in enumerate(zip(*run.world.sizes, strict=True)):
         like = checkpoint.like_of(expert_shapes(*own, run.config.learner.layer_size))
-        params = jax.tree.map(partial(_own_part, agent), like, networks)
-        folder = prepared / paths.final(agent).name
-        checkpoint.save_expert(folder, params)
-        digests = storage.tree_digest(folder), checkpoint.array_digest(params)
-        shapes = checkpoint.shapes_of(params)
-        reports.append(
-            ExpertReport(
-                expert=agent, acted=frames, sha256=digests[0], content=digests[1], shapes=shapes
-            )
-        )
-    storage.commit_dir(prepared, paths.finals)
+        params.append(jax.tree.map(partial(_own_part, agent), like, networks))
+    numbers, acted = range(len(params)), [frames] * len(params)
     result = IndependentResult(
         epochs=last.epoch,
         frames=frames,
-        agents=tuple(reports),
+        agents=run_io.publish(paths, numbers, params, acted=acted),
         frozen=tuple(map(int, np.flatnonzero(~np.asarray(last.learner.alive)))),
         mean_returns=tuple(float(mean) if abs(mean) <= _LARGEST else None for mean in returns),
     )
@@ -343,8 +342,8 @@ def _own_part(agent: int, like: jax.ShapeDtypeStruct, leaf: np.ndarray) -> np.nd
     return leaf[(agent, *map(slice, like.shape))]
 
 
-def _plain(leaf: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+def _plain(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _is_key(leaf: Any) -> bool:

@@ -1,21 +1,22 @@
 """A world that several agents act in: four verbs, and how a world is found by its name.
 
-Importing this module does not import JAX, nor does it import any world. The entry-point group
-`flowrl.worlds` names worlds of other packages: an entry point's name is the world's name
-(`--world`), its value a function of that name and the number of agents.
+Importing this module does not import JAX, nor does it import any world. A world of another package
+is named by its class, `--world MODULE:CLASS`, which is called with that name and the number of
+agents.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from flowrl.errors import SKILL_ERRORS, ConfigError, FlowrlError, closest, format_error
 from flowrl.games.base import game_names
 
-GROUP = "flowrl.worlds"
 _OWN = {
     "match_the_sign": "flowrl.multiagent.own_worlds:MatchTheSign",
     "only_apple": "flowrl.multiagent.own_worlds:OnlyApple",
@@ -27,6 +28,12 @@ JAXMARL_WORLDS = (
     *(f"MPE_simple{kind}_v3" for kind in ("", "_spread", "_tag", "_crypto", "_push")),
     *("MPE_simple_adversary_v3", "MPE_simple_reference_v3", "MPE_simple_speaker_listener_v4"),
     *("overcooked_v2", "SMAX", "HeuristicEnemySMAX", "hanabi", "coin_game"),
+)
+
+# What the module and the class of a world may raise; a module can ask to end the program, too.
+_ERRORS = (
+    *(*SKILL_ERRORS, AssertionError, AttributeError, ImportError, NameError),
+    *(RuntimeError, SyntaxError, SystemExit),
 )
 
 
@@ -79,7 +86,7 @@ class TurnWorld(World, Protocol):
     """A world whose agents can act one after another, too, each seeing what was done before."""
 
     def move_others(self, state: Any, key: Any) -> Any:
-        """Move what is no agent; done first in every turn, however the agents take theirs."""
+        """Move the entities that are no agents; done first in every turn."""
         ...
 
     def act(self, state: Any, agent: Any, action: Any, key: Any) -> tuple[Any, Any]:
@@ -97,42 +104,47 @@ def open_world(name: str, agents: int) -> World:
     Raises:
       ConfigError: it is unknown, cannot be loaded, or does not have so many agents.
     """
-    points = _entry_points()
-    point = points.get(name)
-    if point is None:
-        extra = "JaxMARL is not installed: pip install 'flowrl[marl]'"
-        if name in JAXMARL_WORLDS:
-            raise ConfigError(f"--world {name}: {extra}")
-        more = "" if _has_jaxmarl() else f" ({extra} for its worlds)"
-        known = f"choose one of {', '.join(points)}{more}"
-        raise ConfigError(f"--world {name} is unknown{closest(name, points)}; {known}")
     try:
-        opener: Callable[[str, int], World] = point.load()
-    except (ImportError, AttributeError, SyntaxError) as error:
-        what = f"the world {name!r} ({point.value}) cannot be loaded: {error}"
-        raise ConfigError(f"{what}; repair or uninstall its package") from error
-    try:
-        world = opener(name, agents)
-    except (AssertionError, RuntimeError, *SKILL_ERRORS) as error:
-        if isinstance(error, FlowrlError):
-            raise
-        reason = format_error(error).partition("\n")[0]
-        what = f"--world {name} --agents {agents}: {reason}"
+        world = _opener(name)(name, agents)
+    except FlowrlError:
+        raise
+    except _ERRORS as error:
         remedy = "choose another number of agents, or repair the world"
-        raise ConfigError(f"{what}; {remedy}") from error
+        raise ConfigError(f"--world {name} --agents {agents}: {_line(error)}; {remedy}") from error
+    if not isinstance(world, World):
+        problem = "is no world, which has name, sizes, reset, observe and step"
+        raise ConfigError(f"--world {name}: {type(world).__name__} {problem}; repair it")
     if (has := len(world.sizes.actions)) != agents:
         raise ConfigError(f"--agents {agents}: the world {name} has {has} agents; set {has}")
     return world
 
 
-def _entry_points() -> Mapping[str, EntryPoint]:
-    """The entry point of every installed world; nothing replaces one that flowrl names."""
-    values = _OWN | dict.fromkeys(game_names(), _CRAFTAX)
-    if _has_jaxmarl():
-        values |= dict.fromkeys(JAXMARL_WORLDS, _JAXMARL)
-    shipped = {name: EntryPoint(name, value, GROUP) for name, value in values.items()}
-    return shipped | {point.name: point for point in entry_points(group=GROUP)} | shipped
+def module_file(name: str) -> Path | None:
+    """The file in which the module of an opened world of one's own begins; else None."""
+    module = sys.modules[name.partition(":")[0]] if ":" in name else None
+    return Path(module.__file__) if module and module.__file__ else None
 
 
-def _has_jaxmarl() -> bool:
-    return importlib.util.find_spec("jaxmarl") is not None
+def _opener(name: str) -> Callable[[str, int], World]:
+    """The class of a world; raises ConfigError."""
+    known, missing = _OWN | dict.fromkeys(game_names(), _CRAFTAX), ""
+    if importlib.util.find_spec("jaxmarl"):
+        known |= dict.fromkeys(JAXMARL_WORLDS, _JAXMARL)
+    else:
+        missing = "JaxMARL is not installed: pip install '.[marl]' in flowrl's folder"
+        if name in JAXMARL_WORLDS:
+            raise ConfigError(f"--world {name}: {missing}")
+        missing = f" ({missing} for its worlds)"
+    if ":" not in name and name not in known:
+        choices = f"choose one of {', '.join(known)}, or MODULE:CLASS{missing}"
+        raise ConfigError(f"--world {name} is unknown{closest(name, known)}; {choices}")
+    module, _, kind = known.get(name, name).partition(":")
+    try:
+        return getattr(importlib.import_module(module), kind)
+    except _ERRORS as error:
+        problem = f"--world {name}: {kind!r} of module {module!r} cannot be loaded: {_line(error)}"
+        raise ConfigError(f"{problem}; repair or install it, or start in its folder") from error
+
+
+def _line(error: BaseException) -> str:
+    return format_error(error).partition("\n")[0]

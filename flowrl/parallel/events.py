@@ -7,13 +7,11 @@ from datetime import datetime
 from enum import StrEnum
 
 from flowrl.launchers.base import Exited, Handle, Lost
-from flowrl.parallel.status import FRESH, Completed, Entry, Status, StopReason
+from flowrl.parallel.status import FRESH, PAUSED, Completed, Entry, Status, StopReason
 from flowrl.runs import RunResult
 
 DONE = "done"
 REFUSED = "refused: "
-PAUSED = "paused on request"  # why a skill is held
-NOT_ASKED_FOR = "not asked for at the last start"  # the same
 MOST_PRIORITY = 1_000_000
 MOST_FRAMES = 10**12  # of one request
 

@@ -1,14 +1,19 @@
 """The executor of the scheduler's commands; it reports their results as events.
 
+Changes of status go to the log and to events.jsonl, in words for people and as JSON.
+
 An error that one skill's files or code can raise (`errors.SKILL_ERRORS`) becomes an event of that
 skill; the others go on. Any other exception is a bug and ends the daemon; runs go on.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from flowrl import storage
@@ -27,14 +32,27 @@ from flowrl.errors import (
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost
 from flowrl.launchers.run_status import Launcher
 from flowrl.parallel import events
-from flowrl.parallel.events import Event, RunCommand, RunRequest
+from flowrl.parallel.events import Event, RunCommand, RunRequest, StatusChange
 from flowrl.parallel.health import DiskHealth, RunLimits, read_log_tail
-from flowrl.parallel.status import Entry, Merging, Preparing, Running, Status, StopReason
+from flowrl.parallel.status import (
+    Entry,
+    Failed,
+    Merging,
+    Preparing,
+    Running,
+    Status,
+    StopReason,
+    sentence,
+)
 from flowrl.paths import RunPaths
-from flowrl.runs import Progress, RunResult, read_progress, read_result
+from flowrl.runs import RunResult, progress_of, read_result
 
 logger = logging.getLogger(__name__)
 _CHECKPOINT = re.compile("[0-9]{1,9}")
+_LOGGED = (
+    *("attempt", "run_id", "devices", "why", "blocked_by"),
+    *("frames", "success_rate", "wall_seconds"),
+)
 
 
 class Backend(Protocol):
@@ -92,6 +110,7 @@ class CommandExecutor:
         self._disk = disk
         self._jobs: dict[str, Job] = {}  # by skill
         self._stopping: set[str] = set()  # runs that have been asked to end
+        self.stop_is_owed = False  # in this tick a run that has to end was only starting
         self._unarchived: list[RunRequest] = []  # merged runs
 
     def carry_out(self, command: RunCommand, status: Status) -> Sequence[Event]:
@@ -185,12 +204,15 @@ class CommandExecutor:
         """Ask the run to end; one that cannot be reached now is asked again at the next tick."""
         try:
             job = self._job(request)
-            handle = None if job is None else self.launcher.find(job)
-            if handle is not None and job is not None:
-                if reason is StopReason.PRUNE:
-                    storage.write_json(RunPaths(job.folder, request.expert).prune_json, {})
-                self.launcher.stop(handle, job.folder)
-                self._stopping.add(handle.run_id)
+            if job is None:
+                return
+            if (handle := self.launcher.find(job)) is None:
+                self.stop_is_owed = True
+                return
+            if reason is StopReason.PRUNE:
+                storage.write_json(RunPaths(job.folder, request.expert).prune_json, {})
+            self.launcher.stop(handle, job.folder)
+            self._stopping.add(handle.run_id)
         except (FlowrlError, OSError) as error:
             _warn("it cannot be stopped now", request.skill, error)
 
@@ -223,7 +245,7 @@ class CommandExecutor:
         if isinstance(outcome, RunResult):
             return (events.RunEnded(entry.skill, status.run_id, outcome, outcome.frames),)
         paths = RunPaths(job.folder, request.expert)
-        progress, tail = _progress(job, paths), read_log_tail(paths.training_log)
+        progress, tail = progress_of(paths, job.run_id), read_log_tail(paths.training_log)
         frames, saved = (progress.frames if progress else 0), _saved(paths)
         self._disk.check()
         full = not self._disk.ok
@@ -271,8 +293,8 @@ class CommandExecutor:
         if handle is not None and self._limits.seconds_left(handle, job.limit_seconds) < 0:
             return (events.RunLate(entry.skill, job.run_id, StopReason.OVERDUE),)
         paths = RunPaths(job.folder, entry.expert or 0)
-        progress = None if status.trains_since else _progress(job, paths)
-        if progress and self._limits.advances(progress):
+        progress = None if status.trains_since else progress_of(paths, job.run_id)
+        if progress and progress.steps_per_second > 0:  # as it is after a launch's first update
             return (events.RunTrains(entry.skill, job.run_id),)
         if self._limits.is_silent(job.run_id, paths.progress):
             if self._disk.ok:
@@ -334,17 +356,39 @@ def _request(entry: Entry, status: Running) -> RunRequest:
     )
 
 
-def _progress(job: Job, paths: RunPaths) -> Progress | None:
-    """How far a run without a result got, by its own account; None if that cannot be read."""
-    try:
-        progress = read_progress(paths)
-    except FileRefusedError:
-        return None
-    return progress if progress is not None and progress.run_id == job.run_id else None
-
-
 def _saved(paths: RunPaths) -> int:
     """How many checkpoints or rounds the run has saved, by the newest one's number; 0 without."""
     names = [path.name for path in paths.folder.glob("*_policies/resume/*")]
     names += [path.parent.name for path in paths.rounds.glob("*/round.json")]
     return max((int(name) + 1 for name in names if _CHECKPOINT.fullmatch(name)), default=0)
+
+
+# Changes of status
+
+
+def log_change(path: Path, change: StatusChange, now: datetime) -> None:
+    """Write a change of status to the log and to events.jsonl; no decision depends on either."""
+    entry, text = change.entry, sentence(change.before, change.entry, now)
+    if not text:
+        return
+    data = {
+        "at": now.isoformat().replace("+00:00", "Z"),
+        "skill": entry.skill,
+        "before": _kind(change.before),
+        "status": entry.status.kind,
+        "expert": entry.expert,
+        **{name: getattr(entry.status, name) for name in _LOGGED if hasattr(entry.status, name)},
+        "text": text,
+    }
+    level = logging.WARNING if isinstance(entry.status, Failed) else logging.INFO
+    logger.log(level, "%s %s", entry.skill, text, extra={"change": data})
+    try:
+        storage.append_line(path, json.dumps(data, ensure_ascii=False))
+    except OSError as error:
+        logger.warning("events.jsonl is not written: %s", error.strerror)
+
+
+def _kind(status: Status | None) -> str | None:
+    """Return the word of the status before; a run that is only about to be launched is no news."""
+    launching = isinstance(status, Running) and status.handle is None
+    return "preparing" if launching else status and status.kind

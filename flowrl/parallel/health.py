@@ -21,12 +21,12 @@ from flowrl.errors import BusyError, ConfigError, classify_io_error, format_erro
 from flowrl.launchers.base import Handle
 from flowrl.launchers.process import boot_id
 from flowrl.paths import GraphPaths
-from flowrl.runs import REPORT, Progress
+from flowrl.runs import REPORT
 from flowrl.storage import locks
 
 logger = logging.getLogger(__name__)
 PROBE_SECONDS = 5.0  # between probes of a full disk while nothing else happens
-LEAST_BYTES = 2**18
+_LEAST_BYTES = 2**18
 _NOTICE = "paused"
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3"})
@@ -64,8 +64,9 @@ class DaemonLock:
         _refuse_network(self._path.parent)
         if not os.path.lexists(self._path):
             storage.make_file(self._path)
+        locks.check_plain(self._path)
         # Only to be read: what is open for writing would keep a disk from being made read-only.
-        descriptor = locks.open_plain_lock(self._path)
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             _lock(descriptor)
             since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -117,17 +118,8 @@ def daemon_of(path: Path) -> dict[str, Any] | None:
     Raises:
       FileRefusedError: the lock is not a plain file.
     """
-    try:
-        descriptor = locks.open_plain_lock(path)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _holder(path)
-    finally:
-        os.close(descriptor)
-    return None
+    locks.check_plain(path)
+    return _holder(path) if locks.is_held(path) else None
 
 
 def _refuse_network(folder: Path) -> None:
@@ -248,7 +240,7 @@ def disk_shortage(paths: GraphPaths) -> tuple[str, str] | None:
         return ("io", format_error(error)) if classify_io_error(error) else None
     if found.f_flag & os.ST_RDONLY:
         return "io", f"{paths.root} is read-only"
-    if found.f_blocks and found.f_bavail * found.f_frsize < LEAST_BYTES:
+    if found.f_blocks and found.f_bavail * found.f_frsize < _LEAST_BYTES:
         return "disk", f"{paths.root} has no room left"
     return None
 
@@ -272,7 +264,6 @@ class RunLimits:
         self._run_seconds = run_seconds
         self._monotonic = monotonic
         self._progress: dict[str, tuple[object, float]] = {}  # by run id: stamp, time
-        self._updates: dict[str, int] = {}  # by run id: the fewest since its launch
 
     def is_silent(self, run_id: str, progress: Path) -> bool:
         """Return whether the run has been silent for too long; only calls notice progress."""
@@ -286,15 +277,6 @@ class RunLimits:
             return False
         return now - since > self._silent_seconds
 
-    def advances(self, progress: Progress) -> bool:
-        """Return whether the run has made an update since its launch; only calls notice."""
-        if progress.phase == "compiling":
-            return False
-        # At first the file may be that of the launch before, which had got further.
-        least = min(progress.updates, self._updates.get(progress.run_id, progress.updates))
-        self._updates[progress.run_id] = least
-        return progress.updates > least
-
     def seconds_left(self, handle: Handle, default: float = math.inf) -> float:
         """Return how much longer the run may take; below 0 when it is overdue."""
         most = default if self._run_seconds is None else self._run_seconds
@@ -303,7 +285,6 @@ class RunLimits:
     def forget(self, run_id: str) -> None:
         """Drop a run that has ended, or measure its silence from now on."""
         self._progress.pop(run_id, None)
-        self._updates.pop(run_id, None)
 
 
 def age_seconds(start_time: str) -> float:

@@ -10,8 +10,10 @@ from typing import assert_never
 from flowrl.config import ScheduleConfig
 from flowrl.errors import EXIT_DISK_FULL, EXIT_DIVERGED, EXIT_IO, EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.launchers.base import ExitCause, Exited, Lost
-from flowrl.parallel.events import PAUSED, MergeDone, RunEnded
+from flowrl.parallel.events import MergeDone, RunEnded
 from flowrl.parallel.status import (
+    CANCELLED,
+    PAUSED,
     Completed,
     Entry,
     Failed,
@@ -26,11 +28,10 @@ from flowrl.runs import REPORT, RunResult
 
 _RESUMED = (ExitCause.STOPPED, ExitCause.SERVER_KILLED)  # by no fault of the skill: the run goes on
 _DELIBERATE = (ExitCause.SESSION_KILLED, ExitCause.INTERRUPTED)  # a user ended it in the terminal
-CANCELLED = "cancelled on request"
-YIELDED = "it gave its slot to skills that waited"
+_YIELDED = "it gave its slot to skills that waited"
 BACKOFF_CAP_SECONDS = 600.0
 MAX_REQUEUES = 20  # ends by errors of the disk in a row, some hours, until one is charged
-MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
+_MAX_REFUSALS = 5  # launches that may be refused in a row before an attempt is charged
 _MOST_DEFERRED_DOUBLINGS = 4  # work goes on soon after a full disk has room again
 
 
@@ -62,10 +63,8 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
     match status.stop_reason:
         case StopReason.HUNG:
             why = "it showed no progress for too long"
-            return charged(entry, why, event.frames, context, goes_on=bool(event.saved))
         case StopReason.OVERDUE:
             why = "it took longer than --run_timeout"
-            return charged(entry, why, event.frames, context, goes_on=bool(event.saved))
         case StopReason.PAUSE:
             return _held(entry, status, PAUSED, context)
         case StopReason.CANCEL:
@@ -73,11 +72,11 @@ def after_end(entry: Entry, event: RunEnded, context: StepContext) -> Entry:
             return replace(entry, status=failed)
         case StopReason.PRUNE:
             why = f"it was to end with what it had, and left no result: {described(event.outcome)}"
-            return charged(entry, why, event.frames, context, goes_on=bool(event.saved))
         case StopReason.NONE | StopReason.YIELD:
             return _by_cause(entry, event.outcome, event, context)
         case _:
             assert_never(status.stop_reason)
+    return charged(entry, why, event.frames, context, goes_on=bool(event.saved))
 
 
 def charged(
@@ -113,7 +112,7 @@ def charged(
 
 def refused(entry: Entry, why: str, context: StepContext) -> Entry:
     """Return the entry whose run could not start: it is tried again uncharged, but not for ever."""
-    if entry.refusals >= MAX_REFUSALS:
+    if entry.refusals >= _MAX_REFUSALS:
         goes_on = getattr(entry.status, "run_id", None) is not None
         return charged(entry, why, 0, context, goes_on=goes_on)
     tries = entry.refusals + 1
@@ -164,7 +163,9 @@ def described(outcome: Exited | Lost) -> str:
         case Exited(cause=cause, code=code, signal=signal, detail=detail):
             number = {ExitCause.EXIT: f" {code}", ExitCause.SIGNAL: f" {signal}"}.get(cause, "")
             word = f"{cause.value.replace('_', ' ')}{number}"
-            return f"{word} ({detail})" if detail else word
+            if detail and cause in (*_RESUMED, *_DELIBERATE):
+                return detail  # it repeats the word
+            return word if detail in ("", f"exit code {code}") else f"{word} ({detail})"
         case _:
             assert_never(outcome)
 
@@ -214,7 +215,7 @@ def _by_cause(entry: Entry, outcome: Exited | Lost, event: RunEnded, context: St
     lived_seconds = (context.now - status.since).total_seconds()
     tries = 0 if lived_seconds > BACKOFF_CAP_SECONDS else entry.requeues
     if yields and code == EXIT_RESUMABLE:
-        entry = _waiting_again(entry, YIELDED, None)
+        entry = _waiting_again(entry, _YIELDED, None)
         return replace(entry, status=replace(entry.status, queued_at=context.now))
     if cause in _RESUMED and not yields:
         return _requeued(entry, why, context, tries=tries)

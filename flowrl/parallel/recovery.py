@@ -1,43 +1,66 @@
-"""Rebuild the scheduler's state and the manifest from what else is in the graph's folder.
+"""Find what is wrong in a graph's folder, and rebuild the scheduler's state from the rest of it.
 
 The manifest names every merged expert and the run folders name every live run. A scheduler whose
 state is missing adopts both: merged experts as completed skills, live runs as launched ones. A
 skill keeps the expert number that its folders name, even if its expert no longer counts, so that no
 number is given twice. The functions that write require the caller to hold the graph's folder.
+
+`flowrl fsck` and `fsck --repair` go through one list of checks. Damaged files go to `quarantine/`;
+only what a killed merge left and versions that no manifest names are deleted, as at every start of
+a scheduler. Every fix may be repeated. A file that another version of flowrl wrote is reported and
+left as it is.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from flowrl import config as configs
+from flowrl import notices
 from flowrl.config import BottomUpConfig, PPOConfig, ScheduleConfig
-from flowrl.errors import ConfigError, FileRefusedError, FormatVersionError
+from flowrl.errors import ConfigError, FileRefusedError, FlowrlError, FormatVersionError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
-from flowrl.experts.repair import set_aside
-from flowrl.experts.store import ExpertStore
+from flowrl.experts.repair import (
+    NOTICE,
+    damage,
+    drop,
+    fall_back,
+    restore_manifest,
+    set_aside,
+    spares,
+)
+from flowrl.experts.store import ExpertStore, refuse_misplaced
 from flowrl.games.base import find_game
 from flowrl.parallel.events import NewSkill, SkillsAdded
-from flowrl.parallel.run_folder import readable_runs
-from flowrl.parallel.skill_sources import SkillSources, read_graph_record
-from flowrl.parallel.state import SchedulerState
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.health import daemon_of
+from flowrl.parallel.skill_sources import (
+    GraphRecord,
+    SkillSources,
+    read_graph_record,
+    read_skill_file,
+)
+from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import FRESH, Completed, Running, Status
+from flowrl.parallel.training_setup import fail_run, live_runs, pinned_versions, readable_runs
 from flowrl.parallel.transitions import step
-from flowrl.paths import GraphPaths, slug
-from flowrl.runs import ExpertVersion, TrainingRun, read_result, read_run
+from flowrl.paths import GraphPaths, RunPaths, slug
+from flowrl.runs import ExpertVersion, TrainingRun, check_module, read_result, read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
 _NUMBERED = re.compile(r"(?:skill_)?(0|[1-9][0-9]*)_([A-Za-z0-9_]+)(?:\.attempt[0-9.]+)?")
+_REPAIR = "stop the scheduler and run flowrl fsck --repair"
 
 
 def known_skills(
@@ -182,11 +205,12 @@ def recover_state(layout: GraphPaths) -> str:
     added, now = [SkillsAdded(skills)], datetime.now(UTC)
     state, _ = step(SchedulerState(), added, now, ScheduleConfig(), launching=False)
     number = max([state.next_expert - 1, *_expert_numbers(layout).values()]) + 1
-    set_aside(layout, layout.scheduler_state, fault, copy=True)
+    kept = set_aside(layout, layout.scheduler_state, fault, copy=True)
     StateFile(layout.scheduler_state).save(replace(state, next_expert=number))
     kinds = [item.status.kind for item in skills]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    return f"{layout.scheduler_state} is made anew ({counts}); an old one is in {layout.quarantine}"
+    said = f"{layout.scheduler_state} is made anew ({counts})"
+    return f"{said}; an old one is in {layout.quarantine}" if kept.exists() else said
 
 
 def _disagreements(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
@@ -260,49 +284,169 @@ def recorded_config(layout: GraphPaths) -> BottomUpConfig:
     return config
 
 
-# The manifest
+# fsck: a check yields a finding for every fault, with the fix that `repair` calls
 
 
-def restore_manifest(layout: GraphPaths) -> str:
-    """Replace a damaged manifest by the newest generation of its history.
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault, and how it can be repaired.
 
-    A generation is written to the history before it counts, so the newest one is either what the
-    manifest said or a merge that was about to count. If it cannot be read, an older one is taken
-    only if no version on disk was made by a later merge.
+    An *error* is damage to something that counts, a *warning* something that nothing depends on.
+    """
 
-    Returns:
-      What was done; "" if the manifest is whole.
+    severity: Literal["error", "warning"]
+    thing: str
+    place: Path
+    remedy: str = _REPAIR
+    fix: Callable[[], str] | None = None  # returns a sentence about what it did, "" for nothing
+
+
+def inspect(layout: GraphPaths) -> tuple[Finding, ...]:
+    """Find what is wrong with a graph's folder; changes nothing.
+
+    A damaged manifest is reported alone, because the other checks need it. While a scheduler is at
+    work, the state, which it may be about to change, is not checked.
 
     Raises:
-      FileRefusedError: no generation can be read, or a merge would be lost; says which.
-      FormatVersionError: another version of flowrl wrote the manifest.
+      FileRefusedError: a link or a file is in the place of a folder.
     """
-    store = ExpertStore(layout)
+    refuse_misplaced(layout)
     try:
-        store.manifest()
-    except FormatVersionError:
-        raise
+        ExpertStore(layout).manifest()
     except FileRefusedError as error:
-        problem = str(error)
-    else:
-        return ""
-    readable = [known for _, known in manifests.read_history(layout) if known is not None]
-    if not readable:
-        raise FileRefusedError(
-            f"{layout.manifest} is damaged, and no generation in {layout.history} can be read; "
-            f"restore {layout.checkpoints} from a backup"
-        )
-    found = readable[-1]
-    made = ((manifests.generation_of(name), path) for (_, name), path in store.versions())
-    if later := [str(path) for generation, path in made if generation > found.generation]:
-        path = manifests.history_file(layout, found.generation)
-        raise FileRefusedError(
-            f"{layout.manifest} is damaged, and so is the newest of its history. Generation "
-            f"{found.generation} can be read, but these later versions would be lost: "
-            f"{', '.join(later)}. Restore {layout.checkpoints} from a backup, or lose them: "
-            f"cp {path} {layout.manifest}"
-        )
-    with store.locked():
-        set_aside(layout, layout.manifest, problem, copy=True)
-        manifests.swap(layout, found)
-    return f"the manifest is generation {found.generation} of its history again"
+        return (Finding("error", str(error), layout.manifest),)
+    at_work = daemon_of(layout.daemon_lock) is not None
+    checks = (check for check in _CHECKS if not (at_work and check is _check_state))
+    return tuple(finding for check in checks for finding in check(layout))
+
+
+def repair(layout: GraphPaths) -> Iterator[str]:
+    """Repair what can be, and say in one sentence each what was done or could not be.
+
+    The caller holds the graph's folder. The sentence is "" where nothing was to be done.
+    """
+    try:
+        yield restore_manifest(layout)
+    except FileRefusedError as error:
+        yield f"not repaired: {error}"
+        return  # every other repair needs the manifest
+    for check in _CHECKS:
+        for finding in check(layout):
+            yield _fixed(finding)
+    ExpertStore(layout).recover(pinned_versions(layout))
+    for key in notices.read(layout):
+        if key.startswith(NOTICE):
+            notices.withdraw(layout, key)
+
+
+def _fixed(finding: Finding) -> str:
+    try:
+        return finding.fix() if finding.fix else ""
+    except FlowrlError as error:
+        return f"not repaired: {error}"
+
+
+def _check_records(layout: GraphPaths) -> Iterator[Finding]:
+    """The records of live runs, kept skills, the graph and its configuration."""
+    for place in live_runs(layout):
+        skill = place.folder.name.split("_", 2)[2]  # a slug is the slug of itself
+        fix = partial(_fail_run, layout, place.expert, skill)
+        yield from _unreadable(layout, place.run_json, partial(read_run, place), fix)
+    for path in sorted(layout.skill_files.glob("*.json")):
+        yield from _unreadable(layout, path, partial(read_skill_file, path))
+    graph, config = layout.graph_json, layout.config_json
+    if graph.exists():  # without it, the next start makes it of the runs' records
+        yield from _unreadable(layout, graph, partial(records.read, graph, GraphRecord))
+    if config.exists():  # the next run that is made writes it again
+        read = partial(recorded_config, layout)
+        yield from _unreadable(layout, config, read, severity="warning")
+
+
+def _fail_run(layout: GraphPaths, expert: int, skill: str) -> str:
+    return f"set aside: {fail_run(layout, expert, skill)}"
+
+
+def _check_experts(layout: GraphPaths) -> Iterator[Finding]:
+    store = ExpertStore(layout)
+    for version in store.manifest().experts.values():
+        if why := damage(store, version):
+            fix = partial(_fall_back_or_drop, store, version, why)
+            yield Finding("error", why, store.path_of(version), fix=fix)
+    for version in spares(store):
+        place = store.path_of(version)
+        if place.is_dir() and (why := damage(store, version)):
+            fix = partial(_set_aside, layout, place, why)
+            yield Finding("warning", f"{why} (nothing uses it now)", place, fix=fix)
+
+
+def _fall_back_or_drop(store: ExpertStore, broken: ExpertVersion, why: str) -> str:
+    name = f"expert {broken.index} ({broken.skill})"
+    found = fall_back(store, broken, why)
+    if found is None:
+        drop(store, broken, why)
+        return f"{name} has no whole version: its skill will be trained again"
+    return f"{name} is {found.version} again, of {found.frames:,} frames"
+
+
+def _check_history(layout: GraphPaths) -> Iterator[Finding]:
+    for generation in manifests.generations(layout):
+        path = manifests.history_file(layout, generation)
+        yield from _unreadable(layout, path, partial(manifests.read_file, path))
+
+
+def _check_archives(layout: GraphPaths) -> Iterator[Finding]:
+    """The records of merged skills, but for those that the next start archives."""
+    live = {place.expert for place in live_runs(layout)}
+    for index, version in ExpertStore(layout).manifest().experts.items():
+        place = layout.archive(index, version.skill)
+        for path, read in _readers(place) if index not in live else ():
+            if path.exists():
+                yield from _unreadable(layout, path, read)
+
+
+def _readers(place: RunPaths) -> Iterator[tuple[Path, Callable[[], object]]]:
+    yield place.run_json, partial(read_run, place)
+    yield place.result_json, partial(read_result, place)
+    with suppress(FileRefusedError):  # the module cannot be checked without the record
+        yield place.module, partial(check_module, place, read_run(place))
+
+
+def _check_state(layout: GraphPaths) -> Iterator[Finding]:
+    place, remedy = layout.scheduler_state, f"flowrl recover {layout.root}"
+    try:
+        if thing := state_fault(layout):
+            yield Finding("error", thing, place, remedy, partial(recover_state, layout))
+    except FormatVersionError as error:
+        yield Finding("error", str(error), place)
+
+
+# In the order of repair: the state is made anew from all others.
+_CHECKS: tuple[Callable[[GraphPaths], Iterator[Finding]], ...] = (
+    _check_records,
+    _check_experts,
+    _check_history,
+    _check_archives,
+    _check_state,
+)
+
+
+def _unreadable(
+    layout: GraphPaths,
+    path: Path,
+    read: Callable[[], object],
+    fix: Callable[[], str] | None = None,
+    *,
+    severity: Literal["error", "warning"] = "error",
+) -> Iterator[Finding]:
+    """A finding if a file cannot be used; unless there is another `fix`, it is set aside."""
+    try:
+        read()
+    except FormatVersionError as error:
+        yield Finding(severity, str(error), path, "use that version")
+    except (FileRefusedError, ConfigError) as error:
+        fix = fix or partial(_set_aside, layout, path, str(error))
+        yield Finding(severity, str(error), path, fix=fix)
+
+
+def _set_aside(layout: GraphPaths, path: Path, why: str) -> str:
+    return f"set aside: {path} is {set_aside(layout, path, why)} now"

@@ -12,10 +12,9 @@ from dataclasses import replace
 from statistics import median
 
 from flowrl import notices
-from flowrl.errors import FileRefusedError
 from flowrl.launchers.base import Handle
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.runs import Progress, read_progress
+from flowrl.runs import Progress, progress_of
 
 NOTICE = "scaling"
 _SAMPLES, _KEPT = 3, 9  # of the steps per second with one number of runs
@@ -83,11 +82,9 @@ class Scaling:
         found = {}
         for entry, handle in launched:
             assert entry.expert is not None
-            try:
-                progress = read_progress(self._scheduler.layout.run(entry.expert, entry.skill))
-            except FileRefusedError:
-                return {}
-            if not progress or progress.phase != "training" or progress.run_id != handle.run_id:
+            place = self._scheduler.layout.run(entry.expert, entry.skill)
+            progress = progress_of(place, handle.run_id)
+            if not progress or progress.phase != "training":
                 return {}
             found[handle] = progress
         return found

@@ -34,9 +34,7 @@ from flowrl.experts.store import refuse_misplaced
 from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import events
-from flowrl.parallel.event_log import log_change
 from flowrl.parallel.events import (
-    PAUSED,
     Command,
     ControlRequest,
     Event,
@@ -45,12 +43,11 @@ from flowrl.parallel.events import (
     StopMode,
     Verb,
 )
-from flowrl.parallel.executor import Backend, CommandExecutor
+from flowrl.parallel.executor import Backend, CommandExecutor, log_change
 from flowrl.parallel.health import PROBE_SECONDS, DaemonLock, DiskHealth, RunLimits
 from flowrl.parallel.requests import Inbox, log_responses
-from flowrl.parallel.state import SchedulerState, next_due
-from flowrl.parallel.state_file import StateFile
-from flowrl.parallel.status import Completed, Entry, Failed
+from flowrl.parallel.state import SchedulerState, StateFile, next_due
+from flowrl.parallel.status import PAUSED, Completed, Entry, Failed
 from flowrl.parallel.transitions import NO_DEVICES, step
 from flowrl.paths import GraphPaths, display_name
 from flowrl.redaction import cleaned, secrets_of
@@ -257,6 +254,7 @@ class SkillScheduler:
         """Apply requests and ended runs, then carry out commands until none is left."""
         now = self._last_tick = now or self._clock()
         before, executor = self.state.responses, self._started_executor()
+        executor.stop_is_owed = False
         self._lock.check()
         self._on_tick()
         self.save()  # in case the disk was full before
@@ -289,6 +287,8 @@ class SkillScheduler:
         handles = [handle for _, handle in self.state.launched()]
         limits = (self._limits.seconds_left(handle) for handle in handles)
         most = math.inf if self._disk.ok and not self._unreported else PROBE_SECONDS
+        if self._started_executor().stop_is_owed:
+            most = _LOOK_SECONDS
         until = time.monotonic() + max(0.0, min(seconds, most, *limits))
         while (left := until - time.monotonic()) > 0 and not self._inbox.waiting:
             if self._launcher.wait(handles, timeout_seconds=min(left, _LOOK_SECONDS)):

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flowrl import arguments, notices, storage
-from flowrl.config import BottomUpConfig, PPOConfig
+from flowrl.config import BottomUpConfig, PPOConfig, flags, with_flags
 from flowrl.errors import (
     ConfigError,
     FileRefusedError,
@@ -27,19 +28,18 @@ from flowrl.errors import (
 )
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
-from flowrl.parallel.run_folder import live_runs, readable_runs
+from flowrl.parallel.training_setup import live_runs, readable_runs
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.settings import SkillConfig, for_skill, skill_settings
-from flowrl.skills.skill import Skill, load_library
+from flowrl.skills.skill import Skill, load_library, skill_settings
 from flowrl.storage import records
 from flowrl.storage.records import Positive, Word
 
 logger = logging.getLogger(__name__)
 
 
-NOTICE = "library"
+_NOTICE = "library"
 _COMMON = ("env_name", "layer_size", "activation")
 
 
@@ -111,11 +111,11 @@ def record_graph(layout: GraphPaths, config: PPOConfig) -> None:
     was = read_graph_record(layout).library
     changed = [name for name, digest in was.items() if now.get(name) != digest]
     if not changed:
-        notices.withdraw(layout, NOTICE)
+        notices.withdraw(layout, _NOTICE)
         return
     notices.publish(
         layout,
-        NOTICE,
+        _NOTICE,
         f"the library has other versions of {', '.join(changed)} than when this graph was begun: "
         "trained skills stay as they were (skill_files/), others are trained as they are now; to "
         "train all anew, choose another graph",
@@ -130,6 +130,45 @@ def _library(env_name: str) -> dict[str, str]:
 def _digest(skill: Skill) -> str:
     facts = dataclasses.replace(skill, description="", training={}).to_json()
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillConfig:
+    """How a skill is trained, and where each value that is no default comes from."""
+
+    ppo: PPOConfig
+    origins: Mapping[str, str]  # flag → "command line", "skill file" and so on
+
+
+def for_skill(
+    config: BottomUpConfig,
+    *,
+    of_file: Mapping[str, Any],
+    of_toml: Mapping[str, Any],
+    of_sweep: Mapping[str, Any] = MappingProxyType({}),
+) -> SkillConfig:
+    """Return how a skill is trained, given the settings of its file and of `--skill_config`.
+
+    The command line and the environment come before `--skill_config`, `--config` before what a
+    sweep has found, and that before the file.
+
+    Raises:
+      ConfigError: the values together make no sense.
+    """
+    known = flags(config.ppo)
+    given = {name: origin for name, origin in config.origins.items() if name in known}
+    said = [name for name, origin in given.items() if origin != "config file"]
+    written = {**of_file, **of_sweep}
+    values = {name: value for name, value in written.items() if name not in given}
+    origins = {**given, **dict.fromkeys(values, "skill file")}
+    origins |= dict.fromkeys(of_sweep.keys() & values.keys(), "sweep")
+    stronger = {name: value for name, value in of_toml.items() if name not in said}
+    origins |= dict.fromkeys(stronger, "--skill_config")
+    ppo = with_flags(config.ppo, **{**values, **stronger})
+    if config.schedule.devices_per_run > 1:  # a run trains on all GPUs that it gets
+        ppo = dataclasses.replace(ppo, num_devices=config.schedule.devices_per_run)
+    ppo.check()
+    return SkillConfig(ppo=ppo, origins=origins)
 
 
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:

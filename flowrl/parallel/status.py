@@ -1,4 +1,4 @@
-"""The status of a skill; each holds only what is true in it.
+"""The status of a skill, which holds only what is true in it, and its changes in words.
 
 Waiting ─→ Preparing ─→ Running ─→ Merging ─→ Completed
    ↑ └──→ Blocked          │          │           │
@@ -17,6 +17,11 @@ from typing import ClassVar
 
 from flowrl.launchers.base import Handle
 from flowrl.storage.records import Natural, Share
+
+PAUSED = "paused on request"  # why a skill is held
+NOT_ASKED_FOR = "not asked for at the last start"  # the same
+CANCELLED = "cancelled on request"  # why a skill has failed
+_GOES_ON = {PAUSED: "`flowrl resume`", NOT_ASKED_FOR: "a start asks for it"}  # by why it is held
 
 
 def percent(share: float) -> str:
@@ -198,3 +203,56 @@ class Entry:
     stuck_at: Share | None = None  # the highest success at which an attempt got stuck
     trained: Completed | None = None  # while a completed skill is trained on: what it was before
     more_frames: Natural = 0  # of the run that trains it on; 0 for --total_timesteps
+
+
+def sentence(before: Status | None, entry: Entry, now: datetime) -> str:
+    """Return what happened to a skill, to be read after its name; "" for minor changes."""
+    match entry.status:
+        case Waiting() as status:
+            return _waiting(before, entry, status, now)
+        case Blocked(blocked_by=by, why=why):
+            return "; ".join(filter(None, [f"is blocked by {', '.join(by)}", why]))
+        case Running(handle=Handle()) as status:
+            return _running(before, entry, status)
+        case Merging(why=why, not_before=datetime() as due):
+            return f"is merged {_in(due, now)}: {why}"
+        case Completed(success_rate=rate, frames=frames, wall_seconds=seconds, why=why):
+            done = f"{percent(rate)} success in training after {frames:,} frames in {seconds:.0f} s"
+            return f"is done: expert {entry.expert}, {why or done}"
+        case Failed(why=why, attempt=attempt):
+            cancelled = f"is {why}; `flowrl retry` trains it anew"
+            return cancelled if why == CANCELLED else f"has failed, attempt {attempt}: {why}"
+        case Held(why=why):
+            return f"is held until {_GOES_ON.get(why, '`flowrl retry`')}: {why}"
+        case _:
+            return ""
+
+
+def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime) -> str:
+    if before is None:
+        return f"is added, needs {', '.join(entry.needs)}" if entry.needs else "is added"
+    if isinstance(before, Blocked):
+        return "is no longer blocked"
+    if isinstance(before, Completed):
+        rate = percent(before.success_rate)
+        return f"is trained on from {rate} success, attempt {status.attempt}"
+    how = "goes on" if status.run_id else "tries again"
+    if isinstance(before, Failed | Held):
+        return f"{how}, attempt {status.attempt}"
+    return f"{how} {_in(status.not_before, now)}, attempt {status.attempt}: {status.why}"
+
+
+def _running(before: Status | None, entry: Entry, status: Running) -> str:
+    if isinstance(before, Running) and before.handle is not None:
+        asked = status.stop_reason and status.stop_reason is not before.stop_reason
+        return f"is asked to end ({status.stop_reason.value})" if asked else ""
+    handle = status.handle
+    where = f", session {handle.session}" if handle and handle.pane else ""  # without tmux: none
+    where += f", gpu {ranges(status.devices)}" if status.devices else ""
+    return f"is training as expert {entry.expert}, attempt {status.attempt}{where}"
+
+
+def _in(due: datetime | None, now: datetime) -> str:
+    if due is None:
+        return "as soon as it can"
+    return f"in {max(0.0, (due - now).total_seconds()):.0f} s"

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,19 +25,19 @@ from flowrl.launchers.base import Job
 from flowrl.launchers.run_status import lock_held, request_stop
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
-from flowrl.parallel.run_folder import (
+from flowrl.parallel.skill_sources import SkillConfig, for_skill
+from flowrl.parallel.training_processor import archive_run, merge_run
+from flowrl.parallel.training_setup import (
     PreparedRun,
+    clear_for_launch,
     fail_run,
     live_runs,
-    open_training_run,
-    resume_training_run,
+    prepare_training_run,
+    read_own_run,
 )
-from flowrl.parallel.training_processor import archive_run, merge_run
-from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import RunResult, TrainingRun, read_result, read_run, threads_for
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.settings import SkillConfig, for_skill
 from flowrl.skills.skill import load_library
 from flowrl.storage import records
 
@@ -60,35 +60,141 @@ def merge_rule(graph: GraphConfig) -> MergeRule:
     return MERGE_RULES[graph.merge_policy]
 
 
-class JobBuilder:
-    """Makes the command line, environment and sandbox of a run's trainer.
+class TrainingBackend:
+    """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
 
-    `live` returns the runs that may be pinned to CPUs now.
+    `devices` gives the number of runs that share each device (default: `skills_per_gpu`),
+    `confinement` how skill code is confined (default: as `--sandbox` says), `skills` how each skill
+    is trained (default: all as the flags say).
     """
 
     def __init__(
         self,
+        layout: GraphPaths,
         config: BottomUpConfig,
+        graph: SkillGraph,
         *,
-        devices: Mapping[str, int],
-        confinement: sandbox.Confinement,
-        live: Callable[[], Iterable[RunPaths]],
+        devices: Mapping[str, int] | None = None,
+        confinement: sandbox.Confinement | None = None,
+        skills: Mapping[str, SkillConfig] | None = None,
     ) -> None:
+        self._layout = layout
+        self._config = config
+        self.graph = graph  # may grow while the scheduler runs
+        self.skills = skills or {}
+        self.confinement = confinement or sandbox.confinement(config.launch.sandbox, layout.root)
+        self._devices = devices or {}
+        most = config.schedule.max_parallel_skills
+        self._side_by_side = min(most, config.graph.max_nodes or most)  # runs that share the CPUs
+        self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
         # Raises now what would make every launch fail.
         sandbox.child_env(("0",), passed=config.launch.pass_env)
-        self._config = config
-        self._devices = devices
-        self._live = live
-        self.confinement = confinement
-        most = config.schedule.max_parallel_skills
-        self.side_by_side = min(most, config.graph.max_nodes or most)  # runs that share the CPUs
-        self._pinned: dict[Path, tuple[int, ...]] = {}  # run folder → CPUs
+        self._store = ExpertStore(layout)
+        self._compared: set[str] = set()  # runs whose settings were compared with this start's
+        self._rule = merge_rule(config.graph)
 
-    def job(self, prepared: PreparedRun, request: RunRequest, pack: Path | None = None) -> Job:
-        """The job that trains a prepared run, in the shared trainer of the folder `pack` if given.
+    def share_cpus(self, side_by_side: int) -> None:
+        """Launch runs from now on as if so many share the CPUs."""
+        self._side_by_side = side_by_side
 
-        The shared trainer is not confined.
+    def prepare(self, request: RunRequest) -> Job:
+        """Make a new run folder from the experts that count now.
+
+        config.json says with which flags the newest run was made.
         """
+        asked = {"total_timesteps": _MORE} if request.more_frames else {}
+        prepared = prepare_training_run(
+            layout=self._layout,
+            graph=self.graph,
+            skill=request.skill,
+            expert=request.expert,
+            attempt=request.attempt,
+            completed=self._trained(),
+            config=self._within_budget(request),
+            origins={**self._of(request.skill).origins, **asked},
+            init_from=self._config.graph.init_from,
+        )
+        records.write(self._layout.config_json, configs.to_json(self._config))
+        return self._job(prepared, request)
+
+    def resume(self, request: RunRequest) -> Job:
+        """Make the run ready to continue from its last checkpoint, with its own configuration."""
+        prepared = self._open(request)
+        clear_for_launch(prepared.layout)
+        return self._job(prepared, request)
+
+    def reopen(self, request: RunRequest) -> Job | None:
+        """The job of a run whose folder stays as it is; None without the folder.
+
+        It keeps its own settings; a warning says which ones this start would give it. A process
+        whose run has no whole record is asked to end: its result could not be merged.
+        """
+        paths = self._layout.run(request.expert, request.skill)
+        try:
+            prepared = self._found(request)
+        except FileRefusedError as error:
+            if not is_transient(error) and lock_held(paths.folder):
+                request_stop(paths.folder.resolve())
+            if paths.run_json.exists():
+                raise
+            return None
+        if prepared.run.run_id != request.run_id:
+            return None
+        self._say_other_settings(prepared.run)
+        return self._job(prepared, request)
+
+    def merge(self, request: RunRequest) -> Mapping[str, Any]:
+        """Merge the run's experts into the global checkpoint, exactly once."""
+        return merge_run(
+            self._layout,
+            self._layout.run(request.expert, request.skill),
+            request.skill,
+            accounting=self._config.ppo.frame_accounting,
+            rule=self._rule,
+            confinement=self.confinement,
+        )
+
+    def archived_result(self, request: RunRequest) -> RunResult | None:
+        """The result of a run that was merged by hand, or after the state was last saved."""
+        archive = self._layout.archive(request.expert, request.skill)
+        try:
+            run, result = read_run(archive), read_result(archive)
+        except FileRefusedError:
+            return None
+        merged = request.run_id in self._store.manifest().merged
+        return result if merged and run.run_id == request.run_id else None
+
+    def archive(self, request: RunRequest) -> None:
+        """Archive a merged run's records and remove its folder, if it still exists."""
+        start_reader()  # for the next merge; the dependants of this one run already
+        with suppress(FileRefusedError):  # the folder is gone, or another attempt's
+            archive_run(self._layout, self._open(request).layout)
+        storage.remove_leftovers(self._layout.training_runs)  # of a removal that met an error
+
+    def discard(self, request: RunRequest) -> Path | None:
+        """Move a failed attempt's folder to `training_runs/failed/`."""
+        if request.run_id:
+            comparisons.clear(self._layout.comparisons / request.run_id)
+        return fail_run(self._layout, request.expert, request.skill)
+
+    def _live(self) -> Iterable[RunPaths]:
+        return live_runs(self._layout)
+
+    def _found(self, request: RunRequest) -> PreparedRun:
+        """The folder in which the skill is trained now, whichever run it is of."""
+        paths = self._layout.run(request.expert, request.skill)
+        return PreparedRun(layout=paths, run=read_own_run(paths, request.skill))
+
+    def _open(self, request: RunRequest) -> PreparedRun:
+        """The run's folder; FileRefusedError if it is gone or of another attempt."""
+        prepared = self._found(request)
+        if prepared.run.run_id != request.run_id:
+            raise FileRefusedError(f"{request.skill}: run {request.run_id} has no folder any more")
+        return prepared
+
+    def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
+        """The job that trains a prepared run; a trainer that packed runs share is not confined."""
+        pack = self._pack(prepared, request)
         env = self._env(request, confined=not pack)
         recorded = configs.from_json(PPOConfig, prepared.run.config)
         config = self._sharing_cpus(self._on_devices(recorded, request), env)
@@ -138,7 +244,7 @@ class JobBuilder:
         """The configuration with as many threads as the run's share of the CPUs allows."""
         if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
             return config
-        free = len(os.sched_getaffinity(0)) // self.side_by_side
+        free = len(os.sched_getaffinity(0)) // self._side_by_side
         cpus = (self._config.launch.cpus_per_run or free) // config.replicas
         devices = config.num_devices or sandbox.host_devices(env)
         trainer = dataclasses.replace(config, num_devices=devices).of_replica()
@@ -159,148 +265,6 @@ class JobBuilder:
             free = [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in taken]
             self._pinned[folder] = tuple(free[:width])
         return self._pinned[folder]
-
-
-def reopened(
-    paths: RunPaths, run_id: str | None, opened: Callable[[], PreparedRun]
-) -> PreparedRun | None:
-    """Run `run_id`, whose folder stays as it is, as `opened` returns it; None without it.
-
-    A process whose run has no whole record is asked to end: its result could not be merged.
-
-    Raises:
-      FileRefusedError: the run's record is damaged.
-    """
-    try:
-        prepared = opened()
-    except FileRefusedError as error:
-        if not is_transient(error) and lock_held(paths.folder):
-            request_stop(paths.folder.resolve())
-        if paths.run_json.exists():
-            raise
-        return None
-    return prepared if prepared.run.run_id == run_id else None
-
-
-class TrainingBackend:
-    """Prepares, reopens, merges and discards the runs of one graph; a `Backend`.
-
-    `devices` gives the number of runs that share each device (default: `skills_per_gpu`),
-    `confinement` how skill code is confined (default: as `--sandbox` says), `skills` how each skill
-    is trained (default: all as the flags say).
-    """
-
-    def __init__(
-        self,
-        layout: GraphPaths,
-        config: BottomUpConfig,
-        graph: SkillGraph,
-        *,
-        devices: Mapping[str, int] | None = None,
-        confinement: sandbox.Confinement | None = None,
-        skills: Mapping[str, SkillConfig] | None = None,
-    ) -> None:
-        self._layout = layout
-        self._config = config
-        self.graph = graph  # may grow while the scheduler runs
-        self.skills = skills or {}
-        self.confinement = confinement or sandbox.confinement(config.launch.sandbox, layout.root)
-        self._jobs = JobBuilder(
-            config,
-            devices=devices or {},
-            confinement=self.confinement,
-            live=partial(live_runs, layout),
-        )
-        self._store = ExpertStore(layout)
-        self._compared: set[str] = set()  # runs whose settings were compared with this start's
-        self._rule = merge_rule(config.graph)
-
-    def share_cpus(self, side_by_side: int) -> None:
-        """Launch runs from now on as if so many share the CPUs."""
-        self._jobs.side_by_side = side_by_side
-
-    def prepare(self, request: RunRequest) -> Job:
-        """Make a new run folder from the experts that count now.
-
-        config.json says with which flags the newest run was made.
-        """
-        asked = {"total_timesteps": _MORE} if request.more_frames else {}
-        prepared = prepare_training_run(
-            layout=self._layout,
-            graph=self.graph,
-            skill=request.skill,
-            expert=request.expert,
-            attempt=request.attempt,
-            completed=self._trained(),
-            config=self._within_budget(request),
-            origins={**self._of(request.skill).origins, **asked},
-            init_from=self._config.graph.init_from,
-        )
-        records.write(self._layout.config_json, configs.to_json(self._config))
-        return self._job(prepared, request)
-
-    def resume(self, request: RunRequest) -> Job:
-        """Make the run ready to continue from its last checkpoint, with its own configuration."""
-        self._open(request)
-        resumed = resume_training_run(self._layout, request.expert, request.skill)
-        return self._job(resumed, request)
-
-    def reopen(self, request: RunRequest) -> Job | None:
-        """The job of a run whose folder stays as it is; None without the folder.
-
-        It keeps its own settings; a warning says which ones this start would give it.
-        """
-        paths = self._layout.run(request.expert, request.skill)
-        opened = partial(open_training_run, self._layout, request.expert, request.skill)
-        prepared = reopened(paths, request.run_id, opened)
-        if prepared is None:
-            return None
-        self._say_other_settings(prepared.run)
-        return self._job(prepared, request)
-
-    def merge(self, request: RunRequest) -> Mapping[str, Any]:
-        """Merge the run's experts into the global checkpoint, exactly once."""
-        return merge_run(
-            self._layout,
-            self._layout.run(request.expert, request.skill),
-            request.skill,
-            accounting=self._config.ppo.frame_accounting,
-            rule=self._rule,
-            confinement=self.confinement,
-        )
-
-    def archived_result(self, request: RunRequest) -> RunResult | None:
-        """The result of a run that was merged by hand, or after the state was last saved."""
-        archive = self._layout.archive(request.expert, request.skill)
-        try:
-            run, result = read_run(archive), read_result(archive)
-        except FileRefusedError:
-            return None
-        merged = request.run_id in self._store.manifest().merged
-        return result if merged and run.run_id == request.run_id else None
-
-    def archive(self, request: RunRequest) -> None:
-        """Archive a merged run's records and remove its folder, if it still exists."""
-        start_reader()  # for the next merge; the dependants of this one run already
-        with suppress(FileRefusedError):  # the folder is gone, or another attempt's
-            archive_run(self._layout, self._open(request).layout)
-        storage.remove_leftovers(self._layout.training_runs)  # of a removal that met an error
-
-    def discard(self, request: RunRequest) -> Path | None:
-        """Move a failed attempt's folder to `training_runs/failed/`."""
-        if request.run_id:
-            comparisons.clear(self._layout.comparisons / request.run_id)
-        return fail_run(self._layout, request.expert, request.skill)
-
-    def _open(self, request: RunRequest) -> PreparedRun:
-        """The run's folder; FileRefusedError if it is gone or of another attempt."""
-        prepared = open_training_run(self._layout, request.expert, request.skill)
-        if prepared.run.run_id != request.run_id:
-            raise FileRefusedError(f"{request.skill}: run {request.run_id} has no folder any more")
-        return prepared
-
-    def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
-        return self._jobs.job(prepared, request, self._pack(prepared, request))
 
     def _pack(self, prepared: PreparedRun, request: RunRequest) -> Path | None:
         """The folder of the shared trainer that trains a run; None if a process of its own does."""
@@ -359,7 +323,7 @@ def _limits(launch: LaunchConfig) -> dict[str, int]:
         "run_disk": launch.run_disk,
         "run_processes": launch.run_processes,
     }
-    return {name: value for name, value in limits.items() if value}
+    return {name: limit for name, limit in limits.items() if limit}
 
 
 def _cpus_in_use(paths: RunPaths) -> tuple[int, ...]:

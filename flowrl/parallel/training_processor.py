@@ -43,13 +43,13 @@ from flowrl.experts.store import Commit, ExpertStore, refuse_misplaced
 from flowrl.launchers.run_status import lock_held
 from flowrl.launchers.sandbox import Confinement
 from flowrl.parallel import comparisons
-from flowrl.parallel.run_folder import (
+from flowrl.parallel.training_setup import (
+    expected_shapes,
     live_runs,
     pinned_versions,
     read_own_run,
     remove_part_files,
 )
-from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import (
     ExpertReport,

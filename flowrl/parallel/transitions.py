@@ -20,7 +20,6 @@ from flowrl.config import ScheduleConfig
 from flowrl.parallel import events, outcomes
 from flowrl.parallel.events import (
     DONE,
-    PAUSED,
     REFUSED,
     Command,
     ControlRequest,
@@ -32,9 +31,11 @@ from flowrl.parallel.events import (
     Verb,
     why_not,
 )
-from flowrl.parallel.outcomes import CANCELLED, StepContext
+from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.state import SchedulerState, StateBuilder, active_entries, ready_entries
 from flowrl.parallel.status import (
+    CANCELLED,
+    PAUSED,
     Active,
     Blocked,
     Completed,
@@ -50,7 +51,7 @@ from flowrl.parallel.status import (
     Waiting,
 )
 
-MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
+_MOST_RESPONSES = 100  # kept; more than the requests that are ever taken at once
 NO_DEVICES: Mapping[str, int] = MappingProxyType({})
 _UNCHARGED: Mapping[str, Any] = MappingProxyType(
     {"failures": 0, "frames_used": 0, "refusals": 0, "requeues": 0}
@@ -275,7 +276,7 @@ class Transition:
             at=self._context.now,
             outcome=f"{REFUSED}{refusal}" if refusal else DONE,
         )
-        self.builder.responses = (*self.builder.responses, response)[-MOST_RESPONSES:]
+        self.builder.responses = (*self.builder.responses, response)[-_MOST_RESPONSES:]
 
     def _handle_verb(self, request: ControlRequest) -> str:
         """Change the state as a request says; return why it is refused, or an empty string."""
@@ -306,7 +307,7 @@ class Transition:
         elif verb is Verb.TRAIN_MORE:
             self._train_more(events.TrainMore(skill, frames=request.number))
         else:
-            VERBS[verb](self, entry)
+            _VERBS[verb](self, entry)
         return ""
 
     def _handle_for_all(self, verb: Verb) -> str:
@@ -320,7 +321,7 @@ class Transition:
             if why_not(verb, entry.status.kind):
                 continue
             if verb is Verb.PAUSE or _is_paused(entry.status, PAUSED):
-                VERBS[verb](self, entry)
+                _VERBS[verb](self, entry)
         return ""
 
     def _retry(self, entry: Entry) -> None:
@@ -467,7 +468,7 @@ def _is_paused(status: Status, why: str | None = None) -> bool:
     return isinstance(status, Running) and status.stop_reason is StopReason.PAUSE
 
 
-VERBS: dict[Verb, Callable[[Transition, Entry], None]] = {
+_VERBS: dict[Verb, Callable[[Transition, Entry], None]] = {
     Verb.RETRY: Transition._retry,
     Verb.PAUSE: Transition._pause,
     Verb.RESUME: Transition._resume,

@@ -32,8 +32,7 @@ from flowrl.config import to_argv
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.launchers.process import die_with_parent
 from flowrl.paths import RunPaths
-from flowrl.program_cache import digest_of_sources
-from flowrl.runs import TrainConfig
+from flowrl.runs import TrainConfig, digest_of_sources
 
 logger = logging.getLogger(__name__)
 PROGRAM = ("-m", "flowrl.ppo_flow")

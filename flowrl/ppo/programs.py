@@ -85,7 +85,7 @@ def begin_programs(
     placement, cache = place(config), cache or ProgramCache()
     config = replace(config, env_shards=num_shards(config))
     experts, shards, axis = env.num_experts, num_shards(config), placement.axis
-    of_acting, of_learning = compiled_in(config, _ACTING), compiled_in(config, _LEARNING)
+    of_acting, of_learning = _compiled_in(config, _ACTING), _compiled_in(config, _LEARNING)
     acts = vars(of_acting) | {"acting": acting_experts(experts)}
     sizes = {"layer_size": config.layer_size, "experts": experts}
     act = jax.jit(partial(_act, env, of_acting))  # traced once for itself and for learning
@@ -159,7 +159,7 @@ def _begin_on_each(placement: Placement, cache: ProgramCache, spec: ProgramSpec)
     return ProgramOnEach({device: cache.on(device).begin(spec) for device in placement.local})
 
 
-def compiled_in(config: PPOConfig, fields: Sequence[str]) -> Any:
+def _compiled_in(config: PPOConfig, fields: Sequence[str]) -> Any:
     """The configuration with these fields alone: none of the others can be read."""
     return SimpleNamespace(**{name: getattr(config, name) for name in fields})
 

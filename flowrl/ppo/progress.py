@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import timedelta
 
 from flowrl import runs
 from flowrl.config import PPOConfig
@@ -75,29 +74,21 @@ class Reporter:
 
     def _show(self, phase: str, counters: Counters, step_success: tuple[float, ...]) -> None:
         """Write progress.json, and a line at every change of phase and every LINE_SECONDS."""
-        speed = self._speed(counters)
-        total = num_updates(self._config) * frames_per_update(self._config)
-        progress = Progress(
+        progress = Progress.since(
+            self._began,
             run_id=self._run.run_id,
             updates=counters.updates,
             frames=counters.frames,
-            total_frames=total,
-            steps_per_second=speed,
+            total_frames=num_updates(self._config) * frames_per_update(self._config),
             step_success=step_success,
-            eta_seconds=max(0, total - counters.frames) / speed if speed else None,
             phase=phase,
-            updated_at=time.time(),
         )
         now = time.monotonic()
         if phase != self._phase or now - self._printed_at >= LINE_SECONDS:
             self._phase, self._printed_at = phase, now
             shares = zip(self._run.plan, step_success, strict=True)
             steps = ", ".join(f"{step.skill} {share:.0%}" for step, share in shares)
-            done = f"{counters.updates:,} · {counters.frames:,} of {total:,} frames"
-            line = f"{phase}{runs.REPORT}{done}"
-            if progress.eta_seconds is not None:
-                left = timedelta(seconds=round(progress.eta_seconds))
-                line += f" · {speed:,.0f} steps/s · at most {left} left"
+            line = progress.line()
             if self._clipped:
                 line += f" · {self._clipped:,} rewards clipped to ±{REWARD_LIMIT:,.0f}"
             logger.info("%s | %s", line, steps)
@@ -105,11 +96,6 @@ class Reporter:
             runs.write_progress(self._progress, progress)
         except OSError as error:
             logger.warning("progress.json cannot be written: %s", error)
-
-    def _speed(self, counters: Counters) -> float:
-        when, frames = self._began
-        seconds = time.monotonic() - when
-        return (counters.frames - frames) / seconds if seconds > 0 else 0.0
 
     def _figures(self, update: UpdateReport) -> dict[str, float]:
         counters, rates, plan = update.counters, update.rates, self._run.plan
@@ -121,7 +107,7 @@ class Reporter:
         return {
             "updates": counters.updates,
             "seconds": counters.seconds,
-            "steps_per_second": self._speed(counters),
+            "steps_per_second": runs.speed_since(self._began, counters.frames),
             "success_rate": rates.success,
             **success,
             "mean_episode_length": rates.mean_episode_length,

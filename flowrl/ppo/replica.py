@@ -52,12 +52,9 @@ def run(config: TrainConfig) -> int:
     own = RunPaths(config.module_path.absolute().parent, 0).replica(number)
     storage.make_dir(own.folder)
     storage.remove_file(own.last_words)
-    own_envs, envs, replicas = (
-        config.ppo.of_replica().num_envs,
-        config.ppo.num_envs,
-        config.ppo.replicas,
-    )
-    logger.info("replica %d of %d: %d of %d environments", number, replicas, own_envs, envs)
+    whole, part = config.ppo, config.ppo.of_replica()
+    envs = f"{part.num_envs} of {whole.num_envs} environments"
+    logger.info("replica %d of %d: %s", number, whole.replicas, envs)
     if number:
         logging.getLogger("flowrl").setLevel(logging.WARNING)  # replica 0 reports
         ppo = replace(config.ppo, use_wandb=False, use_tensorboard=False)
@@ -92,7 +89,7 @@ class Replica:
         """Train from the newest round until the last."""
         if not self._number and self._rounds.newest() is None:
             first = Round(number=0, acted=(0,) * self._opened.env.num_experts)
-            self._rounds.commit(first, named(self._fresh.train))
+            self._rounds.commit(first, _named(self._fresh.train))
         base = self._wait_for(0)
         shards = self._left(base)
         self._reporter.begin_training(self._of_run(self._counters(base)))
@@ -120,7 +117,7 @@ class Replica:
         """
         left = self._rounds.state(base.number, self._number) or {}
         with suppress(FileRefusedError):
-            shards = unnamed(left, self._fresh.shards)
+            shards = _unnamed(left, self._fresh.shards)
             for name in vars(self._episodes):
                 value = left[_SEEN + name]
                 setattr(self._episodes, name, value if value.ndim else int(value))
@@ -129,7 +126,7 @@ class Replica:
 
     def _learn(self, base: Round, shards: tuple[RolloutState, ...]) -> UpdateReport:
         """Train for the updates of one round, in these environments, which are donated."""
-        mean = unnamed(self._rounds.mean(base), self._fresh.train)
+        mean = _unnamed(self._rounds.mean(base), self._fresh.train)
         updates = train(
             self._opened.env,
             self._ppo,
@@ -168,13 +165,13 @@ class Replica:
             rates=update.rates,
         )
         seen = {_SEEN + name: np.array(value) for name, value in vars(update.episodes).items()}
-        state = named(update.learner.shards) | seen
-        self._rounds.offer(base.number + 1, offer, named(update.learner.train), state)
+        state = _named(update.learner.shards) | seen
+        self._rounds.offer(base.number + 1, offer, _named(update.learner.train), state)
 
     def _finish(self, last: Round) -> None:
         """Write the final experts of the best round, then result.json."""
         best, counters = self._rounds.best(last), self._counters(last)
-        mean = unnamed(self._rounds.mean(best), self._fresh.train)
+        mean = _unnamed(self._rounds.mean(best), self._fresh.train)
         run_io.finish(
             self._opened.assignment,
             self._opened.programs.unpack(mean.params),
@@ -187,21 +184,21 @@ class Replica:
         )
 
 
-def named(tree: Any) -> dict[str, np.ndarray]:
+def _named(tree: Any) -> dict[str, np.ndarray]:
     """The leaves of a tree by their paths; random keys are their numbers."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
     numbers = [(path, jax.random.key_data(x) if _is_key(x) else x) for path, x in pairs]
     return {_name(path): np.ascontiguousarray(leaf) for path, leaf in numbers}
 
 
-def unnamed(arrays: Mapping[str, np.ndarray], like: _Tree) -> _Tree:
+def _unnamed(arrays: Mapping[str, np.ndarray], like: _Tree) -> _Tree:
     """The tree that has these leaves, each on the devices of the leaf that it is like.
 
     Raises:
       FileRefusedError: they are of a run with other sizes.
     """
     pairs, structure = jax.tree_util.tree_flatten_with_path(like)
-    if any(name not in arrays or arrays[name].shape != x.shape for name, x in named(like).items()):
+    if any(name not in arrays or arrays[name].shape != x.shape for name, x in _named(like).items()):
         raise FileRefusedError(
             "the rounds of this run folder are of networks of other sizes; --no-resume begins anew"
         )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -173,23 +175,18 @@ def initial_experts(
     return jax.tree.map(lambda *leaves: np.stack(leaves), *params)
 
 
-def save_finals(
-    assignment: Assignment, params: Any, *, acted: tuple[int, ...]
+def publish(
+    paths: RunPaths, experts: Sequence[int], params: Sequence[Any], *, acted: Sequence[int]
 ) -> tuple[ExpertReport, ...]:
-    """Write every expert, then publish all of them by one rename.
+    """Write experts of these numbers as the run's finals, all of them by one rename.
 
-    Args:
-      assignment: the run.
-      params: stacked parameters, leaves `[E, …]`.
-      acted: frames of each local expert.
+    `params` has a tree of parameters for each, `acted` the frames in which it acted.
     """
-    paths, params = assignment.paths, jax.device_get(params)
     prepared = paths.finals.with_name(f"{paths.finals.name}.tmp")
     for old in (prepared, paths.finals):
         storage.remove_tree(old)
     reports = []
-    for local, expert in enumerate(assignment.run.experts):
-        one = jax.tree.map(lambda leaf, local=local: leaf[local], params)
+    for local, (expert, one) in enumerate(zip(experts, params, strict=True)):
         folder = prepared / paths.final(local).name
         checkpoint.save_expert(folder, one)
         reports.append(
@@ -215,11 +212,12 @@ def finish(assignment: Assignment, params: Any, counters: Counters, **figures: A
       figures: the other fields of a `RunResult`, as `step_success`.
     """
     storage.remove_file(assignment.paths.result_json)  # of an earlier run in the same folder
-    experts = save_finals(assignment, params, acted=counters.acted)
+    params, run, acted = jax.device_get(params), assignment.run, counters.acted
+    each = [jax.tree.map(itemgetter(local), params) for local in range(len(acted))]
     result = RunResult(
-        run_id=assignment.run.run_id,
+        run_id=run.run_id,
         frames=counters.frames,
-        experts=experts,
+        experts=publish(assignment.paths, run.experts, each, acted=acted),
         success_rate=figures["step_success"][-1],
         updates=counters.updates,
         wall_seconds=counters.seconds,

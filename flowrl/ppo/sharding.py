@@ -26,8 +26,8 @@ from flowrl.program_cache import Device
 from flowrl.runs import threads_for
 
 logger = logging.getLogger(__name__)
-AXIS = "device"
-COPIED, SPLIT = P(), P(AXIS)
+_AXIS = "device"
+COPIED, SPLIT = P(), P(_AXIS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class Placement:
     @cached_property
     def mesh(self) -> Mesh | None:
         """One axis of devices; None for one device, whose programs know of no others."""
-        return Mesh(np.array(self.devices), (AXIS,)) if len(self.devices) > 1 else None
+        return Mesh(np.array(self.devices), (_AXIS,)) if len(self.devices) > 1 else None
 
     @property
     def axis(self) -> Axis:
         """The reductions over the devices, for functions under `spread`."""
-        return Axis(AXIS if self.mesh else None)
+        return Axis(_AXIS if self.mesh else None)
 
     def spread(self, function: Callable[..., Any], specs: tuple[P, ...]) -> Callable[..., Any]:
         """The function on all devices at once, its arguments lying as `specs` say.
@@ -188,7 +188,7 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
     if config.num_devices == 0 and jax.device_count() == 1:
         logger.warning("--num_devices 0: there is one device, so the run trains on one")
     config = with_shards(config)
-    _check_devices(config.num_devices)
+    check_devices(config.num_devices)
     if config.precision == "bf16" and jax.default_backend() == "cpu":
         raise ConfigError("--precision bf16 is for GPUs, a CPU is slower with it; leave it out")
     config.check()
@@ -219,14 +219,18 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
     return Setup(config, placement)
 
 
-def _check_devices(wanted: int) -> None:
-    """Make sure that every process has its part of the devices."""
+def check_devices(wanted: int, flag: str = "--num_devices") -> None:
+    """Make sure that every process has its part of the devices; `flag` asked for them.
+
+    Raises:
+      ConfigError: there are fewer.
+    """
     each, there = wanted // jax.process_count(), jax.local_device_count()
     if each > there:
         here = f"there are {there} ({jax.local_devices()[0].device_kind})"
         remedy = f"; to try it on a CPU, set XLA_FLAGS={HOST_DEVICES}{each}"
         on_cpu = jax.default_backend() == "cpu"
-        raise ConfigError(f"--num_devices {wanted}: {here}; lower it{remedy if on_cpu else ''}")
+        raise ConfigError(f"{flag} {wanted}: {here}; lower it{remedy if on_cpu else ''}")
 
 
 def place(config: PPOConfig) -> Placement:

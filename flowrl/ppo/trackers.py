@@ -85,7 +85,8 @@ class WeightsAndBiases:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise ConfigError("--use_wandb needs wandb: pip install 'flowrl[wandb]'") from error
+            remedy = "pip install '.[wandb]' in flowrl's folder"
+            raise ConfigError(f"--use_wandb needs wandb: {remedy}") from error
         self._failure: type[Exception] = wandb.errors.Error
         try:
             self._run: Any = wandb.init(

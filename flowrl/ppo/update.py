@@ -157,21 +157,29 @@ def draw_minibatches(config: PPOConfig, keys: Sequence[jax.Array]) -> jax.Array:
 
     The rows are those of as many shards side by side as there are keys. Every epoch is a
     permutation of each shard's rows, and each minibatch takes as many from every shard: what is
-    drawn for a row does not depend on where the other shards lie. Random numbers are sorted once:
-    `jax.random.permutation` sorts twice, lest equal numbers keep their rows in order, which does
-    no harm here.
+    drawn for a row does not depend on where the other shards lie.
     """
     size, moves = shard_size(config), config.update_epochs * config.num_minibatches
     numbers = jnp.arange(len(keys) * size * config.num_steps, dtype=jnp.int32)
     parts = []
     for shard, key in enumerate(keys):
-        draws = jax.random.bits(key, (config.update_epochs, size * config.num_steps))
-        orders = jnp.argsort(draws, axis=-1).astype(jnp.int32)
+        orders = draw_orders(key, config.update_epochs, size * config.num_steps)
         if len(keys) > 1:
             own = numbers.reshape(config.num_steps, len(keys), size)[:, shard].ravel()
             orders = own[orders]
         parts.append(orders.reshape(moves, -1))
     return jnp.concatenate(parts, axis=1)
+
+
+def draw_orders(key: jax.Array, epochs: int, rows: int) -> jax.Array:
+    """Row numbers int32 `[epochs, rows]`: a random order of all rows for each epoch.
+
+    Random numbers are sorted whose low bits are the row's: XLA:CPU sorts that in a third of the
+    time of two numbers. Rows whose high bits are equal keep their order, which does no harm here.
+    """
+    low = 2 ** (rows - 1).bit_length() - 1
+    draws = jax.random.bits(key, (epochs, rows)) & ~jnp.uint32(low)
+    return (jnp.sort(draws | jnp.arange(rows, dtype=jnp.uint32)) & low).astype(jnp.int32)
 
 
 def all_finite(tree: Any) -> jax.Array:

@@ -7,24 +7,26 @@ folder by a user or a program. Reading it executes nothing.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl import storage
+from flowrl import arguments, storage
+from flowrl.config import PPOConfig
 from flowrl.errors import (
     CodeRefusedError,
     ConfigError,
     FileRefusedError,
     NameRefusedError,
     SkillError,
+    closest,
     closest_file,
 )
 from flowrl.games.base import find_game, known_games
 from flowrl.paths import display_name, printable
-from flowrl.skills.settings import skill_settings
 from flowrl.skills.validation.syntax import (
     CONSTANTS,
     SOURCE_LIMIT_BYTES,
@@ -38,6 +40,14 @@ _AMOUNT_TEXT_LIMIT = 100
 _AMOUNTS = ("requirements", "consumption", "gain")
 _ITEM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _CODE = ("is_done", "reward", "code")  # keys of skill data
+_SETTINGS = """
+total_timesteps success_state_rate lr anneal_lr num_envs num_steps update_epochs num_minibatches
+gamma gae_lambda clip_eps ent_coef vf_coef max_grad_norm max_task_steps world_pool
+"""
+SKILL_SETTINGS = tuple(_SETTINGS.split())  # flags that may differ from skill to skill
+_OF_GRAPH = ("env_name", "layer_size", "activation")
+_MOST_FRAMES, _MOST_OF_SETTING = 10**12, 100_000
+_MOST_ROWS, _MOST_WORLDS = 2**22, 2**14  # of an update; of a pool, which memory holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +344,42 @@ def _read_constants(constants: Mapping[str, Any], at: Callable[[str], str]) -> d
         "provided_by": provided_by,
         "training": _training(constants.get("training", {}), at("training")),
     }
+
+
+def skill_settings(written: object) -> dict[str, Any]:
+    """Return the settings of one skill's training, as values of flags.
+
+    >>> skill_settings({"total_timesteps": "3e6", "lr": 1e-4})
+    {'total_timesteps': 3000000, 'lr': 0.0001}
+
+    Raises:
+      ConfigError: a setting is unknown or the whole graph's, or its value cannot be used.
+    """
+    if not isinstance(written, Mapping):
+        raise ConfigError('training is no dict; write {"lr": 3e-4}')
+    settings: dict[str, Any] = {}
+    for name, value in written.items():
+        if name in _OF_GRAPH:
+            raise ConfigError(
+                f"{name} is the same for all skills of a graph, whose experts work together; "
+                f"leave it out and use --{name}"
+            )
+        if name not in SKILL_SETTINGS:
+            near = closest(str(name), SKILL_SETTINGS)
+            raise ConfigError(
+                f"{name!r} is no setting of a skill{near}; there are {', '.join(SKILL_SETTINGS)}"
+            )
+        found = arguments.value_of(PPOConfig, name, [str(value)])
+        most = _MOST_FRAMES if name == "total_timesteps" else _MOST_OF_SETTING
+        if abs(found) > most:
+            raise ConfigError(f"{name} is over {most}; choose less")
+        settings[name] = found
+    steps = [settings.get(name, getattr(PPOConfig, name)) for name in ("num_envs", "num_steps")]
+    if math.prod(steps) > _MOST_ROWS:
+        raise ConfigError(f"num_envs × num_steps is over {_MOST_ROWS}; choose less")
+    if settings.get("world_pool", 0) > _MOST_WORLDS:
+        raise ConfigError(f"world_pool is over {_MOST_WORLDS}; choose less")
+    return settings
 
 
 def _training(written: object, place: str) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.special import stdtrit
-
 from flowrl import storage
 from flowrl.config import BottomUpConfig, flags
 from flowrl.errors import BusyError, ComparingError
@@ -30,22 +28,13 @@ from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
-from flowrl.storage.records import Natural, Positive
+from flowrl.storage.records import Natural
 from flowrl.tuning.space import admissible
 from flowrl.tuning.sweep import expert_number
-from flowrl.tuning.trials import Sweep, Tried, confirming
+from flowrl.tuning.trials import Sweep, Trial, Tried, confirming
 
-EVALUATION = "evaluation.json"
 _COMPARING_SECONDS = 0.5
 _SURE = 0.95  # that no point without effect is taken, of all that are compared
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialEvaluation:
-    """evaluation.json: how often the experts of a trial succeeded in fresh worlds."""
-
-    episodes: Positive
-    successes: Natural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +55,16 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOutcome:
-    """outcome.json of a sweep; `winner` is the trial whose point was confirmed, if one was."""
+    """outcome.json of a sweep; `winner` is the trial whose point was confirmed, if one was.
+
+    `best_expert` is the trial with the best expert of that point.
+    """
 
     seeds: Natural
     default: float  # its mean score
     gains: tuple[Gain, ...]
-    winner: Natural | None
+    winner: Natural | None = None
+    best_expert: Natural | None = None
 
     @property
     def best(self) -> Gain | None:
@@ -90,47 +83,45 @@ def read_outcome(sweep: Sweep) -> SweepOutcome | None:
     return records.read(path, SweepOutcome) if path.exists() else None
 
 
-def decide(sweep: Sweep, tried: Sequence[Tried]) -> SweepOutcome:
-    """Compare the points that were trained again with the default.
+def decide(sweep: Sweep, tried: Sequence[Tried], success: Mapping[int, float]) -> SweepOutcome:
+    """Compare the points that were trained again with the default, by success in fresh worlds.
 
-    A seed with which either of the two failed is left out, since the machine may have failed it,
-    and so is one tried again, which had another seed. A point with less than two seeds left is not
-    compared.
+    `success` is by number of trial. A seed with which either of the two failed is left out, since
+    the machine may have failed it, and so is one tried again, which had another seed. A point with
+    less than two seeds left is not compared.
     """
-    scores: dict[int | None, dict[int, float]] = {}
-    points: dict[int | None, Mapping[str, Any]] = {}
+    found: dict[int | None, dict[int, tuple[float, Trial]]] = {}
     for each in confirming(tried):
-        repeats, score = each.trial.repeats, confirmed_score(sweep, each)
-        if score is not None:
-            scores.setdefault(repeats, {})[each.trial.seed] = score
-            points[repeats] = each.trial.point
-    default = scores.get(None, {})
-    others = {trial: found for trial, found in scores.items() if trial is not None}
-    gains = []
-    for trial, found in others.items():
-        pairs = [found[seed] - default[seed] for seed in sorted(found.keys() & default.keys())]
+        trial = each.trial
+        if trial.number in success:
+            score = _confirmed_score(sweep, trial.number, success[trial.number])
+            found.setdefault(trial.repeats, {})[trial.seed] = score, trial
+    default = {seed: score for seed, (score, _) in found.get(None, {}).items()}
+    others = {number: trials for number, trials in found.items() if number is not None}
+    gains, experts = [], {}
+    for number, trials in others.items():
+        pairs = [trials[seed][0] - default[seed] for seed in sorted(trials.keys() & default.keys())]
+        _, best = max(trials.values(), key=lambda pair: pair[0])
+        experts[number] = best.number
         if len(pairs) > 1:
             mean, low, high = paired_interval(pairs, share=1 - (1 - _SURE) / len(others))
-            gains.append(Gain(trial=trial, point=points[trial], mean=mean, low=low, high=high))
-    best = max((gain for gain in gains if gain.low > 0), key=lambda gain: gain.mean, default=None)
+            gains.append(Gain(trial=number, point=best.point, mean=mean, low=low, high=high))
+    won = max((gain for gain in gains if gain.low > 0), key=lambda gain: gain.mean, default=None)
     return SweepOutcome(
         seeds=len(default),
         default=statistics.fmean(default.values()) if default else 0.0,
         gains=tuple(gains),
-        winner=best.trial if best else None,
+        winner=won.trial if won else None,
+        best_expert=experts[won.trial] if won else None,
     )
 
 
-def confirmed_score(sweep: Sweep, each: Tried) -> float | None:
-    """The score of a trial with its success in fresh worlds; None if it failed, if only once.
+def _confirmed_score(sweep: Sweep, number: int, success: float) -> float:
+    """The score of a trial with its success in fresh worlds.
 
     A run stops as soon as its episodes succeed often enough, so its last success says too much.
     """
-    paths = sweep.run(each.trial.number)
-    if each.score is None or not (paths.folder / EVALUATION).exists():
-        return None
-    found = records.read(paths.folder / EVALUATION, TrialEvaluation)
-    curve, success = read_curve(paths.metrics), found.successes / found.episodes
+    curve = read_curve(sweep.run(number).metrics)
     last = curve[-1] if curve else CurvePoint(0, 0.0, 0.0, 0.0)
     end = last._replace(frames=last.frames + 1, success=success)
     return sweep.score((*curve, end), success)
@@ -142,6 +133,8 @@ def paired_interval(pairs: Sequence[float], *, share: float) -> tuple[float, flo
     >>> [round(each, 3) for each in paired_interval([0.1, 0.2, 0.3], share=0.95)]
     [0.2, -0.048, 0.448]
     """
+    from scipy.special import stdtrit  # a quarter of a second that other commands can do without
+
     mean = statistics.fmean(pairs)
     error = statistics.stdev(pairs) / math.sqrt(len(pairs))
     half = float(stdtrit(len(pairs) - 1, 0.5 + share / 2)) * error
@@ -174,7 +167,6 @@ def forget(graph: GraphPaths, skill: str) -> str:
 def keep_winner(
     graph: GraphPaths,
     sweep: Sweep,
-    tried: Sequence[Tried],
     found: SweepOutcome,
     *,
     config: BottomUpConfig,
@@ -188,11 +180,9 @@ def keep_winner(
       BusyError: a scheduler trains the graph, or the skill has a run there; try again later.
       ResultRefusedError: the trial's result is damaged.
     """
-    if found.winner is None:
+    if found.best_expert is None:
         return "no point is confirmed, so no expert is kept"
-    of_winner = [each for each in confirming(tried) if each.trial.repeats == found.winner]
-    best = max(of_winner, key=lambda each: confirmed_score(sweep, each) or 0.0)
-    source, skill = sweep.run(best.trial.number), sweep.record.skill
+    source, skill = sweep.run(found.best_expert), sweep.record.skill
     run, lock = read_run(source), DaemonLock(graph.daemon_lock)
     lock.acquire()
     try:
@@ -207,7 +197,7 @@ def keep_winner(
             _merge(graph, target, skill, config)
     finally:
         lock.release()
-    return f"expert {run.expert} of {skill} is that of trial {best.trial.number}"
+    return f"expert {run.expert} of {skill} is that of trial {found.best_expert}"
 
 
 def _merge(graph: GraphPaths, run: RunPaths, skill: str, config: BottomUpConfig) -> None:

@@ -119,6 +119,8 @@ def _curve(number: int, curves: Curves, rungs: Rungs) -> bool:
 
     The line, score over log cost, is fitted by quantile regression, as in PufferLib.
     """
+    from flowrl.tuning.surrogate import quantile_line  # scikit-learn, which is optional
+
     ends = [curve[-1] for key, curve in sorted(curves.items()) if key != number and curve]
     ends = [(cost, score) for cost, score in ends if cost > 0 and math.isfinite(score)]
     if len(ends) < _PEERS["curve"]:
@@ -127,26 +129,6 @@ def _curve(number: int, curves: Curves, rungs: Rungs) -> bool:
     intercept, slope = quantile_line(logs, scores, _QUANTILE)
     cost, score = curves[number][-1]
     return score < intercept + slope * math.log(cost)
-
-
-def quantile_line(x: np.ndarray, y: np.ndarray, quantile: float) -> tuple[float, float]:
-    """Return intercept and slope of the line with this share of the points below it.
-
-    Quantile regression of y `[n]` on x `[n]` as a linear program (Koenker and Bassett, 1978).
-    """
-    from scipy.optimize import linprog  # takes as long to import as all else
-
-    ones = np.ones_like(x)
-    above, below = np.eye(len(x)), -np.eye(len(x))
-    costs = np.concatenate([[0.0, 0.0], quantile * ones, (1 - quantile) * ones])
-    free, positive = (None, None), (0, None)
-    fit = linprog(
-        costs,
-        A_eq=np.column_stack([ones, x, above, below]),
-        b_eq=y,
-        bounds=[free, free, *[positive] * (2 * len(x))],
-    )
-    return float(fit.x[0]), float(fit.x[1])
 
 
 _PRUNERS: Mapping[Pruner, Callable[[int, Curves, Rungs], bool]] = {

@@ -128,11 +128,12 @@ def run_trials(
 def _train(sweep: Sweep, backend: Callable[[Sweep], TrialBackend], params: dict[str, int]) -> None:
     """Train one trial by the runner of all runs, adopt it if it lives, and record its outcome."""
     number, trials, launcher = params["number"], backend(sweep), LocalLauncher()
+    run = read_run(sweep.run(number))
     request = RunRequest(
         skill=sweep.skill_of(number),
         expert=number,
-        attempt=1,
-        run_id=read_run(sweep.run(number)).run_id,
+        attempt=run.attempt,
+        run_id=run.run_id,
         devices=tuple(str(gpu) for gpu in ray.get_gpu_ids()),
     )
     job = trials.reopen(request) or trials.prepare(request)

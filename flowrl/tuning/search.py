@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
 
 from flowrl.errors import ConfigError
+from flowrl.tuning.pruning import Pruner
 from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space, Value
 
 Method = Literal["cooled", "protein", "carbs", "tpe", "gp", "nsga2", "random", "grid", "cleanrl"]
-Proposer = Callable[[SearchInput], Iterator[Point]]
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("cooled", "protein", "carbs"), ("sklearn",)),
     **dict.fromkeys(("tpe", "nsga2", "cleanrl"), ("optuna",)),
     "gp": ("optuna", "torch"),
+    "curve": ("sklearn",),
 }
 _SPREAD_PER_DIMENSION = 1.5  # first trials that fill the space, for each dimension and one
 _GRID = 4  # values of a dimension that has more than can be listed
@@ -62,18 +64,19 @@ def suggest(  # noqa: PLR0913 — all that a proposal depends on
     )
 
 
-def check_installed(method: Method) -> None:
-    """Make sure that the packages that a method needs are there.
+def check_installed(method: Method, pruner: Pruner) -> None:
+    """Make sure that the packages that a method and a pruner need are there.
 
     Raises:
       ConfigError: one is missing; says which.
     """
-    for package in _PACKAGES.get(method, ()):
-        if find_spec(package) is None:
-            name = "torch" if package == "torch" else "'flowrl[sweep]'"
-            raise ConfigError(
-                f"--method {method} needs {package}; pip install {name}, or use --method random"
-            )
+    for flag, value, other in (("method", method, "random"), ("pruner", pruner, "median")):
+        for package in _PACKAGES.get(value, ()):
+            if find_spec(package) is None:
+                name = "torch" if package == "torch" else "'.[sweep]' in flowrl's folder"
+                raise ConfigError(
+                    f"--{flag} {value} needs {package}; pip install {name}, or use --{flag} {other}"
+                )
 
 
 def grid_points(space: Space) -> Iterator[Point]:
@@ -121,38 +124,30 @@ def _spread(given: SearchInput) -> Iterator[Point]:
     yield from _random(given)
 
 
-def _modelled(method: Literal["cooled", "protein", "carbs"]) -> Proposer:
-    """Return a method that fits models to the history, once there are trials enough."""
+def _modelled(method: str, given: SearchInput) -> Iterator[Point]:
+    """Yield by models that are fitted to the history, once there are trials enough."""
+    if len(given.history) < _SPREAD_PER_DIMENSION * (len(given.space.dimensions) + 1):
+        return _spread(given)
+    from flowrl.tuning.surrogate import ranked  # scikit-learn, which is optional
 
-    def propose(given: SearchInput) -> Iterator[Point]:
-        if len(given.history) < _SPREAD_PER_DIMENSION * (len(given.space.dimensions) + 1):
-            return _spread(given)
-        from flowrl.tuning.surrogate import ranked  # scikit-learn, which is optional
-
-        return itertools.chain(map(given.space.from_unit, ranked(method, given)), _random(given))
-
-    return propose
+    return itertools.chain(map(given.space.from_unit, ranked(method, given)), _random(given))
 
 
-def _sampled(method: str) -> Proposer:
-    """Return a method that asks a sampler of Optuna."""
+def _sampled(method: str, given: SearchInput) -> Iterator[Point]:
+    """Yield what a sampler of Optuna proposes."""
+    from flowrl.tuning.optuna import ask  # optional
 
-    def propose(given: SearchInput) -> Iterator[Point]:
-        from flowrl.tuning.optuna import ask  # optional
-
-        return ask(method, given)
-
-    return propose
+    return ask(method, given)
 
 
-_METHODS: Mapping[Method, Proposer] = {
-    "cooled": _modelled("cooled"),
-    "protein": _modelled("protein"),
-    "carbs": _modelled("carbs"),
-    "tpe": _sampled("tpe"),
-    "gp": _sampled("gp"),
-    "nsga2": _sampled("nsga2"),
+_METHODS: Mapping[Method, Callable[[SearchInput], Iterator[Point]]] = {
+    "cooled": partial(_modelled, "cooled"),
+    "protein": partial(_modelled, "protein"),
+    "carbs": partial(_modelled, "carbs"),
+    "tpe": partial(_sampled, "tpe"),
+    "gp": partial(_sampled, "gp"),
+    "nsga2": partial(_sampled, "nsga2"),
     "random": _random,
     "grid": _grid,
-    "cleanrl": _sampled("tpe"),
+    "cleanrl": partial(_sampled, "tpe"),
 }

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from flowrl import arguments
 from flowrl.config import PPOConfig, checked, flags, with_flags
 from flowrl.errors import ConfigError, FlowrlError, closest, format_error
-from flowrl.skills.settings import SKILL_SETTINGS
+from flowrl.skills.skill import SKILL_SETTINGS
 from flowrl.storage import read_json
 
 Value = float | int | str | bool

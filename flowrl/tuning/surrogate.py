@@ -17,6 +17,7 @@ from scipy.special import erfcx, ndtr
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.linear_model import QuantileRegressor
 from threadpoolctl import threadpool_limits
 
 from flowrl.tuning.space import SearchInput
@@ -171,6 +172,15 @@ def fit(points: Array, values: Array) -> GaussianProcess:
         regressor: Any = _regressor(learned.kernel_, None).fit(points, values)
     noise = regressor.kernel_.k2.noise_level * float(regressor._y_train_std) ** 2
     return GaussianProcess(regressor, noise)
+
+
+def quantile_line(x: Array, y: Array, quantile: float) -> tuple[float, float]:
+    """Return intercept and slope of the line with this share of the points below it.
+
+    Quantile regression of y `[n]` on x `[n]` (Koenker and Bassett, 1978).
+    """
+    found = QuantileRegressor(quantile=quantile, alpha=0.0).fit(x[:, None], y)
+    return float(found.intercept_), float(found.coef_[0])
 
 
 def _regressor(kernel: Any, optimizer: Any) -> GaussianProcessRegressor:

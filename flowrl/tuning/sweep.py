@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from flowrl import storage
+from flowrl.config import BottomUpConfig
 from flowrl.errors import (
     BusyError,
     FileRefusedError,
@@ -30,14 +30,18 @@ from flowrl.judging.objectives import read_curve
 from flowrl.launchers.base import Job
 from flowrl.parallel.events import NewSkill, RunRequest, Verb
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.run_folder import PreparedRun, clear_for_launch, read_own_run
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from flowrl.parallel.status import FRESH, Active, Completed, Failed, Running, Waiting
-from flowrl.parallel.training_backend import JobBuilder, reopened
-from flowrl.parallel.training_setup import prepare_training_run
-from flowrl.paths import GraphPaths, SweepPaths
-from flowrl.runs import RunResult, read_result, read_run, write_run
+from flowrl.parallel.training_backend import TrainingBackend
+from flowrl.parallel.training_setup import (
+    PreparedRun,
+    clear_for_launch,
+    prepare_training_run,
+    read_own_run,
+)
+from flowrl.paths import GraphPaths, RunPaths, SweepPaths
+from flowrl.runs import TrainingRun, read_result, read_run, write_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
 from flowrl.tuning.pruning import Curve, Rungs, scores_so_far, should_prune
@@ -123,22 +127,26 @@ def prepare_trial(sweep: Sweep, graph: SkillGraph, trial: Trial) -> None:
     )
 
 
-class TrialBackend:
-    """Runs trials in their own folders, and merges nothing; a `Backend`."""
+class TrialBackend(TrainingBackend):
+    """Runs trials in their own folders, and merges nothing."""
 
-    def __init__(self, sweep: Sweep, jobs: JobBuilder) -> None:
+    def __init__(
+        self, sweep: Sweep, *, graph: SkillGraph, config: BottomUpConfig, **given: Any
+    ) -> None:
+        super().__init__(sweep.paths, config, graph, **given)
         self._sweep = sweep
-        self._jobs = jobs
 
     def prepare(self, request: RunRequest) -> Job:
         """Make the folder of a trial ready; a further attempt begins anew, with another seed.
 
-        A request that names its run goes on from the newest checkpoint.
+        The attempt alone tells one from the other. A request that names the folder's run comes to
+        `resume` instead; any other is for a new attempt, which has a number of its own, unless this
+        was called for it before a kill: then run.json has its number, and its run is kept.
         """
-        prepared = self._opened(request)
+        prepared = self._found(request)
         paths, run = prepared.layout, prepared.run
         clear_for_launch(paths)
-        if run.run_id != request.run_id and run.attempt != request.attempt:
+        if run.attempt != request.attempt:
             for folder in (paths.resume, paths.finals):
                 storage.remove_tree(folder)
             if paths.metrics.exists():
@@ -150,38 +158,30 @@ class TrialBackend:
             write_run(paths, run)
         return self._job(PreparedRun(layout=paths, run=run), request)
 
-    resume = prepare
-
-    def reopen(self, request: RunRequest) -> Job | None:
-        """The job of a trial whose folder stays as it is; None without one of this attempt."""
-        prepared = reopened(
-            self._sweep.run(request.expert), request.run_id, partial(self._opened, request)
-        )
-        return self._job(prepared, request) if prepared else None
-
     def merge(self, request: RunRequest) -> Mapping[str, Any]:
         """Take the result as it is: the experts of a trial stay in its folder."""
-        result = read_result(self._sweep.run(request.expert))
-        return {"run_id": result.run_id}
+        return {"run_id": read_result(self._sweep.run(request.expert)).run_id}
 
     def archive(self, request: RunRequest) -> None:
         """Remove the copies that the run started from."""
         storage.remove_tree(self._sweep.run(request.expert).policies / "seed")
 
-    def archived_result(self, request: RunRequest) -> RunResult | None:
-        """None: the folder of a trial is not archived."""
-        return None
-
     def discard(self, request: RunRequest) -> None:
         """Leave the folder of a failed attempt to the next one, and to people."""
 
-    def _opened(self, request: RunRequest) -> PreparedRun:
+    def _live(self) -> Iterable[RunPaths]:
+        return map(self._sweep.run, numbers(self._sweep.paths))
+
+    def _found(self, request: RunRequest) -> PreparedRun:
         paths = self._sweep.run(request.expert)
         return PreparedRun(layout=paths, run=read_own_run(paths, self._sweep.record.skill))
 
     def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
-        job = self._jobs.job(prepared, request)
+        job = super()._job(prepared, request)
         return replace(job, env={**job.env, "WANDB_RUN_GROUP": self._sweep.paths.root.name})
+
+    def _say_other_settings(self, run: TrainingRun) -> None:
+        """Say nothing: each trial has settings of its own."""
 
 
 class Sweeper:

@@ -33,12 +33,12 @@ from flowrl.runs import SkillName, read_result
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Share, Word
 from flowrl.tuning.pruning import Pruner
-from flowrl.tuning.search import Method, Observation, suggest
+from flowrl.tuning.search import Method, Observation, grid_points, suggest
 from flowrl.tuning.space import Point, Space, admissible, space_from_data
 
 TRIAL, OUTCOME = "trial.json", "outcome.json"
 FAILED = "metrics.{}.jsonl"  # metrics.jsonl of a failed attempt, by its number
-FINALISTS = 3  # points that are trained again beside the default
+_FINALISTS = 3  # points that are trained again beside the default
 _REMEDY = "it is left out; remove its folder, or restore it from a copy"
 Unit = Literal["frames", "seconds"]
 _TRIALS, _MOST_TRIALS = 20, 10_000
@@ -69,7 +69,7 @@ class SearchConfig(Configuration):
     def check(self) -> None:
         """Raise ConfigError for a value that cannot be used."""
         parse_objective(self.objective, measured=RUN_MEASURES)
-        read_budget(self.budget)
+        _read_budget(self.budget)
         if self.confirm == 1:
             raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
 
@@ -201,7 +201,7 @@ class Sweep:
 
     def cost(self, outcome: TrialOutcome) -> float:
         """What a trial took, in the unit of the budget."""
-        unit = read_budget(self.search.budget)[1]
+        unit = _read_budget(self.search.budget)[1]
         return outcome.seconds if unit == "seconds" else float(outcome.frames)
 
     def observation(self, each: Tried) -> Observation:
@@ -216,17 +216,17 @@ class Sweep:
 
     def budget_left(self, begun: Sequence[Tried]) -> float:
         """The share of the budget that these trials of the search leave."""
-        left, (budget, _) = 1.0 - len(begun) / self.most_trials, read_budget(self.search.budget)
+        left, (budget, _) = 1.0 - len(begun) / self.most_trials, _read_budget(self.search.budget)
         if budget is not None:
             spent = sum(self.cost(each.outcome) for each in begun if each.outcome)
             left = min(left, 1.0 - spent / budget)
         return max(0.0, left)
 
 
-def read_budget(text: str | None) -> tuple[float | None, Unit]:
+def _read_budget(text: str | None) -> tuple[float | None, Unit]:
     """Return a budget and its unit.
 
-    >>> read_budget("30m"), read_budget("20M"), read_budget(None)
+    >>> _read_budget("30m"), _read_budget("20M"), _read_budget(None)
     ((1800.0, 'seconds'), (20000000.0, 'frames'), (None, 'frames'))
 
     Raises:
@@ -340,17 +340,32 @@ def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | Non
     points are trained again with fresh seeds, beside the default.
     """
     begun = searched(tried)
-    failed = sum(each.outcome is not None and each.score is None for each in begun)
-    if sweep.budget_left(begun) > 0 and failed < sweep.search.max_failures:
+    if _is_searching(sweep, begun):
         with suppress(ConfigError):  # no point is left
             return propose(sweep, begun, number)
     if any(each.outcome is None for each in begun):
         return None
     made = {(each.trial.repeats, each.trial.seed) for each in confirming(tried)}
-    for each in confirmations(sweep, begun):
+    for each in _confirmations(sweep, begun):
         if (each.repeats, each.seed) not in made:
             return dataclasses.replace(each, number=number)
     return None
+
+
+def has_ended(sweep: Sweep, tried: Sequence[Tried]) -> bool:
+    """Whether no trial is left to run, and the best points are confirmed or not, if ever."""
+    ran = all(each.outcome for each in tried) and not _is_searching(sweep, searched(tried))
+    decided = not sweep.search.confirm or sweep.paths.outcome_json.exists()
+    return ran and decided and next_trial(sweep, tried, number=0) is None
+
+
+def _is_searching(sweep: Sweep, begun: Sequence[Tried]) -> bool:
+    """Whether trials of the search are left to begin; asks no model for a point."""
+    failed = sum(each.outcome is not None and each.score is None for each in begun)
+    if sweep.budget_left(begun) <= 0 or failed >= sweep.search.max_failures:
+        return False
+    points = [each.trial.point for each in begun]
+    return sweep.search.method != "grid" or any(p not in points for p in grid_points(sweep.space))
 
 
 def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
@@ -378,17 +393,17 @@ def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
         sweep=record.sweep,
         number=number,
         point=point,
-        seed=seed_of(sweep.base.seed, str(number)),
+        seed=_seed_of(sweep.base.seed, str(number)),
         ended=tuple(each.trial.number for each in ended),
         pending=tuple(each.trial.number for each in pending),
     )
 
 
-def confirmations(sweep: Sweep, begun: Sequence[Tried]) -> Iterator[Trial]:
+def _confirmations(sweep: Sweep, begun: Sequence[Tried]) -> Iterator[Trial]:
     """The trials that confirm the best points: each of them and the default, with equal seeds."""
-    best = finalists(sweep, begun)
+    best = _finalists(sweep, begun)
     for k in range(sweep.search.confirm if best else 0):
-        seed = seed_of(sweep.base.seed, f"confirm {k}")
+        seed = _seed_of(sweep.base.seed, f"confirm {k}")
         for each in (None, *best):
             yield Trial(
                 sweep=sweep.record.sweep,
@@ -400,19 +415,19 @@ def confirmations(sweep: Sweep, begun: Sequence[Tried]) -> Iterator[Trial]:
             )
 
 
-def finalists(sweep: Sweep, begun: Sequence[Tried]) -> list[Tried]:
+def _finalists(sweep: Sweep, begun: Sequence[Tried]) -> list[Tried]:
     """The trials with the best scores, none with the default's or another's point."""
     ranked = sorted((each for each in begun if each.score is not None), key=rank)
     different: dict[PPOConfig, Tried | None] = {sweep.base: None}
     for each in ranked:
         different.setdefault(admissible(each.trial.point, sweep.base), each)
-    return [each for each in different.values() if each][:FINALISTS]
+    return [each for each in different.values() if each][:_FINALISTS]
 
 
-def seed_of(seed: int, purpose: str) -> int:
+def _seed_of(seed: int, purpose: str) -> int:
     """Return the seed of one trial, from the sweep's.
 
-    >>> seed_of(0, "3") == seed_of(0, "3") != seed_of(1, "3")
+    >>> _seed_of(0, "3") == _seed_of(0, "3") != _seed_of(1, "3")
     True
     """
     return int(hashlib.sha256(f"{seed} {purpose}".encode()).hexdigest()[:7], 16)

@@ -14,6 +14,7 @@ import pytest
 
 from flowrl.averaging import MPISyncCoordinator
 from flowrl.errors import ConfigError
+from tests.waiting import limit
 
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 PROGRAM = Path(__file__).with_name("mpi_program.py")
@@ -30,14 +31,14 @@ CASES = (
 )
 needs_mpi = pytest.mark.skipif(
     MPIRUN is None or find_spec("mpi4py") is None,
-    reason="MPI is missing: pip install 'flowrl[mpi]'",
+    reason="MPI is missing: pip install '.[mpi]' in flowrl's folder",
 )
 
 
 def run_ranks(folder, *cases, ranks=RANKS, by=("-m", "mpi4py")):
-    """Run cases on ranks; mpirun and all ranks are ended after a minute."""
+    """Run cases on ranks; mpirun and all ranks are ended after two minutes."""
     argv = [MPIRUN, "-n", str(ranks), sys.executable, *by, str(PROGRAM), str(folder), *cases]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=limit(120), check=False)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def test_ranks_with_other_files_of_flowrl_are_refused(tmp_path):
     one = ["-n", "1", sys.executable, "-m", "mpi4py", str(PROGRAM), str(tmp_path), "made"]
     other = ["-n", "1", "-env", "PYTHONPATH", str(tmp_path / "other"), *one[2:]]
     done = subprocess.run(
-        [MPIRUN, *one, ":", *other], capture_output=True, text=True, timeout=60, check=False
+        [MPIRUN, *one, ":", *other], capture_output=True, text=True, timeout=limit(120), check=False
     )
     assert done.returncode == 1
     assert "rank 1 has another version of flowrl than rank 0; start all alike" in done.stderr
@@ -174,5 +175,5 @@ def test_a_start_that_could_hang_is_refused(tmp_path, ranks, by, needs):
 
 def test_without_mpi4py_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(ConfigError, match=r"pip install 'flowrl\[mpi\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[mpi\]'"):
         MPISyncCoordinator(["a", "b"])

@@ -126,7 +126,8 @@ def test_the_best_round_is_the_result(tmp_path):
     began = time.monotonic()
     run = Run(tmp_path, config_of(2, 6), "0=peak,1=peak")
     assert run.ended()[0] == 0
-    assert 0.3 < run.seen()[-1].seconds / (time.monotonic() - began) < 1  # with the start's
+    first, last = ((tmp_path / "seen" / f"{n}.json").stat().st_mtime for n in (0, 5))
+    assert last - first < run.seen()[-1].seconds < time.monotonic() - began
     assert [record.best for record in run.seen()] == [None, 1, 2, 2, 2, 2, 2]
     wanted, found = expected_mean(2, 2), run.final()
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
@@ -135,7 +136,7 @@ def test_the_best_round_is_the_result(tmp_path):
 def test_faulty_replicas_are_left_out_and_named(tmp_path):
     run = Run(
         tmp_path,
-        config_of(9, 4, average_quorum=2, average_deadline=0.3),
+        config_of(9, 4, average_quorum=2, average_deadline=1.0),
         "1=nan,2=shape,3=stale,4=dead,7=boast,8=plan",
     )
     stopped = []
@@ -155,7 +156,7 @@ def test_faulty_replicas_are_left_out_and_named(tmp_path):
     assert "more than a round has" in why[7]
     assert "a plan with other steps" in why[8]
     late = [record.seconds for record in run.seen()][1:]  # the first has the replicas' start
-    assert all(b - a < 0.3 + 1.0 * limit(1) for a, b in itertools.pairwise(late))
+    assert all(b - a < 1.0 + limit(4) for a, b in itertools.pairwise(late))
 
 
 def test_without_a_quorum_the_run_ends_with_an_error(tmp_path):
@@ -172,7 +173,8 @@ def test_a_full_disk_ends_the_run_as_one(tmp_path):
 @pytest.mark.parametrize("outer", ["replace", "sgd"])
 def test_killed_replicas_and_averagers_change_no_bit(tmp_path, outer):
     config = config_of(2, 5, average_deadline=1000.0, average_outer=outer)
-    run, draws, kills = Run(tmp_path, config), random.Random(0), []
+    slow = "0=slow,1=slow"  # or they may have ended before they are killed
+    run, draws, kills = Run(tmp_path, config, slow), random.Random(0), []
 
     def kill_one() -> None:
         rounds = len(list((tmp_path / "seen").glob("*.json")))
@@ -236,10 +238,10 @@ def test_damaged_progress_of_a_replica_ends_no_run(tmp_path):
 
 
 def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
-    run = Run(tmp_path, config_of(2, 6))
+    run = Run(tmp_path, config_of(2, 6), "0=slow,1=slow")
     until((tmp_path / "seen" / "2.json").exists)
     run.averager.terminate()
-    assert run.ended()[0] in (EXIT_RESUMABLE, 0)
+    assert run.ended()[0] == EXIT_RESUMABLE
     run.start()
     assert run.ended()[0] == 0
     assert_whole(run, 2, 6)

@@ -291,7 +291,7 @@ def test_a_cluster_needs_a_shared_folder():
 def test_without_the_extra_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyspark", None)
     monkeypatch.setitem(sys.modules, "py4j.protocol", None)
-    with pytest.raises(ConfigError, match=r"pip install 'flowrl\[spark\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[spark\]'"):
         SparkDistributedTrainer(["a"])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flowrl import runs, storage
 from flowrl.launchers.base import Handle
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from flowrl.parallel.status import Blocked, Completed, Entry, Failed, Held, Running, Status, Waiting
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import Progress

@@ -7,7 +7,7 @@ from pathlib import Path
 from flowrl import cli
 from flowrl.experts import manifest as manifests
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths
 
 

@@ -13,7 +13,7 @@ from flowrl import cli
 from flowrl.commands import control
 from flowrl.parallel.events import Response, StopMode, Verb
 from flowrl.parallel.requests import Inbox
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from flowrl.parallel.status import StopReason, Waiting
 from flowrl.runs import TrainingRun, write_run
 from tests.commands.making import DONE, FAILED, HELD, NOW, WAITING, running, save

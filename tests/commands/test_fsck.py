@@ -13,11 +13,13 @@ import pytest
 from flowrl import notices, storage
 from flowrl.errors import EXIT_BUSY
 from flowrl.parallel.health import DaemonLock
-from flowrl.parallel.state_file import StateFile
-from flowrl.paths import GraphPaths
+from flowrl.parallel.state import StateFile
+from flowrl.paths import GraphPaths, SweepPaths
+from flowrl.tuning.sweep import create_sweep
 from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file, write_ahead
 from tests.experts.making import all_files, contents, make_expert
 from tests.parallel.making import (
+    GRAPH,
     PICKAXE,
     TABLE,
     WOOD,
@@ -27,6 +29,7 @@ from tests.parallel.making import (
 )
 from tests.parallel.scheduling import state_of_entries
 from tests.sealing import rewrite
+from tests.tuning.making import a_record
 
 Damage = Callable[[GraphPaths], object]
 
@@ -45,6 +48,17 @@ def test_a_folder_that_is_no_graph_is_refused(tmp_path, capsys):
         assert code == 1
         assert "is no graph" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_a_sweep_is_refused_with_how_it_goes_on(graph, capsys):
+    sweep = SweepPaths(graph.sweeps / "s")
+    create_sweep(sweep, a_record(), graph, GRAPH)
+    before = all_files(sweep.root)
+    for command in ("fsck", "rollback", "recover"):
+        code, said = flowrl(capsys, command, sweep.root)
+        assert code == 2
+        assert said.splitlines()[-1].endswith(f"flowrl sweep {graph.root} --name s")
+    assert all_files(sweep.root) == before
 
 
 def forget(layout: GraphPaths) -> None:

@@ -66,7 +66,7 @@ def played(monkeypatch):
 
 @pytest.fixture
 def endpoint(monkeypatch):
-    pytest.importorskip("openai", reason="flowrl[llm] is not installed")
+    pytest.importorskip("openai", reason="the extra 'llm' is not installed")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with serving(FakeEndpoint(say=knows(LIBRARY.values()))) as found:
         yield found
@@ -228,7 +228,7 @@ def test_a_benchmark_goes_on_without_an_endpoint_that_refuses(
 
 @pytest.mark.parametrize("words", [["--benchmark"], ["--judge", "ensemble", "--models", "openai"]])
 def test_a_missing_key_is_said_before_an_episode_is_played(graph, monkeypatch, capsys, words):
-    pytest.importorskip("openai", reason="flowrl[llm] is not installed")
+    pytest.importorskip("openai", reason="the extra 'llm' is not installed")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr(command._Judging, "_recorded", lambda *_: pytest.fail("it plays"))
     words = ["judge", str(graph.root), *words, "--base_url", "http://x/v1", "--model", "m"]
@@ -295,7 +295,7 @@ def test_what_a_run_did_not_reach_is_a_label(graph, monkeypatch, endpoint, capsy
         (["--judge", "openai", "--base_url", "http://x/v1"], 2, "needs --model"),
         (["--judge", "oracle"], 2, "oracle"),
         (["--judge_budget", "5"], 2, "takes calls, tokens and seconds"),
-        (["Place Tabel"], 1, "has no merged expert of 'Place Tabel'"),
+        (["Place Tabel"], 1, "of 'Place Tabel'; closest is 'Place Table'"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(graph, capsys, words, code, said):
@@ -328,6 +328,17 @@ def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph, endpoint, 
     assert "JudgeCommand" in told
     assert KEY not in told
     assert "hunter2" not in told
+
+
+def test_it_says_what_it_plays_and_how_many_episodes_failed(graph, monkeypatch, caplog):
+    made = recording(WOOD, episodes=240)
+    child = subprocess.CompletedProcess((), 0, stdout=made.to_bytes())
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: child)
+    words = ["--judge", "rule", "--sandbox", "none", "--episodes", "240"]
+    assert cli.main(["judge", str(graph.root), WOOD, *words]) == 0
+    failed = 240 - made.success.sum()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{WOOD}: playing 240 episodes", f"{WOOD}: {failed} of 240 failed"]
 
 
 @dataclass(frozen=True)

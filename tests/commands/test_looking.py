@@ -15,7 +15,7 @@ from flowrl import cli
 from flowrl.config import BottomUpConfig, to_json, with_flags
 from flowrl.parallel.health import DaemonLock
 from flowrl.storage import records
-from tests.commands.making import DONE, FAILED, running, save
+from tests.commands.making import DONE, FAILED, WAITING, running, save
 from tests.parallel.making import WOOD
 from tests.skills.making import skill_text
 from tests.waiting import until
@@ -156,13 +156,14 @@ def test_attach_inside_tmux_switches_its_client_or_says_why_not(tmp_path, monkey
         os.close(screen)
 
 
-@pytest.mark.parametrize("status", [DONE, running()], ids=lambda status: status.kind)
+@pytest.mark.parametrize("status", [DONE, running(), WAITING], ids=lambda status: status.kind)
 def test_a_skill_without_a_session_is_not_attached_to(tmp_path, monkeypatch, capsys, status):
     monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
     save(tmp_path / "graph", ("A", status))
     assert cli.main(["attach", str(tmp_path / "graph"), "A"]) == 1
     said = capsys.readouterr().err
-    assert f"A is {status.kind} and has no tmux session; flowrl logs" in said
+    assert f"A is {status.kind} and has no tmux session" in said
+    assert ("; flowrl logs" in said) == (status != WAITING)
 
 
 def test_a_completion_script_completes_commands_and_flags(tmp_path):

@@ -11,10 +11,10 @@ from flowrl.config import PPOConfig
 from flowrl.errors import ExpertError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.recovery import recorded_config
-from flowrl.parallel.run_folder import fail_run
 from flowrl.parallel.skill_sources import record_graph
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from flowrl.parallel.status import FRESH, Running
+from flowrl.parallel.training_setup import fail_run
 from tests.commands.repairing import flip, flowrl, fsck, statuses, version_file
 from tests.experts.making import all_files
 from tests.parallel.making import (
@@ -143,6 +143,12 @@ def test_a_damaged_state_is_made_anew_and_kept(graph, capsys):
         assert kept.read_bytes() == damaged
         assert str(graph.quarantine) in said
     assert StateFile(graph.scheduler_state).load() == whole
+
+
+def test_a_lost_state_is_made_anew_and_none_is_kept(graph, capsys):
+    graph.scheduler_state.unlink()
+    code, said = flowrl(capsys, "recover", graph.root)
+    assert (code, said) == (0, f"{graph.scheduler_state} is made anew (2 completed)\n")
 
 
 @pytest.mark.parametrize("key", ["env_name", "num_envs"])

@@ -18,10 +18,8 @@ from flowrl.commands import status
 from flowrl.commands.status import clock, read_rows, skill_table, tally, training_screen
 from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.events import PAUSED
 from flowrl.parallel.health import DaemonLock
-from flowrl.parallel.outcomes import CANCELLED
-from flowrl.parallel.status import Failed
+from flowrl.parallel.status import CANCELLED, PAUSED, Failed
 from tests.commands.making import (
     DONE,
     FAILED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -77,6 +78,17 @@ def test_a_run_none_of_whose_processes_lives_is_not_in_training(tmp_path, lives,
         text = " ".join(str(line) for line in screen(layout, [row]).renderables)
     assert (row.phase, row.frames) == (phase, 512)
     assert (row.eta_seconds is None, "runs go on" not in text) == (phase == "ended",) * 2
+
+
+def test_the_time_of_a_run_that_has_ended_stands_still(tmp_path):
+    since = datetime.now(UTC) - timedelta(hours=1)
+    handle = Handle(run_id="e0.a1.x", session="s", pid=os.getpid(), start_time="before")
+    layout = save(tmp_path, ("A", replace(running(), handle=handle, since=since)))
+    tell_progress(layout.run(0, "A"))
+    facts = {"run_id": "e0.a1.x", "code": 1, "signal": None, "oom": False, "received": []}
+    record = {"format": 1, **facts, "detail": "", "ended_at": since.timestamp() + 90}
+    (layout.run(0, "A").folder / "exit.json").write_text(json.dumps(record))
+    assert read_rows(layout)[0].seconds == pytest.approx(90)
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"format": 2}', '{"format": 1}', "\x00"])

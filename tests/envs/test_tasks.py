@@ -128,7 +128,7 @@ def test_making_an_environment_does_not_load_craftax(tmp_path):
         "from flowrl.envs.skill_module import load_module\n"
         "module = load_module(Path(sys.argv[1]))\n"
         "env = make_env(sys.argv[2], module, max_task_steps=9)\n"
-        "assert env.observation_size == 1345\n"
+        "assert env.game.observation_size == 1345\n"
         "sys.exit('craftax.craftax_classic' in sys.modules)\n"
     )
     path = tmp_path / "0.py"

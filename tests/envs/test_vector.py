@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,10 +21,8 @@ ENDS = 1  # the action that ends an episode
 class CountingWorlds:
     """A stand-in for a SkillEnv: a world is a random number, kept until its episode ends."""
 
-    observation_size = 1
-    num_actions = 2
-    num_experts = 1
-    num_tasks = 1
+    game = SimpleNamespace(observation_size=1, num_actions=2)
+    module = SimpleNamespace(experts=(0,), tasks=("wait",))
     plan = np.int32(0)
 
     def new_world(self, key: jax.Array) -> Any:

@@ -101,7 +101,7 @@ def test_a_potential_is_carried_within_its_task_and_begins_at_0(walk):
     state, _ = walk.step(with_items(walk.state, wood=2))
     assert same(state.potential, 0)  # of the first task's rewards, and where the second begins
     state, output = walk.step(state)
-    assert same(walk.env.potential(state), 0.5)
+    assert same(state.potential, 0.5)
     assert same(output.reward, 0)
     state, _ = walk.step(with_items(state, stone=1))
     assert same(state.potential, 0)
@@ -239,7 +239,7 @@ def test_a_step_is_craftaxs_own_step_and_its_observation_is_unchanged(walk):
         theirs, world, *_ = step(keys, world, jnp.full(8, action), craftax.default_params)
         assert same(walk.observe(ours), theirs)
     assert walk.observe(ours).dtype == jnp.float32
-    assert walk.observe(ours).shape == (8, walk.env.observation_size) == (8, 1345)
+    assert walk.observe(ours).shape == (8, walk.env.game.observation_size) == (8, 1345)
 
 
 def test_wood_is_collected_by_doing(walk):
@@ -309,7 +309,7 @@ def test_no_callback_and_no_debug_print_is_in_a_step():
 def test_full_craftax_walks_the_same_way(worlds_of):
     env, worlds = worlds_of(FULL)
     walk = Walk(env, worlds)
-    assert (env.observation_size, env.num_actions) == (8268, 43)
+    assert (env.game.observation_size, env.game.num_actions) == (8268, 43)
     state, output = walk.step(with_items(walk.state, wood=2))
     assert same(output.boundary, True)
     assert same(output.next_expert, EXPERTS[1])

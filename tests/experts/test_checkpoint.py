@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from flowrl import storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 def random_expert(seed: int, shapes=SHAPES) -> dict:
     rng = np.random.default_rng(seed)
     leaves = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in shapes.items()}
-    return checkpoint._nested(leaves)
+    return unflatten_dict(leaves, sep="/")
 
 
 def same_bits(one, other) -> bool:

@@ -75,6 +75,14 @@ def test_a_merge_is_found_again_as_it_was_offered(store, layout):
     assert [(part.run_id, part.frames) for part in version.lineage] == [("e0.a1.aa", 5)]
 
 
+@pytest.mark.parametrize("wanted", ["Skill 3", " skill 3", "skill_3", "3"])
+def test_a_run_is_found_by_the_name_the_machine_name_or_the_number_of_its_skill(store, wanted):
+    merge(store, "e3.a1.x", expert=3, acted=10)
+    assert store.archive_of(wanted) == store.layout.archive(3, "Skill 3")
+    with pytest.raises(ExpertMissingError, match="'skil 3'; closest is 'Skill 3'; merged are: "):
+        store.archive_of("skil 3")
+
+
 def test_the_manifest_on_disk_is_what_the_documents_say(store, layout):
     merge(store, "r1", expert=0, acted=5)
     facts = json.loads(layout.manifest.read_text())
@@ -404,7 +412,7 @@ def test_a_reader_during_the_first_merge_finds_no_damage(store, monkeypatch, bef
 
 def _merge_in_its_own_process(root: Path, number: int, barrier) -> None:
     store = ExpertStore(GraphPaths(root))
-    barrier.wait(timeout=60)
+    barrier.wait(timeout=200)
     merge(store, f"run{number}", expert=0, acted=number + 1)
     merge(store, f"own{number}", expert=number + 1, acted=7)
 
@@ -428,7 +436,7 @@ def test_six_mergers_at_once_lose_nothing_and_readers_see_no_mix(layout):
     with ThreadPoolExecutor(max_workers=1) as pool:
         reading = pool.submit(read)
         for merger in mergers:
-            merger.join(timeout=120)
+            merger.join(timeout=200)
         ended.set()
         reading.result(timeout=60)
     assert [merger.exitcode for merger in mergers] == [0] * 6

@@ -26,20 +26,19 @@ from flowrl.parallel import comparisons
 from flowrl.parallel.comparisons import Comparison
 from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.run_folder import (
-    KEPT_FAILURES,
-    PreparedRun,
-    fail_run,
-    live_runs,
-    pinned_versions,
-    resume_training_run,
-)
-from flowrl.parallel.state import SchedulerState
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Entry, Running, Waiting
 from flowrl.parallel.training_processor import (
     process_completed_training,
     verified_candidates,
+)
+from flowrl.parallel.training_setup import (
+    KEPT_FAILURES,
+    PreparedRun,
+    clear_for_launch,
+    fail_run,
+    live_runs,
+    pinned_versions,
 )
 from flowrl.paths import GraphPaths, SweepPaths
 from flowrl.runs import LineageEntry, read_run
@@ -312,8 +311,8 @@ def _resume() -> Scenario:
         (place.resume / "0").mkdir(parents=True)
         (place.resume / "0" / "d0").write_text("arrays")
 
-    def act(layout: GraphPaths) -> Any:
-        return resume_training_run(layout, 0, WOOD)
+    def act(layout: GraphPaths) -> None:
+        clear_for_launch(layout.run(0, WOOD))
 
     return Scenario(name="resume", build=build, act=act, again=act, look=look, end=everything)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths
 from tests.faults.frozen import Frozen, leftovers
 from tests.faults.scenarios import Work, scenarios

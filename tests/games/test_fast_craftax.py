@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -91,11 +92,12 @@ def test_a_loop_that_carries_nothing_on_gives_what_jaxs_gives():
 def played(worlds: Any, *, fast: bool) -> tuple[list[np.ndarray], np.ndarray]:
     """What eight episodes of random actions come to: the last worlds, and all that was seen."""
     engine = CraftaxEngine(CLASSIC, "craftax.craftax_classic", fast=fast)
-    env = make_env(CLASSIC, load_module(module_text()), max_task_steps=500, engine=engine)
+    env = make_env(CLASSIC, load_module(module_text()), max_task_steps=500)
+    env = replace(env, game=replace(env.game, make=lambda: engine))
 
     def step(state, key):
         key, action_key = jax.random.split(key)
-        actions = jax.random.randint(action_key, (8,), 0, env.num_actions)
+        actions = jax.random.randint(action_key, (8,), 0, env.game.num_actions)
         state, _ = jax.vmap(env.advance)(jax.random.split(key, 8), state, actions)
         return state, jax.vmap(env.observe)(state)
 

@@ -15,7 +15,7 @@ from flowrl.skills.skill import load_library
 from tests.judging.endpoint import KEY, FakeEndpoint, answer, knows, named, serving
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("dspy", reason="flowrl[dspy] is not installed")
+pytest.importorskip("dspy", reason="the extra 'dspy' is not installed")
 GAME = find_game("Craftax-Classic-Symbolic-v1")
 LIBRARY = list(load_library(GAME.name).values())
 MADE_UP = "Look whether the reward leads to the goal."
@@ -95,7 +95,7 @@ def test_two_refusals_are_retried_and_count(endpoint):
 
 @pytest.mark.parametrize(("how", "calls"), [("bootstrap", 2), ("mipro", 4), ("mipro", 30)])
 def test_no_more_than_the_budget_is_asked_to_make_a_prompt(endpoint, tmp_path, how, calls):
-    pytest.importorskip("optuna", reason="flowrl[sweep] is not installed")
+    pytest.importorskip("optuna", reason="the extra 'sweep' is not installed")
     endpoint.say = proposes
     budget = Budget(Cost(calls=calls, tokens=1e9, seconds=1e9))
     items, labels = labelled_texts(LIBRARY[:5], GAME, {})
@@ -107,7 +107,7 @@ def test_no_more_than_the_budget_is_asked_to_make_a_prompt(endpoint, tmp_path, h
 
 
 def test_instructions_are_made_up_and_tried(endpoint, tmp_path):
-    pytest.importorskip("optuna", reason="flowrl[sweep] is not installed")
+    pytest.importorskip("optuna", reason="the extra 'sweep' is not installed")
     endpoint.say = proposes
     judge = asking(endpoint)
     items, labels = labelled_texts(LIBRARY[:5], GAME, {})

@@ -11,7 +11,7 @@ from flowrl.judging.calibration import auc
 from flowrl.judging.judge import RECORDED, SkillText
 from flowrl.judging.learned import (
     EpisodeTransformer,
-    TransformerJudge,
+    LearnedJudge,
     better,
     fit_logistic,
     fit_transformer,
@@ -83,19 +83,47 @@ def test_the_transformer_finds_what_sums_do_not_show(succeeds, episodes, steps, 
     assert better(small, large, items[rest], labels[rest]) is large
 
 
-def test_the_small_judge_is_taken_where_the_large_one_is_no_better():
+@pytest.fixture
+def fitted(monkeypatch):
+    """Fit a transformer by so many steps; returns the logistic judge that it adds to, and it."""
+    bases: list[LearnedJudge] = []
+
+    def kept(items, labels):
+        bases.append(fit_logistic(items, labels))
+        return bases[-1]
+
+    def fit(items, labels, *, steps: int) -> tuple[LearnedJudge, LearnedJudge]:
+        monkeypatch.setattr(learned, "fit_logistic", kept)
+        monkeypatch.setattr(learned, "_STEPS", steps)
+        large = fit_transformer(items, labels, seed=0)
+        return bases[-1], large
+
+    return fit
+
+
+def test_a_transformer_adds_to_the_odds_of_each_beginning_whatever_follows(fitted):
+    made = recording(episodes=100)
+    made.success[:] = far_from_zero(made)
+    base, large = fitted(*made.prefixes(), steps=50)
+    steps = np.random.default_rng(0).normal(size=(2, 9, 3)).astype(np.float32)
+    found = large.odds(steps)
+    np.testing.assert_allclose(found[:, :5], large.odds(steps[:, :5]), rtol=1e-4, atol=1e-5)
+    assert found.shape == (2, 9)
+    assert 1e-3 < abs(found - base.odds(steps)).max() < 3
+
+
+def test_the_small_judge_is_taken_where_the_large_one_is_no_better(fitted):
     items, labels = recording(episodes=300).prefixes()
-    small = fit_logistic(items, labels)
-    same = TransformerJudge(
-        params=EpisodeTransformer().init(jax.random.key(0), items[0].steps[None]),
-        base=small,
-        mean=np.zeros(3),
-        scale=np.ones(3),
-        version="1",
-    )
+    small, same = fitted(items, labels, steps=0)
     assert same.score(items[0]).score == pytest.approx(small.score(items[0]).score)
     assert better(small, same, items, labels) is small
     assert better(small, same, items, np.ones(len(items), bool)) is small
+
+
+def test_a_transformer_that_has_not_learned_adds_nothing():
+    model, steps = EpisodeTransformer(), np.ones((1, RECORDED, 3), np.float32)
+    params = model.init(jax.random.key(0), steps)
+    assert not np.asarray(model.apply(params, steps)).any()
 
 
 def test_what_comes_later_changes_nothing_before():

@@ -11,7 +11,7 @@ from flowrl.judging.judge import Budget, Cost, JudgeUnavailableError, SkillText
 from tests.judging.endpoint import KEY, NO_BOUND, FakeEndpoint, answer, named, serving
 from tests.judging.making import at_step
 
-pytest.importorskip("openai", reason="flowrl[llm] is not installed")
+pytest.importorskip("openai", reason="the extra 'llm' is not installed")
 from flowrl.judging import openai as judging
 
 ITEM = SkillText(skill="Dig", text='{"name": "Dig"}')

@@ -106,11 +106,15 @@ def make_a_user_namespace():
     if libc.unshare(0x10000000) < 0:
         raise OSError(ctypes.get_errno())
 def leave_somebody_behind():
+    ready, told = os.pipe()  # the kernel closes it as the child becomes another program
     if os.fork() == 0:
         os.setsid()
-        os.closerange(0, 100)
+        os.closerange(0, told)
+        os.closerange(told + 1, 100)
         code = "import time; time.sleep(600)"
         os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", code, goals["token"]])
+    os.close(told)
+    os.read(ready, 1)
 
 for name in goals["attempts"]:
     attempt(globals()[name])

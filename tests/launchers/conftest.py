@@ -45,7 +45,7 @@ ENDS = (
 MakeJob = Callable[..., Job]
 
 
-def end_of(launcher: Launcher, handle: Handle, job: Job, *, seconds: float = 20.0) -> Outcome:
+def end_of(launcher: Launcher, handle: Handle, job: Job, *, seconds: float = 60.0) -> Outcome:
     """How a run ends, heard as the scheduler hears it."""
     deadline = time.monotonic() + limit(seconds)
     while (outcome := launcher.poll(handle, job.folder)) is None:
@@ -69,6 +69,12 @@ def trainer_of(job: Job) -> int:
     pid = start_of(job).job_pid
     assert pid is not None
     return pid
+
+
+def signal_to(pid: int | None, number: int = signal.SIGKILL) -> None:
+    """Send a signal to one process: pid 0 would be pytest's own group."""
+    assert pid
+    os.kill(pid, number)
 
 
 @pytest.fixture
@@ -96,7 +102,7 @@ def server_folder(tmp_path_factory, monkeypatch) -> Iterator[Path]:
     monkeypatch.delenv("TMUX", raising=False)
     yield folder
     launcher = TmuxLauncher("test")
-    for pane in launcher._server.panes():
+    for pane in [pane for pane in launcher._server.panes() if not pane.dead]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pane.pid, signal.SIGKILL)
     launcher._server.run("kill-server")

@@ -17,7 +17,17 @@ from flowrl.errors import LaunchError
 from flowrl.launchers import process, run_status
 from flowrl.launchers.base import ExitCause, Exited, Finished, Job, Lost
 from flowrl.launchers.local import LocalLauncher
-from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, trainer_of, until
+from tests.launchers.conftest import (
+    SLEEP,
+    STUBBORN,
+    SUCCEED,
+    end_of,
+    signal_to,
+    start_of,
+    trainer_of,
+    until,
+)
+from tests.waiting import limit
 
 
 def test_launching_a_live_run_again_adopts_it(launcher, make_job):
@@ -90,11 +100,11 @@ def test_a_held_lock_of_unknown_origin_refuses_the_launch(launcher, make_job):
 
 
 def test_a_reused_pid_is_not_our_run(launcher, make_job):
-    job = make_job(SLEEP)
+    job = make_job(STUBBORN)  # it outlives the hangup of its pane
     handle = launcher.launch(job)
     start = start_of(job)
     for pid in (start.runner_pid, start.job_pid):
-        os.kill(pid or 0, signal.SIGKILL)
+        signal_to(pid)
     end_of(launcher, handle, job)
     facts = json.loads((job.folder / "start.json").read_text())
     facts["runner_pid"] = facts["job_pid"] = os.getpid()
@@ -141,7 +151,7 @@ def test_a_launch_without_descriptors_is_refused_and_may_be_tried_again(launcher
             break
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert not run_status.lock_held(job.folder)
+        until(lambda: not run_status.lock_held(job.folder))
     assert refused > 3
     job = make_job(SLEEP, name="flowrl_e1_x")
     handle = launcher.launch(job)
@@ -181,7 +191,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_job_that_is_no_training_survives_a_killed_scheduler(launcher, tmp_path):
     kind = type(launcher)
     words = [sys.executable, "-c", LAUNCHING, kind.__name__, str(tmp_path)]
-    assert subprocess.run(words, check=False, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run(words, check=False, timeout=limit(60)).returncode == -signal.SIGKILL
     until((tmp_path / "ready").exists)
     job = Job(name="sum", run_id="sum.1", argv=("true",), env={}, cwd=tmp_path, folder=tmp_path)
     handle = until(lambda: launcher.find(job))

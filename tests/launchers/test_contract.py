@@ -23,6 +23,7 @@ from tests.launchers.conftest import (
     STUBBORN,
     SUCCEED,
     end_of,
+    signal_to,
     start_of,
     trainer_of,
     until,
@@ -127,7 +128,7 @@ def test_runner_and_trainer_killed_leave_no_trace(launcher, make_job):
     handle = launcher.launch(job)
     start = start_of(job)
     for pid in (start.runner_pid, start.job_pid):
-        os.kill(pid or 0, signal.SIGKILL)
+        signal_to(pid)
     assert isinstance(end_of(launcher, handle, job), Lost)
 
 
@@ -158,7 +159,7 @@ def test_the_log_takes_everything(launcher, make_job):
     job = make_job("for i in range(20000): print('line', i)\nprint('☃', flush=True)")
     end_of(launcher, launcher.launch(job), job)
     log = job.folder / "training.log"
-    until(lambda: log.exists() and "☃" in log.read_text())
+    until(lambda: "☃".encode() in log.read_bytes())
     assert log.read_text().splitlines() == [f"line {i}" for i in range(20000)] + ["☃"]
 
 
@@ -185,7 +186,7 @@ def test_waiting_ends_with_the_first_end(launcher, make_job):
     began = time.monotonic()
     while launcher.poll(handles[1], quick.folder) is None:
         launcher.wait(handles, timeout_seconds=60.0)
-    assert time.monotonic() - began < 20.0
+    assert time.monotonic() - began < 50.0
     assert launcher.poll(handles[0], slow.folder) is None
 
 

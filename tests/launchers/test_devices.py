@@ -92,7 +92,7 @@ def test_an_nvidia_smi_that_fails_leaves_no_gpu_and_does_not_hang(nvidia_smi, sc
     monkeypatch.setattr(gpus, "TIMEOUT_SECONDS", 0.5)
     began = time.monotonic()
     assert visible_devices(environ={}) == ()
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30.0
 
 
 def test_nvidia_smi_has_five_seconds():

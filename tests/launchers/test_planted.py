@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flowrl import cli, storage
-from flowrl.commands import logs
+from flowrl.commands import sessions
 from flowrl.errors import FileRefusedError, FlowrlError, LaunchError
 from flowrl.launchers import process, run_status, runner
 from flowrl.launchers.base import ExitCause, Exited, Handle, Job, Lost
@@ -27,7 +27,7 @@ from flowrl.paths import GraphPaths, RunPaths
 from flowrl.redaction import cleaned
 from flowrl.runs import read_progress, read_result
 from tests.commands.making import running, save, tell_progress
-from tests.launchers.conftest import SLEEP, STUBBORN, end_of, start_of, until
+from tests.launchers.conftest import SLEEP, STUBBORN, end_of, signal_to, start_of, until
 from tests.parallel.making import WOOD, finish, merge_finished, prepare
 
 SECRET = "not yours"
@@ -111,7 +111,7 @@ def test_status_shows_nothing_that_progress_points_to(tmp_path, capsys, how):
 
 @pytest.mark.parametrize("how", PLANTS)
 def test_no_log_is_followed_or_read_without_end(tmp_path, capsys, monkeypatch, how):
-    monkeypatch.setattr(logs, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(sessions, "LIMIT_BYTES", 1000)
     layout = save(tmp_path, ("A", running()))
     storage.make_dir(layout.run(0, "A").folder)
     plant(how, layout.run(0, "A").training_log)
@@ -124,9 +124,9 @@ def test_a_log_that_becomes_a_link_between_two_looks_is_refused(tmp_path, monkey
     path = layout.run(0, "A").training_log
     storage.make_dir(path.parent)
     plant(link, path)
-    monkeypatch.setattr(logs, "_newest_log", lambda *_: path)
+    monkeypatch.setattr(sessions, "_newest_log", lambda *_: path)
     with pytest.raises(FileRefusedError):
-        logs.LogsCommand(skill="A", graph_path=tmp_path)()
+        sessions.LogsCommand(skill="A", graph_path=tmp_path)()
 
 
 @pytest.mark.parametrize("what", ["module", "metrics", "training_log", "older_training_log"])
@@ -221,7 +221,7 @@ def test_a_forged_start_has_nobody_else_killed(local, make_job, victim):
     (job.folder / "start.json").write_text(forged_start(job, victim))
     os.kill(own.runner_pid, signal.SIGKILL)
     until(lambda: not process.start_time_of(own.runner_pid))
-    os.kill(own.job_pid or 0, signal.SIGKILL)
+    signal_to(own.job_pid)
     assert isinstance(end_of(local, handle, job), Lost)
     assert victim.poll() is None
 
@@ -250,7 +250,7 @@ def refusal(read, place: RunPaths) -> str:
 
 
 @given(facts=st.dictionaries(st.sampled_from(KEYS), JSON), own=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_whatever_stands_in_a_record_nobody_stumbles(tmp_path, facts, own):
     place = RunPaths(tmp_path, 0)
     text = json.dumps({**facts, "format": 1} | ({"run_id": "e0.a1.x"} if own else {}))

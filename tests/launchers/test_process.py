@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import time
@@ -43,21 +44,21 @@ def test_an_end_before_the_wait_is_told_at_once_but_only_once(sleeper):
     handle, watcher = handle_of(sleeper), EndWatcher()
     sleeper.kill()
     sleeper.wait()
-    assert seconds_waited(watcher, [handle], 60.0) < 10.0
-    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 10.0
+    assert seconds_waited(watcher, [handle], 60.0) < 30.0
+    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 30.0
 
 
 def test_an_end_during_the_wait_is_heard(sleeper):
     handle = handle_of(sleeper)
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -9 {sleeper.pid}"])
-    assert seconds_waited(EndWatcher(), [handle], 60.0) < 10.0
+    assert seconds_waited(EndWatcher(), [handle], 60.0) < 30.0
     killer.wait()
 
 
 def test_a_system_without_pidfds_is_looked_at_often(sleeper, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     handle, watcher = handle_of(sleeper), EndWatcher()
-    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 10.0
+    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 30.0
     sleeper.kill()
     sleeper.wait()
     watcher.wait([handle], timeout_seconds=60.0)
@@ -68,10 +69,11 @@ def test_no_descriptor_left_is_no_loss(sleeper, monkeypatch):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert 0.04 <= seconds_waited(EndWatcher(), [handle_of(sleeper)], 60.0) < 10.0
+    assert 0.04 <= seconds_waited(EndWatcher(), [handle_of(sleeper)], 60.0) < 30.0
 
 
 def descriptors() -> int:
+    gc.collect()  # or it may close what other tests have left, in between
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -79,7 +81,7 @@ def test_waiting_holds_a_descriptor_for_each_run_and_no_other(sleeper):
     before, watcher = descriptors(), EndWatcher()
     for _ in range(50):
         watcher.wait([handle_of(sleeper)] * 3, timeout_seconds=0)
-        assert descriptors() == before + 1
+    assert descriptors() == before + 1
     watcher.wait([], timeout_seconds=0)
     assert descriptors() == before
     watcher.wait([handle_of(sleeper)], timeout_seconds=0)
@@ -92,15 +94,15 @@ def test_an_end_gives_its_descriptor_back(sleeper):
     handle = handle_of(sleeper)
     watcher.wait([handle], timeout_seconds=0)
     sleeper.kill()
-    assert seconds_waited(watcher, [handle], 60.0) < 10.0
+    assert seconds_waited(watcher, [handle], 60.0) < 30.0
     assert descriptors() == before
-    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 10.0
+    assert 0.04 <= seconds_waited(watcher, [handle], 60.0) < 30.0
 
 
 def test_more_runs_than_there_are_descriptors_for_are_looked_at_often(sleeper, monkeypatch):
     monkeypatch.setattr(process, "_max_watched", lambda: 0)
     before, watcher = descriptors(), EndWatcher()
-    assert 0.04 <= seconds_waited(watcher, [handle_of(sleeper)], 60.0) < 10.0
+    assert 0.04 <= seconds_waited(watcher, [handle_of(sleeper)], 60.0) < 30.0
     assert descriptors() == before
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.launchers import log_writer, run_status, runner
+from flowrl.launchers import log_writer, process, run_status, runner
 from flowrl.launchers.base import ExitCause, Exited, Finished
 from flowrl.launchers.local import LocalLauncher
 from tests.launchers.confining import confined
@@ -44,10 +44,10 @@ def test_the_runner_exits_as_its_trainer_did(make_job, source, code):
     job = make_job(source)
     run_status.prepare(job, grace_seconds=1.0)
     words = [sys.executable, "-I", "-S", str(run_status.RUNNER), str(job.folder / "spec.json")]
-    process = subprocess.Popen(words)
+    child = subprocess.Popen(words)
     if source == SLEEP:
         os.kill(trainer_of(job), signal.SIGKILL)
-    assert process.wait(timeout=30) == code
+    assert child.wait(timeout=30) == code
 
 
 def test_a_hangup_reaches_the_trainer_as_term(local, make_job):
@@ -220,7 +220,8 @@ def test_a_flood_through_a_launcher_fills_no_disk(local, make_job, monkeypatch, 
     outcome = end_of(local, local.launch(job), job, seconds=120.0)
     assert isinstance(outcome, Finished)
     log = job.folder / "training.log"
-    until(lambda: log.read_bytes().endswith(b"the end\n"))
+    until(lambda: not process.of_script(run_status.LOG_WRITER, str(log)))
+    assert log.read_bytes().endswith(b"the end\n")
     kept = sum(path.stat().st_size for path in job.folder.glob("training.log*"))
     assert 2**20 <= kept <= 2**22
 

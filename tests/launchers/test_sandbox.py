@@ -27,10 +27,12 @@ from tests.launchers.conftest import (
     STUBBORN,
     SUCCEED,
     end_of,
+    signal_to,
     start_of,
     until,
 )
 from tests.launchers.test_runner import small_cgroup
+from tests.waiting import limit
 
 HERE = sandbox.confinement("auto", Path("/nowhere"))
 needs_bubblewrap = pytest.mark.skipif(HERE.program is None, reason=HERE.said)
@@ -175,8 +177,8 @@ def test_every_escape_succeeds_where_nobody_is_confined(launcher, make_job, tmp_
         achieved = run_hostile(launcher, job, target, attempts_of(launcher))
         missed = {name for name, done in achieved.items() if not done}
         assert missed <= (set() if os.getuid() == 0 else UNPRIVILEGED)
-        assert target.left_behind()
-        assert target.victim.wait(timeout=20) == -signal.SIGKILL
+        until(target.left_behind)
+        assert target.victim.wait(timeout=limit(30)) == -signal.SIGKILL
         changed = {path for path, text in target.contents().items() if text != before.get(path)}
         assert len(changed) == 4
     assert (job.folder / "run.json").read_text() != MINE
@@ -249,7 +251,7 @@ def test_nothing_outlives_a_process_that_is_killed(launcher, make_job, who):
     within = inside(job)
     everybody = {pid: process.start_time_of(pid) for pid in (bubblewrap_of(job), *within)}
     pids = {"runner": start.runner_pid, "bubblewrap": start.job_pid, "trainer": within[-1]}
-    os.kill(pids[who] or 0, signal.SIGKILL)
+    signal_to(pids[who])
     outcome = end_of(launcher, handle, job)
     if who == "runner":
         assert isinstance(outcome, Lost)
@@ -351,17 +353,21 @@ def fake_bubblewrap(folder: Path, monkeypatch, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "said", "seconds"),
     [
-        ("echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "No permissions to"),
-        ("exit 7", "exit code 7"),
-        ("sleep 60", "timed out"),
+        (
+            "echo 'bwrap: No permissions to create new namespace' >&2; exit 1",
+            "No permissions to",
+            30,
+        ),
+        ("exit 7", "exit code 7", 30),
+        ("sleep 60", "timed out", 0.5),
     ],
     ids=["forbidden", "silent", "hangs"],
 )
-def test_a_bubblewrap_that_does_not_work_is_not_used(tmp_path, monkeypatch, script, said):
+def test_a_bubblewrap_that_does_not_work_is_not_used(tmp_path, monkeypatch, script, said, seconds):
     fake_bubblewrap(tmp_path, monkeypatch, script)
-    monkeypatch.setattr(sandbox, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "PROBE_SECONDS", seconds)
     found = sandbox.confinement("auto", tmp_path)
     assert found.program is None
     assert "not confined: bubblewrap does not work here" in found.said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -14,24 +13,22 @@ from flowrl.errors import LaunchError
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Finished, Handle
 from flowrl.launchers.tmux import TmuxLauncher
-from tests.launchers.conftest import SLEEP, SUCCEED, end_of, start_of, until
+from tests.launchers.conftest import SLEEP, SUCCEED, end_of, signal_to, start_of, until
 from tests.launchers.tmux_sessions import sessions
 
 pytestmark = pytest.mark.tmux
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr("flowrl.launchers.tmux.REPLY_SECONDS", 0.5)
-
-
 @contextmanager
 def frozen(handle: Handle) -> Iterator[None]:
-    os.kill(handle.server_pid or 0, signal.SIGSTOP)
+    """A server that is stopped, and a launcher that does not wait long for it meanwhile."""
+    signal_to(handle.server_pid, signal.SIGSTOP)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as impatient:
+            impatient.setattr("flowrl.launchers.tmux.REPLY_SECONDS", 2.0)
+            yield
     finally:
-        os.kill(handle.server_pid or 0, signal.SIGCONT)
+        signal_to(handle.server_pid, signal.SIGCONT)
 
 
 def test_a_frozen_server_is_a_launch_error_with_the_remedy(tmux, make_job):

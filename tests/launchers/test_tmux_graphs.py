@@ -88,6 +88,11 @@ def test_a_renamed_session_is_found_under_its_new_name(tmux, of_graph):
     assert tmux.launch(job) == found
 
 
+def dead(tmux: TmuxLauncher) -> int:
+    """How many panes the server knows to be dead."""
+    return sum(pane.dead for pane in tmux._server.panes())
+
+
 def log_writers(folder: Path) -> list[int]:
     return process.of_script(LOG_WRITER, str(folder / "training.log"))
 
@@ -103,6 +108,8 @@ def test_only_the_sessions_of_a_graphs_own_done_jobs_are_closed(tmux, of_graph):
     for job in (done, kept, other, gone):
         end_of(tmux, tmux.launch(job), job)
     tmux.launch(lives)
+    until(lambda: log_writers(lives.folder))
+    until(lambda: tmux.wait([], timeout_seconds=0) or dead(tmux) == 4)
     shutil.rmtree(gone.folder.parent)
     reader = subprocess.Popen(["tail", "-f", str(kept.folder / "training.log")])
     tmux.clear(runs, [done.folder, lives.folder])
@@ -122,6 +129,7 @@ def test_a_pane_that_lives_where_its_process_cannot_be_seen_is_not_closed(
 ):
     job = of_graph("a", SLEEP, "e0.a1.x")
     tmux.launch(job)
+    until(lambda: log_writers(job.folder))
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(process, "start_time_of", lambda _: "")
         tmux.clear(job.folder.parent, [job.folder])

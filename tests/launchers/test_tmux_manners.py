@@ -15,7 +15,7 @@ from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process, run_status
 from flowrl.launchers.base import ExitCause, Exited, Finished
 from flowrl.launchers.tmux import TmuxLauncher
-from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, start_of, until
+from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, signal_to, start_of, until
 from tests.launchers.tmux_sessions import cause_of, sessions, somebody_attached
 
 pytestmark = pytest.mark.tmux
@@ -31,13 +31,14 @@ def test_the_session_of_a_job_that_succeeds_ends_with_it(tmux, make_job):
     until(lambda: (job.folder / "training.log").read_text() == "done\n")
 
 
-@pytest.mark.parametrize("end", ["raise SystemExit(85)", "raise SystemExit(130)", SLEEP])
+@pytest.mark.parametrize("end", ["raise SystemExit(85)", "raise SystemExit(130)", SLEEP, STUBBORN])
 def test_the_session_of_a_job_that_was_asked_to_end_ends_with_it(tmux, make_job, end):
     keeper = make_job(SLEEP, name="flowrl_e1_x")
     tmux.launch(keeper)
+    tmux._grace_seconds = 0.5
     job = make_job(end)
     handle = tmux.launch(job)
-    if end == SLEEP:
+    if end in (SLEEP, STUBBORN):
         start_of(job)
         tmux.stop(handle, job.folder)
     assert isinstance(end_of(tmux, handle, job), Exited)
@@ -231,7 +232,7 @@ def test_a_run_does_not_mind_its_users(tmux, make_job):
     assert found is not None
     assert (found.session, found.pid) == ("mine", handle.pid)
     for pid in (start.runner_pid, start.job_pid):
-        os.kill(pid or 0, signal.SIGCONT)
+        signal_to(pid, signal.SIGCONT)
     tmux.stop(found, job.folder)
     assert cause_of(end_of(tmux, found, job)) is ExitCause.STOPPED
 

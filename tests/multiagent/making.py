@@ -7,13 +7,15 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from flowrl.multiagent import agents
 from flowrl.multiagent.buffers import Rollout
+from flowrl.multiagent.collect import begin, collecting
 from flowrl.multiagent.config import LearnerConfig
-from flowrl.multiagent.world import Sizes
+from flowrl.multiagent.world import JAXMARL_WORLDS, Sizes, open_world
 
-SIZES = Sizes((5, 5, 5), (3, 3, 3))
+SIZES = Sizes((4, 4, 4), (3, 3, 3))  # of three agents in only_apple, so programs are shared
 TURNS, COPIES = 4, 6
 SMALL = {
     "num_envs": COPIES,
@@ -47,6 +49,17 @@ def rollout(sizes: Sizes = SIZES, seed: int = 0) -> Rollout:
         last_value=normal(number, COPIES),
         last_obs=normal(number, COPIES, seen.shape[1]) * seen[:, None],
     )
+
+
+@cache
+def collected(algorithm: str, name: str) -> tuple[agents.Agents, Rollout, Rollout]:
+    """Three agents as they were at first, and two epochs of theirs in a world."""
+    if name in JAXMARL_WORLDS:
+        pytest.importorskip("jaxmarl", reason="pip install '.[marl]' in flowrl's folder")
+    world, config = open_world(name, 3), CONFIGS[algorithm]
+    before, collect = agents.init(config, world.sizes), collecting(world, config)
+    collector, first, _ = collect(before.policy, begin(world, config, jax.random.key(0)))
+    return before, first, collect(before.policy, collector)[1]
 
 
 @cache

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
@@ -7,12 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flowrl.errors import ConfigError
 from flowrl.multiagent import agents
+from flowrl.multiagent.config import PER_AGENT
 from flowrl.multiagent.world import Sizes
-from tests.multiagent.making import CONFIGS, SIZES, actor, learner, rollout
+from flowrl.paths import IndependentPaths
+from tests.conftest import LIGHT
+from tests.multiagent.making import CONFIGS, SIZES, actor, collected, learner, rollout
+from tests.multiagent.test_run import contents, lines
+from tests.waiting import limit
 
 KEY = jax.random.key(7)
-MIXED = Sizes((5, 3, 4), (3, 2, 2))  # as wide as SIZES, so that programs are shared
+SPREAD = "MPE_simple_spread_v3"
+MIXED = Sizes((4, 2, 3), (3, 2, 2))  # as wide as SIZES, so that programs are shared
 
 
 def same(found, wanted) -> bool:
@@ -45,15 +56,26 @@ def test_all_agents_move_and_stay_alive(algorithm):
     assert figures["loss"].shape == (3,)
 
 
+@pytest.fixture(params=["only_apple", pytest.param(SPREAD, marks=pytest.mark.slow)])
+def epochs(algorithm, request):
+    """Three agents, and what they have met in two epochs in a world in which they interact."""
+    return collected(algorithm, request.param)
+
+
 @pytest.mark.parametrize("algorithm", CONFIGS)
-@pytest.mark.parametrize("filling", [3.0, jnp.nan], ids=["other", "nan"])
-def test_another_agents_rollout_changes_no_bit_of_the_others(algorithm, filling):
-    config, turns = CONFIGS[algorithm], rollout()
-    learn, before = learner(config), agents.init(config, SIZES)
-    other = turns._replace(obs=turns.obs.at[1].set(filling), reward=turns.reward.at[1].set(filling))
+@pytest.mark.parametrize("filling", ["another epoch", "nan"])
+def test_another_agents_rollout_changes_no_bit_of_the_others(algorithm, epochs, filling):
+    before, turns, later = epochs
+    if filling == "nan":
+        names = "obs", "reward", "last_obs"
+        bad = {name: jnp.full_like(getattr(turns, name), jnp.nan) for name in names}
+        later = turns._replace(**bad)
+    other = jax.tree.map(lambda leaf, new: leaf.at[1].set(new[1]), turns, later)
+    learn = learner(CONFIGS[algorithm])
     wanted, found = learn(before, turns, KEY), learn(before, other, KEY)
     assert same(taken(found, [0, 2]), taken(wanted, [0, 2]))
-    assert not same(found, wanted)
+    assert not same(taken(found, [1]), taken(wanted, [1]))
+    assert found[0].alive[1] == (filling != "nan")
 
 
 @pytest.mark.parametrize("algorithm", CONFIGS)
@@ -81,26 +103,29 @@ def test_agents_in_another_order_give_the_same_in_that_order(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", CONFIGS)
-def test_other_parameters_of_an_agent_change_no_bit_of_the_others(algorithm):
-    learn, before = learner(CONFIGS[algorithm]), agents.init(CONFIGS[algorithm], SIZES)
+def test_other_parameters_of_an_agent_change_no_bit_of_the_others(algorithm, epochs):
+    learn, (before, turns, _) = learner(CONFIGS[algorithm]), epochs
     network = jax.tree.map(lambda leaf: leaf.at[1].multiply(1.5), before.policy.network)
     other = before._replace(policy=before.policy._replace(network=network))
-    wanted, found = learn(before, rollout(), KEY), learn(other, rollout(), KEY)
+    wanted, found = learn(before, turns, KEY), learn(other, turns, KEY)
     assert same(taken(found, [0, 2]), taken(wanted, [0, 2]))
     assert found[1]["loss"][1] != wanted[1]["loss"][1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", CONFIGS)
-def test_a_loss_depends_on_its_own_agents_parameters_alone(algorithm):
-    config, before = CONFIGS[algorithm], agents.init(CONFIGS[algorithm], SIZES)
+def test_a_loss_depends_on_its_own_agents_parameters_alone(algorithm, epochs):
+    config, (before, turns, _) = CONFIGS[algorithm], epochs
+    # An input that is always 0 has no gradient, and Adam's root no derivative at 0.
+    turns = turns._replace(obs=turns.obs + 0.01)
 
     def losses(network):
-        """Mean over all moves; the second follows from the parameters after the first."""
+        """Mean over the gradient steps; the second begins with the parameters after the first."""
         policy = before.policy._replace(network=network)
-        return agents.learn(config, before._replace(policy=policy), rollout(), KEY)[1]["loss"]
+        return agents.learn(config, before._replace(policy=policy), turns, KEY)[1]["loss"]
 
     for leaf in jax.tree.leaves(jax.jit(jax.jacrev(losses))(before.policy.network)):
+        assert np.isfinite(leaf).all()
         depends = np.asarray(leaf != 0).reshape(3, 3, -1).any(-1)  # loss i, parameters j
         np.testing.assert_array_equal(depends, np.eye(3, dtype=bool))
 
@@ -117,26 +142,121 @@ def test_agents_in_one_program_are_as_each_alone_in_its_own(algorithm):
             np.testing.assert_allclose(found[0], leaf[agent], rtol=1e-5, atol=1e-6)
 
 
+@pytest.fixture(scope="module", params=["ppo", pytest.param("dqn", marks=pytest.mark.slow)])
+def on_two_devices(request, tmp_path_factory):
+    """The folder of `tests.multiagent.sharded`, which learnt on two host devices."""
+    folder = tmp_path_factory.mktemp("sharded")
+    flags = f"{LIGHT} --xla_force_host_platform_device_count=2"
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = (sys.executable, "-m", "tests.multiagent.sharded", str(folder), request.param)
+    subprocess.run(command, env=env, check=True, timeout=limit(280))
+    return folder
+
+
+def test_a_device_makes_the_bits_of_its_part_alone_on_one_device(on_two_devices):
+    found = json.loads((on_two_devices / "found.json").read_text())
+    assert found["same_bits"]
+    assert found["devices"] == [2]  # of every leaf
+
+
+def test_a_run_on_two_devices_goes_on_to_the_same_bits(on_two_devices):
+    whole, stopped = (IndependentPaths(on_two_devices / name) for name in ("whole", "stopped"))
+    assert contents(stopped) == contents(whole)
+    assert [line["epoch"] for line in lines(stopped)] == [0, 1, 2]
+
+
+def test_devices_that_are_not_there_are_refused():
+    told = rf"--devices 4: there are {jax.device_count()} \(\w+\); lower it"
+    with pytest.raises(ConfigError, match=told):
+        agents.learning(CONFIGS["ppo"], 4)
+
+
+PROGRESS = {  # returns of an older epoch, returns of a newer one → gradient steps of eight
+    "ranks": ([0, 0, 0], [1, 3, 2], [2, 8, 5]),
+    "equals": ([0, 0, 0], [1, 0, 1], [8, 2, 8]),
+    "unknown": ([0, jnp.nan, 0], [1, 9, 2], [5, 8, 8]),
+    "all unknown": ([jnp.nan] * 3, [1, 2, 3], [8, 8, 8]),
+}
+
+
+@pytest.mark.parametrize(("older", "newer", "steps"), PROGRESS.values(), ids=PROGRESS)
+def test_agents_with_more_progress_make_more_gradient_steps(older, newer, steps):
+    config = replace(CONFIGS["ppo"], update_epochs=4, update_share=0.25)
+    epochs = [older] * 5 + [newer] * 5
+    for order in ([0, 1, 2], [2, 0, 1]):
+        found = agents.init(config, SIZES)
+        for returns in epochs:
+            found = agents.with_steps(config, found, np.asarray(returns, float)[order])
+        assert found.steps.tolist() == np.asarray(steps)[order].tolist()
+    alone = found._replace(alive=jnp.asarray([True, False, False]))
+    assert agents.with_steps(config, alone, np.zeros(3)).steps.tolist() == [8, 8, 8]
+    none = agents.with_steps(replace(config, update_share=0.0), found, np.asarray(newer, float))
+    assert none.steps.min() >= 1
+
+
+def test_a_frozen_agent_has_no_rank():
+    config = replace(CONFIGS["ppo"], update_epochs=4, update_share=0.25)
+    found = agents.init(config, SIZES)._replace(alive=jnp.asarray([True, False, True]))
+    for returns in [[0, 0, 0]] * 5 + [[2, 9, 1]] * 5:
+        found = agents.with_steps(config, found, np.asarray(returns, float))
+    assert found.steps.tolist() == [8, 8, 2]
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_an_agent_that_makes_half_the_steps_is_as_one_of_half_the_passes(algorithm):
+    config = replace(CONFIGS[algorithm], update_share=0.5)
+    learn, before = learner(config), agents.init(config, SIZES)
+    whole, _ = learn(before, rollout(), KEY)
+    found, figures = learn(before._replace(steps=jnp.asarray([4, 2, 4])), rollout(), KEY)
+    assert figures["gradient_steps"].tolist() == [4, 2, 4]
+    fewer = replace(CONFIGS[algorithm], update_epochs=1)
+    half, _ = learner(fewer)(agents.init(fewer, SIZES), rollout(), KEY)
+    for name in ("policy", "opt_state", "target"):
+        one, others = getattr(found, name), getattr(whole, name)
+        assert same(taken(one, [0, 2]), taken(others, [0, 2]))
+        pairs = zip(jax.tree.leaves(one), jax.tree.leaves(getattr(half, name)), strict=True)
+        for leaf, wanted in pairs:
+            np.testing.assert_allclose(leaf[1], wanted[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_a_gradient_step_that_is_not_made_leaves_an_agent_bit_for_bit(algorithm):
+    config = replace(CONFIGS[algorithm], update_share=0.5)
+    agent = taken(agents.init(config, SIZES)._replace(steps=jnp.asarray([1, 2, 4])), 1)
+
+    def loss(network, _, factor):
+        found = factor * sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(network))
+        return found, {"loss": found}
+
+    @jax.jit
+    def moved(factors):
+        return agents._trained(config, agent, loss, minibatch=lambda factor: factor, draws=factors)
+
+    wanted = moved(jnp.asarray([1.0, 2.0, 3.0, 4.0]))
+    assert same(moved(jnp.asarray([1.0, 2.0, jnp.nan, -7.0])), wanted)
+    assert not same(moved(jnp.asarray([1.0, -2.0, 3.0, 4.0])), wanted)
+
+
 def test_an_agent_is_padded_with_zeros_that_stay_zeros():
     config = CONFIGS["ppo"]
-    narrow = Sizes((5, 3), (3, 2))
+    narrow = Sizes((4, 2), (3, 2))
     before = agents.init(config, MIXED)
     after, _ = learner(config)(before, rollout(MIXED), KEY)
     for stage in (before, after):
         network = taken(stage.policy.network, 1)
-        assert (network.first.kernel[3:] == 0).all()
+        assert (network.first.kernel[2:] == 0).all()
         assert (network.actor[-1].kernel[:, 2:] == 0).all()
         assert network.actor[-1].bias[2] == 0
     own = agents.init(config, narrow).policy.network
     np.testing.assert_array_equal(
-        own.first.kernel[1, :3], before.policy.network.first.kernel[1, :3]
+        own.first.kernel[1, :2], before.policy.network.first.kernel[1, :2]
     )
 
 
 @pytest.mark.parametrize("algorithm", CONFIGS)
 def test_an_action_that_an_agent_lacks_is_never_taken(algorithm):
     policy = agents.init(CONFIGS[algorithm], MIXED).policy
-    obs = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3000, 5)), jnp.float32)
+    obs = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3000, 4)), jnp.float32)
     action, log_prob, value = actor(CONFIGS[algorithm])(policy, obs, KEY)
     assert [len(set(each.tolist())) for each in action] == [3, 2, 2]
     assert (action < np.asarray(MIXED.actions)[:, None]).all()
@@ -153,14 +273,34 @@ def test_one_call_for_all_agents_acts_as_one_call_for_each(algorithm):
     np.testing.assert_array_equal(jnp.concatenate(alone), wanted)
 
 
-def test_a_rate_of_one_agent_is_its_own():
+@pytest.mark.parametrize("name", PER_AGENT)
+def test_a_number_of_one_agent_is_its_own(name):
     config = CONFIGS["ppo"]
     wanted, _ = learner(config)(agents.init(config, SIZES), rollout(), KEY)
-    other = agents.init(replace(config, lr=(1e-3, 1e-2, 1e-3)), SIZES)
+    (usual,) = getattr(config, name)
+    other = agents.init(replace(config, **{name: (usual, usual / 2, usual)}), SIZES)
     found, _ = learner(config)(other, rollout(), KEY)
     networks = found.policy.network, wanted.policy.network
     assert same(*(taken(network, [0, 2]) for network in networks))
     assert not same(*(taken(network, [1]) for network in networks))
+
+
+def test_advantages_and_targets_are_those_of_a_loop_over_turns():
+    hyper = taken(agents.init(CONFIGS["ppo"], SIZES).hyper, 0)._replace(gamma=0.9, gae_lambda=0.8)
+    turns = taken(rollout(), 0)
+    done = np.asarray(turns.done)
+    assert done.any()
+    value = np.concatenate([turns.value, turns.last_value[None]])
+    wanted, following = np.zeros(done.shape), np.zeros(done.shape[1])
+    for turn in reversed(range(len(done))):
+        goes_on = 1 - done[turn]
+        error = turns.reward[turn] + 0.9 * goes_on * value[turn + 1] - value[turn]
+        wanted[turn] = following = error + 0.9 * 0.8 * goes_on * following
+    rows = agents._rows(hyper, turns)
+    np.testing.assert_allclose(rows.target, (wanted + turns.value).ravel(), rtol=1e-5, atol=1e-6)
+    normalised = ((wanted - wanted.mean()) / wanted.std()).ravel()
+    np.testing.assert_allclose(rows.advantage, normalised, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(rows.action, np.asarray(turns.action).ravel())
 
 
 def test_a_seed_gives_other_networks_and_an_agent_another_than_the_next():

@@ -12,7 +12,7 @@ import pytest
 
 from flowrl.errors import ConfigError, TrainingError
 from flowrl.multiagent import agents
-from flowrl.multiagent.collect import begin, collect, collecting
+from flowrl.multiagent.collect import begin, collect, collecting, experience_like
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.own_worlds import CELLS, TURNS, MatchTheSign, OnlyApple
 from flowrl.multiagent.world import Sizes
@@ -90,12 +90,28 @@ def test_episodes_go_on_over_the_end_of_an_epoch(signs):
     ends = np.arange(1, 23) % TURNS == 0
     assert np.array_equal(done, np.broadcast_to(ends[None, :, None], done.shape))
     assert [each.number.tolist() for each in episodes] == [[5] * 3, [5] * 3]
-    assert [each.total_length.tolist() for each in episodes] == [[5 * TURNS] * 3] * 2
     reward = np.concatenate([rollout.reward for rollout in rollouts], axis=1)
     total = sum(each.total_return for each in episodes)
     assert np.array_equal(total, reward[:, : 2 * TURNS].sum((1, 2)))
     assert np.array_equal(state.episode_return, reward[:, 2 * TURNS :].sum(1))
-    assert (state.episode_length == 22 - 2 * TURNS).all()
+
+
+def test_every_epoch_draws_anew(signs):
+    _, (first, second), _ = signs["simultaneous"]
+    assert (first.obs[:, 1:] != second.obs[:, 1:]).any(-1).mean() > 0.4
+
+
+class Draws(MatchTheSign):
+    """What an agent does is rewarded by a number that is drawn then."""
+
+    def act(self, state, agent, action, key):
+        return state, jnp.zeros(3).at[agent].set(jax.random.uniform(key))
+
+
+def test_in_turn_every_action_has_random_numbers_of_its_own():
+    _, rollouts, _ = played(Draws("draws", 3), config(turns="sequential"))
+    numbers = np.concatenate([rollout.reward for rollout in rollouts], axis=1)
+    assert len(np.unique(numbers)) == numbers.size
 
 
 def test_agents_that_do_not_meet_may_take_their_turns_as_they_like(signs):
@@ -121,14 +137,38 @@ def test_only_in_turn_an_agent_sees_what_was_done_before_it(apples):
     assert np.array_equal(gone, took_it > 0)
 
 
+class Gifts(MatchTheSign):
+    """In each turn every agent gives each other one as much as it says, and nothing to itself."""
+
+    def act(self, state, agent, action, key):
+        return state, (jnp.arange(3) != agent) * jnp.float32(action)
+
+
+def test_what_others_give_an_agent_belongs_to_its_newest_action():
+    world = Gifts("gifts", 3)
+    _, rollouts, episodes = played(world, config(turns="sequential"))
+    given = np.concatenate([rollout.action for rollout in rollouts], axis=1).astype(np.float32)
+    found = np.concatenate([rollout.reward for rollout in rollouts], axis=1)
+    for agent, others in enumerate(([], [0], [0, 1])):
+        before = given[others].sum(0)  # given in a turn before the agent has acted
+        after = given.sum(0) - given[agent] - before
+        for turn in range(22):
+            last, first = turn % TURNS == TURNS - 1, turn % TURNS == 0
+            following = 0 if last or turn in {10, 21} else before[turn + 1]
+            kept = before[turn] if first or turn == 11 else 0  # an epoch has 11 turns
+            assert np.array_equal(found[agent, turn], after[turn] + following + kept)
+    returns = sum(each.total_return for each in episodes)
+    assert np.array_equal(returns, (given.sum(0) - given)[:, : 2 * TURNS].sum((1, 2)))
+
+
 def test_going_straight_to_the_apple_takes_as_long_as_the_nearest_needs(apples):
     cells = np.indices((CELLS,) * 4).reshape(4, -1)
     nearest = np.abs(cells[:3] - cells[3]).min(0)
     expected = np.maximum(nearest, 1).mean()
     world = OnlyApple("only_apple", 3)
-    many = config(num_envs=400, num_steps=20)
+    many = config(num_envs=100, num_steps=80)
     _, _, [episodes] = played(world, many, act=straight_to_it, epochs=1)
-    mean = float(episodes.total_length[0] / episodes.number[0])
+    mean = 100 * 80 / float(episodes.number[0])
     assert mean == pytest.approx(expected, rel=0.05)
     assert float(episodes.total_return.sum()) == pytest.approx(float(episodes.number[0]))
     for _, _, [episodes] in apples.values():
@@ -228,14 +268,19 @@ class Broken(MatchTheSign):
         return state, reward.at[1].set(jnp.nan), done
 
 
-def test_what_is_not_finite_is_told_of_its_agent_alone(signs):
+def test_numbers_that_are_not_finite_stay_with_their_agent(signs):
     _, [_, rollout], [_, episodes] = played(Broken("match_the_sign", 3), config())
     _, [_, healthy], [_, fine] = signs["simultaneous"]
-    assert episodes.finite.tolist() == [True, False, True]
-    assert fine.finite.all()
+    assert np.isnan(rollout.reward[1]).all()
     for agent in (0, 2):
         assert np.array_equal(rollout.reward[agent], healthy.reward[agent])
         assert float(episodes.total_return[agent]) == float(fine.total_return[agent])
+
+
+def test_the_shapes_of_experience_are_known_before(signs):
+    _, [rollout, _], [episodes, _] = signs["simultaneous"]
+    found = jax.eval_shape(lambda: (rollout, episodes))
+    assert found == experience_like(MatchTheSign("match_the_sign", 3).sizes, config())
 
 
 class AtOnce:

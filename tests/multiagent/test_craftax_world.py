@@ -63,7 +63,6 @@ def test_an_agent_begins_again_when_its_own_game_is_over(countdown):
     assert len(set(begun)) > 1
     assert not np.array_equal(done[0], done[1])
     assert episodes.number.tolist() == done.sum((1, 2)).tolist()
-    assert int(episodes.total_length[0] + state.episode_length[0].sum()) == 80
 
 
 @pytest.mark.craftax
@@ -72,8 +71,9 @@ def test_agents_play_craftax():
     world = open_world("Craftax-Classic-Symbolic-v1", 2)
     settings = LearnerConfig(num_envs=2, num_steps=8, num_minibatches=1, layer_size=8)
     policy = agents.init(settings, world.sizes).policy
-    _, rollout, episodes = collecting(world, settings)(policy, begin(world, settings, KEY))
+    _, rollout, _ = collecting(world, settings)(policy, begin(world, settings, KEY))
     assert rollout.obs.shape == (2, 8, 2, 1345)
-    assert episodes.finite.all()
+    assert np.isfinite(rollout.obs).all()
+    assert np.isfinite(rollout.reward).all()
     assert (np.asarray(rollout.action) < 17).all()
     assert not np.array_equal(rollout.obs[0, 0, 0], rollout.obs[1, 0, 0])

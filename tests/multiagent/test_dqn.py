@@ -29,14 +29,14 @@ def test_an_action_that_is_not_there_is_worth_nothing_and_counts_nowhere():
     obs = steps().obs
     q = Q(one_network(), obs, MASK)
     whole = Q(one_network(), obs, jnp.ones(3, bool))
-    assert (q[:, 2] == dqn.NEVER).all()
+    assert (q[:, 2] == dqn.MASKED).all()
     np.testing.assert_allclose(q[:, 0] - q[:, 1], whole[:, 0] - whole[:, 1], atol=1e-6)
     _, value = dqn.forward(one_network(), obs, activation="tanh")
     np.testing.assert_allclose(q[:, :2].mean(-1), value, atol=1e-6)
 
 
 def test_random_actions_are_as_many_as_asked_and_all_there():
-    q = jnp.broadcast_to(jnp.asarray([1.0, 0.0, dqn.NEVER]), (4000, 3))
+    q = jnp.broadcast_to(jnp.asarray([1.0, 0.0, dqn.MASKED]), (4000, 3))
     key = jax.random.key(1)
     assert (dqn.explore(q, MASK, 0.0, key) == 0).all()
     counts = np.bincount(dqn.explore(q, MASK, 0.5, key), minlength=3)
@@ -68,7 +68,7 @@ def test_the_target_network_follows_the_network_slowly():
     assert 0 < apart(after.target, before.target) < 0.1 * apart(network, before.policy.network)
 
 
-def test_epochs_between_two_trainings_only_fill_the_memory():
+def test_epochs_between_two_trainings_only_fill_the_buffer():
     config = replace(CONFIG, train_interval=2, update_epochs=1, num_minibatches=1)
     learn, key = learner(config), jax.random.key(0)
     before = agents.init(config, SIZES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,8 @@ from flowrl.multiagent.collect import begin, collecting
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.world import JAXMARL_WORLDS, World, open_world
 
-pytest.importorskip("jaxmarl", reason="pip install 'flowrl[marl]'")
-from flowrl.multiagent.jaxmarl_world import _allowed
-
+# Imported in the tests that step it: it takes seconds, in each worker that collects this file.
+pytestmark = pytest.mark.skipif(not find_spec("jaxmarl"), reason="needs the extra marl")
 KEY = jax.random.key(3)
 AGENTS = {
     "MPE_simple_v3": 1,
@@ -94,27 +94,30 @@ def test_agents_of_jaxmarl_do_not_take_turns():
 
 
 def test_spread_is_collected():
-    _, state, rollout, episodes = collected("MPE_simple_spread_v3", 3)
+    _, _, rollout, episodes = collected("MPE_simple_spread_v3", 3)
     assert rollout.obs.shape == (3, 30, 3, 18)
     assert episodes.number.tolist() == [3, 3, 3]
     assert (np.asarray(rollout.action) < 5).all()
     assert float(episodes.total_return.max()) < 0
-    assert episodes.finite.all()
-    assert state.episode_length.tolist() == [[4] * 3] * 3
+    assert np.isfinite(rollout.obs).all()
+    assert np.isfinite(rollout.reward).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JAXMARL_WORLDS)
 def test_every_world_is_opened_and_played(name):
-    world, _, rollout, episodes = collected(name, AGENTS.get(name, 2))
+    world, _, rollout, _ = collected(name, AGENTS.get(name, 2))
     assert isinstance(world, World)
-    assert episodes.finite.all()
+    assert np.isfinite(rollout.obs).all()
+    assert np.isfinite(rollout.reward).all()
     for agent, actions in enumerate(world.sizes.actions):
         assert (rollout.action[agent] < actions).all()
         assert not rollout.obs[agent, ..., world.sizes.observations[agent] :].any()
 
 
 def test_an_action_that_is_not_allowed_counts_as_the_first_that_is():
+    from flowrl.multiagent.jaxmarl_world import _allowed
+
     allowed = jnp.array([0, 1, 0, 1])
     assert [int(_allowed(action, allowed)) for action in range(4)] == [1, 1, 1, 3]
 

@@ -25,7 +25,7 @@ SETTINGS = LearnerConfig(
     gamma=(0.8,),  # a later apple is worth clearly less
     capacity=8192,
     batch_size=128,
-    explore_epochs=20,
+    epsilon_decay_epochs=20,
 )
 SMALL = replace(SETTINGS, num_envs=8, num_steps=16, layer_size=8, num_minibatches=2, lr=(1e-2,))
 
@@ -51,7 +51,8 @@ def trained(name, settings, *, seed=0, epochs=60):
         state, _, episodes = run(learnt, state)
         found.append(jax.device_get(episodes))
     total = jax.tree.map(lambda *each: sum(each), *found)
-    return total.total_return / total.number, total.total_length[0] / total.number[0]
+    turns = MEASURED * settings.num_envs * settings.num_steps
+    return total.total_return / total.number, turns / total.number[0]
 
 
 def best_apples(turns):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
+import re
 import threading
 import time
 import zlib
@@ -99,7 +99,7 @@ def test_every_epoch_is_collected_and_learnt_from_once_the_last_one_too(lag, ove
 
 
 def test_both_sides_are_called_at_the_same_time():
-    meeting = threading.Barrier(2, timeout=20)
+    meeting = threading.Barrier(2, timeout=60)
 
     def meet(call, first):
         def met(*values):
@@ -142,10 +142,19 @@ def test_an_error_of_one_side_is_raised_when_the_other_has_ended(failing, overla
 
         return called
 
-    problem = f"epoch 3: {failing} fails: RuntimeError: {failing} broke; --debug says where"
+    reason = f"RuntimeError: {failing} broke; --debug says more"
+    problem = rf"^epoch 3: {failing} fails in {re.escape(__file__)}:\d+: {reason}$"
     with pytest.raises(EpochError, match=problem):
         epochs(overlap=overlap, number=6, calls=(call("collect"), call("learn")))
     assert inside == []
+
+
+def test_the_place_of_an_error_is_the_innermost_line_that_is_not_of_jax_or_numpy():
+    code = "import jax.numpy as jnp\n\ndef add(*_):\n    return jnp.ones(3) + jnp.ones(4)\n"
+    world: dict = {}
+    exec(compile(code, "/mine/world.py", "exec"), world)
+    with pytest.raises(EpochError, match=r"epoch 0: collect fails in /mine/world\.py:4: TypeError"):
+        epochs(calls=(world["add"], learn))
 
 
 @pytest.mark.parametrize("error", [ConfigError("no"), OSError(28, "No space left on device")])
@@ -178,10 +187,10 @@ def test_a_hung_world_is_named_and_not_waited_for(overlap):
     before = time.monotonic()
     with (
         pytest.raises(EpochError, match=r"epoch 2: collect takes longer than --stall_timeout"),
-        Threads(overlap=overlap, stall_timeout=0.2) as threads,
+        Threads(overlap=overlap, stall_timeout=1.0) as threads,
     ):
         list(run(hanging, learn, start=START, epochs=9, lag=1, threads=threads))
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 30
     release.set()
 
 
@@ -205,23 +214,3 @@ def test_the_spans_of_a_side_do_not_overlap(lag):
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(own))
     calls = [(span.name, span.epoch) for span in spans if span.name != "wait"]
     assert sorted(calls) == [(name, n) for name in ("collect", "learn") for n in range(EPOCHS)]
-
-
-def test_each_side_has_cpus_of_its_own():
-    cpus = sorted(os.sched_getaffinity(0))
-    if len(cpus) < 2:
-        pytest.skip("there is one CPU")
-    seen = {}
-
-    def seeing(side, call):
-        def called(*values):
-            seen[side] = os.sched_getaffinity(0)
-            return call(*values)
-
-        return called
-
-    with Threads(overlap=True, stall_timeout=30, learner_threads=1) as threads:
-        calls = seeing("collect", collect), seeing("learn", learn)
-        list(run(*calls, start=START, epochs=3, lag=1, threads=threads))
-    assert seen == {"learn": {cpus[0]}, "collect": set(cpus[1:])}
-    assert sorted(os.sched_getaffinity(0)) == cpus

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import re
 import shutil
 import weakref
 from pathlib import Path
@@ -19,6 +20,7 @@ from flowrl.config import parse
 from flowrl.errors import BusyError, ConfigError, ExpertCorruptError, TrainingError
 from flowrl.experts import checkpoint
 from flowrl.multiagent import pipeline, run
+from flowrl.multiagent.collect import experience_like
 from flowrl.multiagent.config import IndependentConfig
 from flowrl.multiagent.own_worlds import MatchTheSign
 from flowrl.multiagent.pipeline import Threads
@@ -151,6 +153,18 @@ def test_a_stopped_run_goes_on_to_the_same_bits_with_overlap_or_without(train, w
         assert {name: one[name] for name in kept} == {name: other[name] for name in kept}
 
 
+def test_gradient_steps_follow_from_progress_also_in_a_run_that_goes_on(train):
+    words = ("--epochs=8", "--update_share=0.5")
+    whole = train(*words, folder="whole")
+    train(*words, stop=stop_after(7), expected=85)
+    paths = train(*words, "--no-overlap")
+    assert contents(paths) == contents(whole)
+    for epoch, (line, other) in enumerate(zip(lines(paths), lines(whole), strict=True)):
+        steps = [line[f"agent_{agent}/gradient_steps"] for agent in range(3)]
+        assert steps == [other[f"agent_{agent}/gradient_steps"] for agent in range(3)]
+        assert (steps == [2, 2, 2]) == (epoch < 5)  # progress is known from the sixth on
+
+
 def all_files(paths: IndependentPaths) -> dict:
     return {path: path.read_bytes() for path in paths.folder.rglob("*") if path.is_file()}
 
@@ -172,17 +186,39 @@ def test_a_person_is_told_where_a_run_stops_and_goes_on_and_ends(train, caplog):
             train(word)
         assert f"was finished with {problem}; give it as before, or give" in str(refused.value)
         assert "--no-resume to begin anew, or another --run_folder" in str(refused.value)
+    with pytest.raises(ConfigError, match="--world match_the_sign, not only_apple; give"):
+        train("--world=only_apple", "--seed=1")  # the world comes first, whatever else differs
+    with pytest.raises(ConfigError, match=r"--lr 0\.001, not 0\.1 0\.2 0\.3; give"):
+        train("--lr", "0.1", "0.2", "0.3")
     assert all_files(paths) == before
     train("--seed=1", "--no-resume", stop=stop_after(1), expected=85)
     assert not paths.result_json.exists()
     assert not paths.finals.exists()
 
 
+def test_other_code_of_a_world_of_ones_own_is_refused(train, tmp_path, monkeypatch):
+    code = tmp_path / "signs_of_ones_own.py"
+    code.write_text("from flowrl.multiagent.own_worlds import MatchTheSign as Signs\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    world = "--world=signs_of_ones_own:Signs"
+    paths = train(world, stop=stop_after(1), expected=85)
+    train(world, stop=stop_after(1), expected=85)
+    before, text = all_files(paths), code.read_text()
+    code.write_text(f"{text}# another\n")
+    with pytest.raises(ConfigError) as refused:
+        train(world)
+    problem = f"{paths.folder} was begun with other code in {code}; restore it, or give --no-resume"
+    assert str(refused.value).startswith(problem)
+    assert all_files(paths) == before
+    code.write_text(text)
+    assert result(train(world)).epochs == EPOCHS
+
+
 def test_a_second_process_in_a_folder_is_refused(train, stopped):
     before = all_files(stopped)
     with (
         locks.held(stopped.program_lock, timeout_seconds=0),
-        pytest.raises(BusyError, match=r"program.lock was held by another process"),
+        pytest.raises(BusyError, match=r"program.lock was held by .* for 1 s; try again later"),
     ):
         train()
     assert all_files(stopped) == before
@@ -252,8 +288,100 @@ def test_no_more_than_two_buffers_are_held(train, monkeypatch, words):
         return counted, learn, fresh
 
     monkeypatch.setattr(run, "_programs", counting)
+    gc.freeze()  # JAX's own objects are many
     train(*words)
+    gc.unfreeze()
     assert max(counts) <= 1  # and the one that is collected then
+
+
+def addresses(tree) -> list[int]:
+    return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("words", [("--lag=0",), ("--overlap",), ("--no-overlap",)])
+def test_an_epochs_arrays_are_handed_over_where_they_lie(train, monkeypatch, words):
+    real, collected, learnt = run._programs, {}, {}
+
+    def watched(of):
+        collect, learn, new = real(of)
+
+        def collects(learner, collector, epoch):
+            collector, experience = collect(learner, collector, epoch)
+            collected[epoch] = addresses(experience)
+            return collector, experience
+
+        def learns(learner, experience, epoch):
+            learnt[epoch] = addresses(experience)
+            return learn(learner, experience, epoch)
+
+        return collects, learns, new
+
+    monkeypatch.setattr(run, "_programs", watched)
+    train(*words)
+    assert len(learnt) == EPOCHS
+    assert learnt == collected
+
+
+def test_the_worlds_and_the_learning_of_every_epoch_have_keys_of_their_own(monkeypatch):
+    keys = []
+
+    def learning(own, devices):
+        return lambda learner, rollout, key: keys.append(jax.random.key_data(key)) or (learner, {})
+
+    monkeypatch.setattr(run.agents, "learning", learning)
+    world = MatchTheSign("match_the_sign", 3)
+    _, learn, new = run._programs(run._Run(parse(IndependentConfig, [*TINY]), world, None))
+    for epoch in range(3):
+        learn(new.learner, (None, None), epoch)
+    keys.append(jax.random.key_data(new.collector.key))
+    assert len({tuple(key.tolist()) for key in keys}) == 4
+
+
+def test_the_age_of_a_buffer_is_the_mean_of_its_rows_and_the_lag(train):
+    paths = train("--algorithm=dqn", "--capacity=100", "--batch_size=8")
+    ages = [line["buffer_age"] for line in lines(paths)]  # an epoch has 32 rows
+    assert ages == [0, 1.5, 2, 2.0625, 2.0625]
+    assert [line["buffer_age"] for line in lines(train(folder="ppo"))] == [0, 1, 1, 1, 1]
+
+
+def test_the_terminal_counts_epochs(stopped, train, caplog):
+    with caplog.at_level(logging.INFO, logger="flowrl"):
+        train()
+    said = [each for each in caplog.messages if "frames" in each]
+    assert said[0] == f"compiling · epoch 1 · 32 of {EPOCHS * 32} frames"
+    assert said[-1].startswith(f"training · epoch {EPOCHS} · ")
+    assert not [each for each in caplog.messages if "update" in each]
+
+
+def test_progress_is_shown_again_after_a_full_disk(train, monkeypatch, caplog):
+    monkeypatch.setattr(run, "_SHOW_SECONDS", 0.0)
+    real, asked = runs.write_progress, []
+
+    def full_at_first(paths, progress):
+        asked.append(progress.updates)
+        if len(asked) == 1:
+            raise OSError(28, "No space left on device")
+        real(paths, progress)
+
+    monkeypatch.setattr(runs, "write_progress", full_at_first)
+    paths = train()
+    assert asked == [0, 1, 2, 3, 4, 5]
+    assert runs.read_progress(paths).updates == EPOCHS
+    (warning,) = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    assert warning == "progress.json cannot be written: No space left on device"
+
+
+def test_a_start_says_that_it_compiles_and_the_speed_is_that_after_it(train, monkeypatch):
+    monkeypatch.setattr(run, "_SHOW_SECONDS", 0.0)
+    shown = []
+    monkeypatch.setattr(runs, "write_progress", lambda _, progress: shown.append(progress))
+    train()
+    assert [each.phase for each in shown] == ["compiling"] + ["training"] * EPOCHS
+    begun, first, *others = [each.steps_per_second for each in shown]
+    assert begun == first == 0
+    assert "steps/s" not in shown[1].line()
+    assert len(others) == EPOCHS - 1
+    assert min(others) > 0
 
 
 class Poisoned(MatchTheSign):
@@ -276,7 +404,7 @@ def test_a_poisoned_agent_is_frozen_and_reported_and_the_others_keep_their_bits(
         paths = train()
     (record,) = [each for each in caplog.records if "frozen" in each.message]
     assert "epoch 0: agent 1" in record.message
-    assert "its world gave it numbers that are not finite" in record.message
+    assert "repair the world if its numbers are large or not finite" in record.message
     assert result(paths).frozen == (1,)
     assert result(paths).mean_returns[1] is None
     for agent in (0, 2):
@@ -294,11 +422,11 @@ class Rich(MatchTheSign):
         return state, jnp.where(jnp.arange(3) == 1, 1e30, reward), done
 
 
-def test_an_agent_frozen_by_finite_numbers_has_two_remedies(train, monkeypatch, caplog):
+def test_an_agent_is_frozen_by_finite_numbers_too(train, monkeypatch, caplog):
     monkeypatch.setattr(run, "open_world", Rich)
     assert result(train("--epochs=1")).frozen == (1,)
     (record,) = [each for each in caplog.records if " is frozen" in each.message]
-    assert "lower --lr, or mend the world if its numbers are large" in record.message
+    assert "lower --lr, or repair the world if its numbers are large" in record.message
 
 
 class PoisonedAll(Poisoned):
@@ -311,7 +439,9 @@ def test_a_run_without_an_agent_that_learns_ends(train, monkeypatch):
         train()
 
 
-@pytest.mark.parametrize("word", ["--agents=2", "--world=only_apple", "--layer_size=9"])
+@pytest.mark.parametrize(
+    "word", ["--agents=2", "--world=only_apple", "--layer_size=9", "--devices=3"]
+)
 def test_a_run_does_not_go_on_as_another_one(train, stopped, word):
     before = {path: path.read_bytes() for path in stopped.folder.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=r"was begun with --\w+ .*, not .*; give it as before"):
@@ -327,9 +457,7 @@ def test_a_run_does_not_go_on_in_a_world_whose_agents_have_grown(train, stopped,
             self.sizes = self.sizes._replace(actions=(2, 3, 5))
 
     monkeypatch.setattr(run, "open_world", Grown)
-    with pytest.raises(
-        ConfigError, match=r"with the agents' actions \[2, 3, 4\], not \[2, 3, 5\]; give --no"
-    ):
+    with pytest.raises(ConfigError, match=r"with the agents' actions 2 3 4, not 2 3 5; give --no"):
         train()
 
 
@@ -348,16 +476,34 @@ def test_a_run_begins_anew_when_it_is_told_to(train, stopped):
 
 def test_what_is_saved_is_what_is_loaded(train, stopped, tmp_path):
     config = parse(IndependentConfig, [*TINY, f"--run_folder={stopped.folder}"])
-    collect, learn, fresh = run._programs(
-        run._Run(config, MatchTheSign("match_the_sign", 3), stopped)
-    )
+    world = MatchTheSign("match_the_sign", 3)
+    collect, learn, new = run._programs(run._Run(config, world, stopped))
     with Threads(overlap=False, stall_timeout=60) as threads:
-        epochs = pipeline.run(collect, learn, start=fresh, epochs=2, lag=1, threads=threads)
-        like = next(epochs).after
+        epochs = pipeline.run(collect, learn, start=new, epochs=2, lag=1, threads=threads)
+        here = next(epochs).after
+    experience = experience_like(world.sizes, config.learner)
+    like = new._replace(epoch=np.int64(0), experience=experience)
     found = run.load(stopped, like)
     assert found.epoch == 1
     run.save(IndependentPaths(tmp_path / "copy"), found)
     again = run.load(IndependentPaths(tmp_path / "copy"), like)
-    for one, other, here in zip(*map(jax.tree.leaves, (found, again, like)), strict=True):
-        np.testing.assert_array_equal(run._plain(one), run._plain(other))
-        np.testing.assert_array_equal(run._plain(one), run._plain(here))
+    for one, *others in zip(*map(jax.tree.leaves, (found, again, here)), strict=True):
+        for other in others:
+            np.testing.assert_array_equal(run._plain(one), run._plain(other))
+
+
+def test_a_world_and_an_agent_of_the_how_to_work(tmp_path, monkeypatch):
+    text = Path(__file__).parents[2].joinpath("docs/how-to.md").read_text()
+    section = text.partition("## Train independent agents")[2].partition("\n## ")[0]
+    agent, world = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "echo.py").write_text(world)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--world=echo:Echo", "--agents=2", "--epochs=15", "--run_folder=exp/signs"]
+    small = ["--num_envs=16", "--num_steps=16", "--num_minibatches=2"]
+    assert run.train(parse(IndependentConfig, [*words, *small]), never) == 0
+    opened = {}
+    exec(agent, opened)
+    params, network = {"params": opened["params"]}, opened["network"]
+    logits, _ = network.apply(params, jnp.array([[0.0], [1.0]]))
+    assert logits.argmax(-1).tolist() == [0, 1]

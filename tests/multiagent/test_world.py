@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 
 import pytest
 
 from flowrl.errors import ConfigError
-from flowrl.multiagent import world as worlds
 from flowrl.multiagent.own_worlds import OnlyApple
 from flowrl.multiagent.world import TurnWorld, World, open_world
 
@@ -39,36 +37,52 @@ def test_an_unknown_world_is_told_those_installed(no_jaxmarl):
     said = str(refused.value)
     assert said.startswith("--world onlyapple is unknown; closest is 'only_apple'; choose one of ")
     assert "match_the_sign, only_apple, Craftax-Classic-Symbolic-v1" in said
-    assert said.endswith("(JaxMARL is not installed: pip install 'flowrl[marl]' for its worlds)")
+    remedy = "pip install '.[marl]' in flowrl's folder"
+    assert said.endswith(f"(JaxMARL is not installed: {remedy} for its worlds)")
+    assert ", or MODULE:CLASS" in said
 
 
 def test_a_world_of_jaxmarl_asks_for_the_extra(no_jaxmarl):
-    with pytest.raises(ConfigError, match=r"^--world hanabi: .* pip install 'flowrl\[marl\]'$"):
+    with pytest.raises(ConfigError, match=r"^--world hanabi: .* pip install '\.\[marl\]' in .*$"):
         open_world("hanabi", 2)
 
 
-def test_another_package_can_bring_a_world_and_replaces_none(monkeypatch):
-    value = f"{__name__}:three_alone"
-    points = [EntryPoint(name, value, worlds.GROUP) for name in ("garden", "only_apple")]
-    monkeypatch.setattr(worlds, "entry_points", lambda group: points)
-    assert open_world("garden", 3).sizes == OnlyApple("garden", 3).sizes
-    with pytest.raises(ConfigError, match="--agents 2: the world garden has 3 agents; set 3"):
-        open_world("garden", 2)
-    assert len(open_world("only_apple", 2).sizes.actions) == 2
+def test_a_class_of_another_module_is_a_world():
+    name = f"{__name__}:three_alone"
+    assert open_world(name, 3).sizes == OnlyApple(name, 3).sizes
+    with pytest.raises(ConfigError, match=f"--agents 2: the world {name} has 3 agents; set 3"):
+        open_world(name, 2)
 
 
 def three_alone(name, agents):
     return OnlyApple(name, 3)
 
 
-@pytest.mark.parametrize("value", ["no_such_module:open", f"{__name__}:no_such_function"])
-def test_a_world_that_cannot_be_loaded_is_named(monkeypatch, value):
-    broken = EntryPoint("broken", value, worlds.GROUP)
-    monkeypatch.setattr(worlds, "entry_points", lambda group: [broken])
-    with pytest.raises(
-        ConfigError, match=r"the world 'broken' \(.*\) cannot be loaded: .*; repair"
-    ):
-        open_world("broken", 1)
+SOURCES = {
+    "leaves": "raise SystemExit(3)",
+    "breaks": "raise RuntimeError('no display\\nis there')",
+    "misspelt": "improt jax",
+    "forgets": "print(jaxx)",
+    "asserts": "assert 1 > 2",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("no_such_module:Open", f"{__name__}:NoSuch", ":", "a:b:c", ".relative:Open"),
+        *(f"world_that_{module}:Open" for module in SOURCES),
+    ],
+)
+def test_a_world_that_cannot_be_loaded_is_named(name, tmp_path, monkeypatch):
+    for module, source in SOURCES.items():
+        (tmp_path / f"world_that_{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        open_world(name, 1)
+    assert str(refused.value).startswith(f"--world {name}: ")
+    assert " cannot be loaded: " in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def even(name, agents):
@@ -77,12 +91,39 @@ def even(name, agents):
     return OnlyApple(name, agents)
 
 
-def test_what_a_world_says_of_its_agents_is_one_line(monkeypatch):
-    points = [EntryPoint("even", f"{__name__}:even", worlds.GROUP)]
-    monkeypatch.setattr(worlds, "entry_points", lambda group: points)
-    said = "--world even --agents 3: AssertionError: agents must be even; choose another number"
-    with pytest.raises(ConfigError, match=f"^{said}"):
-        open_world("even", 3)
+def test_what_a_world_says_of_its_agents_is_one_line():
+    name = f"{__name__}:even"
+    problem = f"--world {name} --agents 3: AssertionError: agents must be even; choose another"
+    with pytest.raises(ConfigError, match=f"^{problem} number"):
+        open_world(name, 3)
+
+
+class Sizeless:
+    """All of a world but its sizes."""
+
+    reset, observe, step = OnlyApple.reset, OnlyApple.observe, OnlyApple.step
+
+    def __init__(self, name, agents):
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(f"{__name__}:Sizeless", "Sizeless"), ("builtins:print", "NoneType")]
+)
+def test_what_is_no_world_is_refused(name, kind):
+    said = f"^--world {name}: {kind} is no world, which has name, sizes, reset, observe and step; "
+    with pytest.raises(ConfigError, match=said):
+        open_world(name, 1)
+
+
+def stops(name, agents):
+    sys.exit(3)
+
+
+def test_a_world_that_ends_the_program_is_one_line():
+    name = f"{__name__}:stops"
+    with pytest.raises(ConfigError, match=f"^--world {name} --agents 3: SystemExit: 3; choose"):
+        open_world(name, 3)
 
 
 @pytest.mark.skipif(not find_spec("jaxmarl"), reason="needs the extra marl")
@@ -92,5 +133,13 @@ def test_hanabi_with_one_agent_is_one_line():
 
 
 def test_the_list_of_worlds_loads_no_jax():
-    code = "import sys, flowrl.multiagent.world as worlds; worlds._entry_points()"
-    subprocess.run([sys.executable, "-c", f"{code}; assert 'jax' not in sys.modules"], check=True)
+    code = """
+import sys
+from flowrl.errors import ConfigError
+from flowrl.multiagent.world import open_world
+try:
+    open_world("nowhere", 3)
+except ConfigError:
+    assert "jax" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from flowrl.launchers import process, run_status
-from flowrl.parallel.run_folder import live_runs
+from flowrl.parallel.training_setup import live_runs
 from flowrl.paths import RunPaths
 from flowrl.runs import read_run
 from tests.launchers.conftest import until
@@ -69,7 +69,7 @@ def interrupted_again_and_again(place: ChaosPlace, chance: random.Random, *, rou
     assert ended(place.start(*flags))[0] == 0
     millis = 1000 * (time.monotonic() - began) / rounds
     with contextlib.suppress(AssertionError):
-        until(lambda: not processes_of(place), seconds=5)
+        until(lambda: not processes_of(place), seconds=30)
     verdict = place.judged(
         "Ctrl-C, ended unwatched, started again", millis, skills=rounds, calls_for={}
     )

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_processor import recover_graph
+from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import contents

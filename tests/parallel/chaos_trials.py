@@ -24,7 +24,7 @@ from flowrl.errors import EXIT_BUSY, BusyError
 from flowrl.launchers import process
 from flowrl.parallel.health import DaemonLock
 from flowrl.storage import locks
-from tests.launchers.conftest import until
+from tests.launchers.conftest import signal_to, until
 from tests.parallel.chaos_place import TO_TABLE, ChaosPlace, Trial
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ended
@@ -62,9 +62,8 @@ def tmux_server_killed(place: ChaosPlace, chance: random.Random):
     """kill -9 of the tmux server: the same attempt goes on, uncharged."""
     daemon = place.gated()
     before, run_id = place.started(WOOD), place.line(WOOD)["run_id"]
-    assert before.server_pid is not None
     began = time.monotonic()
-    os.kill(before.server_pid, signal.SIGKILL)
+    signal_to(before.server_pid)
     place.started(WOOD, attempt=1, not_pid=before.runner_pid)
     millis = millis_since(began)
     assert place.line(WOOD)["run_id"] == run_id
@@ -80,7 +79,8 @@ def wrapper_killed(place: ChaosPlace, chance: random.Random):
     place.started(WOOD, attempt=2)
     millis = millis_since(began)
     assert before.job_pid is not None
-    assert not process.alive(before.job_pid, before.job_start_time)
+    pid, start_time = before.job_pid, before.job_start_time
+    until(lambda: not process.alive(pid, start_time))
     return [_ended_well(place, daemon, "kill -9 of the wrapper", millis, again=True)]
 
 
@@ -89,7 +89,7 @@ def trainer_killed(place: ChaosPlace, chance: random.Random):
     daemon = place.gated()
     before = place.started(WOOD)
     began = time.monotonic()
-    os.kill(before.job_pid or 0, signal.SIGKILL)
+    signal_to(before.job_pid)
     place.started(WOOD, attempt=2)
     millis = millis_since(began)
     return [_ended_well(place, daemon, "kill -9 of the trainer", millis, again=True)]
@@ -113,10 +113,10 @@ def ctrl_c_typed(place: ChaosPlace, chance: random.Random):
 
 def trainer_stopped(place: ChaosPlace, chance: random.Random):
     """SIGSTOP of the trainer: after the stall timeout TERM, KILL and the next attempt."""
-    daemon = place.gated("--stall_timeout=1.5")
+    daemon = place.gated("--stall_timeout=3")
     before = place.started(WOOD)
     began = time.monotonic()
-    os.kill(before.job_pid or 0, signal.SIGSTOP)
+    signal_to(before.job_pid, signal.SIGSTOP)
     place.started(WOOD, attempt=2)
     millis = millis_since(began)
     return [_ended_well(place, daemon, "SIGSTOP of the trainer", millis, again=True)]
@@ -140,7 +140,7 @@ def scheduler_stopped(place: ChaosPlace, chance: random.Random):
 def slot_given(place: ChaosPlace, chance: random.Random):
     """A run that holds the only slot while a skill waits: it gives it and goes on afterwards."""
     place.order({WOOD: {"gate": "gate", "update_seconds": 0.1}})
-    daemon = place.start("--max_nodes=2", "--max_parallel_skills=1", "--slot_minutes=0.02")
+    daemon = place.start("--max_nodes=2", "--max_parallel_skills=1", "--slot_minutes=0.06")
     began = time.monotonic()
     place.comes_to("Collect Sapling", "completed")
     millis = millis_since(began)

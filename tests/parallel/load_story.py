@@ -23,12 +23,11 @@ from flowrl.errors import BusyError, FileRefusedError
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Job
 from flowrl.launchers.local import LocalLauncher
-from flowrl.parallel import run_folder
 from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.state import SchedulerState
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Failed, Held
+from flowrl.parallel.training_setup import remove_part_files
 from flowrl.storage import locks
 from tests.launchers.conftest import SUCCEED
 
@@ -203,7 +202,7 @@ def main(root: Path, skills: int, runs: int, slots: int) -> int:
     )
     scheduler.figures = figures
     with scheduler:
-        run_folder.remove_part_files(scheduler.layout)  # as the real story's recovery does
+        remove_part_files(scheduler.layout)  # as the real story's recovery does
         storage.remove_leftovers(root / "runs")
         storage.remove_part_files(root)
         for folder in (root / "runs").glob("*"):

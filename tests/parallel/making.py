@@ -11,9 +11,8 @@ from flowrl.errors import BusyError, FileRefusedError, ResultRefusedError
 from flowrl.experts.merge import MergeRule
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.run_status import lock_held
-from flowrl.parallel.run_folder import PreparedRun, live_runs
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
-from flowrl.parallel.training_setup import prepare_training_run
+from flowrl.parallel.training_setup import PreparedRun, live_runs, prepare_training_run
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import (
     ExpertReport,

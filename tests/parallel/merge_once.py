@@ -12,7 +12,7 @@ from flowrl.parallel.training_processor import process_completed_training
 
 def merge_with_others(barrier, policy: str, *words: str) -> None:
     """Merge when all others do, as often as it takes; for a process of its own."""
-    barrier.wait(timeout=120)
+    barrier.wait(timeout=200)
     while True:
         try:
             main([*words, policy])

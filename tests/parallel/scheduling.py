@@ -42,13 +42,15 @@ def finished(run_id: str, *, success_rate: float = 0.9, frames: int = 1000) -> R
     )
 
 
-def progress(run_id: str, updates: int, *, phase: str = "training") -> Progress:
+def progress(
+    run_id: str, updates: int, *, phase: str = "training", speed: float = 1000.0
+) -> Progress:
     return Progress(
         run_id=run_id,
         updates=updates,
         frames=10 * updates,
         total_frames=100,
-        steps_per_second=1000.0,
+        steps_per_second=speed,
         step_success=(0.5,),
         eta_seconds=0.1,
         phase=phase,

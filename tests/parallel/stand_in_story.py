@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl import bottomup_parallel
+from flowrl import bottomup_parallel, storage
 from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import Job
 from flowrl.launchers.sandbox import Confinement
 from flowrl.parallel.events import RunRequest
-from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_backend import TrainingBackend
+from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths
 from tests.waiting import limit
 
@@ -54,7 +54,7 @@ class Place:
 
     def order(self, orders: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """Say how the runs of each skill go; see `stand_in.Order`."""
-        (self.folder / "orders.json").write_text(json.dumps(orders or {}))
+        storage.write_atomic(self.folder / "orders.json", json.dumps(orders or {}))
 
     def open(self, gate: str) -> None:
         """Let those end who wait for this gate."""

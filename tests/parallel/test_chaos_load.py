@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.parallel.load_chaos import FAULTS, Load, play, temp_files
+from tests.waiting import limit
 
 LEFT = ("run_folders_left", "processes_left", "temp_files_left")
 ZERO = ("lost", "merged_twice", "gave_up", *LEFT)
@@ -20,7 +21,7 @@ def load(tmp_path):
 
 
 def test_a_loaded_daemon_loses_nothing_and_leaves_nothing(load):
-    found = play(load, every_seconds=(0.2, 0.5), limit_seconds=120.0)
+    found = play(load, every_seconds=(0.2, 0.5), limit_seconds=limit(240))
     assert found["runs"] == load.runs
     assert {name: found[name] for name in ZERO} == dict.fromkeys(ZERO, 0), temp_files(load.root)
     assert len(found["faults"]) >= len(FAULTS) - 1

@@ -22,9 +22,9 @@ from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.local import LocalLauncher
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
-from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_backend import TrainingBackend
+from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records

@@ -19,7 +19,7 @@ from flowrl.launchers.base import ExitCause, Lost
 from flowrl.parallel.events import Verb
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import StateFile
 from tests.parallel.scheduling import (
     Clock,
     FakeBackend,

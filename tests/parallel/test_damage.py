@@ -72,7 +72,7 @@ def test_a_damaged_record_of_a_run_ends_it_alone_and_is_named(place, harm):
     place.order({WOOD: {"gate": "never"}, SAPLING: {"gate": "gate"}})
     daemon = place.start(*LOCAL, "--max_nodes=2")
     until(lambda: place.launches() and len(place.launches()) == 2, seconds=DEADLINE_SECONDS)
-    until(lambda: set(place.statuses().values()) == {"running"})
+    until(lambda: all(line.get("handle") for line in place.lines().values()))
     daemon.kill()
     daemon.wait()
     path = place.layout.run(place.lines()[WOOD]["expert"], WOOD).run_json

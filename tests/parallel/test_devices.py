@@ -134,8 +134,8 @@ def visible_to(place: Place, skill: str) -> str:
     line = until(lambda: place.lines().get(skill, {}).get("handle") and place.lines()[skill])
     run = place.layout.run(line["expert"], skill)
     until(run.progress.exists)
-    start = read_start(run.folder, line["run_id"])
-    words = Path(f"/proc/{start.job_pid}/environ").read_text().split("\0")
+    pid = until(lambda: read_start(run.folder, line["run_id"]).job_pid)
+    words = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return dict(word.partition("=")[::2] for word in words)["CUDA_VISIBLE_DEVICES"]
 
 

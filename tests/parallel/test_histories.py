@@ -22,8 +22,7 @@ from flowrl.launchers.base import ExitCause, Exited, Handle, Lost
 from flowrl.parallel import events, health
 from flowrl.parallel.events import ControlRequest, NewSkill, StopMode, Verb
 from flowrl.parallel.health import DaemonLock
-from flowrl.parallel.state import SchedulerState, next_due
-from flowrl.parallel.state_file import StateFile, decode
+from flowrl.parallel.state import SchedulerState, StateFile, decode, next_due
 from flowrl.parallel.status import (
     Completed,
     Failed,

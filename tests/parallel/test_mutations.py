@@ -26,8 +26,7 @@ from flowrl.errors import LaunchError
 from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.run_status import Launcher
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.state import SchedulerState
-from flowrl.parallel.state_file import StateFile
+from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import (
     Blocked,
     Completed,

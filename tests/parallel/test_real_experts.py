@@ -9,6 +9,7 @@ import pytest
 
 from flowrl import storage
 from flowrl.envs.skill_module import load_module
+from flowrl.errors import SkillError
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import frame_count
 from flowrl.experts.store import ExpertStore
@@ -140,8 +141,13 @@ def test_the_trainer_reads_every_generated_module(skill):
     ]
 
 
-def test_the_trainer_reads_a_module_with_a_hostile_name():
-    name = 'a"""\nimport os\n"""\\'
+def module_of(name: str):
     skills = {name: dataclasses.replace(LIBRARY[WOOD], name=name)}
-    module = load_module(generate_module_with_remapping(a_run((name, 2, 0)), skills))
-    assert [task.skill for task in module.tasks] == [name]
+    return load_module(generate_module_with_remapping(a_run((name, 2, 0)), skills))
+
+
+def test_the_trainer_reads_a_module_with_a_hostile_name():
+    name = 'a"""; import os; """\\\\'
+    assert [task.skill for task in module_of(name).tasks] == [name]
+    with pytest.raises(SkillError, match="needs a skill"):  # run.json has no such name, either
+        module_of('a"""\nimport os\n"""\\')

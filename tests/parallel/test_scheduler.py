@@ -19,10 +19,18 @@ from flowrl.errors import (
 from flowrl.launchers.base import Lost
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import SkillScheduler
-from flowrl.parallel.event_log import sentence
-from flowrl.parallel.events import NOT_ASKED_FOR, PAUSED, NewSkill
-from flowrl.parallel.outcomes import CANCELLED
-from flowrl.parallel.status import Completed, Entry, Failed, Held, StopReason
+from flowrl.parallel.events import NewSkill
+from flowrl.parallel.status import (
+    CANCELLED,
+    NOT_ASKED_FOR,
+    PAUSED,
+    Completed,
+    Entry,
+    Failed,
+    Held,
+    StopReason,
+    sentence,
+)
 from tests.commands.making import running
 from tests.parallel.making import make_skill
 from tests.parallel.scheduling import (
@@ -261,6 +269,16 @@ def failed(why):
 )
 def test_a_line_of_the_story_says_how_the_skill_goes_on(status, said):
     assert sentence(None, Entry(skill="A", needs=(), order=0, status=status), NOW) == said
+
+
+@pytest.mark.parametrize(("pane", "where"), [("%1", ", session a, gpu 0"), (None, ", gpu 0")])
+def test_a_session_is_told_where_there_is_one(pane, where):
+    """`--launcher local` has none."""
+    begun = running()
+    assert begun.handle
+    begun = replace(begun, handle=replace(begun.handle, session="a", pane=pane), devices=("0",))
+    entry = Entry(skill="A", needs=(), order=0, expert=3, status=begun)
+    assert sentence(None, entry, NOW) == f"is training as expert 3, attempt 1{where}"
 
 
 def test_a_run_is_said_to_be_asked_to_end_once():

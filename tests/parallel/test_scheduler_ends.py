@@ -454,13 +454,13 @@ def test_a_run_that_has_made_no_update_keeps_its_slot(start, world, clock):
     for name in "ab":
         scheduler.add_skill(name)
     scheduler.tick()
-    for _ in range(9):  # it compiles, or reads what the launch before had written
+    for _ in range(9):
         folder = world.of("a").job.folder
         folder.mkdir(parents=True, exist_ok=True)
-        write_progress(RunPaths(folder, 0), progress(folder.name, 5, phase="compiling"))
+        write_progress(RunPaths(folder, 0), progress(folder.name, 0, phase="compiling", speed=0.0))
         clock.pass_seconds(3600)
         scheduler.tick()
-    write_progress(RunPaths(folder, 0), progress(folder.name, 5))
+    write_progress(RunPaths(folder, 0), progress(folder.name, 5, speed=0.0))
     scheduler.tick()
     assert not world.of("a").asked_to_end
     write_progress(RunPaths(folder, 0), progress(folder.name, 6))

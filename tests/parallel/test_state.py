@@ -19,8 +19,7 @@ from flowrl.parallel import events
 from flowrl.parallel.events import NewSkill, Response, StopMode
 from flowrl.parallel.health import RunLimits
 from flowrl.parallel.outcomes import described
-from flowrl.parallel.state import SchedulerState, next_due
-from flowrl.parallel.state_file import StateFile, decode
+from flowrl.parallel.state import SchedulerState, StateFile, decode, next_due
 from flowrl.parallel.status import (
     Blocked,
     Completed,
@@ -318,6 +317,9 @@ def test_nothing_is_due_but_what_lies_ahead():
     ("outcome", "words"),
     [
         (Exited(cause=ExitCause.EXIT, code=3), "exit 3"),
+        (Exited(cause=ExitCause.EXIT, code=3, detail="exit code 3"), "exit 3"),
+        (Exited(cause=ExitCause.INTERRUPTED, detail="interrupted by it"), "interrupted by it"),
+        (Exited(cause=ExitCause.STOPPED), "stopped"),
         (Exited(cause=ExitCause.SIGNAL, signal=9, detail="killed"), "signal 9 (killed)"),
         (Exited(cause=ExitCause.NO_RESULT, code=0), "no result"),
         (Lost(), "it left no trace"),

@@ -19,9 +19,9 @@ from flowrl.errors import FileRefusedError, ResultRefusedError
 from flowrl.experts.merge import UseCandidate
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.events import RunRequest
-from flowrl.parallel.run_folder import PreparedRun
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_processor import process_completed_training, recover_graph
+from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_result, read_run, write_result
 from tests import sealing

@@ -23,16 +23,16 @@ from flowrl.errors import (
 )
 from flowrl.experts.merge import UseCandidate
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel.run_folder import (
-    KEPT_FAILURES,
-    fail_run,
-    pinned_versions,
-    resume_training_run,
-)
+from flowrl.launchers import run_status
 from flowrl.parallel.training_setup import (
+    KEPT_FAILURES,
     build_remapping,
+    clear_for_launch,
+    fail_run,
     generate_module_with_remapping,
+    pinned_versions,
     prepare_training_run,
+    read_own_run,
 )
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_run
@@ -408,7 +408,7 @@ def test_a_living_run_is_not_prepared_over(layout):
     with pytest.raises(BusyError, match=r"run\.lock"):
         prepare(layout, WOOD, 0, {}, attempt=2)
     with pytest.raises(BusyError, match=r"run\.lock"):
-        resume_training_run(layout, 0, WOOD)
+        clear_for_launch(ready.layout)
     os.close(descriptor)
     assert read_run(ready.layout) == ready.run
 
@@ -430,8 +430,8 @@ def test_the_same_attempt_is_launched_again_without_its_old_ending(layout):
     make_expert(ready.layout.resume, "half trained")
     for path in (ready.layout.start_json, ready.layout.exit_json, ready.layout.training_log):
         path.write_text("{}")
-    again = resume_training_run(layout, 0, WOOD)
-    assert (again.run, tuple(again)) == (ready.run, tuple(ready))
+    clear_for_launch(layout.run(0, WOOD))
+    assert read_own_run(layout.run(0, WOOD), WOOD) == ready.run
     assert not ready.layout.start_json.exists()
     assert not ready.layout.exit_json.exists()
     assert ready.layout.training_log.exists()
@@ -440,7 +440,7 @@ def test_the_same_attempt_is_launched_again_without_its_old_ending(layout):
 
 def test_there_is_nothing_to_resume_without_a_folder(layout):
     with pytest.raises(FileRefusedError, match=r"run\.json"):
-        resume_training_run(layout, 0, WOOD)
+        read_own_run(layout.run(0, WOOD), WOOD)
 
 
 def test_the_newest_failures_are_kept_also_after_attempts_began_anew(layout):
@@ -474,7 +474,9 @@ def test_a_run_that_lives_is_not_moved_away_under_its_trainer(layout):
     assert fail_run(layout, 0, WOOD) == layout.failed_run(0, WOOD, 1)
 
 
-def test_a_run_whose_runner_is_just_ending_is_moved(layout):
+def test_a_run_whose_runner_is_just_ending_is_moved(layout, monkeypatch):
+    assert run_status._RUNNER_EXIT_SECONDS == 1.0
+    monkeypatch.setattr(run_status, "_RUNNER_EXIT_SECONDS", 60.0)
     ready = prepare(layout, WOOD, 0, {})
     holder = os.open(ready.layout.lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(holder, fcntl.LOCK_EX)

@@ -14,6 +14,7 @@ from flowrl.parallel.events import ControlRequest, NewSkill, RunRequest, StopMod
 from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.state import SchedulerState
 from flowrl.parallel.status import (
+    PAUSED,
     Blocked,
     Completed,
     Failed,
@@ -283,7 +284,7 @@ def test_pausing_all_skips_what_cannot_pause_and_goes_on():
 
 def test_resuming_all_wakes_what_was_paused_on_request():
     held = Held(why="the session was killed", attempt=1, at=NOW)
-    paused = replace(held, why=events.PAUSED, run_id="e2.a1.x")
+    paused = replace(held, why=PAUSED, run_id="e2.a1.x")
     state, _ = asked(state_of(A=DONE, B=held, C=paused), Verb.RESUME)
     assert statuses(state) == ["completed", "held", "waiting"]
     assert state.entries["C"].status.run_id == "e2.a1.x"
@@ -359,7 +360,7 @@ def test_a_retry_resets_the_counts(status, waiting):
 )
 def test_a_skill_that_does_not_run_is_held_at_once(status, attempt, run_id):
     state, ordered = asked(state_of(A=status), Verb.PAUSE, "A")
-    held = Held(why=events.PAUSED, attempt=attempt, at=NOW, run_id=run_id)
+    held = Held(why=PAUSED, attempt=attempt, at=NOW, run_id=run_id)
     assert state.entries["A"].status == held
     assert ordered == []
 

@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -30,9 +31,12 @@ def errors(said: str) -> list[str]:
 
 
 def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    """A port that nobody listens on, below those that the system gives to whoever asks for any."""
+    for port in random.sample(range(20_000, 32_000), 99):
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
+    raise AssertionError("no free port")
 
 
 @pytest.fixture

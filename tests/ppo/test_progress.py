@@ -11,7 +11,7 @@ from flowrl.paths import RunPaths
 from flowrl.ppo import progress
 from flowrl.ppo.loop import Counters, UpdateReport
 from flowrl.ppo.run_io import Assignment
-from flowrl.runs import STANDALONE, PlannedStep, Rates, TrainingRun
+from flowrl.runs import STANDALONE, PlannedStep, Rates, TrainingRun, read_progress
 
 PLAN = (
     PlannedStep(skill="Collect [bold]Wood[/]", count=3, expert=0),
@@ -49,7 +49,7 @@ def now(monkeypatch):
     return now
 
 
-def reporter(folder: Path) -> progress.Reporter:
+def reporter(folder: Path, **flags: float) -> progress.Reporter:
     run = TrainingRun(
         run_id=STANDALONE,
         skill="Make Pickaxe",
@@ -61,7 +61,7 @@ def reporter(folder: Path) -> progress.Reporter:
         config={},
     )
     assignment = Assignment(RunPaths(folder, 12), run)
-    return progress.Reporter(assignment, PPOConfig(num_envs=8, num_steps=8))
+    return progress.Reporter(assignment, PPOConfig(num_envs=8, num_steps=8, **flags))  # type: ignore[arg-type]
 
 
 def test_rewards_that_were_clipped_are_counted_over_all_updates(tmp_path, now, caplog):
@@ -95,3 +95,30 @@ def test_there_is_a_line_every_few_seconds_and_at_each_phase(tmp_path, now, capl
     assert "6,400 steps/s" in line
     assert "at most 0:25:58 left" in line
     assert "left" not in caplog.messages[0], "nothing is known yet"
+
+
+def test_there_is_a_speed_from_the_first_update_of_a_launch_on(tmp_path, now):
+    shown = reporter(tmp_path)
+    begun = read_progress(RunPaths(tmp_path, 12))
+    shown.begin_training(Counters(acted=(0, 0), updates=10, frames=640))
+    resumed = read_progress(RunPaths(tmp_path, 12))
+    now[0] += progress.LINE_SECONDS
+    shown.report(update(704))
+    shown.close()
+    speeds = [
+        one.steps_per_second for one in (begun, resumed, read_progress(RunPaths(tmp_path, 12)))
+    ]
+    assert speeds[:2] == [0, 0]
+    assert speeds[2] > 0
+
+
+def test_each_line_of_metrics_has_the_speed_up_to_it(tmp_path, now):
+    shown, second = reporter(tmp_path, log_seconds=0.0), 0.1 * progress.PROGRESS_SECONDS
+    shown.begin_training(Counters(acted=(0, 0), updates=0, frames=0))
+    for frames in (640, 1920):
+        now[0] += second
+        shown.report(update(frames))
+    shown.close()
+    lines = RunPaths(tmp_path, 12).metrics.read_text().splitlines()
+    speeds = [json.loads(line)["steps_per_second"] for line in lines]
+    assert speeds == pytest.approx([640 / second, 1920 / (2 * second)])

@@ -50,7 +50,7 @@ def begin(layout, config: PPOConfig = CONFIG) -> subprocess.Popen[str]:
     module = ("--module_path", str(layout.module))
     return subprocess.Popen(
         (sys.executable, "-m", "flowrl.ppo_flow", *module, *to_argv(config)),
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},  # compiled as users do
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -66,11 +66,13 @@ def has_round(layout, number: int) -> bool:
 
 
 def test_a_run_whose_replicas_are_killed_ends_as_one_whose_are_not(tmp_path):
-    layouts = [prepared(tmp_path / name) for name in ("whole", "killed")]
-    whole = begin(layouts[0])
+    # Of 24 rounds, so that it has not ended before it is killed.
+    config = replace(CONFIG, total_timesteps=8 * CONFIG.total_timesteps)
+    layouts = [prepared(tmp_path / name, config) for name in ("whole", "killed")]
+    whole = begin(layouts[0], config)
     said = whole.communicate(timeout=limit(300))[1]
     assert whole.returncode == 0, said
-    killed = begin(layouts[1])
+    killed = begin(layouts[1], config)
     until(lambda: has_round(layouts[1], 1) or killed.poll() is not None, seconds=200)
     os.kill(children_of(killed.pid)[0], signal.SIGKILL)
     said = killed.communicate(timeout=limit(300))[1]
@@ -82,7 +84,7 @@ def test_a_run_whose_replicas_are_killed_ends_as_one_whose_are_not(tmp_path):
     assert contents[0] == contents[1]
     one, other = (replace(r, run_id="", wall_seconds=0.0, experts=()) for r in results)
     assert one == other
-    assert one.frames == CONFIG.total_timesteps
+    assert one.frames == config.total_timesteps
     assert not layouts[0].rounds.exists()
     assert not layouts[0].replicas.exists()
     assert layouts[0].metrics.exists()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import LIGHT
+from tests.waiting import limit
 
 BOUNDS = (1e-5, 5e-6)  # the greatest difference, and relative to the greatest number
 PAIRS = [("three1", "three2"), ("three1", "three4"), ("one1", "one2"), ("many1", "many2")]
@@ -23,7 +24,7 @@ def found(tmp_path_factory):
     flags = f"{LIGHT} --xla_force_host_platform_device_count=4"
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = (sys.executable, "-m", "tests.ppo.sharded", str(path))
-    subprocess.run(command, env=env, check=True, timeout=280)
+    subprocess.run(command, env=env, check=True, timeout=limit(280))
     cases: dict[str, dict[str, np.ndarray]] = {}
     with np.load(path) as arrays:
         for key in arrays:

@@ -111,7 +111,7 @@ def test_weights_and_biases_without_its_package_says_what_to_install(layout, mon
 
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_wandb)
-    with pytest.raises(ConfigError, match=r"pip install 'flowrl\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]'"):
         open_trackers(layout, PPOConfig(use_wandb=True), run_id="e0.a1.0badcafe", frames=0)
 
 

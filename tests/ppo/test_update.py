@@ -18,6 +18,15 @@ def test_every_epoch_takes_each_row_once_and_in_an_order_of_its_own():
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
+@pytest.mark.parametrize("rows", [1, 24, 32])
+def test_each_row_is_as_often_at_each_place_of_an_order(rows):
+    """Of 31² degrees of freedom, chi-square is 961 ± 44."""
+    orders = np.asarray(update.draw_orders(jax.random.key(3), 3200, rows))
+    counts = np.stack([np.bincount(place, minlength=rows) for place in orders.T])
+    expected = 3200 / rows
+    assert ((counts - expected) ** 2 / expected).sum() == pytest.approx((rows - 1) ** 2, rel=0.15)
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 def test_each_shard_of_environments_has_keys_of_its_own(shards):
     key = jax.random.key(5)

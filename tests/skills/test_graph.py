@@ -243,7 +243,7 @@ def random_library(seed: int, *, size: int, fixed: bool = False) -> list[Skill]:
     return skills
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10**6), st.integers(1, 14))
 def test_every_plan_succeeds_is_repeatable_and_has_no_step_to_spare(seed, size):
     skills = random_library(seed, size=size)
@@ -284,7 +284,7 @@ def with_preferences(seed: int, skills: list[Skill]) -> list[Skill]:
     return [preferring(made) for made in skills]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10**6), st.integers(1, 14))
 def test_every_plan_with_preferred_providers_succeeds(seed, size):
     skills = with_preferences(seed, random_library(seed, size=size))
@@ -400,7 +400,7 @@ def test_a_circle_of_a_thousand_skills_is_drawn_in_a_few_lines():
     assert len(str(caught.value)) < 400
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(3, 9))
 def test_in_a_small_inventory_a_plan_succeeds_or_is_refused(seed, size, capacity):
     graph = SkillGraph(random_library(seed, size=size, fixed=True), capacity=capacity)

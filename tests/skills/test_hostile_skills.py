@@ -33,7 +33,7 @@ def tried(tmp_path_factory):
     for name, path in paths.items():
         path.write_text(hostile.BY_DRY_RUN[name])
     assert [each.why for each in check_files(list(paths.values()), trace=False) if each.why] == []
-    checked = check_files(list(paths.values()), limits=Limits(seconds=4.0))
+    checked = check_files(list(paths.values()), limits=Limits(seconds=2.0))
     return {name: (paths[name], each) for name, each in zip(paths, checked, strict=True)}
 
 

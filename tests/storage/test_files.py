@@ -112,7 +112,7 @@ def test_a_fault_that_cannot_be_is_an_error_and_no_other_fault(monkeypatch, faul
 
 
 def _write_in_its_own_process(path: str, letter: str, barrier) -> None:
-    barrier.wait(timeout=60)
+    barrier.wait(timeout=200)
     for _ in range(50):
         storage.write_atomic(Path(path), letter * 100_000)
 
@@ -127,7 +127,7 @@ def test_of_two_writers_at_once_each_writes_the_whole_file(tmp_path):
     ]
     for writer in writers:
         writer.start()
-    barrier.wait(timeout=60)
+    barrier.wait(timeout=200)
     seen = set()
     while any(writer.is_alive() for writer in writers):
         storage.remove_part_files(tmp_path)  # takes no living writer's file away

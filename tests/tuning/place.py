@@ -23,7 +23,7 @@ from flowrl.commands.sweep import EvaluateTrials
 from flowrl.launchers.base import Job
 from flowrl.launchers.sandbox import Confinement
 from flowrl.parallel.events import RunRequest
-from flowrl.parallel.run_folder import PreparedRun
+from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_result
 from flowrl.tuning.sweep import TrialBackend

@@ -74,7 +74,7 @@ def test_gp_needs_torch():
         assert next(leaf.ask("gp", given(sweep("tpe", 12))))
         return
     with pytest.raises(ConfigError, match="--method gp needs torch"):
-        check_installed("gp")
+        check_installed("gp", "none")
 
 
 def test_a_trial_that_failed_at_once_is_not_on_the_front():

@@ -17,10 +17,8 @@ from flowrl.paths import GraphPaths
 from flowrl.storage import records
 from flowrl.tuning import outcome
 from flowrl.tuning.outcome import (
-    EVALUATION,
     Gain,
     SweepOutcome,
-    TrialEvaluation,
     apply_winner,
     decide,
     forget,
@@ -35,26 +33,22 @@ from tests.tuning.making import a_record, a_sweep, a_trial
 DEFAULT = (0.50, 0.52, 0.48, 0.51)
 
 
-def confirming(sweep, scores: dict[int | None, tuple[float, ...]]) -> list[Tried]:
-    """Trials that reached these scores from the beginning on, as in fresh worlds."""
-    tried = []
+def confirming(scores: dict[int | None, tuple[float, ...]]) -> tuple[list[Tried], dict[int, float]]:
+    """Trials that reached these scores from the beginning on, and their success in fresh worlds."""
+    tried: list[Tried] = []
     for repeats, values in scores.items():
         for seed, score in enumerate(values):
             each = a_trial(len(tried), 2e-3, score, confirms=True, repeats=repeats)
             each = dataclasses.replace(each, trial=dataclasses.replace(each.trial, seed=seed))
-            folder = sweep.run(len(tried)).folder
-            folder.mkdir(parents=True)
-            found = TrialEvaluation(episodes=1000, successes=round(1000 * score))
-            records.write(folder / EVALUATION, found)
             tried.append(each)
-    return tried
+    return tried, {each.trial.number: each.score for each in tried}
 
 
 def test_a_point_that_is_better_with_every_seed_wins(tmp_path):
     sweep = a_sweep(tmp_path)
     better = tuple(score + 0.2 + 0.01 * k for k, score in enumerate(DEFAULT))
-    found = decide(sweep, confirming(sweep, {None: DEFAULT, 7: better, 8: DEFAULT}))
-    assert found.winner == 7
+    found = decide(sweep, *confirming({None: DEFAULT, 7: better, 8: DEFAULT}))
+    assert (found.winner, found.best_expert) == (7, 7)  # of the trials 4 to 7 the last is the best
     (gain, none) = found.gains
     assert 0.1 < gain.low < gain.mean < gain.high
     assert none.mean == 0
@@ -63,23 +57,23 @@ def test_a_point_that_is_better_with_every_seed_wins(tmp_path):
 def test_the_luckiest_of_points_without_effect_does_not_win(tmp_path):
     sweep = a_sweep(tmp_path)
     lucky = tuple(score + step for score, step in zip(DEFAULT, (0.3, -0.1, 0.2, 0), strict=True))
-    found = decide(sweep, confirming(sweep, {None: DEFAULT, 7: lucky}))
+    found = decide(sweep, *confirming({None: DEFAULT, 7: lucky}))
     assert found.winner is None
     assert found.gains[0].mean > 0 > found.gains[0].low
 
 
 def test_one_seed_confirms_nothing(tmp_path):
     sweep = a_sweep(tmp_path)
-    found = decide(sweep, confirming(sweep, {None: (0.1,), 7: (0.9,)}))
+    found = decide(sweep, *confirming({None: (0.1,), 7: (0.9,)}))
     assert found.winner is None
     records.write(sweep.paths.outcome_json, found)
 
 
 def test_a_seed_whose_default_failed_says_nothing(tmp_path):
     sweep = a_sweep(tmp_path)
-    tried = confirming(sweep, {None: (*DEFAULT, 0.5), 7: (*DEFAULT, 0.5)})
-    failed = dataclasses.replace(tried[0].outcome, score=None, why="exit 1")
-    found = decide(sweep, [dataclasses.replace(tried[0], outcome=failed), *tried[1:]])
+    tried, success = confirming({None: (*DEFAULT, 0.5), 7: (*DEFAULT, 0.5)})
+    del success[0]
+    found = decide(sweep, tried, success)
     assert (found.seeds, found.winner) == (4, None)
     assert found.default == pytest.approx(statistics.fmean((*DEFAULT[1:], 0.5)), abs=1e-3)
     assert found.gains[0].mean == 0
@@ -103,7 +97,7 @@ def test_a_confirmed_point_becomes_the_settings_of_its_skill_alone(tmp_path):
     graph = GraphPaths(tmp_path / "graph")
     sweep = a_sweep(graph.sweeps / "s")
     better = tuple(score + 0.2 + 0.01 * k for k, score in enumerate(DEFAULT))
-    found = decide(sweep, confirming(sweep, {None: DEFAULT, 7: better}))
+    found = decide(sweep, *confirming({None: DEFAULT, 7: better}))
     assert "trial 7 gains +0.2" in apply_winner(graph, sweep, found)
     tuned = config_of(graph)
     assert (tuned.ppo.lr, tuned.origins["lr"]) == (2e-3, "sweep")
@@ -149,19 +143,19 @@ def won_sweep(graph: GraphPaths):
     trial = a_trial(0, 2e-3, 0.9, confirms=True, repeats=7)
     prepare_trial(sweep, GRAPH, trial.trial)
     finish(sweep.run(0), {0: 50})
-    return sweep, trial, SweepOutcome(seeds=3, default=0.5, gains=(), winner=7)
+    return sweep, SweepOutcome(seeds=3, default=0.5, gains=(), winner=7, best_expert=0)
 
 
 def test_the_winners_expert_is_merged_once(tmp_path):
     graph = GraphPaths(tmp_path / "graph")
-    sweep, trial, won = won_sweep(graph)
+    sweep, won = won_sweep(graph)
     lock = DaemonLock(graph.daemon_lock)
     lock.acquire()
     with pytest.raises(BusyError):
-        keep_winner(graph, sweep, [trial], won, config=BottomUpConfig())
+        keep_winner(graph, sweep, won, config=BottomUpConfig())
     lock.release()
     for _ in range(2):
-        said = keep_winner(graph, sweep, [trial], won, config=BottomUpConfig())
+        said = keep_winner(graph, sweep, won, config=BottomUpConfig())
         assert said == "expert 0 of Collect Wood is that of trial 0"
     manifest = ExpertStore(graph).manifest()
     assert len(manifest.merged) == 1
@@ -172,9 +166,9 @@ def test_the_winners_expert_is_merged_once(tmp_path):
 
 def test_an_expert_whose_number_is_anothers_now_is_not_kept(tmp_path):
     graph = GraphPaths(tmp_path / "graph")
-    sweep, trial, won = won_sweep(graph)
+    sweep, won = won_sweep(graph)
     train(graph, "Collect Drink", 0, {}, acted={0: 50})
-    said = keep_winner(graph, sweep, [trial], won, config=BottomUpConfig())
+    said = keep_winner(graph, sweep, won, config=BottomUpConfig())
     assert "0 is not Collect Wood's" in said
     assert not graph.run(0, WOOD).folder.exists()
     assert ExpertStore(graph).manifest().experts[0].skill == "Collect Drink"
@@ -182,7 +176,7 @@ def test_an_expert_whose_number_is_anothers_now_is_not_kept(tmp_path):
 
 def test_the_rule_of_the_graph_decides_whether_the_winner_is_kept(tmp_path, monkeypatch):
     graph = GraphPaths(tmp_path / "graph")
-    sweep, trial, won = won_sweep(graph)
+    sweep, won = won_sweep(graph)
     graph_config = GraphConfig(merge_objective="success=1,deaths=0.5")
     config = BottomUpConfig(graph=graph_config, ppo=PPOConfig(frame_accounting="whole_run"))
     asked = []
@@ -195,7 +189,7 @@ def test_the_rule_of_the_graph_decides_whether_the_winner_is_kept(tmp_path, monk
 
     monkeypatch.setattr(outcome, "merge_run", merge)
     monkeypatch.setattr(outcome, "_COMPARING_SECONDS", 0.0)
-    keep_winner(graph, sweep, [trial], won, config=config)
+    keep_winner(graph, sweep, won, config=config)
     assert len(asked) == 2
     assert asked[0]["rule"].keywords == {"objective": "success=1,deaths=0.5"}
     assert asked[0]["accounting"] == "whole_run"

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 import random
+from importlib.util import find_spec
 from typing import get_args
 
 import numpy as np
 import pytest
 
 from flowrl.judging.objectives import CurvePoint
-from flowrl.tuning.pruning import (
-    Pruner,
-    Rungs,
-    quantile_line,
-    score_at,
-    scores_so_far,
-    should_prune,
-)
+from flowrl.tuning.pruning import Pruner, Rungs, score_at, scores_so_far, should_prune
 from tests.tuning.making import a_sweep
 
 RUNGS = Rungs(least=10, most=270, eta=3)
-PRUNERS = get_args(Pruner)
-DECIDING = [pruner for pruner in PRUNERS if pruner != "none"]
+NO_SKLEARN = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
+DECIDING = [
+    pytest.param(each, marks=[NO_SKLEARN] if each == "curve" else [])
+    for each in get_args(Pruner)
+    if each != "none"
+]
+PRUNERS = ["none", *DECIDING]
 
 
 def rising(goal, cost=270, step=10):
@@ -120,14 +119,3 @@ def test_brackets_of_hyperband_begin_at_other_rungs():
     curves = {number: [(10, number / 9)] for number in range(9)}
     ended = {number for number in curves if should_prune("hyperband", number, curves, RUNGS)}
     assert ended == {0, 3}  # of 0, 3 and 6; the others' first rungs are 30 and 90
-
-
-@pytest.mark.parametrize("quantile", [0.1, 0.3, 0.5, 0.9])
-def test_a_quantile_line_has_its_share_of_points_below_it(quantile):
-    rng = np.random.default_rng(0)
-    x = rng.random(200)
-    y = 2 + 3 * x + rng.normal(size=200)
-    intercept, slope = quantile_line(x, y, quantile)
-    assert np.mean(y < intercept + slope * x) == pytest.approx(quantile, abs=0.01)
-    exact = quantile_line(x, 2 + 3 * x, quantile)
-    assert exact == pytest.approx((2, 3))

@@ -153,3 +153,14 @@ def test_a_pending_point_is_not_proposed_again():
     first = surrogate.ranked("cooled", given(trials))[0]
     second = surrogate.ranked("cooled", given(trials, pending=(SPACE.from_unit(first),)))[0]
     assert np.linalg.norm(first - second) > 0.01
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.3, 0.5, 0.9])
+def test_a_quantile_line_has_its_share_of_points_below_it(quantile):
+    rng = np.random.default_rng(0)
+    x = rng.random(200)
+    y = 2 + 3 * x + rng.normal(size=200)
+    intercept, slope = surrogate.quantile_line(x, y, quantile)
+    assert np.mean(y < intercept + slope * x) == pytest.approx(quantile, abs=0.01)
+    exact = surrogate.quantile_line(x, 2 + 3 * x, quantile)
+    assert exact == pytest.approx((2, 3))

@@ -13,7 +13,7 @@ import pytest
 
 from flowrl import cli
 from flowrl.commands import sweep as command
-from flowrl.commands.sweep import SweepConfig, as_recorded, show
+from flowrl.commands.sweep import EvaluateTrials, SweepConfig, as_recorded, show
 from flowrl.config import BottomUpConfig, to_json, with_flags
 from flowrl.errors import BusyError
 from flowrl.experts.store import ExpertStore
@@ -25,6 +25,7 @@ from flowrl.tuning import search
 from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import OUTCOME, TRIAL
 from tests.parallel.making import GRAPH, train
+from tests.sealing import rewrite
 from tests.tuning.making import a_record, a_sweep, a_trial
 from tests.tuning.place import Place, replace_trainers
 from tests.waiting import until
@@ -64,6 +65,10 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
         assert sorted(trial["ended"] + trial["pending"]) == list(range(number))
 
     first = place.records(), place.records("outcome.json")
+    assert not place.sweep.outcome_json.exists()  # --confirm 0 confirms nothing
+    assert "no sweeper lives" not in printed
+    code, _, refused = sweep("--apply")
+    assert (code, "has --confirm 0 and confirms no point" in refused) == (2, True)
     assert sweep()[:2] == (0, printed)  # the same again changes nothing
     assert sweep("--status")[1] == printed
     assert (place.records(), place.records("outcome.json")) == first
@@ -111,7 +116,13 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
     assert len(ExpertStore(place.layout).manifest().merged) == 1
     assert "has its defaults again" in sweep("--forget")[1]
     assert "these are the settings" in sweep("--apply")[1]
-    (gain,) = json.loads(place.sweep.outcome_json.read_text())["gains"]
+    whole = place.sweep.outcome_json.read_bytes()
+    rewrite(place.sweep.outcome_json, lambda facts: facts.pop("best_expert"))
+    code, printed, said = sweep("--keep_winner")  # of an earlier flowrl: it is decided anew
+    assert code == 0, said
+    assert "is that of trial " in printed
+    assert place.sweep.outcome_json.read_bytes() == whole
+    (gain,) = json.loads(whole)["gains"]
     shown = f"trial 1 gains {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
     assert gain["low"] > 0
     first = sweep("--status")[1].splitlines()[0]
@@ -138,6 +149,10 @@ def test_an_evaluation_that_breaks_off_confirms_nothing(
         assert found == 1
         assert why in said.splitlines()[-1]
     assert not place.sweep.outcome_json.exists()
+    first, second, *_ = sweep("--status")[1].splitlines()
+    assert "confirming, 2 of 2 trials have ended" in first
+    goes_on = f"flowrl sweep {place.layout.root} --name s goes on"
+    assert second == f"  no sweeper lives; {goes_on}"
     assert sweep()[0] == 0  # the same again goes on from there
     assert len(place.launches()) == 6
 
@@ -166,7 +181,7 @@ def test_a_trial_that_is_tried_again_begins_anew_in_its_folder(place, sweep):
 
 
 def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep, capsys):
-    place.order(update_seconds=0.3)
+    place.order(update_seconds=1.0)
     process = place.start(*QUICK, "--trials=1")
     until((place.sweep.training_runs / "0" / "progress.json").exists)
     code, _, said = sweep(*QUICK, "--trials=1")  # a second sweep of the name is refused
@@ -189,7 +204,7 @@ def test_a_trial_that_is_pruned_counts_with_what_it_has(place, sweep, capsys):
 
 
 def test_asha_ends_the_trials_that_are_behind(place, sweep):
-    place.order(update_seconds=0.15)
+    place.order(update_seconds=0.3)
     flags = (*VARY, "--method=grid", "--confirm=0", "--launcher=local", "--pruner=asha")
     code, _, said = sweep(*flags, "--max_concurrent=4", "--scheduler_poll_interval=0.1")
     assert code == 0, said
@@ -255,6 +270,12 @@ def test_a_trial_that_a_user_lets_try_again_counts_anew(place, sweep, capsys):
     flags = (*QUICK, "--trials=1", "--max_retries=0")
     assert sweep(*flags)[0] == 1
     assert place.records("outcome.json")[0]["score"] is None
+    assert ": ended, 1 of 1 trials" in sweep("--status")[1]
+    (place.sweep.training_runs / "0" / "outcome.json").unlink()  # as the trial's next start does
+    first, second, *_ = sweep("--status")[1].splitlines()
+    assert ": searching, 0 of 1 trials" in first
+    assert "no sweeper lives" in second
+    capsys.readouterr()
     assert cli.main(["retry", str(place.sweep.root), "Collect Wood t0"]) == 0
     code, _, said = sweep(*flags)
     assert code == 0, said
@@ -264,14 +285,16 @@ def test_a_trial_that_a_user_lets_try_again_counts_anew(place, sweep, capsys):
     assert place.launches() == ["0", "0"]
 
 
-def test_a_seed_that_was_tried_again_is_not_compared(place, sweep):
+def test_a_seed_that_was_tried_again_is_not_played_nor_compared(place, sweep, monkeypatch):
     place.order(success=0.95, fails_once=True)  # each second attempt has another seed
     flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
+    played: list[EvaluateTrials] = []
+    monkeypatch.setattr(command, "confined_run", lambda order, *_, **__: played.append(order))
     code, printed, said = sweep(*flags, "--confirm=2", "--retry_backoff=0.1")
     assert code == 0, said
+    assert played == []
     assert "no point is confirmed" in printed
     assert json.loads(place.sweep.outcome_json.read_text())["gains"] == []
-    assert not place.records("evaluation.json")
 
 
 def test_a_sweep_that_is_not_begun_has_a_status(place, capsys):
@@ -301,6 +324,11 @@ def test_a_method_whose_package_is_gone_is_refused_at_a_later_start_too(place, s
     code, _, said = sweep()
     assert (code, place.launches()) == (2, [])
     assert "--method tpe needs optuna" in said
+    place = Place(place.folder, "s2")
+    create_sweep(place.sweep, a_record(pruner="curve"), place.layout, GRAPH)
+    code, _, said = sweep("--name=s2")
+    assert (code, place.launches()) == (2, [])
+    assert "--pruner curve needs sklearn" in said
 
 
 def test_a_start_that_finds_a_sweep_begun_meanwhile_does_not_begin_it_again(tmp_path):
@@ -328,7 +356,10 @@ def test_the_status_of_a_sweep_names_the_front_of_score_against_frames(tmp_path)
         records.write(folder / TRIAL, tried.trial)
         records.write(folder / OUTCOME, dataclasses.replace(tried.outcome, frames=frames))
         lines = show(sweep).splitlines()
+        assert f"searching, {number + 1} of 4 trials have ended" in lines[0]
         assert ("hypervolume" in lines[-1]) == (number > 0)
+    named = [line.split()[0] for line in lines[2:-1]]
+    assert named == ["t1", "t0", "t2", "t3"]  # by score; the second line says how to go on
     volume = 0.5 * 0.5 + (0.8 - 0.5) * 0.25
     assert lines[-1].endswith(f" in fewer frames than t0, t1; hypervolume {volume:.3f}")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from flowrl.games.base import COUNT, Game
 
-COUNT_LIMIT = 1_000
+_COUNT_LIMIT = 1_000
 NUMBER_LIMIT = 1_000_000
-RANGE_LIMIT = 64
+_RANGE_LIMIT = 64
 FUNCTION_NAMES = ("task_is_done", "task_reward")
 
 _ADMITTED = (
@@ -34,7 +34,7 @@ _ADMITTED = (
 MODULES = frozenset({"jnp", "jax"})
 CALLS = frozenset({"abs", "min", "max", "len", "sum", "float", "int", "bool"})
 _LOCAL = {"sum", *FUNCTION_NAMES}  # names that a variable may have: kept skills have such ones
-NUMBERS = frozenset({"float", "int", "bool"})  # also values, as in .astype(float)
+_NUMBERS = frozenset({"float", "int", "bool"})  # also values, as in .astype(float)
 # Builtins that a trusted skill's functions have besides: all but those that reach further.
 _TRUSTED_CALLS = """
 all any dict divmod enumerate filter isinstance list map pow reversed round set slice sorted
@@ -60,23 +60,23 @@ _LAX = "abs clamp exp log max min select sign sqrt square stop_gradient tanh"
 _NN = "elu gelu one_hot relu sigmoid silu softmax softplus tanh"
 _TYPES = "float32 int32 bool_"
 
-FUNCTIONS = frozenset(
+_FUNCTIONS = frozenset(
     {f"jnp.{word}" for word in f"{_ELEMENTWISE} {_REDUCE} {_SHAPE} {_TYPES} linalg.norm".split()}
     | {f"jax.lax.{word}" for word in _LAX.split()}
     | {f"jax.nn.{word}" for word in _NN.split()}
 )
-VALUES = frozenset(f"jnp.{word}" for word in f"pi e newaxis {_TYPES}".split())
+_VALUES = frozenset(f"jnp.{word}" for word in f"pi e newaxis {_TYPES}".split())
 METHODS = frozenset(
     {"sum", "max", "min", "mean", "any", "all", "prod", "astype", "clip", "argmax", "argmin"}
     | {"set", "add", "round", "std", "var", "ravel", "reshape", "flatten", "squeeze"}
 )
-ATTRIBUTES = frozenset({"at", "ndim", "size", "T"})  # besides the items of the game
+_ATTRIBUTES = frozenset({"at", "ndim", "size", "T"})  # besides the items of the game
 
 # What to write instead of syntax, or of a name, that is not admitted.
 _REMEDIES = (
     ("SetComp DictComp", "write a list, or a for loop"),
     ("Lambda FunctionDef ClassDef", "write a helper function at the top of the file"),
-    ("While Break Continue", f"write for i in range(k), k up to {RANGE_LIMIT}"),
+    ("While Break Continue", f"write for i in range(k), k up to {_RANGE_LIMIT}"),
     ("Import ImportFrom", "remove it: jnp, jax and the enums of the game are there"),
     ("Try Raise Assert Match", "choose with jnp.where"),
     ("NamedExpr AnnAssign Expr", "assign a value in a line of its own, or remove the line"),
@@ -125,8 +125,8 @@ def _signature_problems(node: ast.FunctionDef, game: Game) -> Iterator[Problem]:
         case []:
             pass
         case [ast.Constant(value=int(n))] if names[-1] == COUNT and type(n) is int:
-            if not 0 < n <= COUNT_LIMIT:
-                yield node, f"the default n={n}", f"use a number from 1 to {COUNT_LIMIT}"
+            if not 0 < n <= _COUNT_LIMIT:
+                yield node, f"the default n={n}", f"use a number from 1 to {_COUNT_LIMIT}"
         case _:
             yield node, "a parameter has a default", "only n may have one, a number"
 
@@ -270,7 +270,7 @@ class _Checks:
                 return None
             above = f"call jnp functions, {', '.join(sorted(CALLS))}, or a helper that is above"
             return f"a call of {node.id!r}", INSTEAD.get(node.id, above)
-        if node.id not in self.names | NUMBERS:
+        if node.id not in self.names | _NUMBERS:
             what = f"{node.id!r} is not a parameter, a local name or an admitted function"
             remedy = "ask for the feature by parameter; see docs/skills.md"
             return what, INSTEAD.get(node.id, remedy)
@@ -283,17 +283,17 @@ class _Checks:
         if root in MODULES or root in self.game.enums:
             self.done |= {id(part) for part in ast.walk(node)}
         if root in MODULES:
-            if path in VALUES or (called and path in FUNCTIONS):
+            if path in _VALUES or (called and path in _FUNCTIONS):
                 return None
-            what = f"{path} is not admitted" + (" as a value" if path in FUNCTIONS else "")
-            close = difflib.get_close_matches(path, sorted(FUNCTIONS), n=3, cutoff=0.8)
+            what = f"{path} is not admitted" + (" as a value" if path in _FUNCTIONS else "")
+            close = difflib.get_close_matches(path, sorted(_FUNCTIONS), n=3, cutoff=0.8)
             names = f"closest are {', '.join(close)}" if close else "see docs/skills.md"
             return what, INSTEAD.get(path, names)
         if root in self.game.enums:
             if members[1:] != ["value"]:
                 return f"{path} is not an enum's number", f"write {root}.NAME.value"
             return self._missing(members[0], f"{root}.{members[0]}", self.game.enums[root])
-        known = METHODS if called else ATTRIBUTES | self.game.items
+        known = METHODS if called else _ATTRIBUTES | self.game.items
         return self._missing(node.attr, f"{ast.unparse(node.value)[:40]}.{node.attr}", known)
 
     def _missing(self, word: str, name: str, known: Collection[str]) -> tuple[str, str] | None:
@@ -311,13 +311,13 @@ class _Checks:
                 self.done.add(id(name))
                 return _is_short(ends)
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                return len(parts) <= RANGE_LIMIT
+                return len(parts) <= _RANGE_LIMIT
         return False
 
 
 _UNBOUNDED = (
     "a loop over something else",
-    f"use range(k), k up to {RANGE_LIMIT}, or values written out in brackets",
+    f"use range(k), k up to {_RANGE_LIMIT}, or values written out in brackets",
 )
 
 
@@ -327,7 +327,7 @@ def _is_short(ends: Sequence[ast.expr]) -> bool:
     whole = [number for number in numbers if type(number) is int]
     if len(whole) < len(ends) or len(ends) > 3 or 0 in whole[2:]:
         return False
-    return max(map(abs, whole)) <= NUMBER_LIMIT and len(range(*whole)) <= RANGE_LIMIT
+    return max(map(abs, whole)) <= NUMBER_LIMIT and len(range(*whole)) <= _RANGE_LIMIT
 
 
 def _is_text(node: ast.AST | None) -> bool:

@@ -25,7 +25,7 @@ from flowrl.runs import CodeApproval
 from flowrl.skills.validation.syntax import without_annotations
 from flowrl.storage import records
 
-CHECKS_VERSION = 1  # raised only where a kept approval must not count any more: all are void then
+_CHECKS_VERSION = 1  # raised only where a kept approval must not count any more: all are void then
 _ROLES = ("task_is_done", "task_reward")
 _LIMIT_BYTES = 10_000
 
@@ -78,7 +78,7 @@ def shipped(env_name: str) -> Mapping[str, CodeApproval]:
 def code_digest(is_done: ast.FunctionDef, reward: ast.FunctionDef, env_name: str) -> str:
     """The digest of two functions in a game, whatever their names and their count are."""
     sources = [_normal(part, role) for part, role in zip((is_done, reward), _ROLES, strict=True)]
-    parts = [CHECKS_VERSION, jax_version(), env_name, *sources]
+    parts = [_CHECKS_VERSION, _jax_version(), env_name, *sources]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -90,7 +90,7 @@ def parsed_function(source: str) -> ast.FunctionDef:
 
 
 @functools.cache
-def jax_version() -> str:
+def _jax_version() -> str:
     """JAX's version without its last number, read without loading it."""
     return ".".join(importlib.metadata.version("jax").split(".")[:2])
 

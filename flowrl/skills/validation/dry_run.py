@@ -27,7 +27,7 @@ from flowrl.runs import CodeApproval
 from flowrl.skills.skill import Origin, Skill
 from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
-NOTICE = "trusted_skills"
+_NOTICE = "trusted_skills"
 logger = logging.getLogger(__name__)
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
 _PACKAGE_ROOT = Path(__file__).parents[3]
@@ -107,13 +107,13 @@ def approve_skills(
     Raises:
       SkillError: code is refused, or has only its author's trust without `trust`.
     """
-    for skill in skills:
+    codes = [SkillCode.of(skill, env_name) for skill in skills]
+    for skill, code in zip(skills, codes, strict=True):
         if skill.trusted and not trust:
             raise SkillError(
-                f"{_place(skill)}: {skill.name} is trusted code, which the syntax check refuses; "
-                "start with --trust_skills, or rewrite it"
+                f"{code.origin.place}: {skill.name} is trusted code, which the syntax check "
+                "refuses; start with --trust_skills, or rewrite it"
             )
-    codes = [SkillCode.of(skill, env_name) for skill in skills]
     outcomes = approvals_of(codes, ApprovalStore(layout.approvals), confine=confine)
     refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
     if refused:
@@ -140,10 +140,10 @@ def keep_approvals(layout: GraphPaths, approvals: Mapping[str, CodeApproval]) ->
         store.keep(approval)
     trusted = sorted(name for name, approval in approvals.items() if approval.trusted)
     if not trusted:
-        notices.withdraw(layout, NOTICE)
+        notices.withdraw(layout, _NOTICE)
         return
     text = f"--trust_skills: the syntax check is lifted for {', '.join(trusted)}"
-    notices.publish(layout, NOTICE, text)
+    notices.publish(layout, _NOTICE, text)
     logger.warning(text)
 
 
@@ -212,7 +212,3 @@ def _environment(home: str) -> dict[str, str]:
     paths += [str(Path(path).resolve()) for path in given if path]
     env |= {"HOME": home, "TMPDIR": home, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return env | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
-
-
-def _place(skill: Skill) -> str:
-    return skill.origin.place if skill.origin else f"skill {skill.name!r}"

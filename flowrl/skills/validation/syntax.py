@@ -32,9 +32,9 @@ from flowrl.skills.validation.allowed import (
 )
 
 SOURCE_LIMIT_BYTES = 20_000
-NODE_LIMIT = 4_000
-DEPTH_LIMIT = 60
-NUMBER_BITS = 64  # of any whole number: Python may refuse to write or to divide larger ones
+_NODE_LIMIT = 4_000
+_DEPTH_LIMIT = 60
+_NUMBER_BITS = 64  # of any whole number: Python may refuse to write or to divide larger ones
 
 CONSTANTS = (
     *("name", "description", "requirements", "consumption", "gain", "ephemeral"),
@@ -186,10 +186,10 @@ def parse_source(text: str, place: str, *, limit_bytes: int = SOURCE_LIMIT_BYTES
     except (ValueError, RecursionError, MemoryError) as error:
         what = "the text is not readable as Python"
         raise _refusal(place, None, what, "make the code simpler") from error
-    _check_size(module, place, limit_nodes=NODE_LIMIT * max(1, limit_bytes // SOURCE_LIMIT_BYTES))
+    _check_size(module, place, limit_nodes=_NODE_LIMIT * max(1, limit_bytes // SOURCE_LIMIT_BYTES))
     for node in ast.walk(module):
         number = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(number, int) and number.bit_length() > NUMBER_BITS:
+        if isinstance(number, int) and number.bit_length() > _NUMBER_BITS:
             raise _refusal(place, node, "a literal is too large", "write a smaller number")
         note = getattr(node, "annotation", None) or getattr(node, "returns", None)
         if isinstance(note, ast.expr) and not all(
@@ -224,8 +224,8 @@ def _check_size(module: ast.Module, place: str, *, limit_nodes: int) -> None:
     nodes = depth = 0
     while level:
         nodes, depth = nodes + len(level), depth + 1
-        if nodes > limit_nodes or depth > DEPTH_LIMIT:
-            what = f"over {limit_nodes} nodes or {DEPTH_LIMIT} levels of syntax"
+        if nodes > limit_nodes or depth > _DEPTH_LIMIT:
+            what = f"over {limit_nodes} nodes or {_DEPTH_LIMIT} levels of syntax"
             raise _refusal(place, level[0], what, "make the code simpler")
         level = [child for node in level for child in ast.iter_child_nodes(node)]
 

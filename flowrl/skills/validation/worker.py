@@ -34,8 +34,8 @@ from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import EXIT_MEMORY, Limits, SkillCode
 from flowrl.skills.validation.execution import execute_functions
 
-EQUATION_LIMIT = 2_000
-ELEMENT_LIMIT = 1_000_000  # of one intermediate array
+_EQUATION_LIMIT = 2_000
+_ELEMENT_LIMIT = 1_000_000  # of one intermediate array
 WORK_LIMIT = 40_000  # as `work` counts it; a timestep of Craftax-Classic counts 1,800,000
 _COSTLY = 8  # so often counts each number of what is not plain arithmetic
 _COSTLY_WORDS = (
@@ -51,7 +51,7 @@ _COSTLY_WORDS = (
     "log",
     "erf",
 )
-FORBIDDEN = (
+_FORBIDDEN = (
     *("callback", "ffi", "custom_call", "infeed", "outfeed", "host", "while", "_io_"),
     *("svd", "eig", "geqrf", "householder", "cholesky", "schur", "solve", "_lu_", "_qr_"),
     *("hessenberg", "tridiagonal", "fft", "conv_general"),  # `work` does not know what these cost
@@ -214,10 +214,10 @@ def _check_budget(function: _Function, jaxpr: core.Jaxpr, consts: Any) -> None:
         name = equation.primitive.name
         operations += times
         numbers += times * work(equation)
-        if any(word in f"_{name}_" for word in FORBIDDEN) or equation.effects:
+        if any(word in f"_{name}_" for word in _FORBIDDEN) or equation.effects:
             raise _refused(function, f"uses {name}", "compute with jnp alone")
-        if operations > EQUATION_LIMIT:
-            what = f"takes over {EQUATION_LIMIT} operations"
+        if operations > _EQUATION_LIMIT:
+            what = f"takes over {_EQUATION_LIMIT} operations"
             raise _refused(function, what, "use jnp over whole arrays instead of loops")
         for variable in equation.outvars:
             _check_size(function, getattr(variable.aval, "shape", ()))
@@ -227,9 +227,9 @@ def _check_budget(function: _Function, jaxpr: core.Jaxpr, consts: Any) -> None:
 
 
 def _check_size(function: _Function, shape: tuple[int, ...]) -> None:
-    if math.prod(shape) > ELEMENT_LIMIT:
+    if math.prod(shape) > _ELEMENT_LIMIT:
         what = f"makes an array of shape {shape}"
-        raise _refused(function, what, f"stay within {ELEMENT_LIMIT:,} elements")
+        raise _refused(function, what, f"stay within {_ELEMENT_LIMIT:,} elements")
 
 
 def work(equation: core.JaxprEqn) -> int:

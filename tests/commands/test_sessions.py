@@ -107,6 +107,7 @@ def test_following_prints_what_is_added_until_the_run_has_ended(tmp_path, capsys
         ("\x1b[2K\x1b[9Aabove\n", "above\n"),
         ("\x1b]52;c;aGk=\x07 \x9b1m\n", "]52;c;aGk= 1m\n"),
         ("ü – 漢\n", "ü – 漢\n"),
+        ("  wide   \x1b[0m \r\n\n as the pane  ", "  wide\n\n as the pane  "),
     ],
     ids=repr,
 )
