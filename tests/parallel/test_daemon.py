@@ -32,6 +32,7 @@ from tests.parallel.scheduling import (
     status,
     words,
 )
+from tests.waiting import limit
 
 
 def test_a_run_whose_folder_is_gone_is_lost(start, world, clock):
@@ -212,7 +213,7 @@ def test_a_second_daemon_is_told_who_has_the_folder(start, tmp_path):
     began = time.monotonic()
     with pytest.raises(BusyError, match=f"process {os.getpid()} on ") as caught:
         second.add_skill("B")
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < limit(10), "it waited"
     assert caught.value.exit_code == 75
     first.close()
     second.add_skill("B")
