@@ -7,7 +7,8 @@ agents learn by ppo, 4 passes of 8 minibatches, with networks of their own.
   usual loop with compiled calls: in each turn every agent looks and acts by calls of its own and
   adds to a buffer of its own; then the agents learn one after another, a call for each minibatch.
   At least 3 is wanted; of CPU time it was 2.0, and 1.4 with 8 agents, for learning is four fifths
-  of an epoch of ours and costs as much for all agents at once as one after another.
+  of an epoch of ours and costs as much for all agents at once as one after another. With 8 copies
+  of the world there is less to learn for each call.
 * `learning, batched / one after another, …`: one epoch's learning; both sides by our program.
 * `acting, one call / per agent, …`: the acting of 20 turns.
 * `cost per agent, 16 over 1`: 16 agents against 16 times one agent; at least 0.91 is wanted.
@@ -91,13 +92,13 @@ class Epoch(NamedTuple):
 class LoopAgent:
     """One agent of the loop: its network, its optimizer and its buffer, arrays `[T, B, …]`."""
 
-    def __init__(self, number: int, sizes: tuple[int, int], calls: Calls) -> None:
+    def __init__(self, number: int, sizes: tuple[int, int], copies: int, calls: Calls) -> None:
         self._calls = calls
         network = plain.init_network(jax.random.key(number), *sizes, PLAIN.layer_size)
         self._params = jax.tree.map(lambda leaf: leaf[None], network)
         self._opt_state = calls.trainer.optimizer.init(self._params)
         self._rng = np.random.default_rng(number)
-        steps = PLAIN.num_steps, PLAIN.num_envs
+        steps = PLAIN.num_steps, copies
         numbers = [np.zeros(steps, np.float32) for _ in range(3)]
         obs, flags = np.zeros((*steps, sizes[0]), np.float32), np.zeros(steps, bool)
         names = ("value", "reward", "log_prob")
@@ -157,8 +158,9 @@ class Loop:
     def __init__(self, epoch: Epoch) -> None:
         sizes = epoch.world.sizes
         self._calls, self._start = Calls(epoch.world), epoch.collector.worlds
+        copies = len(jax.tree.leaves(self._start)[0])
         self._agents = [
-            LoopAgent(number, each, self._calls)
+            LoopAgent(number, each, copies, self._calls)
             for number, each in enumerate(zip(*sizes, strict=True))
         ]
 
@@ -227,7 +229,8 @@ def main() -> int:
     cases: dict[str, Callable[[str], Row]] = {}
     for number in (3, 8):
         epoch = f"spread {number} agents, epoch, loop over agents / ours"
-        cases[epoch] = partial(epoch_row, number, rounds)
+        cases[epoch] = partial(epoch_row, number, CONFIG.num_envs, rounds)
+        cases[f"{epoch}, 8 copies"] = partial(epoch_row, number, 8, rounds)
         learning = f"learning, batched / one after another, {number} agents"
         cases[learning] = partial(learning_row, number, rounds)
         cases[f"overlap off / on, {number} agents"] = partial(overlap_row, number, rounds)
@@ -245,9 +248,9 @@ def main() -> int:
     return 0
 
 
-def epoch_row(number: int, rounds: int, case: str) -> Row:
+def epoch_row(number: int, copies: int, rounds: int, case: str) -> Row:
     """One epoch: collect and learn."""
-    ours = spread(number)
+    ours = spread(number, copies)
     return paired(ours.run, Loop(ours).run, rounds=rounds).row(case)
 
 
@@ -401,15 +404,15 @@ def train_skills(root: Path, *, packed: bool) -> float:
     return peak
 
 
-def spread(number: int) -> Epoch:
+def spread(number: int, copies: int = CONFIG.num_envs) -> Epoch:
     """Agents in MPE spread, and their programs."""
-    world = open_world(SPREAD, number)
+    world, config = open_world(SPREAD, number), replace(CONFIG, num_envs=copies)
     return Epoch(
         world,
-        collect.collecting(world, CONFIG),
-        jax.jit(partial(agents.learn, CONFIG)),
-        agents.init(CONFIG, world.sizes),
-        collect.begin(world, CONFIG, KEY),
+        collect.collecting(world, config),
+        jax.jit(partial(agents.learn, config)),
+        agents.init(config, world.sizes),
+        collect.begin(world, config, KEY),
     )
 
 
