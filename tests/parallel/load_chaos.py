@@ -153,7 +153,8 @@ def play(load: Load, *, every_seconds: tuple[float, float], limit_seconds: float
             (load.root / "stop").touch()
             send_request(GraphPaths(load.root / "graph"), Verb.STOP)
             load.stopped = True
-        if now > due:
+        # A folder that cannot be archived in the last tick of all stays until the next start.
+        if now > due and load.looks[-1].merged < load.runs - 2 * load.slots:
             order = order or load.chance.sample(FAULTS, len(FAULTS))
             inject(load, order.pop())
             due = time.monotonic() + load.chance.uniform(*every_seconds)
