@@ -123,11 +123,8 @@ def test_success_ends_the_run_early(tmp_path):
 
 
 def test_the_best_round_is_the_result(tmp_path):
-    began = time.monotonic()
     run = Run(tmp_path, config_of(2, 6), "0=peak,1=peak")
     assert run.ended()[0] == 0
-    first, last = ((tmp_path / "seen" / f"{n}.json").stat().st_mtime for n in (0, 5))
-    assert last - first < run.seen()[-1].seconds < time.monotonic() - began
     assert [record.best for record in run.seen()] == [None, 1, 2, 2, 2, 2, 2]
     wanted, found = expected_mean(2, 2), run.final()
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
@@ -238,6 +235,7 @@ def test_damaged_progress_of_a_replica_ends_no_run(tmp_path):
 
 
 def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
+    began = time.monotonic()
     run = Run(tmp_path, config_of(2, 6), "0=slow,1=slow")
     until((tmp_path / "seen" / "2.json").exists)
     run.averager.terminate()
@@ -245,6 +243,8 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path):
     run.start()
     assert run.ended()[0] == 0
     assert_whole(run, 2, 6)
+    # Of both starts: 0.1 s of each round, but for one that was stopped and may not count.
+    assert 5 * 0.1 <= run.seen()[-1].seconds <= time.monotonic() - began
 
 
 def test_the_quorum_is_all_but_one_and_two_at_least():
