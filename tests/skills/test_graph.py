@@ -417,7 +417,7 @@ def simulate_plan(graph: SkillGraph, name: str) -> None:
         raise AssertionError(f"the plan {steps} fails: {error}") from error
 
 
-def test_planning_over_two_hundred_skills_does_not_try_all_orders():
+def test_planning_over_two_hundred_skills_takes_well_under_a_second():
     chain = [WOOD, TABLE]
     for index in range(198):
         before = {f"tool_{index - 1}": 1} if index else {}
@@ -426,9 +426,12 @@ def test_planning_over_two_hundred_skills_does_not_try_all_orders():
             needs = {**before}
         uses = {"wood": 1} if not index % 2 else {}
         chain.append(skill(f"Make {index}", {f"tool_{index}": 1}, needs, uses=uses))
-    graph = SkillGraph(chain)
-    started = time.process_time()
-    steps = graph.plan("Make 197")
-    assert time.process_time() - started < 3
+    seconds = []
+    for _ in range(3):  # the best counts: a neighbour's work can double one
+        graph = SkillGraph(chain)
+        started = time.process_time()
+        steps = graph.plan("Make 197")
+        seconds.append(time.process_time() - started)
+    assert min(seconds) < 0.7
     simulate(graph.skills, steps)
     assert len(steps) > 300
