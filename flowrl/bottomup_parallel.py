@@ -138,8 +138,7 @@ def train_graph(config: BottomUpConfig) -> int:
             notices.withdraw(layout, NOTICE)  # an earlier start's
             if config.command:
                 notices.publish(layout, "command", config.command)
-            packed = "; those of --pack are not" if config.launch.pack > 1 else ""
-            notices.publish(layout, sandbox.NOTICE, confinement.said + packed)
+            notices.publish(layout, sandbox.NOTICE, confinement.said)
 
         scheduler.when_there_is_room(set_up)
         backend = TrainingBackend(

@@ -322,21 +322,10 @@ class LaunchConfig(Configuration):
     """Most processes of one run; likewise."""
     pass_env: tuple[str, ...] = ()
     """Names of further environment variables that trainers get, e.g. --pass_env WANDB_API_KEY."""
-    pack: Positive = 1
-    """Most runs that train as threads of one process, on the CPU: those of skills of the game's
-    library, unconfined."""
     launcher: Literal["tmux", "local"] = "tmux"
     """Run each skill in a tmux session, or as a plain child process."""
     tmux_socket: str | None = None
     """Name or path of the tmux server's socket (default: the user's own server)."""
-
-    def problems(self) -> Iterator[str]:
-        """Whether runs of one process are to have limits of their own."""
-        limits = ("cpus_per_run", "run_memory", "run_disk", "run_processes")
-        for name in [name for name in limits if self.pack > 1 and getattr(self, name)]:
-            yield f"--pack {self.pack} and --{name} exclude each other: packed runs are one process"
-        if self.pack > 1 and self.sandbox == "bwrap":
-            yield f"--pack {self.pack} and --sandbox bwrap exclude each other; take --sandbox auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -79,29 +79,25 @@ def _as_called(program: str) -> list[str]:
     return [name if beside in (None, shutil.which(name)) else beside, *words]
 
 
-def guarded(program: Callable[[], int], stream: TextIO | None = None) -> int:
-    """Call a program; an error of flowrl or of the disk becomes one line and its exit code.
-
-    The line goes to `stream` (default: standard error).
-    """
-    out = stream or sys.stderr
+def guarded(program: Callable[[], int]) -> int:
+    """Call a program; an error of flowrl or of the disk becomes one line and its exit code."""
     try:
         return program()
     except FlowrlError as error:
-        _print_error(out, str(error))
+        _print_error(str(error))
         return EXIT_DISK_FULL if classify_io_error(error) == "disk" else error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        out.close()  # the reader of the output has ended
+        sys.stderr.close()  # the reader of the output has ended
         return 0
     except OSError as error:
         if error.errno in _BAD_NAME:
-            _print_error(out, f"{format_error(error)}; choose another name")
+            _print_error(f"{format_error(error)}; choose another name")
             return EXIT_USAGE
         if not (problem := classify_io_error(error)):
             raise
-        _print_error(out, f"{format_error(error)}; repair that and start again to go on")
+        _print_error(f"{format_error(error)}; repair that and start again to go on")
         return EXIT_DISK_FULL if problem == "disk" else EXIT_IO
 
 
@@ -114,10 +110,10 @@ def print_report(facts: Any, lines: Iterable[str], *, as_json: bool) -> None:
         sys.stdout.write(printable(" ".join(line.split("\n"))) + "\n")
 
 
-def _print_error(stream: TextIO, text: str) -> None:
+def _print_error(text: str) -> None:
     """Print an error without what would steer the terminal, or is secret: it may quote anything."""
     text = redacted(text, secrets_of(os.environ))
-    stream.write("\n".join(map(printable, f"flowrl: {text}".split("\n"))) + "\n")
+    sys.stderr.write("\n".join(map(printable, f"flowrl: {text}".split("\n"))) + "\n")
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:
@@ -126,21 +122,14 @@ def _without_secrets(record: logging.LogRecord) -> bool:
     return True
 
 
-def log_handler(stream: TextIO, form: str = _LINE) -> logging.Handler:
-    """Writes one plain line per event, without secrets."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter(form, datefmt="%H:%M:%S"))
-    handler.addFilter(_without_secrets)
-    return handler
-
-
 def start_logging(form: str = _LINE) -> None:
     """Log one line per event: coloured above the live table on a terminal, plain elsewhere."""
     # XLA reports a slow compilation as an error; its real errors are exceptions in Python, too.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    handler = log_handler(sys.stderr, form)
+    handler: logging.Handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(form, datefmt="%H:%M:%S"))
     if ERRORS.is_terminal:
         handler = RichHandler(console=ERRORS, show_path=False, log_time_format="%H:%M:%S")
-        handler.addFilter(_without_secrets)
+    handler.addFilter(_without_secrets)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("flowrl").setLevel(logging.INFO)

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeGuard
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: skills are left to train, and no scheduler lives
 EXIT_DISK_FULL = 73  # EX_CANTCREAT
-EXIT_IO = 74  # EX_IOERR: broken or read-only disk, rights, descriptors, a lost shared trainer
+EXIT_IO = 74  # EX_IOERR: broken or read-only disk, rights, descriptors
 EXIT_BUSY = 75  # EX_TEMPFAIL: another daemon holds the folder
 EXIT_DIVERGED = 65  # EX_DATAERR: a loss or parameter is not finite
 EXIT_INTERRUPTED = 130  # Ctrl-C or SIGTERM
@@ -101,12 +101,6 @@ class ResultRefusedError(FlowrlError):
 
 class LaunchError(FlowrlError):
     """A run could not be started; it may be tried again."""
-
-
-class SharedTrainerError(FlowrlError):
-    """The trainer that packed runs share ended before a run of it: by no fault of that run."""
-
-    exit_code = EXIT_IO  # the run goes on, uncharged
 
 
 class BusyError(FlowrlError):

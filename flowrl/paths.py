@@ -281,8 +281,6 @@ class GraphPaths:
     """Temporary: one folder per live run."""
     failed_runs = _Below("training_runs", "failed")
     """Failed attempts, kept for people to read."""
-    pack = _Below("root", "pack")
-    """The folder of the process that trains packed runs: its socket, lock and log."""
     sweeps = _Below("root", "sweeps")
     """One folder per sweep: see `SweepPaths`."""
     tuned = _Below("root", "tuned")

@@ -8,7 +8,6 @@ command line, and with 1 for anything else, the reason in one line.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -25,7 +24,6 @@ from flowrl.errors import EXIT_RESUMABLE, ConfigError
 from flowrl.paths import RunPaths
 from flowrl.runs import TrainConfig
 
-logger = logging.getLogger("flowrl.ppo_flow")  # also as a program
 PROGRAM = "python -m flowrl.ppo_flow"
 
 
@@ -91,12 +89,6 @@ def _train(config: TrainConfig) -> int:
             from flowrl.averaging import replicas  # and NumPy
 
             return replicas.run(config, stop)
-        if config.pack_folder:
-            from flowrl.multiagent import packed  # most runs train by themselves
-
-            if (code := packed.train(config, stop)) is not None:
-                return code
-            logger.info("the pack is full, or of other code; the run trains in this process")
         if config.coordinator is not None and config.process_id == 0:
             refuse_used_port(config.coordinator)
         from flowrl.ppo import trainer  # --help does not wait for jax

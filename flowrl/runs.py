@@ -289,10 +289,6 @@ class TrainConfig(Configuration):
     """Seconds without a sign of life after which another process counts as lost."""
     replica: Natural | None = None
     """Number of this replica, by which the run's first process starts it."""
-    pack: Positive = 1
-    """Most runs of the shared trainer."""
-    pack_folder: Path | None = None
-    """Train as a thread of the shared trainer of this folder, if it has room."""
 
     def problems(self) -> Iterator[str]:
         """Whether the processes can share the devices."""

@@ -19,50 +19,34 @@ agents learn by ppo, 4 passes of 8 minibatches, with networks of their own.
   collecting has left them; none are wanted. The baseline is a copy of the experience.
 * `steps/s over IPPO, …`: PPO with one network that all agents share, one compiled update, in the
   manner of JaxMARL's `ippo_ff_mpe`; it logs through a host callback, or not at all.
-* `packed 4 skills over 4 processes`: four skills of Craftax-Classic side by side from the start of
-  the first process to the end of the last, 65,536 steps each, as `--pack 4` against processes of
-  their own; compiled programs are kept, as after any earlier run.
 """
 
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import baseline_ppo as plain
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from benchmarking import Row, arguments, paired, report
 
-from flowrl.config import PPOConfig, to_argv
+from flowrl.config import PPOConfig
 from flowrl.multiagent import agents, collect
 from flowrl.multiagent.agents import Agents
 from flowrl.multiagent.config import LearnerConfig
 from flowrl.multiagent.pipeline import Boundary, Threads, run
 from flowrl.multiagent.world import World, open_world
-from flowrl.parallel.training_setup import prepare_training_run
-from flowrl.paths import GraphPaths
-from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library
 
 SPREAD = "MPE_simple_spread_v3"
 CONFIG = LearnerConfig()
 PLAIN = PPOConfig(num_envs=CONFIG.num_envs, num_steps=CONFIG.num_steps, anneal_lr=False)
 KEY = jax.random.key(0)
-PACKED = "packed 4 skills over 4 processes"
-SKILLS = ("Collect Wood", "Collect Sapling", "Collect Drink", "Eat Cow")
-SKILLS_CONFIG = PPOConfig(total_timesteps=65_536, success_state_rate=1.0, acting_threads=1)
 
 
 class Epoch(NamedTuple):
@@ -242,8 +226,6 @@ def main() -> int:
     for name, log in (("logging", lambda *_: None), ("silent", None)):
         cases[f"steps/s over IPPO, {name}, spread 3 agents"] = partial(ippo_row, log, rounds)
     rows = [row(name) for name, row in cases.items() if options.only in name]
-    if options.only in PACKED:
-        rows += packed_rows(1 if options.small else 5)
     report("learners", rows, options.json)
     return 0
 
@@ -354,54 +336,6 @@ def cost_row(number: int, rounds: int, case: str) -> Row:
             one.run()
 
     return paired(many.run, as_often, rounds=rounds).row(case)
-
-
-def packed_rows(rounds: int) -> list[Row]:
-    """Four skills from start to end, the first time of all left out, and their peak memory."""
-    peaks: dict[bool, list[float]] = {True: [], False: []}
-
-    def train(packed: bool) -> None:
-        with TemporaryDirectory() as folder:
-            peaks[packed].append(train_skills(Path(folder), packed=packed))
-
-    pair = paired(partial(train, True), partial(train, False), rounds=rounds, pause_seconds=3.0)
-    ours, baseline = (statistics.median(peaks[side][1:]) / 2**20 for side in (True, False))
-    ratio = baseline / ours
-    memory = Row(
-        case=f"{PACKED}, peak memory", ours=ours, baseline=baseline, unit="MiB", ratio=ratio
-    )
-    return [pair.row(PACKED), memory]
-
-
-def train_skills(root: Path, *, packed: bool) -> float:
-    """Train the skills side by side, as one pack or in processes of their own; peak bytes."""
-    library, commands = load_library(SKILLS_CONFIG.env_name), []
-    for number, skill in enumerate(SKILLS):
-        run = prepare_training_run(
-            layout=GraphPaths(root),
-            graph=SkillGraph([library[skill]]),
-            skill=skill,
-            expert=number,
-            attempt=1,
-            completed={},
-            config=SKILLS_CONFIG,
-        )
-        words = ["--module_path", str(run.module_path), *to_argv(SKILLS_CONFIG)]
-        words += ["--pack=4", f"--pack_folder={root / 'pack'}"] if packed else []
-        commands.append([sys.executable, "-m", "flowrl.ppo_flow", *words])
-    null = subprocess.DEVNULL
-    runs = [subprocess.Popen(command, stdout=null, stderr=null) for command in commands]
-    peak = 0.0
-    while any(run.poll() is None for run in runs):
-        used = 0
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):  # it has ended
-                used += process.memory_full_info().pss
-        peak = max(peak, used)
-        time.sleep(0.3)
-    if any(run.returncode for run in runs):
-        raise SystemExit("a run has failed")
-    return peak
 
 
 def spread(number: int, copies: int = CONFIG.num_envs) -> Epoch:

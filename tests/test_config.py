@@ -121,7 +121,6 @@ def test_a_recorded_configuration_comes_back(kind):
     items = fields(PPOConfig) + (GRAPH_FLAGS if kind is BottomUpConfig else [])
     base = with_flags(kind(), **{item.name: other_value(item) for item in items})
     fitting = {"num_envs": 64, "num_steps": 8, "num_minibatches": 4, "stop_when_stuck": False}
-    fitting |= {"pack": 1} if kind is BottomUpConfig else {}
     config = checked(with_flags(base, **fitting))
     facts = json.loads(json.dumps(to_json(config)))
     assert from_json(kind, facts) == config

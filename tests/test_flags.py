@@ -483,16 +483,6 @@ def sandbox(bench):
 
 
 @arrives
-def pack(bench):
-    """The skill comes with the game, so the shared trainer of all runs trains it."""
-    words = " ".join(bench.job("--pack=3").argv)
-    assert f"--pack 3 --pack_folder {bench.layout.pack.resolve()}" in words
-    alone = [bench.job(), bench.job("--pack=3", "--replicas=2")]
-    alone += [bench.job("--pack=3", devices=("0",))]
-    assert all("--pack_folder" not in job.argv for job in alone)
-
-
-@arrives
 def pass_env(bench):
     bench.monkeypatch.setenv("MY_TOKEN", "canary-canary")
     bench.monkeypatch.setenv("MY_NAME", "somebody-else")

@@ -77,7 +77,7 @@ _EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are con
 _COUNTS = tuple[Annotated[int, records.within(0, _EPISODES)], ...]
 _OF_TRAIN = (
     "max_parallel_skills", "auto_scaling", "min_workers", "max_workers", "max_nodes",
-    "target_skill", "init_from", "strict", "curriculum", "pack",
+    "target_skill", "init_from", "strict", "curriculum",
 )  # fmt: skip
 _OF_FLOWRL = (
     "gpu_ids", "devices_per_run", "cpus_per_run", "launcher", "stall_timeout", "run_timeout",

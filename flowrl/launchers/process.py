@@ -82,14 +82,6 @@ def of_script(script: Path, argument: str) -> list[int]:
     return _others(lambda folder: (folder / "cmdline").read_bytes().endswith(ending))
 
 
-def runs_module(pid: int, name: str) -> bool:
-    """Whether a process was started as `python -m name`."""
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return words[1:3] == [b"-m", os.fsencode(name)]
-    return False
-
-
 def _others(holds: Callable[[Path], bool]) -> list[int]:
     """The other processes for whose folder in /proc this holds, as far as it can be read."""
     found = []

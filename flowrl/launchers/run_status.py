@@ -28,7 +28,6 @@ from flowrl.storage import locks, records
 _FORMAT = 1
 RUNNER = Path(__file__).with_name("runner.py")
 LOG_WRITER = Path(__file__).with_name("log_writer.py")
-SHARED_TRAINER = "flowrl.multiagent.packed"
 GRACE_SECONDS = 30.0
 _RUNNER_EXIT_SECONDS = 1.0
 Pid = Annotated[int, records.within(1, 2**22)]  # a job may write anything into start.json
@@ -236,9 +235,7 @@ def _end_orphans(folder: Path) -> None:
     The kernel names the lock's holders; the job may write any pid into start.json.
     """
     for pid in process.with_open_file(JobPaths(folder).lock):
-        # A shared trainer frees the lock after its next update, and has other runs.
-        if not process.runs_module(pid, SHARED_TRAINER):
-            process.send(pid, process.start_time_of(pid), signal.SIGKILL)
+        process.send(pid, process.start_time_of(pid), signal.SIGKILL)
 
 
 def _recorded_end(handle: Handle, folder: Path) -> Finished | Exited | None:

@@ -1,1 +1,1 @@
-"""Several learners in one process: independent agents of a world, and skills of a graph."""
+"""Independent learners: many agents in one world, none of which shares anything."""

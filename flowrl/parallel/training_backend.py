@@ -38,7 +38,6 @@ from flowrl.parallel.training_setup import (
 from flowrl.paths import GraphPaths, RunPaths, session_name
 from flowrl.runs import RunResult, TrainingRun, read_result, read_run, threads_for
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import load_library
 from flowrl.storage import records
 
 logger = logging.getLogger(__name__)
@@ -193,14 +192,11 @@ class TrainingBackend:
         return prepared
 
     def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
-        """The job that trains a prepared run; a trainer that packed runs share is not confined."""
-        pack = self._pack(prepared, request)
-        env = self._env(request, confined=not pack)
+        """The job that trains a prepared run."""
+        env = self._env(request)
         recorded = configs.from_json(PPOConfig, prepared.run.config)
         config = self._sharing_cpus(self._on_devices(recorded, request), env)
-        module = ["--module_path", str(prepared.module_path.resolve())]
-        if pack:
-            module += ["--pack", str(self._config.launch.pack), "--pack_folder", str(pack)]
+        module = ("--module_path", str(prepared.module_path.resolve()))
         return Job(
             name=session_name(request.expert, request.skill),
             run_id=prepared.run.run_id,
@@ -210,9 +206,7 @@ class TrainingBackend:
             folder=prepared.run_folder.resolve(),
             results=(prepared.layout.result_json.name,),
             cpus=() if request.devices else self._cpus(prepared.run_folder),
-            sandbox=()
-            if pack
-            else self.confinement.around(
+            sandbox=self.confinement.around(
                 RunPaths(prepared.run_folder.resolve(), prepared.run.expert),
                 cwd=Path.cwd(),
                 env=env,
@@ -223,11 +217,11 @@ class TrainingBackend:
             passed=self._config.launch.pass_env,
         )
 
-    def _env(self, request: RunRequest, *, confined: bool) -> dict[str, str]:
+    def _env(self, request: RunRequest) -> dict[str, str]:
         passed = self._config.launch.pass_env
         neighbours = self._neighbours(request)
         env = sandbox.child_env(request.devices, skills_per_gpu=neighbours, passed=passed)
-        return sandbox.confined_env(env, passed) if confined and self.confinement.program else env
+        return sandbox.confined_env(env, passed) if self.confinement.program else env
 
     def _neighbours(self, request: RunRequest) -> int:
         if request.alone:
@@ -265,23 +259,6 @@ class TrainingBackend:
             free = [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in taken]
             self._pinned[folder] = tuple(free[:width])
         return self._pinned[folder]
-
-    def _pack(self, prepared: PreparedRun, request: RunRequest) -> Path | None:
-        """The folder of the shared trainer that trains a run; None if a process of its own does."""
-        if self._config.launch.pack == 1:
-            return None
-        config = configs.from_json(PPOConfig, prepared.run.config)
-        library, why = load_library(config.env_name), ""
-        for name in {step.skill for step in prepared.run.plan}:
-            own, its = self.graph.skills.get(name), library.get(name)
-            if not own or not its or (own.is_done, own.reward) != (its.is_done, its.reward):
-                why = f"{name} is no skill of the game's library; its code could harm other runs"
-        if config.replicas > 1 or config.use_wandb or request.devices:
-            why = "--replicas, --use_wandb and GPUs need one"
-        if why:
-            logger.info("%s trains in a process of its own: %s", request.skill, why)
-            return None
-        return self._layout.pack.resolve()
 
     def _say_other_settings(self, run: TrainingRun) -> None:
         """Warn once of a run that goes on with other settings than those of this start."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +42,6 @@ from flowrl.ppo.sharding import place, shard_size, verify_distributed_setup
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import Stopped, TrainConfig
 
-_OPENING = threading.Lock()  # CPython 3.11 can fail where two threads parse (python/cpython#106905)
 _LEAST_STOCK = 256  # worlds, of all shards together
 
 
@@ -62,11 +60,9 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     """
     began = time.monotonic()
     use_compile_cache(config.ppo.compile_cache)
-    with _OPENING:
-        module = open_module(config.module_path)
+    module = open_module(config.module_path)
     with processes.connected(config, stop) as connected:
-        with _OPENING:
-            opened = open_run(connected, module)
+        opened = open_run(connected, module)
         if not jax.process_index():
             return _train(opened, stop, began=began)
         ppo, (learner, counters, _) = opened.config.ppo, prepare(opened)
