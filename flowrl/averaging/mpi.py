@@ -4,11 +4,8 @@ Start all by `mpirun -n 4 python -m mpi4py train.py`. MPI waits for the slowest 
 timeout; a rank that dies ends all ranks (MPICH). Only buffers travel, nothing is pickled.
 Sums are in f32 (f64 with an f64 array), so a mean is within 1e-6 of the greatest number of it.
 
-A rank sends up to 8 bytes of each number by `ring`, in 2 (ranks - 1) messages one after another,
-and as many by `allreduce`, for many ranks with few numbers; `f16`, `int8` and `top_k` (the 1 % that
-changed most) send 2, 1 or 0.08 to each other rank, which is slower within one machine. These three
-send the change since the round before, but the first time, and add what is lost to the next change
-(error feedback, arXiv:1906.02367): agents must go on from the round's tree.
+A rank sends up to 8 bytes of each number: by `ring` in 2 (ranks - 1) messages one after another,
+by `allreduce` as MPI chooses, for many ranks with few numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from flowrl.averaging.state import Tree, map_leaves
 from flowrl.averaging.trainer import DistributedTrainer, LossFunction
 from flowrl.errors import ConfigError, FlowrlError, TrainingError, format_error
 
-_WAYS = ("ring", "allreduce", "f16", "int8", "top_k")
+_WAYS = ("ring", "allreduce")
 _ABSENT, _NOT_FINITE = -1.0, -2.0  # instead of an agent's weight
 
 
@@ -73,7 +70,6 @@ class MPISyncCoordinator(LocalSyncCoordinator):
             raise ConfigError(f"{agents}; give each agent its own id and each rank an agent")
         self.own = self._all[self.rank :: self._size]
         self.rounds = 0  # that were begun
-        self._lost: Any = 0  # by encoding, in the rounds before
 
     def check_alike(self, name: str, part: object) -> None:
         """Raise ConfigError, on all ranks, unless it has the same `repr` on all; all call it."""
@@ -131,22 +127,15 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         own = [agent for agent in members if agent in offers]
         rows = [np.multiply(offers[a][0], weights[a] / total, out=offers[a][0]) for a in own]
         rows = rows or [np.zeros_like(next(iter(offers.values()))[0])]
-        share = math.fsum(weights[agent] for agent in own) / total
         left_out = {a: "its weights are not finite" for a in weights if weights[a] == _NOT_FINITE}
-        return self._added(sum(rows[1:], start=rows[0]), share), members, left_out
+        return self._added(sum(rows[1:], start=rows[0])), members, left_out
 
-    def _added(self, row: np.ndarray, share: float) -> np.ndarray:
+    def _added(self, row: np.ndarray) -> np.ndarray:
         """The sum of all ranks' rows `[d]`, the same bits on each; overwrites `row`."""
-        if self._way == "allreduce":
-            self._comm.Allreduce(self._in_place, row)
-            return row
-        if self._way == "ring" or self._before is None:
+        if self._way == "ring":
             return _ring(self._comm, row)
-        change = row - row.dtype.type(share) * self._before[0] + self._lost
-        sent = _encode(self._way, change.astype(np.float32))
-        self._lost = change - _decode(self._way, sent, row.size)
-        all_sent = self._gathered(sent)
-        return sum((_decode(self._way, each, row.size) for each in all_sent), self._before[0])
+        self._comm.Allreduce(self._in_place, row)
+        return row
 
     def _gathered(self, own: np.ndarray) -> np.ndarray:
         """`[ranks, n]`: an array `[n]` of each rank."""
@@ -196,25 +185,4 @@ def _ring(comm: Any, row: np.ndarray) -> np.ndarray:
         comm.Sendrecv(given, (rank + 1) % size, recvbuf=into, source=(rank - 1) % size)
         if into is not taken:
             taken += into
-    return row
-
-
-def _encode(way: str, row: np.ndarray) -> np.ndarray:
-    """The bytes of a row f32 `[d]`: the greatest 1 %, or all as parts of the greatest one."""
-    if way == "top_k":
-        count = math.ceil(row.size / 100)
-        places = np.argpartition(abs(row), -count)[-count:].astype(np.uint32)
-        return np.concatenate([places, row[places].view(np.uint32)]).view(np.uint8)
-    scale = np.maximum(abs(row).max(keepdims=True) / 127, np.finfo(np.float32).tiny)
-    parts = np.rint(row / scale).astype(np.int8) if way == "int8" else np.float16(row / scale)
-    return np.concatenate([scale.view(np.uint8), parts.view(np.uint8)])
-
-
-def _decode(way: str, sent: np.ndarray, size: int) -> np.ndarray:
-    """The row f32 `[size]` of what `_encode` made."""
-    if way != "top_k":
-        return sent[4:].view(np.int8 if way == "int8" else np.float16) * sent[:4].view(np.float32)
-    places, numbers = np.split(sent.view(np.uint32), 2)
-    row = np.zeros(size, np.float32)
-    row[places] = numbers.view(np.float32)
     return row

@@ -21,7 +21,6 @@ from flowrl.averaging import (
     OuterStep,
     simple_loss_function,
 )
-from flowrl.averaging.state import map_leaves
 from flowrl.errors import FlowrlError
 
 WORLD = MPI.COMM_WORLD
@@ -102,28 +101,6 @@ def left_out():
     assert np.isfinite(row_of(averaged.tree)).all()
     found = {"left_out": averaged.left_out, "members": averaged.members}
     return {**found, "bits": digest_of(averaged.tree)}
-
-
-def compressed():
-    """Agents that go on from each round's tree by a step of their own: bits, relative error."""
-    rounds = {"f16": 30, "int8": 30, "top_k": 200}
-    return {way: asyncio.run(walk(way, number)) for way, number in rounds.items()}
-
-
-async def walk(way, rounds):
-    coordinator = MPISyncCoordinator(AGENTS, way=way)
-    steps = {agent: tree_of(agent, 0.01) for agent in AGENTS}
-    step = np.mean([row_of(steps[agent]) for agent in AGENTS], axis=0)
-    for agent in coordinator.own:
-        coordinator.join(agent)
-    tree = tree_of(AGENTS[0])
-    for number in range(rounds):
-        moved = [map_leaves(np.add, tree, steps[agent]) for agent in coordinator.own]
-        offers = zip(coordinator.own, moved, strict=True)
-        offers = [coordinator.mean(agent, number, each) for agent, each in offers]
-        tree = (await asyncio.gather(*offers))[0].tree
-    missing = row_of(tree) - row_of(tree_of(AGENTS[0])) - rounds * step
-    return [digest_of(tree), float(np.abs(missing).max() / np.abs(rounds * step).max())]
 
 
 def refusals():
