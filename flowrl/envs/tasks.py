@@ -113,7 +113,9 @@ class SkillEnv:
     @cached_property
     def engine(self) -> Engine:
         """The game itself, which is loaded when it is first needed: a second of CPU time."""
-        return self.game.make()
+        # It may be needed within a trace, where a `jnp.array` of its modules would be a tracer.
+        with jax.ensure_compile_time_eval():
+            return self.game.make()
 
     def new_world(self, key: jax.Array) -> Any:
         """A newly generated world."""

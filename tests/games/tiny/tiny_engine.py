@@ -13,7 +13,7 @@ import numpy as np
 from flowrl.games.base import WorldStep
 
 CELLS = 5
-MOVES = np.array([0, -1, 1, 0])  # stay, left, right, use
+MOVES = jnp.array([0, -1, 1, 0])  # stay, left, right, use
 
 
 class Cell(Enum):
@@ -44,7 +44,7 @@ class TinyEngine:
         berry, pie = world.inventory
         picks = used & (world.cell == Cell.BUSH.value) & (berry < 9)
         bakes = used & (world.cell == Cell.OVEN.value) & (berry > 0) & (pie < 9)
-        cell = jnp.clip(world.cell + jnp.asarray(MOVES)[action], 0, CELLS - 1)
+        cell = jnp.clip(world.cell + MOVES[action], 0, CELLS - 1)
         inventory = Inventory(berry + picks - bakes, pie + bakes)
         return World(cell.astype(jnp.int32), inventory), bakes.astype(jnp.float32)
 
