@@ -188,7 +188,7 @@ class Agent:
 
     @property
     def skills(self) -> tuple[str, ...]:
-        """What the agent has learned."""
+        """The names of the skills that the agent has learned."""
         return tuple(each.skill for each in self.record.experts)
 
     def play(self, skill: str, *, seed: int = 0) -> Iterator[AgentStep]:

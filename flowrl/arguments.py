@@ -76,12 +76,12 @@ class Argument:
 
     @property
     def many(self) -> bool:
-        """Whether it takes any number of words."""
+        """True if it takes any number of words."""
         return get_origin(self.type) is tuple
 
     @property
     def shown(self) -> str:
-        """How it is written: GRAPH, SKILL, --lr."""
+        """The way to write it: GRAPH, SKILL, --lr."""
         if not self.positional:
             return f"--{self.name}"
         return "GRAPH" if self.name == _GRAPH else self.name.upper()
@@ -342,7 +342,7 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
 
 
 def _names_folder(word: str, *, files: bool) -> bool:
-    """Whether a word is a graph where a skill, a number or a file could stand, too."""
+    """Return whether a word is a graph where a skill, a number or a file could stand, too."""
     if files and any(Path(word).glob("*.py")):
         names = ("graph.json", "scheduler_state.json")
         return any(Path(word, name).exists() for name in names)

@@ -92,7 +92,7 @@ class SequentialConfig(BottomUpConfig):
     launch: LaunchConfig = LaunchConfig(launcher="local")
 
     def problems(self) -> Iterator[str]:
-        """Whether more than one run is wanted at a time."""
+        """Check whether more than one run is wanted at a time."""
         here = "here one skill is trained after another"
         if (runs := self.schedule.max_parallel_skills) > 1:
             yield f"--max_parallel_skills {runs} is for flowrl train; {here}"
@@ -394,7 +394,7 @@ def _newest_curve(layout: GraphPaths, expert: int, skill: str) -> Curve:
 
 
 def device_slots(config: BottomUpConfig) -> dict[str, int]:
-    """How many runs each GPU takes, by its id; {} is the CPU, also without JAX's CUDA plugin.
+    """Return the number of runs of each GPU, by its id; {} is the CPU, also without JAX's plugin.
 
     Raises:
       ConfigError: there are no such GPUs, or too few, or JAX cannot use them.

@@ -155,7 +155,7 @@ class PPOConfig(Configuration):
     """Folder of JAX's persistent compile cache (default: the user's cache folder)."""
 
     def problems(self) -> Iterator[str]:
-        """Whether environments and rows can be divided evenly, and rounds be made."""
+        """Check whether environments and rows can be divided evenly, and rounds be made."""
         if self.replicas > 1:
             yield from self._problems_of_rounds()
             return
@@ -246,7 +246,7 @@ class GraphConfig(Configuration):
     success=1,deaths=0.5,success>=0.8 (default: success)."""
 
     def problems(self) -> Iterator[str]:
-        """Whether the merge rule asks for the objective."""
+        """Check whether the merge rule asks for the objective."""
         objective, rule = self.merge_objective, self.merge_policy
         if objective and rule != "eval_gate":
             yield f"--merge_objective {objective} is for --merge_policy eval_gate, not {rule}"
@@ -254,7 +254,7 @@ class GraphConfig(Configuration):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Configuration):
-    """Which runs start, how often a skill is tried, and when a run is ended."""
+    """The start of runs, the attempts of a skill, and the limits that end a run."""
 
     max_parallel_skills: Positive = 3
     """Most runs side by side."""
@@ -293,7 +293,7 @@ class ScheduleConfig(Configuration):
     day, and a second more for every 100 of total_timesteps)."""
 
     def problems(self) -> Iterator[str]:
-        """Whether the bounds of --auto_scaling leave a number."""
+        """Check whether the bounds of --auto_scaling leave a number."""
         least, most = self.min_workers, self.max_workers or self.max_parallel_skills
         if self.auto_scaling and least > most:
             yield f"--min_workers {least} is above --max_workers {most}; lower it"
@@ -301,7 +301,7 @@ class ScheduleConfig(Configuration):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig(Configuration):
-    """Where runs execute, and with which resources and environment."""
+    """The place, resources and environment in which runs execute."""
 
     gpu_ids: tuple[int, ...] = ()
     """GPUs to use, e.g. --gpu_ids 0 1 (default: all that are visible)."""

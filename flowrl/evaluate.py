@@ -44,7 +44,7 @@ _NOT_RECORDED = re.compile(r".*_(diff|prev|penalty)|was_.*|env_reward|achievemen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRate:
-    """How often a step of the plan was completed, with its 95 % Wilson interval."""
+    """The success rate of a step of the plan, with its 95 % Wilson interval."""
 
     skill: str
     count: int
@@ -57,7 +57,7 @@ class StepRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """How often the merged experts completed a plan."""
+    """The success of the merged experts at a plan."""
 
     graph: str
     generation: int
@@ -264,7 +264,7 @@ def player(
 def _watched(
     env: BatchedEnv, state: BatchedState, logits: jax.Array, values: jax.Array
 ) -> dict[str, jax.Array]:
-    """What a judge may know of B environments before a timestep, by name, each f32[B].
+    """Return a judge's view of B environments before a timestep, by name, each f32[B].
 
     These are the plan's step, the episode's return so far, the expert's value and entropy, and
     the game's features of at most 32 numbers, without those that tell that a step is done.

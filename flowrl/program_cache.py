@@ -133,7 +133,7 @@ class ProgramCache:
         return Program(_threads.submit(_load_or_make, path, spec, self._device))
 
     def path(self, folder: Path, spec: ProgramSpec) -> Path:
-        """Where a program is kept: its name and a digest of everything that goes into it."""
+        """Return the file of a program: its name and a digest of everything that goes into it."""
         settings = {
             name: value
             for name, value in jax.config.values.items()

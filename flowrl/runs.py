@@ -101,7 +101,7 @@ class CodeApproval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """What a run is; written once, before launch.
+    """The record of a run; written once, before launch.
 
     `experts[local]` is the global index of a local expert; `expert` is the new one among them.
     """
@@ -146,13 +146,13 @@ class Rates:
         return self.step_success[-1]
 
     def reach(self, share: float) -> bool:
-        """Whether a full window of episodes has at least this share of success."""
+        """Return whether a full window of episodes has at least this share of success."""
         return self.full and self.success >= share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run did; written last, only by a whole run. The sum of `acted` is `frames`.
+    """The result of a run; written last, only by a whole run. The sum of `acted` is `frames`.
 
     The experts and rates are those of the update with the most success; where that was not the last
     one, `kept_update` is its number, and `last_success_rate` that of the last.
@@ -203,7 +203,7 @@ class Progress:
         )
 
     def line(self, report: str = REPORT) -> str:
-        """How far the trainer is, for the terminal."""
+        """Return the trainer's progress in one line, for the terminal."""
         done = f"{self.updates:,} · {self.frames:,} of {self.total_frames:,} frames"
         if self.eta_seconds is None:
             return f"{self.phase}{report}{done}"
@@ -291,7 +291,7 @@ class TrainConfig(Configuration):
     """Number of this replica, by which the run's first process starts it."""
 
     def problems(self) -> Iterator[str]:
-        """Whether the processes can share the devices."""
+        """Check whether the processes can share the devices."""
         number, devices, replicas = self.num_processes, self.ppo.num_devices, self.ppo.replicas
         processes, remedy = f"--num_processes {number}", f"choose a multiple of {number}"
         if self.process_id >= number:

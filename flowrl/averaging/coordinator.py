@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Averaged:
-    """What a round made: one read-only tree, its members, and why others were left out."""
+    """The result of a round: one read-only tree, its members, and why others were left out."""
 
     round: int
     tree: Tree = field(repr=False)  # asyncio.run makes a repr of a result
@@ -34,7 +34,7 @@ class Averaged:
 
 
 class SyncCoordinator(Protocol):
-    """What brings agents together; timeouts are in seconds."""
+    """A way to bring agents together; timeouts are in seconds."""
 
     def join(self, agent_id: str) -> None:
         """Count an agent in; ConfigError if another one has its id."""

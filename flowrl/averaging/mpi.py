@@ -103,7 +103,7 @@ class MPISyncCoordinator(LocalSyncCoordinator):
         return await super().barrier(agent_id, timeout)
 
     def _averaged(self, meeting: _Meeting) -> Averaged:
-        """What a round makes; an error that this rank alone may have ends all, since they wait."""
+        """Return a round's mean; an error of this rank alone ends all ranks, since they wait."""
         try:
             return super()._averaged(meeting)
         except FlowrlError:  # of all ranks

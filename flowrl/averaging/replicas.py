@@ -162,7 +162,7 @@ class Averager:
         return None
 
     def _why(self, replica: int, code: int) -> str:
-        """How a replica ended, in its own words if it left any."""
+        """Return the end of a replica, in its own words if it left any."""
         said = self._paths.replica(replica).last_words
         if code > 0 and said.exists():
             return storage.read_bytes(said).decode(errors="replace")

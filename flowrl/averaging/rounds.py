@@ -44,7 +44,7 @@ _ARRAYS, _STATE, _OFFER = "arrays.safetensors", "state.safetensors", "offer.json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What one replica learned from one round to the next."""
+    """The learning of one replica from one round to the next."""
 
     replica: Natural
     base: str  # digest of the mean that it began with
@@ -55,7 +55,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What counts: which offers were averaged, and what became of them."""
+    """The record that counts: the offers that were averaged, and the result."""
 
     number: Natural
     digest: str = ""  # of the mean's file
@@ -160,7 +160,7 @@ class Rounds:
         storage.commit_dir(prepared, final)
 
     def offer_folder(self, number: int, replica: int) -> Path:
-        """Where a replica's offer for a round lies."""
+        """Return the folder of a replica's offer for a round."""
         return self.folder / str(number) / "offers" / str(replica)
 
     def read_offer(self, base: Round, replica: int, like: Arrays) -> tuple[Offer, Arrays]:
@@ -235,7 +235,7 @@ def fold(
     rule: Rule,
     outer: OuterStep = _REPLACE,
 ) -> dict[str, np.ndarray]:
-    """What a round makes of its members' arrays, leaves `[E, …]` as those of the round before.
+    """Return the mean of a round's members, leaves `[E, …]` as those of the round before.
 
     Each expert is averaged by itself, weighted by the steps in which it acted; one that acted
     nowhere stays as it was. Of whole numbers, which count Adam's steps, the greatest is taken.

@@ -47,7 +47,7 @@ class Rule:
     kept: int | None = None
 
     def bears(self, members: int) -> int:
-        """How many of so many members may be faulty."""
+        """Return the number of members that may be faulty, of so many."""
         if "krum" in self.name:
             return self.faulty if members >= 2 * self.faulty + 3 else 0
         fewest = {"mean": 0, "trimmed_mean": int(self.trimmed * members)}

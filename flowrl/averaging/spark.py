@@ -40,7 +40,7 @@ _LOOPBACK = dict.fromkeys(["spark.driver.host", "spark.driver.bindAddress"], "12
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
-    """What a task does in a round; the agents' states are in `folder` by round and part."""
+    """The work of a task in a round; the agents' states are in `folder` by round and part."""
 
     folder: Path
     round: int

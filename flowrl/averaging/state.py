@@ -154,7 +154,7 @@ _Values = Annotated[Mapping[str, Any], dict]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AgentState(_Exchanged):
-    """What an agent has learned; gradients and loss of its last step, None before the first."""
+    """An agent's weights, and gradients and loss of its last step, None before the first."""
 
     agent_id: str
     weights: _Tree
@@ -166,7 +166,7 @@ class AgentState(_Exchanged):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SyncMessage(_Exchanged):
-    """What one agent sends to others; order is by round and source, the timestamp is for eyes."""
+    """A message of one agent to others; ordered by round and source, the timestamp is for eyes."""
 
     source_id: str
     target_ids: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ def _encode(value: Any, put: Callable[[np.ndarray], list[Any]]) -> Any:
 
 
 def _decode(value: dict[str, Any], take: Callable[..., Any]) -> Any:
-    """What a JSON object stands for; `take` returns the bytes of an array."""
+    """Return the value of a JSON object; `take` returns the bytes of an array."""
     match value:
         case {"$float": "nan" | "inf" | "-inf" as text}:
             return float(text)

@@ -40,7 +40,7 @@ class DistributedAgent:
         self._state: AgentState | None = None
 
     def get_state(self) -> AgentState:
-        """What it has learned; ConfigError before it has weights."""
+        """Return the agent's state; ConfigError before it has weights."""
         if self._state is None:
             raise ConfigError(f"agent {self.agent_id} has no weights; set them first")
         return self._state

@@ -277,7 +277,7 @@ class _Judging:
 
 
 def _line(one: Calibration) -> str:
-    """What was measured of a judge, in one line."""
+    """Return the figures of a judge, in one line."""
     head = f"{one.judge}, {one.answered} of {one.asked} unseen {one.items}s"
     if one.auc is None or one.ece is None or one.kappa is None:
         return f"{head}: too few labels of either kind to measure it; advisory"

@@ -417,7 +417,7 @@ def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> Ski
 
 
 def _has_ended(paths: GraphPaths, line: Mapping[str, Any]) -> bool:
-    """Whether no process of a launched run lives, which a scheduler may not have noticed yet."""
+    """Return whether a launched run has no process left; a scheduler may not know it yet."""
     handle = line.get("handle") or {}
     if not handle.get("start_time"):
         return False

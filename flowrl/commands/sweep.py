@@ -121,7 +121,7 @@ class SweepConfig(BottomUpConfig):
     """Show how far the sweep is, and do nothing else."""
 
     def problems(self) -> Iterator[str]:
-        """Whether a flag is given, wherever, that sweeps or their engine know nothing of."""
+        """Check whether a flag is given, wherever, that sweeps or their engine know nothing of."""
         for name, origin in sorted(self.origins.items()):
             flag = f"--{name}" if origin == "command line" else f"--{name} ({origin})"
             if name in _OF_TRAIN:

@@ -1,4 +1,4 @@
-"""What a trainer asks of an environment that walks a plan of tasks.
+"""The environment that a trainer needs: one that walks a plan of tasks.
 
 An episode starts in a fresh world at task 0. The expert of task k acts until the task is done,
 then task k + 1 begins in the same world; the last task's success, the player's death or a task's
@@ -26,7 +26,7 @@ REWARD_LIMIT = 1e4  # of a timestep's reward, either way; what is beyond is clip
 
 
 class StepOutput(NamedTuple):
-    """What one step of B environments yields besides observation and state.
+    """The yield of one step of B environments, besides observation and state.
 
     The success rate of step k over a window is a mean of `task_success[:, k]` over the rows with
     `done`: every finished episode counts once, also one that never came to step k. Task k was

@@ -46,12 +46,12 @@ class SuccessFunctions:
 
     @property
     def is_done(self) -> Callable[..., Any]:
-        """Whether the step is done."""
+        """True if the step is done."""
         return self.load()[0]
 
     @property
     def reward(self) -> Callable[..., Any]:
-        """What a timestep of the environment earns."""
+        """Return the reward of a timestep of the environment."""
         return self.load()[1]
 
 

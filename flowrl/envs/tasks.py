@@ -215,7 +215,7 @@ class SkillEnv:
         )
 
     def _success_and_reward(self, state: WalkState, step: WorldStep) -> tuple[jax.Array, jax.Array]:
-        """Whether the current task is done, bool[], and the reward and potential, f32[2].
+        """Return whether the current task is done, bool[], and the reward and potential, f32[2].
 
         All functions are computed and one value is picked: under vmap a switch would do the same.
         A potential that a reward function does not return is 0.

@@ -1,4 +1,4 @@
-"""What the arrays of an expert's checkpoint are, read by a child process.
+"""Facts about the arrays of an expert's checkpoint, read by a child process.
 
 The files come from a trainer, so a child (`array_reader.py`) reads them: files that make it crash,
 hang or take all memory harm no other process, and the merging process loads no array library. Each

@@ -135,7 +135,7 @@ def load_resume(folder: Path, like: Tree) -> Tree:
 
 
 def has_resume(folder: Path) -> bool:
-    """Whether a stopped trainer left a state to continue from."""
+    """Return whether a stopped trainer left a state to continue from."""
     return bool(_numbered(folder))
 
 

@@ -88,7 +88,7 @@ def generation_of(version: str) -> int:
 
 
 def is_version_name(text: str) -> bool:
-    """Whether a folder name is one that `version_name` makes."""
+    """Return whether a folder name is one that `version_name` makes."""
     return _VERSION.fullmatch(text) is not None
 
 
@@ -131,7 +131,7 @@ def read_file(path: Path) -> Manifest:
 
 
 def history_file(layout: GraphPaths, generation: int) -> Path:
-    """Where a generation's manifest is kept."""
+    """Return the file of a generation's manifest."""
     return layout.history / f"{generation}.json"
 
 

@@ -56,7 +56,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a merge rule has to know about the arrays of two copies before it can decide."""
+    """A question of a merge rule about the arrays of two copies."""
 
     kind: Literal["blend", "compare"]
     expert: int
@@ -252,7 +252,7 @@ MERGE_RULES: Mapping[MergePolicyName, MergeRule] = {
 
 
 def descends(version: ExpertVersion, ancestor: ExpertVersion) -> bool:
-    """Whether a version was made from this ancestor, directly or over other versions.
+    """Return whether a version was made from this ancestor, directly or over other versions.
 
     The lineage of a version is that of its parent and one run more.
     """
@@ -277,7 +277,7 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 
 def more_often(wins: int, losses: int) -> bool:
-    """Whether wins outnumber losses by more than chance: the share's lower bound is over a half.
+    """Return whether wins outnumber losses by more than chance: the share's bound is over a half.
 
     For pairs of outcomes this is the test of Q. McNemar, "Note on the sampling error of the
     difference between correlated proportions or percentages", Psychometrika 12 (1947), 153-157,

@@ -1,4 +1,4 @@
-"""When an expert on disk is not what the manifest says: fall back, do without, or go back.
+"""Remedies for an expert that differs from the manifest: fall back, do without, or go back.
 
 Damaged files are moved to `quarantine/`, to the same place below it, with the reason beside them.
 Nothing there is used again. Going back never rewrites the past: it swaps in a new generation with

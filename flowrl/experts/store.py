@@ -107,7 +107,7 @@ class ExpertStore:
     def questions(
         self, run_id: str, candidates: Sequence[Candidate], *, rule: MergeRule
     ) -> tuple[Question, ...]:
-        """What the rule has to know before it can merge these candidates into today's experts."""
+        """Return the questions of the rule about these candidates and today's experts."""
         before = self.manifest()
         if run_id in before.merged:
             return ()

@@ -121,7 +121,7 @@ class CraftaxEngine:
 
 
 def moments_file(package: str) -> Path:
-    """Where the moments of a Craftax package are kept."""
+    """Return the file of the moments of a Craftax package."""
     return Path(__file__).parent / "moments" / f"{package.rpartition('.')[2]}.npz"
 
 
@@ -135,7 +135,7 @@ def pixel_renderer(package: str) -> Callable[[Any], jax.Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Constants:
-    """What the features need to know of one of the two Craftax packages."""
+    """Constants of one of the two Craftax packages, for the features."""
 
     package: str
     num_blocks: int

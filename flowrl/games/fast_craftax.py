@@ -224,7 +224,7 @@ class _Overlay:
 
 
 def _is_plain_key(key: jax.Array) -> bool:
-    """Whether the key is of the kind whose splits and draws are written out here."""
+    """Return whether the key is of the kind whose splits and draws are written out here."""
     typed = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
     partitionable = jax.config.values["jax_threefry_partitionable"]
     return typed and partitionable and str(jax.random.key_impl(key)) == "threefry2x32"

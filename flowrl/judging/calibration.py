@@ -1,4 +1,4 @@
-"""How far a judge's scores can be trusted: figures on labels that are known, with intervals.
+"""The calibration of a judge: figures on known labels, with intervals.
 
 Labels are known, not opined: an episode's success in the game, and for texts whether a skill was
 changed so that it cannot work, and whether the graph's run of it reached its goal. Figures take
@@ -42,7 +42,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was measured of a judge on labels it has not seen.
+    """The figures of a judge on labels that it has not seen.
 
     An advisory judge's scores are shown and decide nothing: an ensemble leaves it out.
     The figures but `ece_before` are of the scores after temperature scaling, over the items on
@@ -228,7 +228,7 @@ def labelled_texts(skills: Iterable[Skill], game: Game, reached: Mapping[str, bo
 def changes(
     judge: Judge, skills: Sequence[Skill], anew: Callable[[Item], Judgement] | None = None
 ) -> dict[str, float]:
-    """How far a judge's score of a text moves, on average, though nothing that counts changes.
+    """Return the mean change of a judge's score of a text when nothing that counts changes.
 
     Returns:
       by what is done: the text is `reordered`, `lengthened`, or `instructed` to get a score of 1;

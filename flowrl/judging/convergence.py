@@ -1,4 +1,4 @@
-"""Whether a run still learns: a sequential test on its success, pure.
+"""A sequential test, pure, of whether a run still learns by its success.
 
 At every twenty-fourth of a budget, from a third on, a line is fitted to the success in the newest
 three fifths of the frames so far. A run is stuck when even the upper end of the line's slope would
@@ -80,7 +80,7 @@ def _blocks(curve: Curve, begin: float, end: float) -> list[Curve]:
 
 
 def _is_flat(blocks: list[Curve], end: float, goal: float) -> bool:
-    """Whether the line through the blocks' means gains too little after `end`, a share."""
+    """Return whether the line through the blocks' means gains too little after `end`, a share."""
     means = [fmean(point.success for point in block) for block in blocks]
     width = end * (1 - _FORGOTTEN) / _BLOCKS  # of a block, as a share of the budget
     places = [(number - (_BLOCKS - 1) / 2) * width for number in range(_BLOCKS)]

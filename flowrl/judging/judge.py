@@ -1,4 +1,4 @@
-"""What a judge is: it scores the beginning of an episode, or a skill's text, from 0 to 1.
+"""Judges: they score the beginning of an episode, or a skill's text, from 0 to 1.
 
 A judge that cannot say abstains. How far its scores can be trusted is measured on known labels
 (`flowrl.judging.calibration`); a score alone never merges, retires or prunes anything.
@@ -47,7 +47,7 @@ class SkillText:
 
     @staticmethod
     def of(skill: Skill, *, reverse: bool = False) -> SkillText:
-        """What a judge reads of a skill: JSON with the source of its two functions."""
+        """Return the JSON that a judge reads of a skill, with the source of its two functions."""
         amounts = ("requirements", "consumption", "gain")
         content = {
             "name": skill.name,
@@ -65,7 +65,7 @@ Item = Trajectory | SkillText
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What judgements took, or may take at most."""
+    """The cost of judgements, or its bound."""
 
     calls: float = 0
     tokens: float = 0
@@ -80,14 +80,14 @@ class Cost:
 
 @dataclass(slots=True)
 class Budget:
-    """What all judges behind an endpoint may take together, and what they took."""
+    """The budget of all judges behind an endpoint together, and its use."""
 
     most: Cost
     spent: Cost = field(default_factory=Cost)
 
     @property
     def left(self) -> bool:
-        """Whether nothing of it is used up."""
+        """True if nothing of it is used up."""
         return all(map(operator.lt, astuple(self.spent), astuple(self.most)))
 
     def spend(self, **amounts: float) -> None:
@@ -97,7 +97,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a judge says of an item: a score in [0, 1], or None if it abstains."""
+    """A judge's answer about an item: a score in [0, 1], or None if it abstains."""
 
     score: Share | None
     why: str
@@ -120,7 +120,7 @@ class Judge(Protocol):
 
     @property
     def version(self) -> str:
-        """Which model, prompt or data it judges by."""
+        """The model, prompt or data that it judges by."""
         ...
 
     def score(self, item: Item) -> Judgement:
@@ -129,7 +129,7 @@ class Judge(Protocol):
 
 
 def judgement(judge: Judge, score: float | None, why: str, cost: Cost | None = None) -> Judgement:
-    """What this judge says of an item."""
+    """Return this judge's answer about an item."""
     told = {"judge": judge.name, "version": judge.version}
     return Judgement(score=score, why=why, cost=cost or Cost(), **told)
 

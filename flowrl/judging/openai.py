@@ -98,7 +98,7 @@ class EndpointJudge(ABC):
     @property
     @abstractmethod
     def version(self) -> str:
-        """Which model and prompt it judges by."""
+        """The model and the prompt that it judges by."""
 
     @abstractmethod
     def ask(self, question: str, text: str) -> tuple[float | None, str]:
@@ -192,7 +192,7 @@ class OpenAIJudge(EndpointJudge):
 
 
 def question_of(item: Item) -> str:
-    """What is asked about an item."""
+    """Return the question about an item."""
     return _ASKED_OF_TEXT if isinstance(item, SkillText) else _ASKED_OF_EPISODE
 
 
@@ -217,7 +217,7 @@ def read_answer(body: str) -> tuple[float | None, str, int | None]:
 
 
 def _reason_of(error: Exception, status: int | None, *, late: bool) -> str:
-    """What happened and what to do, in one line, by the endpoint's HTTP status if it has one."""
+    """Return the cause and the remedy in one line, by the endpoint's HTTP status if it has one."""
     if late:
         return "does not answer in time; try later"
     if status in (401, 403):

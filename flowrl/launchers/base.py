@@ -1,4 +1,4 @@
-"""What a launcher runs and returns; values alone, since state files and every test hold them."""
+"""Jobs and outcomes of launchers; values alone, since state files and every test hold them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowrl.storage.records import Natural
 
 
 class ExitCause(StrEnum):
-    """Why a job did not finish."""
+    """The cause for which a job did not finish."""
 
     EXIT = "exit"  # it ended with a code other than 0
     SIGNAL = "signal"  # a signal killed it

@@ -1,4 +1,4 @@
-"""Which GPUs the machine has, which of them this graph may use.
+"""The GPUs of the machine, and those that this graph may use.
 
 The ids are nvidia-smi's: PCI bus order, which children share by `CUDA_DEVICE_ORDER=PCI_BUS_ID`
 (`flowrl.launchers.sandbox`); CUDA's own default, fastest first, may number them otherwise.
@@ -119,7 +119,7 @@ def check_devices(
 
 
 def _probe() -> tuple[Device, ...]:
-    """What nvidia-smi lists; () when it fails or prints something else."""
+    """Return the GPUs that nvidia-smi lists; () when it fails or prints something else."""
     try:
         process = subprocess.Popen(
             _QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"

@@ -24,7 +24,7 @@ class LocalLauncher(Launcher):
         self._children: list[subprocess.Popen] = []
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the job ended, or None while it lives."""
+        """Return the outcome of the job, or None while it lives."""
         self._reap()
         return super().poll(handle, folder)
 

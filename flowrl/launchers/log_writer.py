@@ -61,7 +61,7 @@ def redacted(chunks: Iterable[bytes], secrets: list[bytes]) -> Iterator[bytes]:
 
 
 def undecided(text: bytes, start: int, secrets: list[bytes]) -> int:
-    """Where the rest of a text first is the beginning of a secret; its end if it nowhere is.
+    """Return where the rest of a text first is the beginning of a secret; its end if nowhere.
 
     `secrets` are sorted, the longest first.
     """

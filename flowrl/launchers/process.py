@@ -42,7 +42,7 @@ def start_time_of(pid: int) -> str:
 
 
 def alive(pid: int, start_time: str) -> bool:
-    """Whether this very process lives; a zombie does not, and neither does an empty start time."""
+    """Return whether this very process lives; False for a zombie and for an empty start time."""
     return bool(start_time) and start_time_of(pid) == start_time
 
 
@@ -118,7 +118,7 @@ class EndWatcher:
         return bool(unwatched or ended)
 
     def sees_alive(self, handle: Handle) -> bool:
-        """Whether the kernel says that this runner lives; False where it is not watched.
+        """Return whether the kernel says that this runner lives; False where it is not watched.
 
         This costs next to nothing, while reading the run's records opens files.
         """

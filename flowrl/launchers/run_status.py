@@ -111,7 +111,7 @@ class Launcher(ABC):
         )
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the job ended, or None while a process of it lives; orphans are ended here.
+        """Return the outcome, or None while a process of the job lives; orphans are ended here.
 
         Raises:
           OSError: it cannot be looked at now, for instance for lack of file descriptors.
@@ -186,12 +186,12 @@ def withdraw(job: Job) -> None:
 
 
 def lock_held(folder: Path) -> bool:
-    """Whether a process of this run lives: runner, job, or a child that inherited the lock."""
+    """Return whether a process of this run lives: runner, job, or a child that has the lock."""
     return locks.is_held(JobPaths(folder).lock)
 
 
 def becomes_free(folder: Path) -> bool:
-    """Whether no process of the run lives; waits a second for a runner that is just exiting."""
+    """Return whether no process of the run lives; waits a second for a runner that is exiting."""
     deadline = time.monotonic() + _RUNNER_EXIT_SECONDS
     while lock_held(folder):
         if time.monotonic() > deadline:
@@ -277,7 +277,7 @@ def read_exit(folder: Path, run_id: str) -> ExitRecord | None:
 
 
 def _cause(record: ExitRecord, handle: Handle) -> tuple[ExitCause | None, str]:
-    """Why the job did not finish, by the first row that holds, and in words; None when it did."""
+    """Return the cause by the first row that holds, and in words; None if the job finished."""
     received, typed = set(record.received), {"SIGINT", "SIGQUIT"}
     killer = Signals(record.signal).name if record.signal is not None else ""
     how = f"killed by {killer}" if killer else f"exit code {record.code}"

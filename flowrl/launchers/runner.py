@@ -260,7 +260,7 @@ def death_signal(status: int, *, sandboxed: bool) -> int | None:
 
 
 def oom_kills() -> int:
-    """How often the kernel killed for lack of memory: in our cgroup, else on the machine."""
+    """Return how often the kernel killed for lack of memory: in our cgroup, else on the machine."""
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         groups = [line.rstrip("\n").partition("::")[2] for line in file if line.startswith("0::")]
     for path in (*(f"/sys/fs/cgroup{group}/memory.events" for group in groups), "/proc/vmstat"):

@@ -1,4 +1,4 @@
-"""What a trainer inherits and sees: its environment, and its confinement by bubblewrap.
+"""A trainer's environment, and its confinement by bubblewrap.
 
 A confined trainer has no network and sees no other processes and no folder but its own run's. It
 sees an empty machine with these additions: the system's programs and libraries, Python and its
@@ -86,7 +86,7 @@ _INHERITED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """How trainers are confined: by the program named, or, without one, not at all."""
+    """The confinement of trainers: by the program named, or, without one, none."""
 
     program: str | None = None
     hidden: Path | None = None  # the graph's folder, of which only the run's own is visible
@@ -219,7 +219,7 @@ def host_devices(environ: Mapping[str, str]) -> int:
 def confinement(
     wanted: Sandbox, graph: Path | None = None, *, network_wanted: bool = False
 ) -> Confinement:
-    """What `--sandbox` means on this machine, for skill code of the graph in this folder.
+    """Return the confinement that `--sandbox` means here, for skill code of this graph.
 
     With `network_wanted` the notice says what replaces the network. A warning is logged if `auto`
     has to do without.
@@ -247,7 +247,7 @@ def confinement(
 
 
 def _problem(probed: Confinement) -> str | None:
-    """Why a trainer's Python cannot be started confined; None when it can."""
+    """Return the reason why a trainer's Python cannot start confined; None when it can."""
     env = child_env()
     with tempfile.TemporaryDirectory(prefix="flowrl-sandbox-") as folder:
         words = [*probed.in_folder(Path(folder), env), sys.executable, "-c", _PROBE]
@@ -330,7 +330,7 @@ def _python(env: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _holds_a_home(path: Path, env: Mapping[str, str]) -> bool:
-    """Whether a folder is a home, or holds homes: too much to show."""
+    """Return whether a folder is a home, or holds homes: too much to show."""
     homes = {Path.home(), Path(env.get("HOME") or "/"), Path("/home/x"), Path("/tmp/x")}  # noqa: S108
     real = path.resolve()
     return any(home.is_relative_to(path) or home.resolve().is_relative_to(real) for home in homes)
@@ -356,6 +356,6 @@ def _devices(env: Mapping[str, str]) -> list[str]:
 
 
 def may_pass(name: str) -> bool:
-    """Whether a variable of the daemon's environment is for its children."""
+    """Return whether a variable of the daemon's environment is for its children."""
     hidden = is_secret(name) and not name.startswith("WANDB_")
     return not hidden and _INHERITED.fullmatch(name) is not None

@@ -71,7 +71,7 @@ class Pane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What tmux printed, in lines, and its exit code."""
+    """The lines that tmux printed, and its exit code."""
 
     returncode: int
     stdout: list[str]
@@ -79,7 +79,7 @@ class Reply:
 
     @property
     def why(self) -> str:
-        """Why it refused, for people."""
+        """The reason of a refusal, for people."""
         return "; ".join(self.stderr) or f"exit code {self.returncode}"
 
 
@@ -190,7 +190,7 @@ class TmuxLauncher(Launcher):
         return handle
 
     def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """How the job ended, or None while it lives."""
+        """Return the outcome of the job, or None while it lives."""
         outcome = super().poll(handle, folder)
         if outcome is not None and handle.server_pid is not None:
             self._servers.add(handle.server_pid)
@@ -250,7 +250,7 @@ class TmuxLauncher(Launcher):
             time.sleep(_PAUSE_SECONDS)  # its exit is recorded, its process is just ending
 
     def _still_lives(self, job: Job, living: Collection[Pane]) -> str:
-        """Why a job cannot start now, and how a user ends what is in its way."""
+        """Return the reason why a job cannot start now, and how a user removes the obstacle."""
         tmux = shlex.join(["tmux", *self._server.address()])
         ends = " or ".join(f"{tmux} kill-session -t {pane.session}" for pane in living)
         return f"a former run of {job.name} still lives" + (f"; to end it: {ends}" if ends else "")
@@ -288,7 +288,7 @@ class TmuxLauncher(Launcher):
 
 
 def _environment() -> dict[str, str]:
-    """What a server that we start, and so all its sessions, inherit: nothing secret.
+    """Return the environment of a server that we start, and so of its sessions: nothing secret.
 
     Without TMUX, so that a graph has one server, whichever its scheduler is started in.
     """

@@ -1,1 +1,1 @@
-"""Where skills come from."""
+"""Sources of skills."""

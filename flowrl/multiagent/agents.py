@@ -35,7 +35,7 @@ Figures = dict[str, jax.Array]  # name → f32[A]
 
 
 class Policy(NamedTuple):
-    """What acting needs of the agents; leaves `[A, …]`, or one agent's without that axis."""
+    """The part of the agents that acts; leaves `[A, …]`, or one agent's without that axis."""
 
     network: Packed
     id: jax.Array  # int32[A]; an agent's random numbers follow it
@@ -44,7 +44,7 @@ class Policy(NamedTuple):
 
 
 class Agents(NamedTuple):
-    """What learning needs and changes; leaves `[A, …]`, or one agent's without that axis."""
+    """The part of the agents that learns; leaves `[A, …]`, or one agent's without that axis."""
 
     policy: Policy
     opt_state: Any

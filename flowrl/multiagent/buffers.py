@@ -1,4 +1,4 @@
-"""What agents learn from: values of arrays that are never written to, only replaced.
+"""Buffers that agents learn from: arrays that are never written to, only replaced.
 
 A `Rollout` is one epoch of all agents. A `Ring` is the ring buffer of one agent; those of all
 agents are one tree of leaves `[A, …]`, over which `vmap` repeats the functions here.

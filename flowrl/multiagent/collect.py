@@ -31,7 +31,7 @@ from flowrl.multiagent.world import Sizes, TurnWorld, World
 
 
 class Collector(NamedTuple):
-    """Where collecting goes on."""
+    """The state from which collecting goes on."""
 
     worlds: Any  # leaves [B, …]; it is the agents' turn
     key: jax.Array
@@ -234,14 +234,14 @@ def _credited(own: jax.Array, earlier: jax.Array, done: jax.Array) -> jax.Array:
 
 
 def _call_each(verb: Callable[..., Any], *batched: Any) -> Any:
-    """What `verb` returns for each of B copies, leaves `[B, …]`."""
+    """Return the results of `verb` for each of B copies, leaves `[B, …]`."""
     batched = jax.device_get(batched)
     number = len(jax.tree.leaves(batched)[0])
     return _stacked([verb(*jax.tree.map(itemgetter(copy), batched)) for copy in range(number)])
 
 
 def _call_in_turn(step: Callable[..., Any], carry: Any, values: Any) -> tuple[Any, Any]:
-    """What `jax.lax.scan` returns, by calls."""
+    """Return the same as `jax.lax.scan`, by calls."""
     rows = []
     for value in values:
         carry, row = step(carry, value)

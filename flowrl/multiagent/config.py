@@ -15,7 +15,7 @@ PER_AGENT = ("lr", "gamma", "clip_eps", "ent_coef")
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig(Configuration):
-    """How each agent learns; lr, gamma, clip_eps and ent_coef take a number for each agent, too."""
+    """Learning of each agent; lr, gamma, clip_eps and ent_coef take a number for each, too."""
 
     algorithm: Literal["ppo", "dqn"] = "ppo"
     """How the agents learn: ppo from each epoch's rollout, dqn from the newest steps."""
@@ -73,7 +73,7 @@ class LearnerConfig(Configuration):
     """Epsilon from then on."""
 
     def problems(self) -> Iterator[str]:
-        """Whether the rows divide into minibatches and the buffer holds one."""
+        """Check whether the rows divide into minibatches and the buffer holds one."""
         rows, wanted = self.num_envs * self.num_steps, self.num_minibatches
         if rows % wanted:
             near = ", ".join(map(str, divisors_near(rows, wanted)))
@@ -86,7 +86,7 @@ class LearnerConfig(Configuration):
             yield f"--capacity {self.capacity} is below --batch_size {self.batch_size}; {least}"
 
     def problems_with(self, agents: int) -> Iterator[str]:
-        """Whether the numbers that differ between agents are as many as the agents."""
+        """Check whether the numbers that differ between agents are as many as the agents."""
         for name in PER_AGENT:
             if (given := len(getattr(self, name))) not in {1, agents}:
                 yield f"--{name} has {given} numbers for --agents {agents}; give 1 or {agents}"
@@ -130,7 +130,7 @@ class IndependentConfig(Configuration):
     """Make all calls in one thread, and log each with its thread and epoch."""
 
     def problems(self) -> Iterator[str]:
-        """Whether every agent has its numbers, and the timeline a place."""
+        """Check whether every agent has its numbers, and the timeline a place."""
         yield from self.learner.problems_with(self.agents)
         if self.agents % self.devices:
             near = ", ".join(map(str, divisors_near(self.agents, self.devices)))

@@ -60,7 +60,7 @@ class MatchTheSign:
         return state, jnp.zeros(len(self._signs)).at[agent].set(action == state.sign[agent])
 
     def is_done(self, state: Signs) -> jax.Array:
-        """Whether TURNS turns are over."""
+        """Return whether TURNS turns are over."""
         return state.turn >= TURNS
 
 
@@ -121,7 +121,7 @@ class OnlyApple:
         return state, eats.astype(jnp.float32)
 
     def is_done(self, state: Orchard) -> jax.Array:
-        """Whether the apple is eaten or rotten."""
+        """Return whether the apple is eaten or rotten."""
         return (state.apple < 0) | (state.turn >= LIMIT)
 
 

@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When a side collected, learnt, or waited for the other; seconds of `time.perf_counter`."""
+    """The time in which a side collected, learnt, or waited; seconds of `time.perf_counter`."""
 
     side: str
     name: str
@@ -154,7 +154,7 @@ def _waiting(one: Span, other: Span) -> Span:
 
 
 def _named(call: Call, error: BaseException) -> BaseException:
-    """What an error of a call is to its caller: that of a world is any exception.
+    """Return the error for a caller; that of a world is any exception.
 
     Its place is the innermost line that is not of JAX or NumPy.
     """

@@ -54,7 +54,7 @@ _FREE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndependentResult:
-    """What a run did; written last, and only by a whole run."""
+    """The result of a run; written last, and only by a whole run."""
 
     epochs: Natural
     frames: Natural  # turns of all copies of the world
@@ -141,7 +141,7 @@ def save(paths: IndependentPaths, boundary: Boundary) -> None:
 
 
 def load(paths: IndependentPaths, like: Boundary) -> Boundary:
-    """What was saved last; the leaves of `like` have the same shapes and types.
+    """Return the newest saved state; the leaves of `like` have the same shapes and types.
 
     Raises:
       ExpertError: it is damaged, or of a run with other sizes.
@@ -233,7 +233,7 @@ def figures_of(run: _Run, epoch: Epoch) -> dict[str, float]:
 
 
 def _programs(run: _Run) -> tuple[Callable[..., Any], Callable[..., Any], Boundary]:
-    """How an epoch is collected and learnt from, and the boundary before the first one."""
+    """Return the programs that collect and learn, and the boundary before the first epoch."""
     own, sizes = run.config.learner, run.world.sizes
     root = jax.random.fold_in(jax.random.key(own.seed), _ROOT)
     world_key, learn_key = jax.random.split(root)
@@ -258,7 +258,7 @@ def _programs(run: _Run) -> tuple[Callable[..., Any], Callable[..., Any], Bounda
 
 
 def _start(run: _Run, new: Boundary) -> Boundary | None:
-    """Where a run begins or goes on, None if it is finished; run.json says what the run is.
+    """Return the boundary at which a run begins or goes on, None if it is finished.
 
     Raises:
       ConfigError: it was begun with other flags, its world had other code or agents of other sizes,

@@ -60,7 +60,7 @@ class World(Protocol):
 
     @property
     def sizes(self) -> Sizes:
-        """How long the agents' observations are, and from how many actions each chooses."""
+        """The lengths of the agents' observations and their numbers of actions."""
         ...
 
     def reset(self, key: Any) -> Any:

@@ -112,7 +112,7 @@ def record_of(folder: Path) -> Path:
 
 
 def blend_of(folder: Path, expert: int) -> Path:
-    """Where the job saves a blended expert."""
+    """Return the folder of a blended expert."""
     return folder / "blends" / f"expert_{expert}"
 
 

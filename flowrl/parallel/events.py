@@ -17,7 +17,7 @@ MOST_FRAMES = 10**12  # of one request
 
 
 class Verb(StrEnum):
-    """What a user may request; `stop` and `stop_now` concern the daemon, the others skills."""
+    """A user's request; `stop` and `stop_now` concern the daemon, the others skills."""
 
     RETRY = "retry"
     TRAIN_MORE = "train-more"
@@ -54,7 +54,7 @@ def why_not(verb: Verb, word: str) -> str:
 
 
 class StopMode(StrEnum):
-    """Whether a user stops the daemon; reset once the daemon has ended."""
+    """A user's stop of the daemon, if any; reset once the daemon has ended."""
 
     NONE = ""
     STOP = "stop"  # start nothing new, let the running ones end and be merged
@@ -63,7 +63,7 @@ class StopMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What the scheduler's core hears; `transitions.HANDLERS` has a function for each kind."""
+    """An input of the scheduler's core; `transitions.HANDLERS` has a function for each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Response:
 
     @property
     def refused(self) -> bool:
-        """Whether nothing came of it."""
+        """True if the request was refused."""
         return self.outcome.startswith(REFUSED)
 
 
@@ -117,7 +117,7 @@ class SkillsAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunEvent(Event):
-    """What concerns one run of a skill; ignored once the skill has another run."""
+    """An event of one run of a skill; ignored once the skill has another run."""
 
     skill: str
     run_id: str
@@ -140,7 +140,7 @@ class RunTrains(RunEvent):
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(RunEvent):
-    """How a run ended, the frames it had reached, and the last lines of its log.
+    """The end of a run, the frames it had reached, and the last lines of its log.
 
     It has `saved` so many checkpoints; its next attempt can go on from the newest. With a
     `full_disk` the end says nothing about the run.
@@ -248,7 +248,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """What the core orders about a run; carried out after the state that ordered it is saved."""
+    """A command about a run; executed after the state that issued it is saved."""
 
     request: RunRequest
 

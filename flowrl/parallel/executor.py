@@ -357,7 +357,7 @@ def _request(entry: Entry, status: Running) -> RunRequest:
 
 
 def _saved(paths: RunPaths) -> int:
-    """How many checkpoints or rounds the run has saved, by the newest one's number; 0 without."""
+    """Return the number of the newest checkpoint or round that the run has saved; 0 without."""
     names = [path.name for path in paths.folder.glob("*_policies/resume/*")]
     names += [path.parent.name for path in paths.rounds.glob("*/round.json")]
     return max((int(name) + 1 for name in names if _CHECKPOINT.fullmatch(name)), default=0)

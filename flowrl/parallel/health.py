@@ -1,4 +1,4 @@
-"""What can keep the daemon from working: a second daemon, a full disk, runs that hang or fail."""
+"""Obstacles to the daemon's work: a second daemon, a full disk, runs that hang or fail."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _holder(path: Path) -> dict[str, Any]:
 
 
 class DiskHealth:
-    """Whether the graph's folder can be written to; while it cannot, nothing starts or merges.
+    """The state of the graph's disk; while it cannot be written to, nothing starts or merges.
 
     The pause is reported in the log and, where that can be written, in `flowrl status`. It ends
     by itself: `probe` writes the state, and raises OSError while that cannot be done.
@@ -180,7 +180,7 @@ class DiskHealth:
 
     @property
     def ok(self) -> bool:
-        """Whether work may go on."""
+        """True if work may go on."""
         return not self._problem
 
     def report(self, error: BaseException) -> bool:
@@ -246,7 +246,7 @@ def disk_shortage(paths: GraphPaths) -> tuple[str, str] | None:
 
 
 class RunLimits:
-    """Which runs have shown no progress, or lived, for too long, by clocks that nobody sets.
+    """Limits of runs without progress, or too long, by clocks that nobody sets.
 
     Args:
       silent_seconds: the longest time without a change of progress.json.

@@ -49,7 +49,7 @@ class StepContext:
         return self.now + timedelta(seconds=min(doubled, BACKOFF_CAP_SECONDS))
 
     def reached(self, not_before: datetime | None) -> bool:
-        """Whether a wait is over; one longer than the longest wait means the clock was set back."""
+        """Return whether a wait is over; one beyond the longest means a clock that was set back."""
         longest = timedelta(seconds=2 * BACKOFF_CAP_SECONDS)
         return not_before is None or not_before <= self.now or not_before - self.now > longest
 

@@ -167,7 +167,7 @@ def _written(path: Path) -> datetime:
 
 
 def state_fault(layout: GraphPaths) -> str:
-    """What is wrong with scheduler_state.json; "" if it is whole and agrees with the manifest.
+    """Return the fault of scheduler_state.json; "" if it is whole and agrees with the manifest.
 
     Raises:
       FileRefusedError: the manifest is damaged.
@@ -234,7 +234,7 @@ def _disagreements(state: SchedulerState, manifest: Manifest) -> Iterator[str]:
 def _is_of_another_run(
     owner: ExpertVersion, done: Completed, manifest: Manifest, *, training: bool
 ) -> bool:
-    """Whether the expert that counts neither came of the run `done` nor replaced its expert.
+    """Return whether the expert that counts neither came of the run `done` nor replaced its expert.
 
     A dependant's copy of an earlier version, merged later, replaces it; so does the skill's next
     run, which the state knows once it is no longer `training`.

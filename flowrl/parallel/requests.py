@@ -62,7 +62,7 @@ class Inbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is a request that was not taken yet."""
+        """True if there is a request that was not taken yet."""
         return any(path not in self._taken for path in self._files())
 
     def take(self) -> Sequence[ControlRequest]:

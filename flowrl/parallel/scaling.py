@@ -1,4 +1,4 @@
-"""How many runs train side by side with `--auto_scaling`: as many as give more steps per second.
+"""The number of runs side by side with `--auto_scaling`: as many as give more steps per second.
 
 It stands alone as the only part of the scheduler that measures; what it decides is pure.
 """
@@ -73,7 +73,7 @@ class Scaling:
             self._set(number)
 
     def _training(self) -> dict[Handle, Progress]:
-        """How far the runs are; none while their number cannot be measured."""
+        """Return the progress of the runs; none while their number cannot be measured."""
         launched = self._scheduler.state.launched()
         number, known = self._scheduler.schedule.max_parallel_skills, self._launched_with
         self._launched_with = {handle: known.get(handle, number) for _, handle in launched}

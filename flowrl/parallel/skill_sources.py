@@ -1,4 +1,4 @@
-"""What a graph is: its game and network sizes, and the sources of its skills.
+"""A graph's identity: its game and network sizes, and the sources of its skills.
 
 A skill's source is fixed once an expert is trained on it.
 """
@@ -91,7 +91,7 @@ def read_graph_record(layout: GraphPaths) -> GraphRecord:
 
 
 def _of_runs(layout: GraphPaths) -> GraphRecord | None:
-    """What a merged or live run says, whichever can be read first."""
+    """Return the record of a merged or live run, whichever can be read first."""
     merged = ExpertStore(layout).manifest().experts.values()
     archives = (layout.archive(version.index, version.skill) for version in merged)
     for place in (*archives, *live_runs(layout)):
@@ -134,7 +134,7 @@ def _digest(skill: Skill) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SkillConfig:
-    """How a skill is trained, and where each value that is no default comes from."""
+    """The settings that train a skill, and the origin of each value that is no default."""
 
     ppo: PPOConfig
     origins: Mapping[str, str]  # flag → "command line", "skill file" and so on
@@ -172,7 +172,7 @@ def for_skill(
 
 
 def skill_configs(config: BottomUpConfig, skills: Mapping[str, Skill]) -> Mapping[str, SkillConfig]:
-    """How each skill is trained, from the flags, `--skill_config`, a sweep and its own file.
+    """Return each skill's settings, from the flags, `--skill_config`, a sweep and its own file.
 
     Raises:
       ConfigError: a setting cannot be used; names the skill and the place.

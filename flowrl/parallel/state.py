@@ -70,7 +70,7 @@ class SchedulerState:
 
     @property
     def settled(self) -> bool:
-        """Whether every skill is completed, failed, held or blocked: nothing moves by itself.
+        """True if every skill is completed, failed, held or blocked: nothing moves by itself.
 
         A skill that waits for another has, at the end of that chain, one ready or active.
         """
@@ -81,12 +81,12 @@ class SchedulerState:
 
     @property
     def complete(self) -> bool:
-        """Whether every skill is completed."""
+        """True if every skill is completed."""
         return all(isinstance(entry.status, Completed) for entry in self.entries.values())
 
     @property
     def stop_is_due(self) -> bool:
-        """Whether a user wants the daemon to end, and its runs have ended."""
+        """True if a user wants the daemon to end, and its runs have ended."""
         match self.stop_mode:
             case StopMode.STOP:
                 return not self.active()
@@ -215,7 +215,7 @@ class StateBuilder:
         return entry.status.blocked_by if isinstance(entry.status, Blocked) else ()
 
     def _shortage(self, entry: Entry) -> str:
-        """How often a completed skill succeeds, if that is too seldom for it to be built on."""
+        """Return a completed skill's success rate, if it is too low for others to build on."""
         status = entry.status
         if not isinstance(status, Completed) or status.success_rate >= self._least:
             return ""
@@ -233,7 +233,7 @@ def ready_entries(entries: Mapping[str, Entry]) -> list[Entry]:
 
 
 def _is_ready(entry: Entry, entries: Mapping[str, Entry]) -> bool:
-    """Whether nothing but a slot or the clock keeps this skill from starting or going on."""
+    """Return whether nothing but a slot or the clock keeps this skill from starting or going on."""
     status = entry.status
     return isinstance(status, Waiting) and (
         status.run_id is not None
@@ -295,7 +295,7 @@ def _check_names(new: Mapping[str, NewSkill], known: Mapping[str, Entry]) -> Non
 
 
 def _rank(entry: Entry) -> tuple[float, int, int]:
-    """Where an entry stands in the queue: by priority, then by insertion.
+    """Return an entry's place in the queue: by priority, then by insertion.
 
     One that has given its slot to others stands behind all that have not, the first one first.
     """

@@ -49,7 +49,7 @@ def ranges(ids: Sequence[str]) -> str:
 
 
 class StopReason(StrEnum):
-    """Why a running skill was asked to end."""
+    """The reason for which a running skill was asked to end."""
 
     NONE = ""
     PAUSE = "pause"  # a user paused it
@@ -153,7 +153,7 @@ class Completed:
 
     @property
     def below_goal(self) -> bool:
-        """Whether its frames were spent without reaching its goal; False if that is not known."""
+        """True if its frames were spent without reaching its goal; False if that is not known."""
         return self.success_rate < self.goal
 
 

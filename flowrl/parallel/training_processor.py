@@ -250,7 +250,7 @@ def _move_to_archive(paths: RunPaths, archive: RunPaths) -> None:
 
 
 def _small_files(paths: RunPaths, archive: RunPaths) -> Iterator[Path]:
-    """What the run left besides its records, such as video.mp4; a trainer may name it anything."""
+    """Return the run's other files, such as video.mp4; a trainer may name them anything."""
     known = {path.name for path in (*paths.records, *paths.of_the_process)}
     sizes = {path: path.lstat() for path in sorted(paths.folder.iterdir())}
     for path, found in sizes.items():
@@ -315,7 +315,7 @@ def _summary(paths: RunPaths, run: TrainingRun, commit: Commit) -> dict[str, Any
 def _expert_summary(
     version: ExpertVersion, run: TrainingRun, decision: MergeDecision | None
 ) -> dict[str, Any]:
-    """What became of an expert; without a decision, from the lineage of an earlier merge."""
+    """Return the fate of an expert; without a decision, from the lineage of an earlier merge."""
     counts = any(entry.run_id == run.run_id for entry in version.lineage)
     taken = isinstance(decision, UseCandidate) if decision else counts
     return {

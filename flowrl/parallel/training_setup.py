@@ -190,7 +190,7 @@ def _index(dependency: int | str, completed: Mapping[str, Any]) -> int:
 
 
 def _counted_gains(skill: Skill, count: int, env_name: str) -> dict[str, int]:
-    """What the inventory must hold when the skill is done at this count."""
+    """Return the inventory that must be there when the skill is done at this count."""
     items = find_game(env_name).items
     gains = {item: amount.at(count) for item, amount in skill.gain.items() if item in items}
     return {item: amount for item, amount in gains.items() if amount > 0}

@@ -36,7 +36,7 @@ class Learner(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What a run has done so far; exact, over all starts of its trainer."""
+    """The work of a run so far; exact, over all starts of its trainer."""
 
     updates: int = 0
     frames: int = 0
@@ -46,7 +46,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
-    """Where a run stands after one update.
+    """The standing of a run after one update.
 
     The next update donates the arrays of `learner`: use them before asking for it.
     """

@@ -29,7 +29,7 @@ class Hyperparameters(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the loss needs of N steps."""
+    """The inputs of the loss, of N steps."""
 
     obs: jax.Array  # f32[N, observation]
     expert: jax.Array  # int32[N], local index of the expert that acted

@@ -50,7 +50,7 @@ def decay_unused(
     most: int,
     lr: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """What several steps with gradients of zero make of a parameter and of Adam's two moments.
+    """Return a parameter and Adam's two moments after several steps with gradients of zero.
 
     In step k of them, counted from 1, the moments are β₁ᵏm and β₂ᵏv, so the moves can be summed up
     in one pass over the parameter for each step and none over the moments (Kingma & Ba 2015,

@@ -165,7 +165,7 @@ def _leave(config: TrainConfig) -> None:
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether all processes are on this machine, so that each must take devices of its own."""
+    """Return whether all processes are on this machine, so that each takes devices of its own."""
     host = urlsplit(f"//{address}").hostname or ""
     with suppress(ValueError):
         return ip_address(host).is_loopback

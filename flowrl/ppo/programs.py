@@ -54,7 +54,7 @@ register_results(Dense, Packed, RolloutState, StepOutput, Timestep, RolloutBatch
 
 
 class Programs(NamedTuple):
-    """What a trainer calls; threads may still be loading or compiling it.
+    """The programs of a trainer; threads may still be loading or compiling them.
 
     E experts of the run, A experts that acting is compiled for; shapes as of the functions below.
     """

@@ -145,7 +145,7 @@ class Replica:
                 return update
 
     def _counters(self, base: Round) -> Counters:
-        """What this replica has done when a round begins; the steps in it count from 0."""
+        """Return this replica's counters at the start of a round; the steps in it count from 0."""
         return Counters(
             updates=base.updates,
             acted=(0,) * len(base.acted),

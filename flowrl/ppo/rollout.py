@@ -21,7 +21,7 @@ from flowrl.networks.grouped import Packed, in_precision
 
 
 class RolloutState(NamedTuple):
-    """Where acting goes on."""
+    """The state from which acting goes on."""
 
     env: Any  # the environments' state
     obs: jax.Array  # f32[B, observation]
@@ -40,7 +40,7 @@ class Timestep(NamedTuple):
 
 
 class RolloutBatch(NamedTuple):
-    """What a rollout hands to the learner."""
+    """A rollout for the learner."""
 
     steps: Timestep  # leaves [T, B, …]
     last_value: jax.Array  # f32[B], values and potentials after the last step

@@ -1,4 +1,4 @@
-"""What a trainer reads from its run folder and writes there: the run, seeds, finals, checkpoints.
+"""A trainer's reads and writes in its run folder: the run, seeds, finals, checkpoints.
 
 A checkpoint to resume from holds parameters, optimizer, random key, counters and the best
 parameters; environments start afresh from the key.
@@ -94,7 +94,7 @@ class Best(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """What outlives a stop; leaves `[E, …]`."""
+    """The state that outlives a stop; leaves `[E, …]`."""
 
     train: TrainState
     key: jax.Array
@@ -259,7 +259,7 @@ def save_checkpoint(paths: RunPaths, config: PPOConfig, update: UpdateReport, be
 
 
 def load_checkpoint(paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resumed:
-    """What the last trainer saved; `fresh`, leaves `[E, …]`, gives the shapes.
+    """Return the last trainer's state; `fresh`, leaves `[E, …]`, gives the shapes.
 
     With another number of shards or period the run goes on with other worlds, and a warning.
 

@@ -1,4 +1,4 @@
-"""Where the shards of a run lie: one device, several, or several processes with devices each.
+"""Placement of a run's shards: one device, several, or several processes with devices each.
 
 The environments are split into S shards with keys, worlds and shuffles of their own, and what is
 drawn depends on S alone. Devices only say where a shard is computed: each holds S / D of them and
@@ -115,7 +115,7 @@ class Placement:
         )
 
     def shardings(self, specs: tuple[P, ...]) -> tuple[NamedSharding, ...]:
-        """How each argument of a function under `spread` lies; () with one device."""
+        """Return the sharding of each argument of a function under `spread`; () with one device."""
         return () if self.mesh is None else tuple(NamedSharding(self.mesh, s) for s in specs)
 
     def joined_like(self, tree: Any) -> Any:

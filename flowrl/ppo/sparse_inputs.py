@@ -83,7 +83,7 @@ def learn_from_columns(
 
 
 def width_for(size: int) -> int:
-    """How many of an observation's columns are learned from."""
+    """Return the number of an observation's columns that are learned from."""
     return min(size, _MULTIPLE * math.ceil(_SHARE * size / _MULTIPLE))
 
 

@@ -1,4 +1,4 @@
-"""Where a run's figures go: a file of JSON lines, TensorBoard, Weights & Biases."""
+"""Trackers of a run's figures: a file of JSON lines, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def open_trackers(layout: RunPaths, config: PPOConfig, *, run_id: str, frames: i
 
 
 def _has_wandb_key() -> bool:
-    """Whether a key is in the environment, or where `wandb login` keeps it."""
+    """Return whether a key is in the environment, or where `wandb login` keeps it."""
     try:
         return "WANDB_API_KEY" in os.environ or "api.wandb.ai" in netrc.netrc().hosts
     except (OSError, netrc.NetrcParseError):

@@ -128,7 +128,7 @@ def _train(opened: Opened, stop: Callable[[], int | None], *, began: float) -> i
 
 
 def _why_stopped(update: UpdateReport, paths: RunPaths, *, stuck: bool) -> Stopped:
-    """Why a run ends with what it has; "" if it does not, or has reached its goal or budget."""
+    """Return the reason of an early end; "" without one, or if goal or budget is reached."""
     if update.ended or not update.stop:
         return ""
     if paths.prune_json.exists():
@@ -137,7 +137,7 @@ def _why_stopped(update: UpdateReport, paths: RunPaths, *, stuck: bool) -> Stopp
 
 
 def _is_stuck(paths: RunPaths, config: PPOConfig, update: UpdateReport) -> bool:
-    """Whether the success in metrics.jsonl says at this update that it will hardly rise again.
+    """Return whether metrics.jsonl says at this update that success will hardly rise again.
 
     The other processes hear of it in the next update, as of a stop.
     """

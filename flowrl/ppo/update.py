@@ -26,14 +26,14 @@ from flowrl.ppo.sharding import ONE_DEVICE, Axis, shard_size
 
 
 class TrainState(NamedTuple):
-    """What learning changes; leaves `[E, …]`."""
+    """The state that learning changes; leaves `[E, …]`."""
 
     params: Packed
     opt_state: Any
 
 
 class Stats(NamedTuple):
-    """What one update reports to the host."""
+    """The report of one update to the host."""
 
     figures: dict[str, jax.Array]  # scalars
     acted: jax.Array  # int32[D, E], steps in which each expert acted on each device

@@ -1,1 +1,1 @@
-"""What an agent can learn: skill files, their checks, and the graph that plans over them."""
+"""Skills: their files, their checks, and the graph that plans over them."""

@@ -32,7 +32,7 @@ from flowrl.skills.skill import Skill, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which skill provides an item that another one needs, why, and which others could."""
+    """The provider of an item that another skill needs, the reason, and the other candidates."""
 
     skill: str
     item: str

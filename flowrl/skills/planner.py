@@ -42,7 +42,7 @@ _DRAWN = 4  # skills of a long circle that are named, at either end
 
 
 def entry_needs(skill: Skill, count: int) -> dict[str, int]:
-    """What must be there when a step starts: what it requires or consumes, item by item."""
+    """Return the items that must be there when a step starts: those it requires or consumes."""
     needs: dict[str, int] = {}
     for item, amount in chain(skill.requirements.items(), skill.consumption.items()):
         if amount.at(count) > 0:
@@ -53,7 +53,7 @@ def entry_needs(skill: Skill, count: int) -> dict[str, int]:
 def needs_before(
     needs: Mapping[str, int], skill: Skill, count: int, *, ephemeral: frozenset[str]
 ) -> dict[str, int] | None:
-    """What must be there before a step so that `needs` holds after it.
+    """Return the items that must be there before a step so that `needs` holds after it.
 
     None when it cannot: the step would end an ephemeral item that is needed after it.
     """
@@ -78,7 +78,7 @@ def ephemeral_items(skills: Iterable[Skill]) -> frozenset[str]:
 
 
 def stays(skill: Skill, ephemeral: frozenset[str]) -> bool:
-    """Whether ephemeral items outlast the skill: it requires or gains one itself."""
+    """Return whether ephemeral items outlast the skill: it requires or gains one itself."""
     return any(item in ephemeral for item in chain(skill.requirements, skill.gain))
 
 
@@ -105,7 +105,7 @@ class Learnable:
 
 
 def direct_needs(skill: Skill) -> dict[str, int]:
-    """What a skill takes at count 1, and 1 of what it takes at higher counts only."""
+    """Return the needs of a skill at count 1, and 1 of each need of higher counts only."""
     amounts = (*skill.requirements.items(), *skill.consumption.items())
     return {item: 1 for item, amount in amounts if amount} | entry_needs(skill, 1)
 
@@ -118,7 +118,7 @@ def able(skills: Iterable[Skill], item: str, need: int, *, capacity: int) -> Ite
 
 
 def learnable(skills: Mapping[str, Skill], *, capacity: int) -> Learnable:
-    """Who can be learned, and from whom each need comes, always in the same way."""
+    """Return the skills that can be learned and the provider of each need, deterministically."""
     search = _Search(skills, capacity)
     ready: Iterable[str] = skills
     while ready:
@@ -362,7 +362,7 @@ class Planner:
         return [steps[item] for item in sorted(steps, key=late_first)]
 
     def _before(self, needs: Mapping[str, int], step: Step) -> dict[str, int] | None:
-        """What must be there before the step; None when that can never be."""
+        """Return the items that must be there before the step; None when that can never be."""
         skill = self.skills[step.skill]
         before = needs_before(needs, skill, step.count, ephemeral=self.ephemeral)
         if before is None or not all(self._provider(*need) for need in before.items()):

@@ -52,7 +52,7 @@ _MOST_ROWS, _MOST_WORLDS = 2**22, 2**14  # of an update; of a pool, which memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """How much of an item at count n: `per * n + base`, never negative for n ≥ 1.
+    """The amount of an item at count n: `per * n + base`, never negative for n ≥ 1.
 
     >>> Amount.parse("lambda n: 4*n + 0").at(2)
     8
@@ -116,7 +116,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a skill's functions stand: a file or another place, and their first lines.
+    """The place of a skill's functions: a file or another place, and their first lines.
 
     Those with helpers of their file are not `exact`: their other lines stand elsewhere.
     """
@@ -129,7 +129,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skill:
-    """What an agent can learn, what it takes and what it yields.
+    """A thing that an agent can learn, with its needs and its yield.
 
     `requirements` must hold when the skill starts, `consumption` is used up, `gain` holds when it
     is done; `ephemeral` names those gains that last only while nothing moves the player. A step of

@@ -68,7 +68,7 @@ def _holder(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds this lock; a shared lock is taken for an instant to find out.
+    """Return whether a process holds this lock; a shared lock is taken for an instant to find out.
 
     Raises:
       OSError: it cannot be looked at now, or is a link.

@@ -1,4 +1,4 @@
-"""What comes of a sweep: whether its best points are better than the default on fresh seeds.
+"""The outcome of a sweep: a comparison of its best points with the default on fresh seeds.
 
 The best of many trials was lucky in part, so the best points are trained again beside the default,
 with the same fresh seeds, and their experts play in fresh worlds. A point whose interval of paired
@@ -73,7 +73,7 @@ class SweepOutcome:
 
     @property
     def said(self) -> str:
-        """What was confirmed, for people."""
+        """The confirmed result, for people."""
         return self.best.said if self.best else "nothing confirmed"
 
 

@@ -57,7 +57,7 @@ class GaussianProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """What the history says: its points `[n, d]`, scores, log costs, and models of both."""
+    """The history: its points `[n, d]`, scores, log costs, and models of both."""
 
     points: Array
     scores: Array

@@ -48,7 +48,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(Configuration):
-    """How points are chosen and scored, and what that may cost."""
+    """The choice and the scoring of points, and their budget."""
 
     method: Method = "cooled"
     """How points are chosen; cleanrl is tpe with --pruner median, one trial after another."""
@@ -62,7 +62,7 @@ class SearchConfig(Configuration):
     max_failures: Positive = 5
     """The search ends when so many trials have failed."""
     pruner: Pruner = "none"
-    """How trials are ended that are unlikely to become the best."""
+    """The rule that ends trials which are unlikely to become the best."""
     confirm: Natural = 5
     """Seeds with which the best points and the default are trained again; 0 for none."""
 
@@ -148,7 +148,7 @@ class Sweep:
 
     @functools.cached_property
     def base(self) -> PPOConfig:
-        """How the skill is trained by default."""
+        """The default settings of the skill."""
         return configs.from_json(PPOConfig, self.record.config)
 
     @functools.cached_property
@@ -159,7 +159,7 @@ class Sweep:
 
     @functools.cached_property
     def search(self) -> SearchConfig:
-        """How points are chosen and scored."""
+        """The choice and the scoring of points."""
         return configs.from_json(SearchConfig, self.record.flags)
 
     @property
@@ -169,7 +169,7 @@ class Sweep:
 
     @property
     def pruner(self) -> Pruner:
-        """How trials are ended that are unlikely to become the best."""
+        """The rule that ends trials which are unlikely to become the best."""
         return "median" if self.search.method == "cleanrl" else self.search.pruner
 
     @property
@@ -195,12 +195,12 @@ class Sweep:
         return f"{self.record.skill} t{number}"
 
     def config_of(self, trial: Trial) -> PPOConfig:
-        """How a trial is trained; every update is logged, so that equal trials score alike."""
+        """Return a trial's settings; every update is logged, so that equal trials score alike."""
         config = admissible(trial.point, self.base)
         return dataclasses.replace(config, seed=trial.seed, log_seconds=0.0)
 
     def cost(self, outcome: TrialOutcome) -> float:
-        """What a trial took, in the unit of the budget."""
+        """Return the cost of a trial, in the unit of the budget."""
         unit = _read_budget(self.search.budget)[1]
         return outcome.seconds if unit == "seconds" else float(outcome.frames)
 
@@ -353,14 +353,14 @@ def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | Non
 
 
 def has_ended(sweep: Sweep, tried: Sequence[Tried]) -> bool:
-    """Whether no trial is left to run, and the best points are confirmed or not, if ever."""
+    """True if no trial is left to run, and the best points are confirmed or not, if ever."""
     ran = all(each.outcome for each in tried) and not _is_searching(sweep, searched(tried))
     decided = not sweep.search.confirm or sweep.paths.outcome_json.exists()
     return ran and decided and next_trial(sweep, tried, number=0) is None
 
 
 def _is_searching(sweep: Sweep, begun: Sequence[Tried]) -> bool:
-    """Whether trials of the search are left to begin; asks no model for a point."""
+    """Return whether trials of the search are left to begin; asks no model for a point."""
     failed = sum(each.outcome is not None and each.score is None for each in begun)
     if sweep.budget_left(begun) <= 0 or failed >= sweep.search.max_failures:
         return False

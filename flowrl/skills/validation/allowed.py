@@ -1,4 +1,4 @@
-"""What skill functions may contain: an allowlist of syntax, and of what it may name.
+"""The allowlist of skill functions: of their syntax, and of the names in them.
 
 A function may have helper functions inside. Each may call only those above it: nothing recurs. A
 function is called and never a value, so nothing can be asked of it. Text stands only as the key of
@@ -100,7 +100,7 @@ Problem = tuple[ast.AST, str, str]  # where, what, and the remedy
 def first_problem(
     functions: Iterable[ast.FunctionDef], game: Game, *, trusted: bool
 ) -> Problem | None:
-    """What is not admitted in the functions of a skill, or None."""
+    """Return the first thing that is not admitted in the functions of a skill, or None."""
     for function in functions:
         problems = _signature_problems(function, game)
         body = iter(()) if trusted else _body_problems(function, game, frozenset(), frozenset())
@@ -142,7 +142,7 @@ def _special_problem(node: ast.FunctionDef) -> Iterator[Problem]:
 def _body_problems(
     function: ast.FunctionDef, game: Game, names: frozenset[str], helpers: frozenset[str]
 ) -> Iterator[Problem]:
-    """What is not admitted in a function's body: of its helpers, of its syntax, of its names.
+    """Yield the things not admitted in a function's body: helpers, syntax, names.
 
     Args:
       names: those that it may read, besides its own.
@@ -206,7 +206,7 @@ def _reserved(game: Game) -> frozenset[str]:
 
 
 class _Checks:
-    """What the nodes of one function may name, each node by itself."""
+    """Checks of the nodes of one function, each node by itself."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class _Checks:
         self.done: set[int] = set()  # parts of a node that was checked as a whole
 
     def problem(self, node: ast.AST) -> tuple[str, str] | None:
-        """What is wrong with a node, and the remedy."""
+        """Return the problem of a node, and the remedy."""
         match node:
             case ast.Name():
                 return self._name(node)
@@ -305,7 +305,7 @@ class _Checks:
         return f"{name} is not in {self.game.name}", names + ", ".join(close or sorted(known))
 
     def _is_bounded(self, over: ast.expr) -> bool:
-        """Whether a loop runs over a short range, or over values that are written out."""
+        """Return whether a loop runs over a short range, or over values that are written out."""
         match over:
             case ast.Call(func=ast.Name(id="range") as name, args=[_, *_] as ends, keywords=[]):
                 self.done.add(id(name))
@@ -322,7 +322,7 @@ _UNBOUNDED = (
 
 
 def _is_short(ends: Sequence[ast.expr]) -> bool:
-    """Whether a range between these literals is within the limit."""
+    """Return whether a range between these literals is within the limit."""
     numbers = [end.value for end in ends if isinstance(end, ast.Constant)]
     whole = [number for number in numbers if type(number) is int]
     if len(whole) < len(ends) or len(ends) > 3 or 0 in whole[2:]:
@@ -340,7 +340,7 @@ def position(node: Any) -> tuple[int, int]:
 
 
 def is_plain(word: str) -> bool:
-    """Whether a name is plain; the parser has already brought it to NFKC."""
+    """Return whether a name is plain; the parser has already brought it to NFKC."""
     return word.isascii() and "__" not in word
 
 

@@ -43,7 +43,7 @@ def unconfined(folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one function may take."""
+    """Limits of one function."""
 
     seconds: float = 30.0  # for all counts together
     megabytes: int = 1_024  # more than JAX itself has
@@ -194,7 +194,7 @@ def _refusal(code: SkillCode, line: int, why: str) -> str:
 
 
 def _why_ended(exit_code: int, limits: Limits) -> str:
-    """How the worker ended in a function, and the remedy."""
+    """Return the end of the worker in a function, and the remedy."""
     if exit_code > 128:  # the shells' and bubblewrap's way to say by which signal
         exit_code = 128 - exit_code
     if exit_code == -signal.SIGALRM:

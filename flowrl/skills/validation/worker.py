@@ -65,7 +65,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _RefusedError(Exception):
-    """What a function does that it may not, with the remedy; and its line."""
+    """A refusal of a function, with the remedy; and its line."""
 
     def __init__(self, line: int, what: str, remedy: str) -> None:
         super().__init__(f"{what}; {remedy}")
@@ -233,7 +233,7 @@ def _check_size(function: _Function, shape: tuple[int, ...]) -> None:
 
 
 def work(equation: core.JaxprEqn) -> int:
-    """How many numbers an operation computes, costly ones counted several times."""
+    """Return the count of numbers that an operation computes, costly ones several times."""
     name = equation.primitive.name
     parts = (*equation.invars, *equation.outvars)
     sizes = [math.prod(getattr(part.aval, "shape", ())) for part in parts]
@@ -283,7 +283,7 @@ def _raised(function: _Function, error: Exception) -> _RefusedError:
 
 
 def _instead(function: _Function, line: int) -> str:
-    """What to write in a line of the source that asks Python for the value of a feature."""
+    """Return the remedy for a line of the source that asks Python for the value of a feature."""
     for node in ast.walk(parsed_function(function.source)):
         if isinstance(node, ast.expr) and node.lineno <= line <= (node.end_lineno or line):
             match node:
