@@ -21,8 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.faults import shim
-from tests.faults.loop import POLICIES, WRONGS, totals
+from tests.chaos import shim
+from tests.chaos.loop import POLICIES, WRONGS, totals
 
 
 def main() -> int:
@@ -59,7 +59,7 @@ def shares(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
         room.mkdir()
         shim.with_shim(
             library,
-            "tests.faults.loop",
+            "tests.chaos.loop",
             *(str(room), str(report), "--stride", str(args.stride), "--only", args.only),
             *("--share", f"{number}/{args.jobs}", "--policies", args.policies),
         )

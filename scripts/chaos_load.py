@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.parallel.load_chaos import Load, play
+from tests.chaos.load import Load, play
 
 LEFT = ("run_folders_left", "processes_left", "temp_files_left")
 ZERO = ("lost", "merged_twice", "gave_up", *LEFT)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.faults import power, shim
-from tests.faults.loop import WRONGS
+from tests.chaos import power, shim
+from tests.chaos.loop import WRONGS
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
             sys.exit(why)
         report = folder / "report.json"
         words = (str(folder), str(report), "--cuts", str(args.cuts), "--seed", str(args.seed))
-        shim.with_shim(shim.compiled(folder), "tests.faults.power", *words, within=power.ALONE)
+        shim.with_shim(shim.compiled(folder), "tests.chaos.power", *words, within=power.ALONE)
         found = json.loads(report.read_text())
     show(found)
     if args.json:

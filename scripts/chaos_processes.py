@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.parallel import chaos_keeping, chaos_trials
-from tests.parallel.chaos_merging import six_mergers
-from tests.parallel.chaos_place import ChaosPlace, Trial
+from tests.chaos import keeping, trials
+from tests.chaos.merging import six_mergers
+from tests.chaos.place import ChaosPlace, Trial
 from tests.ppo.chaos_pair import one_of_two
 
 COUNTS = ("relaunched", "lost", "merged_twice", "left_over")
@@ -48,12 +48,12 @@ def main() -> int:
     }
     times = {"runners_killed_after_results": args.keeping // 8}
     faults = {
-        chaos_trials.scheduler_killed_at_random: killed(args.kills, chance),
-        **{trial: rounds(trial, args.rounds, chance) for trial in chaos_trials.ALL[1:]},
+        trials.scheduler_killed_at_random: killed(args.kills, chance),
+        **{trial: rounds(trial, args.rounds, chance) for trial in trials.ALL[1:]},
         six_mergers: (six_mergers_once(chance) for _ in range(args.mergers)),
         **{
             trial: rounds(partial(trial, **kept[name]), times.get(name, 1), chance)
-            for name, trial in vars(chaos_keeping).items()
+            for name, trial in vars(keeping).items()
             if name in kept
         },
         one_of_two_killed: pairs(one_of_two_killed, args.pairs, chance),
@@ -67,11 +67,11 @@ def main() -> int:
 
 def row(trial: Callable[..., list[Trial]], found: Iterator[list[Trial]]) -> dict:
     """One line of the table, printed as soon as its trials are over."""
-    trials: list[Trial] = []
+    made: list[Trial] = []
     errors = 0
     while True:
         try:
-            trials += next(found)
+            made += next(found)
         except StopIteration:
             break
         except AssertionError:
@@ -79,15 +79,15 @@ def row(trial: Callable[..., list[Trial]], found: Iterator[list[Trial]]) -> dict
             errors += 1
             break  # a generator that raised has no more trials
     # A daemon that finds nothing left to wait for ends at once: that is no time of a restart.
-    timed = [one for one in trials if one.cpu_millis] or trials
+    timed = [one for one in made if one.cpu_millis] or made
     millis = [one.millis for one in timed] or [0.0]
     facts = {
-        "fault": trials[0].fault if trials else trial.__name__,
-        "trials": len(trials),
+        "fault": made[0].fault if made else trial.__name__,
+        "trials": len(made),
         "median_ms": round(statistics.median(millis), 1),
         "max_ms": round(max(millis), 1),
-        "cpu_ms": round(max((one.cpu_millis for one in trials), default=0.0), 1),
-        **{name: sum(getattr(one, name) for one in trials) for name in COUNTS},
+        "cpu_ms": round(max((one.cpu_millis for one in made), default=0.0), 1),
+        **{name: sum(getattr(one, name) for one in made) for name in COUNTS},
         "errors": errors,
     }
     print(" ".join(f"{name}={value!r}" for name, value in facts.items()), flush=True)
@@ -99,7 +99,7 @@ def killed(kills: int, chance: random.Random) -> Iterator[list[Trial]]:
     met = 0
     while met < kills:
         with Places() as place:
-            found = chaos_trials.scheduler_killed_at_random(place, chance, kills=6)
+            found = trials.scheduler_killed_at_random(place, chance, kills=6)
         met += len(found)
         yield found
 

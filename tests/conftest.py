@@ -25,7 +25,7 @@ LONGEST = (
     "test_story.py",
     "parallel/test_integration.py",
     "test_ppo_flow.py",
-    "parallel/test_chaos_processes.py",
+    "chaos/test_processes.py",
     "ppo/test_processes.py",
     "ppo/test_replica.py",
     "skills/test_hostile_skills.py",

@@ -28,6 +28,7 @@ from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
+from tests.chaos.merge_once import merge_with_others
 from tests.experts.making import SHAPES
 from tests.parallel.faults import killed_at
 from tests.parallel.making import (
@@ -44,7 +45,6 @@ from tests.parallel.making import (
     prepare,
     train,
 )
-from tests.parallel.merge_once import merge_with_others
 from tests.parallel.stand_in_story import Place, StandInBackend
 from tests.waiting import limit, until
 
@@ -269,7 +269,7 @@ def test_killed_at_a_named_point_an_average_is_merged_exactly_once(layout, rival
     folder = defer(layout, second, AVERAGE)
     wait_for_the_job(folder)
     words = (*words_of(layout, second), "frame_average")
-    assert killed_at(point, "tests.parallel.merge_once", *words)
+    assert killed_at(point, "tests.chaos.merge_once", *words)
     merge_finished(layout, AVERAGE)
     assert frames(layout)[0] == 90
     lineage = ExpertStore(layout).manifest().experts[0].lineage

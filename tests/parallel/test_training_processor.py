@@ -477,7 +477,7 @@ def whole_state(layout: GraphPaths) -> tuple:
 
 def kill_a_merge(layout: GraphPaths, ready: PreparedRun, point: str) -> None:
     words = (layout.root, ready.run_folder, ready.run.expert, ready.run.skill)
-    assert killed_at(point, "tests.parallel.merge_once", *words)
+    assert killed_at(point, "tests.chaos.merge_once", *words)
 
 
 @pytest.mark.parametrize("point", POINTS)

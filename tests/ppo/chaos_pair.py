@@ -14,7 +14,7 @@ from pathlib import Path
 from flowrl import runs
 from flowrl.errors import EXIT_RESUMABLE
 from flowrl.paths import RunPaths
-from tests.parallel.chaos_place import Trial
+from tests.chaos.place import Trial
 from tests.ppo.modules import run_folder
 from tests.waiting import limit
 

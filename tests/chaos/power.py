@@ -1,6 +1,6 @@
 """Power cuts on a real file system: an ext4 of its own is shut down without flushing its journal.
 
-`python -m tests.faults.power FOLDER REPORT --cuts N`, as root and with the shim preloaded, cuts at
+`python -m tests.chaos.power FOLDER REPORT --cuts N`, as root and with the shim preloaded, cuts at
 random operations, mounts the file system again, which replays its journal, and looks what is left.
 """
 
@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.faults.frozen import leftovers
-from tests.faults.loop import POLICIES, WRONGS, Bench, totals
-from tests.faults.scenarios import scenarios
-from tests.faults.shim import End, Mode, Shim
+from tests.chaos.frozen import leftovers
+from tests.chaos.loop import POLICIES, WRONGS, Bench, totals
+from tests.chaos.scenarios import scenarios
+from tests.chaos.shim import End, Mode, Shim
 
 CUTS = (Mode.CUT_BEFORE, Mode.CUT_AFTER, Mode.CUT_BEFORE_COMMIT, Mode.CUT_AFTER_COMMIT)
 NAMES = ("merge", "archive", "prepare", "garbage", "state save")

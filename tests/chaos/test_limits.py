@@ -18,9 +18,9 @@ import pytest
 
 from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths
-from tests.faults.frozen import Frozen, leftovers
-from tests.faults.scenarios import Work, scenarios
-from tests.faults.shim import ROOT
+from tests.chaos.frozen import Frozen, leftovers
+from tests.chaos.scenarios import Work, scenarios
+from tests.chaos.shim import ROOT
 from tests.parallel.faults import DONE, FAILED, in_child, in_clean_process
 
 PLENTY = 12
@@ -110,7 +110,7 @@ def anybodys() -> Iterator[Path]:
 
 
 def test_a_daemon_that_may_start_no_process_starts_its_runs_later(anybodys):
-    module = "tests.faults.few_processes"
+    module = "tests.chaos.few_processes"
     done = _python("-m", module, str(anybodys))
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():

@@ -9,9 +9,9 @@ import json
 
 import pytest
 
-from tests.faults import shim
-from tests.faults.loop import POLICIES, WRONGS
-from tests.faults.shim import FIVE
+from tests.chaos import shim
+from tests.chaos.loop import POLICIES, WRONGS
+from tests.chaos.shim import FIVE
 
 pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C compiler for the shim")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C compiler f
 def test_no_fault_at_any_operation_loses_doubles_or_leaves_anything(tmp_path, memory):
     report = tmp_path / "report.json"
     words = (str(memory), str(report), "--stride", "41", "--skip", "recovery")
-    shim.with_shim(shim.compiled(tmp_path), "tests.faults.loop", *words)
+    shim.with_shim(shim.compiled(tmp_path), "tests.chaos.loop", *words)
     found = json.loads(report.read_text())
     examples = [example for tally in found["scenarios"] for example in tally["examples"]]
     assert not any(found[kind] for kind in WRONGS), "\n".join(examples)
@@ -32,7 +32,7 @@ def test_no_fault_at_any_operation_loses_doubles_or_leaves_anything(tmp_path, me
 def test_a_write_that_takes_half_is_gone_on_with(tmp_path, memory):
     report = tmp_path / "report.json"
     words = (str(memory), str(report), "--only", "prepare", "--modes", "SHORT")
-    shim.with_shim(shim.compiled(tmp_path), "tests.faults.loop", *words)
+    shim.with_shim(shim.compiled(tmp_path), "tests.chaos.loop", *words)
     (tally,) = json.loads(report.read_text())["scenarios"]
     assert not any(tally[kind] for kind in WRONGS), tally["examples"]
     assert tally["faults"]["SHORT"] > 5

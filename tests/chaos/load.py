@@ -60,7 +60,7 @@ class Load:
         words = map(str, (self.root, self.skills, self.runs, self.slots))
         with (self.root / "daemon.log").open("ab") as log:
             self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "tests.parallel.load_story", *words], cwd=ROOT, stderr=log
+                [sys.executable, "-m", "tests.chaos.load_story", *words], cwd=ROOT, stderr=log
             )
 
     @property

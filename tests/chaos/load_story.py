@@ -1,4 +1,4 @@
-"""A daemon under load: `python -m tests.parallel.load_story ROOT SKILLS RUNS SLOTS`.
+"""A daemon under load: `python -m tests.chaos.load_story ROOT SKILLS RUNS SLOTS`.
 
 Of a graph of SKILLS skills it trains the first RUNS, whose needs are two of the fifty before them
 at most, by processes that do nothing but write a result; all others are blocked. What its beats

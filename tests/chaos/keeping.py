@@ -18,8 +18,8 @@ from flowrl.launchers import process, run_status
 from flowrl.parallel.training_setup import live_runs
 from flowrl.paths import RunPaths
 from flowrl.runs import read_run
+from tests.chaos.place import ChaosPlace, Trial
 from tests.launchers.conftest import until
-from tests.parallel.chaos_place import ChaosPlace, Trial
 from tests.parallel.making import LIBRARY
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ROOT, ended
 

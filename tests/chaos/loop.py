@@ -1,6 +1,6 @@
 """The fault loop: every scenario, every mode, every operation. Needs the shim preloaded.
 
-`python -m tests.faults.loop FOLDER REPORT [--stride N] [--share 0/2] [--policies a,b]`
+`python -m tests.chaos.loop FOLDER REPORT [--stride N] [--share 0/2] [--policies a,b]`
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 from flowrl.config import MergePolicyName
 from flowrl.paths import GraphPaths
-from tests.faults.frozen import Frozen, leftovers
-from tests.faults.scenarios import Scenario, scenarios
-from tests.faults.shim import FIVE, KILLS, End, Mode, Shim
+from tests.chaos.frozen import Frozen, leftovers
+from tests.chaos.scenarios import Scenario, scenarios
+from tests.chaos.shim import FIVE, KILLS, End, Mode, Shim
 
 MANY = 25
 POLICIES: tuple[MergePolicyName, ...] = ("frame_count", "frame_average", "eval_gate")

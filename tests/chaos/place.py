@@ -63,7 +63,7 @@ class ChaosPlace(Place):
         graph = f"--graph_path={self.layout.root}"
         began = time.time()
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "tests.parallel.chaos_story", graph, *FLAGS, *flags],
+            [sys.executable, "-m", "tests.chaos.story", graph, *FLAGS, *flags],
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from tests.parallel import chaos_keeping, chaos_trials
-from tests.parallel.chaos_merging import six_mergers
-from tests.parallel.chaos_place import ChaosPlace
+from tests.chaos import keeping, trials
+from tests.chaos.merging import six_mergers
+from tests.chaos.place import ChaosPlace
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def place(tmp_path_factory):
 SHOWN_ELSEWHERE = {"trainer_killed", "second_scheduler", "user_meddles", "tmux_fails_once"}
 TRIALS = [
     pytest.param(trial, marks=pytest.mark.slow if trial.__name__ in SHOWN_ELSEWHERE else ())
-    for trial in chaos_trials.ALL
+    for trial in trials.ALL
 ]
 
 
@@ -35,9 +35,9 @@ def test_nothing_is_lost_repeated_or_left_over(place, trial):
 
 
 KEEPING = [
-    chaos_keeping.runners_killed_after_results,
-    chaos_keeping.interrupted_again_and_again,
-    pytest.param(chaos_keeping.trainers_killed_at_random, marks=pytest.mark.slow),
+    keeping.runners_killed_after_results,
+    keeping.interrupted_again_and_again,
+    pytest.param(keeping.trainers_killed_at_random, marks=pytest.mark.slow),
 ]
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.parallel.load_chaos import FAULTS, Load, play, temp_files
+from tests.chaos.load import FAULTS, Load, play, temp_files
 from tests.waiting import limit
 
 LEFT = ("run_folders_left", "processes_left", "temp_files_left")

@@ -1,4 +1,4 @@
-"""Kill a trainer while Orbax saves its resumable state: `python -m tests.faults.orbax_loop FOLDER`.
+"""Kill a trainer while Orbax saves its resumable state: `python -m tests.chaos.orbax_loop FOLDER`.
 
 Needs the shim preloaded. Orbax starts threads, so this process never calls it: every save and
 every load happens in a forked child. One whose save fails ends: what it leaves open is gone.
@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from flowrl.experts import checkpoint
-from tests.faults.frozen import Frozen, leftovers
-from tests.faults.shim import End, Mode, Shim
+from tests.chaos.frozen import Frozen, leftovers
+from tests.chaos.shim import End, Mode, Shim
 
 LIKE = {"a": np.zeros((64, 32), np.float32), "b": {"c": np.zeros(7, np.int32)}}
 MODES = (Mode.KILL_BEFORE, Mode.KILL_AFTER, Mode.TORN, Mode.FULL)

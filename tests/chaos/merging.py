@@ -12,8 +12,8 @@ from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths
 from flowrl.skills.graph import SkillGraph
+from tests.chaos.place import Trial
 from tests.experts.making import contents
-from tests.parallel.chaos_place import Trial
 from tests.parallel.making import ExpertStore, finish, make_skill, merge, prepare
 from tests.parallel.stand_in_story import ROOT
 
@@ -57,7 +57,7 @@ def six_finished_runs(layout: GraphPaths) -> list[PreparedRun]:
 def merger(layout: GraphPaths, run: PreparedRun) -> subprocess.Popen[bytes]:
     words = (layout.root, run.run_folder, run.run.expert, run.run.skill)
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.parallel.merge_once", *map(str, words)], cwd=ROOT
+        [sys.executable, "-m", "tests.chaos.merge_once", *map(str, words)], cwd=ROOT
     )
 
 

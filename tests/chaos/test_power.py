@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.faults import power, shim
-from tests.faults.loop import WRONGS
+from tests.chaos import power, shim
+from tests.chaos.loop import WRONGS
 
 
 def test_a_power_cut_loses_nothing_that_was_committed(tmp_path):
@@ -17,7 +17,7 @@ def test_a_power_cut_loses_nothing_that_was_committed(tmp_path):
         pytest.skip(why)
     report = tmp_path / "report.json"
     words = (str(tmp_path), str(report), "--cuts", "10")
-    shim.with_shim(shim.compiled(tmp_path), "tests.faults.power", *words, within=power.ALONE)
+    shim.with_shim(shim.compiled(tmp_path), "tests.chaos.power", *words, within=power.ALONE)
     found = json.loads(report.read_text())
     examples = [example for tally in found["scenarios"] for example in tally["examples"]]
     assert not any(found[kind] for kind in WRONGS), "\n".join(examples)

@@ -24,8 +24,8 @@ from flowrl.errors import EXIT_BUSY, BusyError
 from flowrl.launchers import process
 from flowrl.parallel.health import DaemonLock
 from flowrl.storage import locks
+from tests.chaos.place import TO_TABLE, ChaosPlace, Trial
 from tests.launchers.conftest import signal_to, until
-from tests.parallel.chaos_place import TO_TABLE, ChaosPlace, Trial
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import DEADLINE_SECONDS, ended
 

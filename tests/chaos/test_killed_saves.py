@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.faults import shim
+from tests.chaos import shim
 
 
 @pytest.mark.skipif(shim.compiler() is None, reason="no C compiler for the shim")
@@ -24,7 +24,7 @@ def test_a_trainer_killed_in_the_middle_of_a_save_goes_on_from_the_one_before(tm
         "PYTHONPATH": str(shim.ROOT),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.orbax_loop", str(room), str(stride)],
+        [sys.executable, "-m", "tests.chaos.orbax_loop", str(room), str(stride)],
         env=environment,
         cwd=shim.ROOT,
         capture_output=True,

@@ -46,8 +46,8 @@ from flowrl.storage import records
 from flowrl.tuning.sweep import create_sweep, prepare_trial, remove_leftovers
 from flowrl.tuning.trials import Sweep, open_sweep, propose, read_trials, write_outcome
 from tests.averaging import stand_in
+from tests.chaos.frozen import content
 from tests.experts.making import content_digest, contents, make_expert
-from tests.faults.frozen import content
 from tests.parallel.making import (
     GRAPH,
     PICKAXE,

@@ -1,4 +1,4 @@
-"""`python -m tests.parallel.merge_once GRAPH RUN_FOLDER EXPERT SKILL [POLICY]`: one to kill."""
+"""`python -m tests.chaos.merge_once GRAPH RUN_FOLDER EXPERT SKILL [POLICY]`: one to kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon that may start no process: `python -m tests.faults.few_processes ROOT`, a few beats.
+"""A daemon that may start no process: `python -m tests.chaos.few_processes ROOT`, a few beats.
 
 The limit does not bind root, so it becomes nobody once all is imported; ROOT is then nobody's.
 """

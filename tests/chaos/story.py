@@ -1,4 +1,4 @@
-"""The parallel story under chaos: `python -m tests.parallel.chaos_story FLAGS`.
+"""The parallel story under chaos: `python -m tests.chaos.story FLAGS`.
 
 As `stand_in_story`, but stopped trainers are killed after half a second, and the daemon leaves
 `ready.PID` beside the graph as soon as it has taken up all runs and waits for their ends.
