@@ -33,14 +33,14 @@ from flowrl.errors import (
     format_error,
 )
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.convergence import learning_progress
-from flowrl.judging.objectives import Curve, read_curve
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
+from flowrl.measures.convergence import learning_progress
+from flowrl.measures.objectives import Curve, read_curve
 from flowrl.parallel.events import Verb
 from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.requests import send_request

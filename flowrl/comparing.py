@@ -26,7 +26,7 @@ from flowrl.evaluate import Tally, load_experts, open_plan
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.objectives import EPISODE_MEASURES, parse_objective
+from flowrl.measures.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.parallel import comparisons
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths

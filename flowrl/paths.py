@@ -142,7 +142,7 @@ class RunPaths(JobPaths):
     replicas = _Below("folder", "replicas")
     """What the run's replicas write for themselves."""
     rounds = _Below("folder", "rounds")
-    """Rounds in which the run's replicas are averaged (`flowrl.averaging.rounds`)."""
+    """Rounds in which the run's replicas are averaged (`flowrl.replicas.rounds`)."""
     last_words = _Below("folder", "error.txt")
     """Why a replica ended, if it could say so."""
     finals = _Below("policies", "final")

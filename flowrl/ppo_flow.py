@@ -79,16 +79,16 @@ def _train(config: TrainConfig) -> int:
     # NumPy draws new experts, small matrices: threads gain nothing there, and wait by spinning.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if config.replica is not None:
-        from flowrl.ppo import replica  # it may be killed at any instant
+        from flowrl.replicas import trainer as replica  # it may be killed at any instant
 
         return replica.run(config)
     stop = StopSignal()
     with stop.listening():
         refuse_other_form(config)
         if config.ppo.replicas > 1:
-            from flowrl.averaging import replicas  # and NumPy
+            from flowrl.replicas import averager  # and NumPy
 
-            return replicas.run(config, stop)
+            return averager.run(config, stop)
         if config.coordinator is not None and config.process_id == 0:
             refuse_used_port(config.coordinator)
         from flowrl.ppo import trainer  # --help does not wait for jax

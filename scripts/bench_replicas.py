@@ -24,11 +24,11 @@ import numpy as np
 from benchmarking import Row, arguments, report
 from scipy.stats import sem, t
 
-from flowrl.averaging.rounds import Offer, Round, Rounds, fold
 from flowrl.averaging.rules import Rule
 from flowrl.config import PPOConfig, to_argv
 from flowrl.parallel.training_setup import prepare_training_run
 from flowrl.paths import GraphPaths
+from flowrl.replicas.rounds import Offer, Round, Rounds, fold
 from flowrl.runs import Rates, RunResult, read_result
 from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import load_library

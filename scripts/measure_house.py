@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "flowrl"
 SHORT = 80  # lines; a module below says in its first line why it stands alone
 REASONS = ("alone", "face", "leaf", "program", "protocol", "interface")
-ARRAY_ROOMS = ("networks", "ppo", "envs", "games", "averaging", "multiagent")
+ARRAY_ROOMS = ("networks", "ppo", "envs", "games", "averaging", "replicas", "multiagent")
 SHAPE = re.compile(
     r"\[[A-Z…\d][^\]\n]*\]|`\[[a-z][^\]\n]*\]`|\[\]|"
     r"\bscalars?\b|any shape|same shape|of shapes?\b"

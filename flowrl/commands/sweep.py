@@ -25,8 +25,8 @@ from flowrl.commands.evaluate import confined_run
 from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, ScheduleConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.objectives import hypervolume, pareto_front
 from flowrl.launchers import sandbox
+from flowrl.measures.objectives import hypervolume, pareto_front
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.scheduler import SkillScheduler

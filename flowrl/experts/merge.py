@@ -220,7 +220,7 @@ def eval_gate(
 
     Worlds in which both copies succeed or both fail say nothing; of the others the candidate must
     have won more than half, by the lower end of a 95 % Wilson interval. With an objective
-    (`flowrl.judging.objectives`) a world is won by the higher score, and all limits must be kept.
+    (`flowrl.measures.objectives`) a world is won by the higher score, and all limits must be kept.
     """
     question = Question(
         kind="compare",

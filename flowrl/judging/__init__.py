@@ -1,1 +1,1 @@
-"""Judges score trajectories and skills' texts; objectives and convergence decide by measures."""
+"""Judges of episodes and of skills' texts, and how far their scores are to be trusted."""

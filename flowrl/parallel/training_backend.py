@@ -19,10 +19,10 @@ from flowrl.errors import FileRefusedError, is_transient
 from flowrl.experts.array_check import start_reader
 from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.launchers import sandbox
 from flowrl.launchers.base import Job
 from flowrl.launchers.run_status import lock_held, request_stop
+from flowrl.measures.objectives import EPISODE_MEASURES, parse_objective
 from flowrl.parallel import comparisons
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.skill_sources import SkillConfig, for_skill

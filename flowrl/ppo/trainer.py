@@ -20,9 +20,9 @@ from flowrl.envs.tasks import SkillEnv, check_gains, make_env
 from flowrl.envs.vector import BatchedEnv
 from flowrl.errors import EXIT_RESUMABLE
 from flowrl.experts import checkpoint
-from flowrl.judging.convergence import look_at, verdict
-from flowrl.judging.objectives import CurvePoint, read_curve
 from flowrl.launchers.sandbox import compile_cache
+from flowrl.measures.convergence import look_at, verdict
+from flowrl.measures.objectives import CurvePoint, read_curve
 from flowrl.networks.moe import ActorCritic
 from flowrl.paths import RunPaths
 from flowrl.ppo import processes, run_io

@@ -19,8 +19,8 @@ from flowrl import storage
 from flowrl.config import BottomUpConfig, flags
 from flowrl.errors import BusyError, ComparingError
 from flowrl.experts.store import ExpertStore
-from flowrl.judging.objectives import CurvePoint, read_curve
 from flowrl.launchers import sandbox
+from flowrl.measures.objectives import CurvePoint, read_curve
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.skill_sources import record_graph
 from flowrl.parallel.training_backend import merge_rule

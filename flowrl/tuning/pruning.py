@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from flowrl.judging import objectives
+from flowrl.measures import objectives
 
 Curve = Sequence[tuple[float, float]]
 Curves = Mapping[int, Curve]  # by number of trial

@@ -26,8 +26,8 @@ from flowrl.errors import (
 from flowrl.experts import manifest as manifests
 from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, check_digest
-from flowrl.judging.objectives import read_curve
 from flowrl.launchers.base import Job
+from flowrl.measures.objectives import read_curve
 from flowrl.parallel.events import NewSkill, RunRequest, Verb
 from flowrl.parallel.requests import send_request
 from flowrl.parallel.scheduler import SkillScheduler

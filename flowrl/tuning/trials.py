@@ -20,7 +20,7 @@ from flowrl import config as configs
 from flowrl.arguments import count
 from flowrl.config import Configuration, PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError, is_transient
-from flowrl.judging.objectives import (
+from flowrl.measures.objectives import (
     RUN_MEASURES,
     Curve,
     CurvePoint,

@@ -21,13 +21,13 @@ from functools import partial
 import numpy as np
 
 from flowrl import console, storage
-from flowrl.averaging import replicas
-from flowrl.averaging.rounds import Offer, Round, Rounds
 from flowrl.config import parse
 from flowrl.errors import EXIT_DISK_FULL
 from flowrl.launchers.process import die_with_parent
 from flowrl.paths import RunPaths
 from flowrl.ppo_flow import StopSignal
+from flowrl.replicas import averager
+from flowrl.replicas.rounds import Offer, Round, Rounds
 from flowrl.runs import Rates, TrainConfig
 from flowrl.storage import records
 
@@ -160,11 +160,11 @@ def main(faults: str, *argv: str) -> int:
     def start(_: TrainConfig, number: int) -> Forked:
         return Forked(partial(replica, paths, number, said.get(str(number), "")))
 
-    replicas._start = start  # type: ignore[assignment]
+    averager._start = start  # type: ignore[assignment]
     console.start_logging()
     stop = StopSignal()
     with stop.listening():
-        return console.guarded(lambda: replicas.run(config, stop))
+        return console.guarded(lambda: averager.run(config, stop))
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 
 from flowrl import storage
-from flowrl.averaging.replicas import share_of_devices
-from flowrl.averaging.rounds import Round, Rounds, fold
 from flowrl.averaging.rules import OuterStep, Rule
 from flowrl.config import PPOConfig, quorum_of, to_argv
 from flowrl.errors import EXIT_DISK_FULL, EXIT_RESUMABLE, ConfigError
 from flowrl.parallel.executor import _saved
 from flowrl.paths import RunPaths
 from flowrl.ppo_flow import refuse_other_form
+from flowrl.replicas.averager import share_of_devices
+from flowrl.replicas.rounds import Round, Rounds, fold
 from flowrl.runs import TrainConfig
 from flowrl.storage import records
 from tests.averaging import stand_in

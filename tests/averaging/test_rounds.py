@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flowrl.averaging.rounds import Offer, Round, Rounds, closes_after, fold, pooled
 from flowrl.averaging.rules import OuterStep, Rule
 from flowrl.errors import FileRefusedError
+from flowrl.replicas.rounds import Offer, Round, Rounds, closes_after, fold, pooled
 from tests.averaging.stand_in import first_mean, learned, offer_of, rates
 
 STATE = {"0000": np.arange(4)}

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from flowrl import notices, storage
-from flowrl.averaging.rounds import Round, Rounds, fold
 from flowrl.averaging.rules import Rule
 from flowrl.config import MergePolicyName
 from flowrl.experts import manifest as manifests
@@ -41,6 +40,7 @@ from flowrl.parallel.training_setup import (
     pinned_versions,
 )
 from flowrl.paths import GraphPaths, SweepPaths
+from flowrl.replicas.rounds import Round, Rounds, fold
 from flowrl.runs import LineageEntry, read_run
 from flowrl.storage import records
 from flowrl.tuning.sweep import create_sweep, prepare_trial, remove_leftovers

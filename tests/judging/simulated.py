@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flowrl.judging.objectives import CurvePoint
+from flowrl.measures.objectives import CurvePoint
 
 POINTS, WINDOW, LENGTH = 480, 256, 100
 Shape = Callable[[np.ndarray], np.ndarray]  # true success by the share of the budget spent

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowrl.judging.convergence import verdict
-from flowrl.judging.objectives import CurvePoint
+from flowrl.measures.convergence import verdict
+from flowrl.measures.objectives import CurvePoint
 from tests.judging.simulated import LENGTH, POINTS, reported, rising, stuck
 
 LOST = 0.1  # success that a run which was ended would still have gained

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flowrl.errors import ConfigError, FileRefusedError
-from flowrl.judging.objectives import (
+from flowrl.measures.objectives import (
     EPISODE_MEASURES,
     MEASURES,
     RUN_MEASURES,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.averaging.rounds import Rounds
 from flowrl.config import PPOConfig, to_argv
 from flowrl.errors import EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
+from flowrl.replicas.rounds import Rounds
 from flowrl.runs import read_result
 from flowrl.skills.graph import SkillGraph
 from tests.launchers.conftest import nothing_survives, server_folder  # noqa: F401

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from flowrl.judging.objectives import CurvePoint
+from flowrl.measures.objectives import CurvePoint
 from flowrl.tuning.pruning import Pruner, Rungs, score_at, scores_so_far, should_prune
 from tests.tuning.making import a_sweep
 

@@ -10,7 +10,7 @@ import json
 import pytest
 
 from flowrl.errors import ConfigError, FileRefusedError
-from flowrl.judging.objectives import MEASURES, CurvePoint
+from flowrl.measures.objectives import MEASURES, CurvePoint
 from flowrl.storage import records
 from flowrl.tuning import trials
 from flowrl.tuning.trials import FAILED, TRIAL, Tried, next_trial, read_trials, write_outcome

@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 
 from flowrl import storage
-from flowrl.averaging.rounds import Offer, Round, Rounds, closes_after, fold, pooled
 from flowrl.averaging.rules import OuterStep, Rule
 from flowrl.config import PPOConfig, quorum_of, to_argv
 from flowrl.errors import (
@@ -33,6 +32,7 @@ from flowrl.errors import (
 from flowrl.launchers.process import die_with_parent
 from flowrl.launchers.sandbox import MEMORY_FRACTION, memory_share
 from flowrl.paths import RunPaths
+from flowrl.replicas.rounds import Offer, Round, Rounds, closes_after, fold, pooled
 from flowrl.runs import TrainConfig, read_progress, write_progress
 
 logger = logging.getLogger(__name__)

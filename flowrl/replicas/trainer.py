@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl import storage
-from flowrl.averaging.rounds import Offer, Round, Rounds
 from flowrl.envs.skill_module import open_module
 from flowrl.envs.tasks import check_gains
 from flowrl.errors import FileRefusedError, FlowrlError
@@ -30,6 +29,7 @@ from flowrl.ppo.metrics import EpisodeLog
 from flowrl.ppo.progress import Reporter
 from flowrl.ppo.rollout import RolloutState
 from flowrl.ppo.trainer import open_run, prepare, use_compile_cache
+from flowrl.replicas.rounds import Offer, Round, Rounds
 from flowrl.runs import TrainConfig
 
 logger = logging.getLogger(__name__)

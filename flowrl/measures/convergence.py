@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
-from flowrl.judging.objectives import Curve
+from flowrl.measures.objectives import Curve
 
 Verdict = Literal["rising", "reached", "stuck"]
 _LOOKS = 24  # in a budget

@@ -1,0 +1,1 @@
+"""Runs with replicas: the averager's process, rounds in a folder, and the replicas' trainer."""
