@@ -35,8 +35,8 @@ from flowrl.errors import (
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
 from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
+from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
-from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow, skills_towards
 from flowrl.measures.convergence import learning_progress

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from flowrl.launchers import run_status
 from flowrl.launchers.base import Handle, Job
+from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
-from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 
 SLEEP = "open('ready', 'w').close(); import time; time.sleep(600)"

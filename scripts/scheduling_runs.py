@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrl.config import BottomUpConfig, with_flags
 from flowrl.launchers.base import Job
-from flowrl.launchers.run_status import Launcher
+from flowrl.launchers.launcher import Launcher
 from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.training_backend import TrainingBackend

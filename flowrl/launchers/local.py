@@ -12,7 +12,8 @@ from pathlib import Path
 from flowrl.errors import LaunchError
 from flowrl.launchers import process
 from flowrl.launchers.base import Handle, Job, Outcome
-from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, Launcher
+from flowrl.launchers.launcher import GRACE_SECONDS, Launcher
+from flowrl.launchers.run_status import LOG_WRITER, RUNNER
 from flowrl.paths import JobPaths
 
 

@@ -1,4 +1,4 @@
-"""`Launcher`, and what a job's folder says about its life: spec, start and exit records, lock.
+"""Files in a job's folder that tell its life: spec, start and exit records, lock.
 
 The files are the truth; tmux is never asked. Every function may be called at any time and by any
 process.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import signal
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,6 @@ from flowrl import storage
 from flowrl.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, FileRefusedError, LaunchError
 from flowrl.launchers import process
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost, Outcome
-from flowrl.launchers.process import EndWatcher
 from flowrl.paths import JobPaths
 from flowrl.redaction import secrets_of
 from flowrl.storage import locks, records
@@ -28,7 +25,6 @@ from flowrl.storage import locks, records
 _FORMAT = 1
 RUNNER = Path(__file__).with_name("runner.py")
 LOG_WRITER = Path(__file__).with_name("log_writer.py")
-GRACE_SECONDS = 30.0
 _RUNNER_EXIT_SECONDS = 1.0
 Pid = Annotated[int, records.within(1, 2**22)]  # a job may write anything into start.json
 
@@ -61,81 +57,6 @@ class ExitRecord:
     received: tuple[str, ...]
     detail: str
     ended_at: float
-
-
-class Launcher(ABC):
-    """Starts jobs and finds out how they ended; every call is idempotent by run id.
-
-    A job's folder says all but how its runner is started: that is a launcher's own.
-    """
-
-    def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
-        self._grace_seconds = grace_seconds
-        self._watcher = EndWatcher()
-
-    @abstractmethod
-    def _start(self, job: Job) -> Handle:
-        """Start the runner of a job whose folder is prepared, or raise LaunchError."""
-
-    def launch(self, job: Job) -> Handle:
-        """Start a job; one that lives already is adopted, one that ended is started anew.
-
-        Raises:
-          LaunchError: it could not be started; no process of it lives.
-        """
-        known = self.find(job)
-        if known is not None and self.poll(known, job.folder) is None:
-            return known
-        prepare(job, grace_seconds=self._grace_seconds)
-        try:
-            return self._start(job)
-        except LaunchError:
-            withdraw(job)
-            raise
-
-    def find(self, job: Job) -> Handle | None:
-        """A job that was launched before, for instance by an earlier daemon.
-
-        None means that it never started, or left no record: launch it.
-        """
-        start = read_start(job.folder, job.run_id)
-        if start is None:
-            return None
-        return Handle(
-            run_id=job.run_id,
-            session=job.name,
-            pid=start.runner_pid,
-            start_time=start.runner_start_time,
-            pane=start.pane,
-            server_pid=start.server_pid,
-        )
-
-    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
-        """Return the outcome, or None while a process of the job lives; orphans are ended here.
-
-        Raises:
-          OSError: it cannot be looked at now, for instance for lack of file descriptors.
-        """
-        return None if self._watcher.sees_alive(handle) else outcome(handle, folder)
-
-    def stop(self, handle: Handle, folder: Path) -> None:
-        """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
-        request_stop(folder)
-
-    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
-        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
-        return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
-
-    def clear(self, runs: Path, done: Collection[Path]) -> None:  # noqa: B027 — most show nothing
-        """Close what shows the ended jobs whose folders, below `runs`, are `done`.
-
-        Raises:
-          LaunchError: it cannot be done now.
-        """
-
-    def close(self) -> None:
-        """Release what the launcher holds in this process; jobs go on."""
-        self._watcher.close()
 
 
 def prepare(job: Job, *, grace_seconds: float) -> None:
@@ -201,7 +122,7 @@ def becomes_free(folder: Path) -> bool:
 
 
 def outcome(handle: Handle, folder: Path) -> Outcome | None:
-    """As `Launcher.poll`, by the folder alone."""
+    """Return the outcome, or None while a process of the job lives; orphans are ended here."""
     found = _outcome(handle, folder)
     if found is not None:
         _forget_secrets(JobPaths(folder))

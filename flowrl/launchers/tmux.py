@@ -30,7 +30,8 @@ from libtmux.exc import LibTmuxException
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process
 from flowrl.launchers.base import Handle, Job, Outcome
-from flowrl.launchers.run_status import GRACE_SECONDS, LOG_WRITER, RUNNER, Launcher
+from flowrl.launchers.launcher import GRACE_SECONDS, Launcher
+from flowrl.launchers.run_status import LOG_WRITER, RUNNER
 from flowrl.launchers.sandbox import may_pass
 from flowrl.paths import JobPaths
 from flowrl.redaction import secrets_of

@@ -30,7 +30,7 @@ from flowrl.errors import (
     is_transient,
 )
 from flowrl.launchers.base import ExitCause, Exited, Finished, Handle, Job, Lost
-from flowrl.launchers.run_status import Launcher
+from flowrl.launchers.launcher import Launcher
 from flowrl.parallel import events
 from flowrl.parallel.events import Event, RunCommand, RunRequest, StatusChange
 from flowrl.parallel.health import DiskHealth, RunLimits, read_log_tail

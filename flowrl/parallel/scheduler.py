@@ -31,7 +31,7 @@ from flowrl.errors import (
     is_transient,
 )
 from flowrl.experts.store import refuse_misplaced
-from flowrl.launchers.run_status import Launcher
+from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel import events
 from flowrl.parallel.events import (

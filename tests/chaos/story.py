@@ -11,8 +11,8 @@ import sys
 import time
 
 from flowrl import bottomup_parallel
+from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
-from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.parallel.scheduler import SkillScheduler
 from tests.parallel.stand_in_story import StandInBackend

@@ -12,8 +12,8 @@ import pytest
 
 from flowrl.launchers import process, run_status
 from flowrl.launchers.base import ExitCause, Handle, Job, Outcome
+from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
-from flowrl.launchers.run_status import Launcher
 from flowrl.launchers.tmux import TmuxLauncher
 from tests.waiting import limit, until
 

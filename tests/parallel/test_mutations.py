@@ -24,7 +24,7 @@ import pytest
 from flowrl import bottomup_parallel, cli
 from flowrl.errors import LaunchError
 from flowrl.launchers.base import Handle, Job
-from flowrl.launchers.run_status import Launcher
+from flowrl.launchers.launcher import Launcher
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import (

@@ -1,0 +1,89 @@
+"""`Launcher`, the base class: starts jobs and finds out how they ended, by their folders."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from pathlib import Path
+
+from flowrl.errors import LaunchError
+from flowrl.launchers import run_status
+from flowrl.launchers.base import Handle, Job, Outcome
+from flowrl.launchers.process import EndWatcher
+
+GRACE_SECONDS = 30.0
+
+
+class Launcher(ABC):
+    """Starts jobs and finds out how they ended; every call is idempotent by run id.
+
+    A job's folder says all but how its runner is started: that is a launcher's own.
+    """
+
+    def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._grace_seconds = grace_seconds
+        self._watcher = EndWatcher()
+
+    @abstractmethod
+    def _start(self, job: Job) -> Handle:
+        """Start the runner of a job whose folder is prepared, or raise LaunchError."""
+
+    def launch(self, job: Job) -> Handle:
+        """Start a job; one that lives already is adopted, one that ended is started anew.
+
+        Raises:
+          LaunchError: it could not be started; no process of it lives.
+        """
+        known = self.find(job)
+        if known is not None and self.poll(known, job.folder) is None:
+            return known
+        run_status.prepare(job, grace_seconds=self._grace_seconds)
+        try:
+            return self._start(job)
+        except LaunchError:
+            run_status.withdraw(job)
+            raise
+
+    def find(self, job: Job) -> Handle | None:
+        """A job that was launched before, for instance by an earlier daemon.
+
+        None means that it never started, or left no record: launch it.
+        """
+        start = run_status.read_start(job.folder, job.run_id)
+        if start is None:
+            return None
+        return Handle(
+            run_id=job.run_id,
+            session=job.name,
+            pid=start.runner_pid,
+            start_time=start.runner_start_time,
+            pane=start.pane,
+            server_pid=start.server_pid,
+        )
+
+    def poll(self, handle: Handle, folder: Path) -> Outcome | None:
+        """Return the outcome, or None while a process of the job lives; orphans are ended here.
+
+        Raises:
+          OSError: it cannot be looked at now, for instance for lack of file descriptors.
+        """
+        return None if self._watcher.sees_alive(handle) else run_status.outcome(handle, folder)
+
+    def stop(self, handle: Handle, folder: Path) -> None:
+        """Ask the job to end: TERM, then KILL after a grace period; returns at once."""
+        run_status.request_stop(folder)
+
+    def wait(self, handles: Collection[Handle], *, timeout_seconds: float) -> bool:
+        """Wait until a job may have ended (returns True), or for the timeout (returns False)."""
+        return self._watcher.wait(handles, timeout_seconds=timeout_seconds)
+
+    def clear(self, runs: Path, done: Collection[Path]) -> None:  # noqa: B027 — most show nothing
+        """Close what shows the ended jobs whose folders, below `runs`, are `done`.
+
+        Raises:
+          LaunchError: it cannot be done now.
+        """
+
+    def close(self) -> None:
+        """Release what the launcher holds in this process; jobs go on."""
+        self._watcher.close()
