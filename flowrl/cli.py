@@ -42,13 +42,13 @@ class CompletionCommand:
 PROGRAMS: Mapping[str, str] = {
     "train": "bottomup_parallel:train_graph",
     "sequential": "bottomup_parallel:train_graph",
-    "sweep": "commands.sweep:run_sweep",
+    "sweep": "tuning.command:run_sweep",
 }
 _GROUPS: Mapping[str, Mapping[str, str]] = {
     "train": {
         "train": "config:BottomUpConfig",
         "sequential": "bottomup_parallel:SequentialConfig",
-        "sweep": "commands.sweep:SweepConfig",
+        "sweep": "tuning.command:SweepConfig",
         "add": "commands.control:AddCommand",
     },
     "look": {
@@ -77,7 +77,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "take": {
         "evaluate": "commands.evaluate:EvaluateCommand",
-        "judge": "commands.judge:JudgeCommand",
+        "judge": "judging.command:JudgeCommand",
         "export": "commands.average:ExportCommand",
         "average": "commands.average:AverageCommand",
         "completion": "cli:CompletionCommand",

@@ -11,9 +11,9 @@ import itertools
 from pathlib import Path
 
 from flowrl import arguments, cli, config, orchestrator
-from flowrl.commands.sweep import SweepConfig
 from flowrl.multiagent.config import IndependentConfig, LearnerConfig
 from flowrl.runs import TrainConfig
+from flowrl.tuning.command import SweepConfig
 from flowrl.tuning.trials import SearchConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"

@@ -18,14 +18,14 @@ from typing import Any
 from unittest.mock import patch
 
 from flowrl import cli
-from flowrl.commands import sweep as command
-from flowrl.commands.sweep import EvaluateTrials
 from flowrl.launchers.base import Job
 from flowrl.launchers.sandbox import Confinement
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_result
+from flowrl.tuning import command
+from flowrl.tuning.command import EvaluateTrials
 from flowrl.tuning.sweep import TrialBackend
 from tests.waiting import limit
 

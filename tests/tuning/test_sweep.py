@@ -12,8 +12,6 @@ import time
 import pytest
 
 from flowrl import cli
-from flowrl.commands import sweep as command
-from flowrl.commands.sweep import EvaluateTrials, SweepConfig, as_recorded, show
 from flowrl.config import BottomUpConfig, to_json, with_flags
 from flowrl.errors import BusyError
 from flowrl.experts.store import ExpertStore
@@ -21,7 +19,8 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
-from flowrl.tuning import search
+from flowrl.tuning import command, search
+from flowrl.tuning.command import EvaluateTrials, SweepConfig, as_recorded, show
 from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import OUTCOME, TRIAL
 from tests.parallel.making import GRAPH, train
