@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -123,3 +124,31 @@ def test_an_unknown_game_is_refused_with_all_that_are_installed(run, tmp_path):
     )
     assert refused.returncode == 2
     assert "(no_such_module:CHESS) cannot be loaded" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "found", "instead", "why"),
+    [
+        (
+            *("tiny_engine.py", "import jax.numpy as jnp\n"),
+            *("import jax.numpy as jnp\nimport gymnaxx\n",),
+            r"ModuleNotFoundError: No module named 'gymnaxx' \(\S*tiny_engine.py:\d+\)",
+        ),
+        (
+            *("tiny_engine.py", "counts = np.arange(30, dtype=np.int32) % 10\n"),
+            *("counts = np.arange(30) % self.bag\n",),
+            r"AttributeError: 'TinyEngine' object has no attribute 'bag' \(\S*tiny_engine.py:\d+\)",
+        ),
+    ],
+    ids=["an import", "moments"],
+)
+def test_a_games_own_error_is_told_with_its_place(tmp_path, file, found, instead, why):
+    game = tmp_path / "game"
+    shutil.copytree(HERE, game)
+    (game / file).write_text((game / file).read_text().replace(found, instead))
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path).replace(str(HERE), str(game))}
+    words = (sys.executable, "-m", "flowrl.cli", "check", str(game / "tiny_skills"))
+    refused = subprocess.run(words, env=env, text=True, capture_output=True, check=False)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert re.search(f"the game Tiny-v1 fails in the dry run of skill code: {why}", refused.stderr)
+    assert "Traceback" not in refused.stderr

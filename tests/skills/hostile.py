@@ -416,6 +416,12 @@ pass
 ...
 """
 BY_SYNTAX |= {line: reward(line) for line in _LINES.strip().splitlines()}
+BY_SYNTAX |= {
+    "an overflow": reward("return ((1000000.0 ** 8) ** 8) ** 8"),
+    "a tower of powers": reward("return inventory.wood_pickaxe + 2**2**2**2**2**2"),
+    "powers of powers": reward("return ((((9**8)**8)**8)**8)**8"),
+    "a large power of a count": reward("return n ** 64"),
+}
 
 # What only shows when the functions are traced and computed.
 BY_DRY_RUN: dict[str, str] = {
@@ -429,9 +435,6 @@ BY_DRY_RUN: dict[str, str] = {
         + "for i in range(64):\n  for j in range(16):\n    x += i\n" * 16
         + "return x"
     ),
-    "a tower of powers": reward("return inventory.wood_pickaxe + 2**2**2**2**2**2"),
-    "powers of powers": reward("return ((((9**8)**8)**8)**8)**8"),
-    "a large power of a count": reward("return n ** 64"),
     "a number squared in a loop": reward(
         "x = n + 1\nfor i in range(64):\n    x *= x\nreturn x + inventory.wood_pickaxe"
     ),
@@ -496,7 +499,6 @@ BY_DRY_RUN: dict[str, str] = {
     "a root of what may be negative": reward("return jnp.sqrt(inventory_diff.wood)"),
     "a division by zero": reward("return 1 / (n - n)"),
     "a division by zero at a count": reward("return 1.0 / (n - 2)"),
-    "an overflow": reward("return ((1000000.0 ** 8) ** 8) ** 8"),
     "an overflow of exp": reward("return jnp.exp(inventory.wood * 100.0)"),
     "a number over 32 bits": reward("return inventory.wood + n * 999999 * 999999"),
     "a name before its value": reward("x = y\ny = 1.0\nreturn x"),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
+import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flowrl.errors import CodeRefusedError
 from flowrl.games.base import COUNT
@@ -388,3 +392,59 @@ def test_a_constant_with_a_features_name_is_refused_as_that():
     text = skill_text(head="n = 3\n", reward="def task_reward():\n    return n * 1.0")
     with pytest.raises(CodeRefusedError, match=r"x\.py:2: n is the name of a feature; choose an"):
         check_skill_source(text, "x.py", games=GAMES)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_constant_arithmetic_is_refused_exactly_when_a_value_is_too_large(data):
+    """A random expression of literals and of names for them, against Python's own arithmetic."""
+    names = [f"k{number}" for number in range(data.draw(st.integers(0, 3)))]
+    literals = st.integers(0, 99).map(str) | st.floats(0.5, 9.0).map(repr)
+    lines, known = [], {}
+    for number, name in enumerate([*names, "value"]):
+        leaf = literals | st.sampled_from(names[:number]) if number else literals
+        term = st.recursive(
+            leaf,
+            lambda part: st.tuples(part, st.sampled_from(["+", "-", "*", "**"]), part).map(
+                lambda three: f"({' '.join(three)})"
+            ),
+            max_leaves=4,
+        )
+        lines.append(f"{name} = {data.draw(term)}")
+    too_large = False
+    for line in lines:
+        name, _, expression = line.partition(" = ")
+        known[name], large = value_of(ast.parse(expression, mode="eval").body, known)
+        too_large |= large
+    body = "\n".join([*lines, "return value"])
+    began = time.monotonic()
+    try:
+        check_function(ast.parse(reward(body)).body[0], "place", game=CLASSIC)
+        refused = ""
+    except CodeRefusedError as error:
+        refused = str(error)
+    assert time.monotonic() - began < 1
+    assert ("a number over 64 bits" in refused) is too_large, body
+
+
+def value_of(node, known):
+    """The value of an expression, None where Python has none, and whether a part is too large."""
+    match node:
+        case ast.Constant(value=value):
+            return value, False
+        case ast.Name(id=name):
+            return known[name], False
+        case ast.BinOp(left=left, op=op, right=right):
+            (first, large), (second, larger) = value_of(left, known), value_of(right, known)
+            if large or larger or first is None or second is None:
+                return None, large or larger
+            if isinstance(op, ast.Pow) and abs(first) > 1 and second * math.log2(abs(first)) > 64:
+                return None, True
+            signs = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Pow: "**"}
+            try:
+                value = eval(f"({first!r}) {signs[type(op)]} ({second!r})")
+            except ArithmeticError:
+                return None, False
+            if isinstance(value, complex):
+                return None, False
+            return (None, True) if abs(value) >= 2**64 else (value, False)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flowrl.games.base import COUNT, Game
+from flowrl.skills.validation import folding
+from flowrl.skills.validation.folding import Number
 
 _COUNT_LIMIT = 1_000
 NUMBER_LIMIT = 1_000_000
@@ -103,7 +105,10 @@ def first_problem(
     """Return the first thing that is not admitted in the functions of a skill, or None."""
     for function in functions:
         problems = _signature_problems(function, game)
-        body = iter(()) if trusted else _body_problems(function, game, frozenset(), frozenset())
+        body: Iterator[Problem] = iter(())
+        if not trusted:
+            count = {COUNT: game.largest_count}
+            body = _body_problems(function, game, frozenset(), frozenset(), constants=count)
         problem = next(problems, None) or next(body, None)
         if problem is not None:
             return problem
@@ -140,25 +145,36 @@ def _special_problem(node: ast.FunctionDef) -> Iterator[Problem]:
 
 
 def _body_problems(
-    function: ast.FunctionDef, game: Game, names: frozenset[str], helpers: frozenset[str]
+    function: ast.FunctionDef,
+    game: Game,
+    names: frozenset[str],
+    helpers: frozenset[str],
+    *,
+    constants: Mapping[str, Number],
 ) -> Iterator[Problem]:
     """Yield the things not admitted in a function's body: helpers, syntax, names.
 
     Args:
       names: those that it may read, besides its own.
       helpers: the functions that it may call, besides its own.
+      constants: the values of names that have one value, and the largest count.
     """
     documented = ast.get_docstring(function, clean=False) is not None
     inner = [part for part in function.body if isinstance(part, ast.FunctionDef)]
     body: list[ast.AST] = [part for part in function.body[documented:] if part not in inner]
     body += [default for helper in inner for default in helper.args.defaults]
     names = names.union(parameters(function), *(names_in(part, ast.Store) for part in body))
-    for helper in inner:
-        yield from _helper_problems(helper, game, names | helpers)
-        yield from _body_problems(helper, game, names, helpers)
-        helpers |= {helper.name}
     parts = [part for statement in body for part in ast.walk(statement)]
     nodes = sorted((part for part in parts if hasattr(part, "lineno")), key=position)
+    try:
+        given = parameters(function) - {COUNT if function.name in FUNCTION_NAMES else ""}
+        constants = folding.constants(nodes, given, constants)
+    except folding.TooLargeError as error:
+        yield error.node, f"a number over {folding.BITS} bits", "compute with smaller numbers"
+    for helper in inner:
+        yield from _helper_problems(helper, game, names | helpers)
+        yield from _body_problems(helper, game, names, helpers, constants=constants)
+        helpers |= {helper.name}
     yield from _strangers(nodes)
     checks = _Checks(names, helpers, nodes, game)
     for node in nodes:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import notices
-from flowrl.errors import LaunchError, SkillError
+from flowrl.errors import ConfigError, LaunchError, SkillError
 from flowrl.paths import GraphPaths, printable
 from flowrl.runs import CodeApproval
 from flowrl.skills.skill import Origin, Skill
@@ -85,6 +85,7 @@ def try_codes(
 
     Raises:
       LaunchError: the worker does not start.
+      ConfigError: the game's code raises an error.
     """
     found: dict[int, CodeApproval | str] = {}
     while len(found) < len(codes):
@@ -154,6 +155,7 @@ def _run_worker(
 
     Raises:
       LaunchError: the worker does not start.
+      ConfigError: the game's code raises an error.
     """
     order = {"codes": [asdict(code) for code in codes], "limits": asdict(limits)}
     with tempfile.TemporaryDirectory(prefix="flowrl-dry-run-") as folder:
@@ -172,21 +174,39 @@ def _run_worker(
             )
         except subprocess.TimeoutExpired as error:
             raise LaunchError("the dry run of skill code does not end; try again") from error
+    found, broken = _outcomes(codes, ended, limits)
+    if not found and broken:
+        raise ConfigError(
+            f"the game {codes[0].env_name} fails in the dry run of skill code: {broken}; correct "
+            "its package"
+        )
+    if not found:
+        last = ended.stderr.decode(errors="replace").strip()[-300:] or "no message"
+        raise LaunchError(f"the dry run of skill code does not start: {last}; try again")
+    return found
+
+
+def _outcomes(
+    codes: Sequence[SkillCode], ended: subprocess.CompletedProcess[bytes], limits: Limits
+) -> tuple[dict[int, CodeApproval | str], str]:
+    """Return the outcomes that a worker reported, and the error that ended it, if any."""
     found: dict[int, CodeApproval | str] = {}
     running: Mapping[str, Any] | None = None  # the report that a function begins
+    broken = ""
     for report in map(json.loads, ended.stdout.splitlines()):
+        if report["event"] == "broken":
+            broken = printable(report["why"])
+            continue
         code, running = codes[report["code"]], report if report["event"] == "begins" else None
         if report["event"] == "passed":
             found[report["code"]] = CodeApproval(digest=code.digest, trusted=code.trusted)
         elif report["event"] == "refused":
             found[report["code"]] = _refusal(code, report["line"], report["why"])
     if running is not None:
-        why = f"{running['name']} {_why_ended(ended.returncode, limits)}"
+        raised = broken and f"raises {broken}; correct the function"
+        why = f"{running['name']} {raised or _why_ended(ended.returncode, limits)}"
         found[running["code"]] = _refusal(codes[running["code"]], running["line"], why)
-    if not found:
-        last = ended.stderr.decode(errors="replace").strip()[-300:] or "no message"
-        raise LaunchError(f"the dry run of skill code does not start: {last}; try again")
-    return found
+    return found, broken
 
 
 def _refusal(code: SkillCode, line: int, why: str) -> str:

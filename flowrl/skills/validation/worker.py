@@ -20,7 +20,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from types import TracebackType
 from typing import Any, TextIO
 
 import jax
@@ -88,6 +89,7 @@ def main() -> int:
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     order = json.load(sys.stdin)
     codes = [SkillCode(**{**data, "origin": Origin(**data["origin"])}) for data in order["codes"]]
+    sys.excepthook = partial(_report_error, reports)  # of the game's code, or of ours
     for number in range(3):  # whatever is printed goes nowhere
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
     jax.vmap(jnp.sum)(jnp.ones((2, 3))).block_until_ready()  # starts JAX's threads
@@ -111,6 +113,17 @@ def main() -> int:
 
 def _report(reports: TextIO, event: str, **fields: Any) -> None:
     reports.write(json.dumps({"event": event, **fields}) + "\n")
+
+
+def _report_error(
+    reports: TextIO, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Report an error that ends the process, with the line that raised it."""
+    why = f"{kind.__name__}: {' '.join(str(error).split())}"
+    frames = traceback.extract_tb(trace)
+    if frames:
+        why += f" ({frames[-1].filename}:{frames[-1].lineno})"
+    _report(reports, "broken", code=0, why=why)
 
 
 def _limit_memory_and_files(megabytes: int) -> None:
