@@ -25,7 +25,7 @@ def test_every_file_of_a_folder_is_told_by_a_line(tmp_path, capsys):
     first, second = capsys.readouterr().out.splitlines()
     games = "Craftax-Classic-Symbolic-v1, Craftax-Symbolic-v1"
     assert first == f"{folder / 'a.py'}: ok: Collect Wood, for {games}; plan: Collect Wood × 1"
-    assert second.startswith(f"{folder / 'b.py'}:2: Import does not belong in a skill file; remove")
+    assert second.startswith(f"{folder / 'b.py'}:2: import does not belong in a skill file; remove")
 
 
 def test_files_and_folders_may_be_mixed_and_are_told_as_json(tmp_path, capsys):

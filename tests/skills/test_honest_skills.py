@@ -79,7 +79,7 @@ def test_every_skill_of_the_library_has_a_shipped_approval():
 FILES = Path(__file__).parents[1] / "data" / "honest_skills.txt"
 TOLD = {
     "loop_of_blocks": ":7: DANGERS is used by neither function; remove it, or correct its name",
-    "cond": ":12: Lambda is not admitted in skill code; write a helper function",
+    "cond": ":12: lambda is not admitted in skill code; write a helper function",
 }
 
 

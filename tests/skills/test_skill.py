@@ -128,8 +128,8 @@ def test_a_skill_is_made_from_the_documented_mapping():
         ({"gian": {}}, "unknown key 'gian'"),
         ({"gain": {}}, "gain is empty"),
         ({"is_done": 3}, "is_done is missing or not text"),
-        ({"is_done": "import os"}, "Import"),
-        ({"is_done": IS_DONE + "\nimport os"}, "Import"),
+        ({"is_done": "import os"}, "import"),
+        ({"is_done": IS_DONE + "\nimport os"}, "import"),
         ({"is_done": REWARD}, "task_reward appears twice"),
         ({"gain": {"wood": object()}}, "correct the syntax"),
         ({"gain": {"wood": print}}, "correct the syntax"),
@@ -171,7 +171,7 @@ def test_every_file_is_checked_and_told_apart(tmp_path):
     assert fine.why is None
     assert fine.games == (CLASSIC, FULL)
     assert wrong.why is not None
-    assert wrong.why.startswith(f"{bad}:2: Import")
+    assert wrong.why.startswith(f"{bad}:2: import")
     assert missing.why is not None
 
 

@@ -448,3 +448,31 @@ def value_of(node, known):
             if isinstance(value, complex):
                 return None, False
             return (None, True) if abs(value) >= 2**64 else (value, False)
+
+
+def test_no_refusal_names_a_class_of_pythons_syntax_tree():
+    """Each statement and expression of Python's grammar, as far as a function may hold it."""
+    bodies = [
+        "print(1)",
+        "class A:\n    pass",
+        "f = lambda: 1",
+        "x = {1}",
+        "x = f'{n}'",
+        "x = n << 1",
+    ]
+    bodies += [
+        "async def f():\n    pass",
+        "x = yield",
+        "x = await n",
+        "import os",
+        "del n",
+        "x = *n, 1",
+    ]
+    bodies += ["with n:\n    pass", "try:\n    pass\nfinally:\n    pass", "while n:\n    pass"]
+    bodies += ["raise n", "assert n", "global n", "match n:\n    case _:\n        pass", "(x := 1)"]
+    bodies += ["x = n @ n", "x = {k: 1 for k in (1, 2)}", "n", "n.wood = 1", "x = n is None"]
+    classes = {kind.__name__ for kind in (*ast.stmt.__subclasses__(), *ast.expr.__subclasses__())}
+    for body in bodies:
+        with pytest.raises(CodeRefusedError) as refused:
+            check_function(ast.parse(reward(f"{body}\nreturn 1.0")).body[0], "f", game=CLASSIC)
+        assert not classes & set(re.findall(r"\w+", str(refused.value))), refused.value

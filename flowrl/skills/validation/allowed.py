@@ -96,6 +96,40 @@ _REMEDIES = (
 )
 INSTEAD = {word: remedy for words, remedy in _REMEDIES for word in words.split()}
 
+# The names of syntax that begins with no keyword.
+_NAMES = {
+    "AnnAssign": "an annotation",
+    "Assign": "an assignment to other than one name",
+    "DictComp": "a dict comprehension",
+    "Expr": "a line that computes nothing",
+    "Is": "is",
+    "IsNot": "is not",
+    "JoinedStr": "an f-string",
+    "LShift": "<<",
+    "MatMult": "@",
+    "NamedExpr": ":=",
+    "RShift": ">>",
+    "Set": "a set",
+    "SetComp": "a set comprehension",
+    "Starred": "*",
+}
+
+
+def python_word(node: ast.AST) -> str:
+    """Return the keyword or the name of a piece of syntax, as its author knows it.
+
+    >>> python_word(ast.parse("class A: pass").body[0]), python_word(ast.parse("print(1)").body[0])
+    ('class', 'print')
+    """
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
+            return name
+    name = type(node).__name__
+    if name in _NAMES or not isinstance(node, ast.stmt | ast.expr):
+        return _NAMES.get(name, name)
+    return ast.unparse(node).lstrip("\n(").split()[0].rstrip(":)")
+
+
 Problem = tuple[ast.AST, str, str]  # where, what, and the remedy
 
 
@@ -190,9 +224,9 @@ def _strangers(nodes: Iterable[ast.AST]) -> Iterator[Problem]:
     for node in nodes:
         for part in (node, *ast.iter_child_nodes(node)):
             if not isinstance(part, _ADMITTED):
-                word = type(part).__name__
-                remedy = INSTEAD.get(word, "write it with assignments, if, jnp.where, arithmetic")
-                yield node, f"{word} is not admitted in skill code", remedy
+                remedy = "write it with assignments, if, jnp.where, arithmetic"
+                remedy = INSTEAD.get(type(part).__name__, remedy)
+                yield node, f"{python_word(part)} is not admitted in skill code", remedy
 
 
 def _helper_problems(

@@ -29,6 +29,7 @@ from flowrl.skills.validation.allowed import (
     names_in,
     parameters,
     position,
+    python_word,
 )
 
 SOURCE_LIMIT_BYTES = 20_000
@@ -249,7 +250,7 @@ def _top_level_name(node: ast.stmt, place: str, *, first: bool) -> str:
             return name
         case ast.Expr(value=ast.Constant(value=str())) if first:
             return _DOCSTRING
-    what = f"{type(node).__name__} does not belong in a skill file"
+    what = f"{python_word(node)} does not belong in a skill file"
     remedy = f"define {', '.join((*CONSTANTS, *FUNCTION_NAMES))}, helpers and named constants"
     remedy = INSTEAD.get(type(node).__name__, remedy)
     raise _refusal(place, node, what, remedy)
