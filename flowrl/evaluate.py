@@ -31,6 +31,7 @@ from flowrl.networks.moe import stack_experts
 from flowrl.parallel.training_setup import expected_shapes
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo.programs import acting_experts, padding, stacked_like
+from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trainer import open_cache, use_compile_cache
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
@@ -183,6 +184,7 @@ def open_plan(paths: RunPaths, watch: Watch | None = None) -> tuple[TrainingRun,
     module = open_module(paths.module)
     config = configs.from_json(PPOConfig, run.config)
     use_compile_cache(config.compile_cache)
+    check_backend()
     return run, module, _open_player(config, module, watch)
 
 

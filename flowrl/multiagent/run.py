@@ -32,6 +32,7 @@ from flowrl.multiagent.world import Sizes, World, module_file, open_world
 from flowrl.networks.grouped import unpack
 from flowrl.paths import IndependentPaths
 from flowrl.ppo import run_io
+from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trackers import Guarded, JsonLines
 from flowrl.ppo.trainer import use_compile_cache
 from flowrl.runs import ExpertReport, Progress, expert_shapes
@@ -86,6 +87,7 @@ def train(config: IndependentConfig, stop: Callable[[], int | None]) -> int:
       FlowrlError: the run cannot begin or go on.
     """
     use_compile_cache(None)
+    check_backend()
     paths = IndependentPaths(config.run_folder.absolute())
     run = _Run(config, open_world(config.world, config.agents), paths)
     overlap = config.overlap and not config.debug

@@ -185,6 +185,7 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
     Raises:
       ConfigError: there are fewer devices, or of several kinds, or environments cannot be shared.
     """
+    check_backend()
     if config.num_devices == 0 and jax.device_count() == 1:
         logger.warning("--num_devices 0: there is one device, so the run trains on one")
     config = with_shards(config)
@@ -217,6 +218,23 @@ def verify_distributed_setup(config: PPOConfig) -> Setup:
         "device" if len(placement.devices) == 1 else "devices",
     )
     return Setup(config, placement)
+
+
+def check_backend() -> None:
+    """Make sure that JAX has a device.
+
+    Raises:
+      ConfigError: JAX_PLATFORMS names what is not here, or a driver fails.
+    """
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter of JAX_PLATFORMS=cuda
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        why = str(error).partition("\n")[0][:200] or "no backend of these can be used"
+        raise ConfigError(
+            f"JAX finds no device (JAX_PLATFORMS={platforms!r}: {why}); unset JAX_PLATFORMS to "
+            "train on the CPU, or install the driver and '.[cuda]'"
+        ) from error
 
 
 def check_devices(wanted: int, flag: str = "--num_devices") -> None:

@@ -152,3 +152,19 @@ def test_a_games_own_error_is_told_with_its_place(tmp_path, file, found, instead
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert re.search(f"the game Tiny-v1 fails in the dry run of skill code: {why}", refused.stderr)
     assert "Traceback" not in refused.stderr
+
+
+def test_a_backend_that_is_not_here_is_told_once(tmp_path):
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path), "JAX_PLATFORMS": "cuda"}
+    graph, run = tmp_path / "graph", tmp_path / "run"
+    for words, code in (
+        (("flowrl.bottomup_parallel", f"--graph-path={graph}", *FLAGS), 1),
+        (("flowrl.independent", "--world=only_apple", f"--run_folder={run}"), 2),
+    ):
+        ended = subprocess.run(
+            (sys.executable, "-m", *words), env=env, text=True, capture_output=True, check=False
+        )
+        assert ended.returncode == code
+        assert "JAX finds no device (JAX_PLATFORMS='cuda': " in ended.stderr
+        assert "attempt 2" not in ended.stderr
+        assert "Traceback" not in ended.stderr + ended.stdout
