@@ -135,8 +135,13 @@ def training_screen(paths: GraphPaths, console: Console) -> Live:
     return Live(get_renderable=now, console=console, auto_refresh=live, refresh_per_second=1)
 
 
-def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) -> Group:
-    """Return headings, notices, the table of skills, and the logs of failed skills."""
+def screen(
+    paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH, logs: bool = True
+) -> Group:
+    """Return headings, notices, the table of skills, and the logs of failed skills.
+
+    Without `logs` a line says how to read them.
+    """
     root = printable(str(paths.root))
     warnings = [*filter(None, [_read_stop_mode(paths)]), *_notices(paths).values()]
     if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
@@ -148,13 +153,15 @@ def screen(paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = _WIDTH) 
         resume = f"to go on with paused skills: flowrl resume {shlex.quote(root)} --all"
         warnings.append(f"{resume}, then {last_command(paths)}" if all_ended(rows) else resume)
     yellow = [Text(text, style="yellow") for text in warnings]
-    logs = [
-        Text(f"\n{row.skill}, the last lines of its log:\n  " + "\n  ".join(row.log), style="dim")
-        for row in rows
-        if row.log
+    failed = [row for row in rows if row.log]
+    texts = [
+        f"\n{row.skill}, the last lines of its log:\n  " + "\n  ".join(row.log) for row in failed
     ]
+    if failed and not logs:
+        words = shlex.join(["flowrl", "logs", str(paths.root), failed[0].skill])
+        texts = [f"\nto read a failed skill's log: {printable(words)}"]
     heading = Text(f"{root}: {tally(rows)}\n{_totals(paths, rows)}")
-    return Group(heading, *yellow, "", skill_table(rows, width), *logs)
+    return Group(heading, *yellow, "", skill_table(rows, width), *(Text(text, style="dim") for text in texts))
 
 
 def _settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
@@ -241,7 +248,7 @@ def status_document(paths: GraphPaths) -> dict[str, Any]:
 def _now(paths: GraphPaths, console: Console) -> Group:
     end = () if console.is_terminal else ("",)  # rich ends the last line on a terminal alone
     try:
-        return Group(screen(paths, read_rows(paths), width=console.width), *end)
+        return Group(screen(paths, read_rows(paths), width=console.width, logs=False), *end)
     except FileRefusedError:
         return Group("starting …")
 

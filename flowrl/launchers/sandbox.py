@@ -18,7 +18,6 @@ keys with which the daemon calls that model stay here.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -37,7 +36,6 @@ from flowrl.paths import JobPaths
 from flowrl.redaction import has_secret, is_secret
 from flowrl.storage import make_dir
 
-logger = logging.getLogger(__name__)
 NOTICE = "sandbox"
 _CONFINED_SUFFIX = "-confined"
 PROBE_SECONDS = 30.0
@@ -221,8 +219,7 @@ def confinement(
 ) -> Confinement:
     """Return the confinement that `--sandbox` means here, for skill code of this graph.
 
-    With `network_wanted` the notice says what replaces the network. A warning is logged if `auto`
-    has to do without.
+    With `network_wanted` the notice says what replaces the network.
 
     Raises:
       ConfigError: bubblewrap is asked for, and is missing or does not work.
@@ -241,9 +238,7 @@ def confinement(
         return found
     if wanted == "bwrap":
         raise ConfigError(f"--sandbox bwrap: {problem}; {_REMEDY}")
-    said = f"trainers are not confined: {problem}"
-    logger.warning("%s; skill code runs with all your rights", said)
-    return Confinement(said=said)
+    return Confinement(said=f"trainers are not confined: {problem}; skill code has all your rights")
 
 
 def _problem(probed: Confinement) -> str | None:

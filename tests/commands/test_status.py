@@ -294,6 +294,17 @@ def test_the_last_word_of_a_training_counts_all_that_is_completed(tmp_path, term
     assert text.endswith("\n"), "what comes next is on a line of its own"
 
 
+def test_the_screen_of_a_training_names_a_failed_runs_log_and_does_not_show_it(tmp_path):
+    layout = save(tmp_path, ("A", replace(FAILED, log=("ValueError: x",))))
+    console = Console(file=io.StringIO(), record=True, width=200)
+    with training_screen(layout, console):
+        pass
+    assert "last lines" in shown(status.screen(layout, read_rows(layout)))
+    text = console.export_text()
+    assert f"to read a failed skill's log: flowrl logs {tmp_path} A" in text
+    assert "last lines" not in text
+
+
 def test_without_runs_no_run_is_said_to_go_on(tmp_path, capsys):
     save(tmp_path / "graph", ("A", WAITING))
     assert cli.main(["status", str(tmp_path / "graph")]) == 69
