@@ -161,7 +161,9 @@ def screen(
         words = shlex.join(["flowrl", "logs", str(paths.root), failed[0].skill])
         texts = [f"\nto read a failed skill's log: {printable(words)}"]
     heading = Text(f"{root}: {tally(rows)}\n{_totals(paths, rows)}")
-    return Group(heading, *yellow, "", skill_table(rows, width), *(Text(text, style="dim") for text in texts))
+    return Group(
+        heading, *yellow, "", skill_table(rows, width), *(Text(text, style="dim") for text in texts)
+    )
 
 
 def _settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
