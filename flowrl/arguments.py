@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import tyro
 
 from flowrl.errors import ConfigError, closest, closest_file
-from flowrl.paths import DEFAULT_GRAPH
+from flowrl.paths import DEFAULT_GRAPH, plain
 from flowrl.storage import records
 
 Origin = Literal["command line", "environment", "config file"]
@@ -362,6 +362,8 @@ def _plain(kind: Any, words: Sequence[str]) -> Any:
         if word.lower() not in _ON + _OFF:
             raise ValueError(f"is {word!r}, not true or false")
         return word.lower() in _ON
+    if kind is Path:
+        return str(plain(Path(word)))
     if kind is float:
         return _number(word)
     return count(word) if kind is int else word

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -19,6 +20,23 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | frozens
 )
 _RESERVED = re.compile(r"(?i)con|prn|aux|nul|(com|lpt)[0-9]")  # on some file systems
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ ]*")
+
+
+def plain(path: Path) -> Path:
+    """Return a path without `..` to the same place, since libraries refuse `..`.
+
+    A path with `..` becomes absolute. A link before `..` is followed, as the kernel does:
+    `a/link/..` is the parent of the link's target. Other links stay as they are.
+    """
+    if ".." not in path.parts:
+        return path
+    place = Path.cwd()
+    for part in path.parts:
+        if part != "..":
+            place /= part
+        else:
+            place = Path(os.path.realpath(place) if place.is_symlink() else place).parent
+    return place
 
 
 def display_name(text: str) -> str:
@@ -91,6 +109,10 @@ class JobPaths:
     """The files in a job's folder by which its runner is told what to run, and reports."""
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        """Take any path of a user or a caller."""
+        object.__setattr__(self, "folder", plain(self.folder))
 
     spec_json = _Below("folder", "spec.json")
     """What the runner starts: argv, folder, CPUs, sandbox."""
@@ -228,6 +250,10 @@ class GraphPaths:
     """The paths of one graph of skills, all below `root`."""
 
     root: Path
+
+    def __post_init__(self) -> None:
+        """Take any path of a user or a caller."""
+        object.__setattr__(self, "root", plain(self.root))
 
     scheduler_state = _Below("root", "scheduler_state.json")
     """The scheduler's state, also for people and jq."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import string
+from contextlib import chdir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import NameRefusedError
-from flowrl.paths import GraphPaths, display_name, session_name, slug
+from flowrl.paths import GraphPaths, display_name, plain, session_name, slug
 
 HOSTILE = [
     "../../x",
@@ -80,3 +82,23 @@ def test_the_documented_places(tmp_path):
 
 def test_the_documented_session_name():
     assert session_name(0, "Collect Wood") == "flowrl_e0_Collect_Wood"
+
+
+@given(
+    st.lists(st.sampled_from(["..", ".", "", "a", "b c", "木", "link"]), max_size=9), st.booleans()
+)
+def test_a_path_without_dots_leads_to_the_same_place(parts, from_root):
+    """Folders, and links to folders elsewhere, as the kernel sees them."""
+    with TemporaryDirectory() as top, chdir(top):
+        for folder in ("a/a/a", "a/b c", "b c/a", "木", "far/away/a"):
+            Path(folder).mkdir(parents=True)
+        for place in (".", "a", "b c"):
+            Path(place, "link").symlink_to(Path("far/away").absolute())
+        path = Path("/".join([top, *parts] if from_root else parts))
+        found = plain(path)
+        assert ".." not in found.parts
+        assert found == path or found.is_absolute()
+        if path.exists():
+            assert found.samefile(path)
+            kept = [part for part in path.parts if part == "link"]
+            assert ".." in path.parts or [p for p in found.parts if p == "link"] == kept

@@ -168,3 +168,31 @@ def test_a_backend_that_is_not_here_is_told_once(tmp_path):
         assert "JAX finds no device (JAX_PLATFORMS='cuda': " in ended.stderr
         assert "attempt 2" not in ended.stderr
         assert "Traceback" not in ended.stderr + ended.stdout
+
+
+@pytest.mark.tmux
+def test_odd_paths_lead_to_the_same_graph(tmp_path):
+    """A server of another folder, `..` after a link, spaces, unicode, `.` and `//`."""
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
+    here, away = tmp_path / "木 here", tmp_path / "far" / "away"
+    away.mkdir(parents=True)
+    (here / "sub").mkdir(parents=True)
+    (here / "link").symlink_to(away)
+    skills = tmp_path / "far" / "my skills"
+    skills.mkdir()
+    text = (HERE / "tiny_skills" / "00_pick_berry.py").read_text()
+    (skills / "own.py").write_text(text.replace('"Pick Berry"', '"Take Berry"'))
+    socket = ("tmux", "-S", str(tmp_path / "socket"))
+    subprocess.run((*socket, "new-session", "-d", "-s", "other"), cwd=away, check=True)
+    words = [*("-m", "flowrl.bottomup_parallel", "sub/..//./link/../a graph"), *FLAGS]
+    words += ["--launcher=tmux", f"--tmux_socket={here}/sub/../../socket", "--max_nodes=1"]
+    words += ["--skills_dir", "link/../my skills", "--target_skill", "Take Berry"]
+    try:
+        trained = subprocess.run(
+            (sys.executable, *words), cwd=here, env=env, text=True, capture_output=True, check=False
+        )
+    finally:
+        subprocess.run((*socket, "kill-server"), check=False)
+    assert trained.returncode == 0, trained.stderr
+    manifest = tmp_path / "far" / "a graph" / "checkpoints" / "global_latest.json"
+    assert "Take Berry" in manifest.read_text()

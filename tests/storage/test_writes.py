@@ -58,10 +58,6 @@ EXCUSED = {
         {"tempfile.TemporaryDirectory"},
         "tries code out in a folder of its own, outside of any graph",
     ),
-    "multiagent/packed.py": (
-        {"folder / _LOG.open"},
-        "the output of a process that it starts, which nobody reads back",
-    ),
     "ppo/trackers.py": (
         {"wandb.init"},
         "trackers write their own files; nothing decides by them",
