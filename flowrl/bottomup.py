@@ -9,14 +9,20 @@ import sys
 from collections.abc import Sequence
 
 from flowrl import console
-from flowrl.bottomup_parallel import SequentialConfig, train_graph
+from flowrl.commands.status import training_screen
+from flowrl.parallel.training import SequentialConfig, train_graph
 
 PROGRAM = "python -m flowrl.bottomup"
 
 
+def train(config: SequentialConfig) -> int:
+    """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
+    return train_graph(config, screen=training_screen)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit code."""
-    return console.run_program(PROGRAM, SequentialConfig, train_graph, argv)
+    return console.run_program(PROGRAM, SequentialConfig, train, argv)
 
 
 if __name__ == "__main__":

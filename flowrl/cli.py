@@ -40,14 +40,14 @@ class CompletionCommand:
 
 # Classes and functions below flowrl: the module of a command is imported when it is called.
 PROGRAMS: Mapping[str, str] = {
-    "train": "bottomup_parallel:train_graph",
-    "sequential": "bottomup_parallel:train_graph",
+    "train": "bottomup_parallel:train",
+    "sequential": "bottomup:train",
     "sweep": "tuning.command:run_sweep",
 }
 _GROUPS: Mapping[str, Mapping[str, str]] = {
     "train": {
         "train": "config:BottomUpConfig",
-        "sequential": "bottomup_parallel:SequentialConfig",
+        "sequential": "parallel.training:SequentialConfig",
         "sweep": "tuning.command:SweepConfig",
         "add": "commands.control:AddCommand",
     },

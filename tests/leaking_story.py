@@ -17,6 +17,7 @@ from rich.console import Console
 
 from flowrl import bottomup_parallel, storage
 from flowrl.launchers.base import Job
+from flowrl.parallel import training
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_setup import PreparedRun
 from tests.parallel import stand_in
@@ -56,7 +57,7 @@ def tell_everything(words: list[str]) -> int:
 if __name__ == "__main__":
     if TALKATIVE in sys.argv:
         sys.exit(tell_everything(sys.argv[2:]))
-    bottomup_parallel.TrainingBackend = LeakingBackend
+    training.TrainingBackend = LeakingBackend
     # Nobody imports wandb here.
-    bottomup_parallel.check_machine = lambda config: storage.make_dir(config.graph.graph_path)
+    training.check_machine = lambda graph_path, _: storage.make_dir(graph_path)
     sys.exit(bottomup_parallel.main())

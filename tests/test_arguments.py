@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import arguments, bottomup_parallel, cli
-from flowrl.bottomup_parallel import SequentialConfig
+from flowrl import arguments, bottomup, bottomup_parallel, cli
 from flowrl.commands.check import CheckCommand
 from flowrl.commands.control import AddCommand, PauseCommand, PriorityCommand, RetryCommand
 from flowrl.commands.repair import RollbackCommand
@@ -240,11 +239,15 @@ def test_a_variable_of_ours_that_is_no_flag_is_refused(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("word", "kind"), [("train", BottomUpConfig), ("sequential", SequentialConfig)]
+    ("word", "program", "kind"),
+    [
+        ("train", bottomup_parallel, BottomUpConfig),
+        ("sequential", bottomup, bottomup.SequentialConfig),
+    ],
 )
-def test_the_programs_that_train_are_commands_with_the_same_flags(monkeypatch, word, kind):
+def test_the_programs_that_train_are_commands_with_the_same_flags(monkeypatch, word, program, kind):
     seen = []
-    monkeypatch.setattr(bottomup_parallel, "train_graph", lambda config: seen.append(config) or 0)
+    monkeypatch.setattr(program, "train", lambda config: seen.append(config) or 0)
     assert cli.main([word, "exp/demo", "--lr", "3e-4", "--no-use_wandb"]) == 0
     assert seen == [parse(kind, ["--graph-path=exp/demo", "--lr=3e-4"])]
 
@@ -253,7 +256,7 @@ def test_an_interrupted_training_says_how_to_go_on(monkeypatch, capsys):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bottomup_parallel, "train_graph", interrupted)
+    monkeypatch.setattr(bottomup_parallel, "train", interrupted)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # as in an activated environment
     assert cli.main(["train", "exp/my demo"]) == EXIT_INTERRUPTED
     assert "To go on: flowrl train 'exp/my demo'" in capsys.readouterr().err

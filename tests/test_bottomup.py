@@ -12,13 +12,14 @@ import pytest
 from flowrl import bottomup, bottomup_parallel, console, notices
 from flowrl.errors import EXIT_DISK_FULL, EXIT_IO, FileRefusedError
 from flowrl.launchers.sandbox import may_pass
+from flowrl.parallel import start, training
 from tests.parallel.making import TABLE, WOOD
 from tests.parallel.stand_in_story import Place, StandInBackend
 
 
 @pytest.mark.usefixtures("unchanged_sigterm")
 def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch):
-    monkeypatch.setattr(bottomup_parallel, "TrainingBackend", StandInBackend)
+    monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
     monkeypatch.setenv("PATH", "")
     place = Place(tmp_path)
     assert bottomup.main([f"--graph_path={place.layout.root}", "--target_skill", TABLE]) == 0
@@ -31,7 +32,7 @@ def test_skills_are_trained_one_after_another_without_tmux(tmp_path, monkeypatch
 
 @pytest.mark.usefixtures("unchanged_sigterm")
 def test_notices_tell_the_slots_of_this_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(bottomup_parallel, "TrainingBackend", StandInBackend)
+    monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
     place = Place(tmp_path)
     words = [f"--graph_path={place.layout.root}", "--target_skill", WOOD, "--launcher=local"]
     assert bottomup_parallel.main([*words, "--auto_scaling"]) == 0
@@ -48,7 +49,7 @@ def test_notices_tell_the_slots_of_this_start(tmp_path, monkeypatch):
 @pytest.mark.parametrize("program", [bottomup, bottomup_parallel], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("activated", [True, False])
 def test_ctrl_c_says_that_runs_go_on_and_how_to_continue(program, activated, monkeypatch, capsys):
-    def interrupted(_):
+    def interrupted(_, **__):
         raise KeyboardInterrupt
 
     python = Path(sys.executable).with_name("python")
@@ -88,7 +89,7 @@ def test_a_disk_without_room_for_the_folders_is_no_wrong_flag(tmp_path, monkeypa
     def fail(path, **_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(bottomup_parallel.storage, "make_dir", fail)
+    monkeypatch.setattr(start.storage, "make_dir", fail)
     assert bottomup.main([f"--graph_path={tmp_path / 'graph'}"]) == EXIT_DISK_FULL
     assert "No space left on device" in capsys.readouterr().err
 

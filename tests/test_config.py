@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.bottomup_parallel import SequentialConfig
 from flowrl.config import (
     BottomUpConfig,
     GraphConfig,
@@ -24,6 +23,7 @@ from flowrl.config import (
     with_flags,
 )
 from flowrl.errors import ConfigError
+from flowrl.parallel.training import SequentialConfig
 from flowrl.runs import TrainConfig
 
 OTHER = {

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from flowrl import bottomup_parallel, config, notices, storage
-from flowrl.bottomup_parallel import Feeder
 from flowrl.config import BottomUpConfig, PPOConfig, with_flags
 from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, ConfigError, SkillError
 from flowrl.experts.merge import MERGE_RULES
@@ -20,12 +19,12 @@ from flowrl.launchers import sandbox as sandboxes
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
 from flowrl.llm.flow import Flow
-from flowrl.parallel import training_backend
+from flowrl.parallel import start, training, training_backend
 from flowrl.parallel.events import NewSkill, RunRequest
-from flowrl.parallel.requests import Inbox
+from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.scaling import Scaling
 from flowrl.parallel.scheduler import SkillScheduler
-from flowrl.parallel.skill_sources import SkillSources, skill_configs
+from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
 from flowrl.parallel.status import Completed, Held, Waiting
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths, RunPaths
@@ -60,7 +59,7 @@ class Bench:
         return config.parse(BottomUpConfig, [f"--graph_path={self.layout.root}", *words])
 
     def graph(self, parsed: BottomUpConfig) -> SkillGraph:
-        return bottomup_parallel.open_graph(parsed, SkillSources(self.layout))
+        return open_graph(parsed, SkillSources(self.layout))
 
     def backend(self, *words: str) -> TrainingBackend:
         parsed = self.parsed(*words)
@@ -72,9 +71,10 @@ class Bench:
         return self.backend(*words).prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
 
     def scheduler(self, *words: str) -> SkillScheduler:
-        parsed = self.parsed(*words)
-        devices = bottomup_parallel.device_slots(parsed)
-        return bottomup_parallel.open_scheduler(self.layout, parsed, LocalLauncher(), devices)
+        parsed = self.parsed("--launcher=local", *words)
+        each, wanted = parsed.schedule.devices_per_run, parsed.ppo.num_devices
+        devices = start.device_slots(parsed.launch, each=each, wanted=wanted)
+        return start.open_scheduler(self.layout, parsed.schedule, parsed.launch, devices=devices)
 
     def handed_out(self, *words: str) -> list[str]:
         """The skills of a story, in order."""
@@ -87,9 +87,9 @@ class Bench:
                 flow.on_skill_complete(handed[0])
             raise HandedOut(names)
 
-        self.monkeypatch.setattr(bottomup_parallel, "Flow", drained)
+        self.monkeypatch.setattr(training, "Flow", drained)
         with pytest.raises(HandedOut) as caught:
-            bottomup_parallel.train_graph(self.parsed("--launcher=local", *words))
+            bottomup_parallel.train(self.parsed("--launcher=local", *words))
         return caught.value.args[0]
 
 
@@ -170,7 +170,7 @@ def target_skill(bench):
 def init_from(bench):
     words = ("--launcher=local", f"--init_from={TABLE}")
     with pytest.raises(ConfigError, match="--init_from Place Table has no expert"):
-        bottomup_parallel.train_graph(bench.parsed(*words))
+        bottomup_parallel.train(bench.parsed(*words))
     assert not bench.layout.root.exists()
     with pytest.raises(ConfigError, match="--init_from Place Table has no expert"):
         bench.job(*words)
@@ -242,8 +242,9 @@ def strict(bench):
     with scheduler:
         scheduler.add_skills([NewSkill(skill=WOOD, expert=0, status=DONE)])
         for words in [], ["--strict"]:
-            config = bench.parsed(*words)
-            feeder = Feeder(flow, SkillSources(bench.layout), scheduler, config, skills={})
+            strict = bench.parsed(*words).graph.strict
+            sources = SkillSources(bench.layout)
+            feeder = Feeder(flow, sources, scheduler, skills={}, strict=strict)
             codes.append(feeder.exit_code())
     assert codes == [0, 1]
 
@@ -271,10 +272,12 @@ def curriculum(bench):
                 with RunPaths(folder, expert).metrics.open("a") as file:
                     file.write(json.dumps(line) + "\n")
         for words in [], ["--curriculum"]:
-            feeder = Feeder(flow, SkillSources(layout), scheduler, bench.parsed(*words), skills={})
-            feeder.on_skill_failed("Other")
-            asked = {each.skill: each.number for each in Inbox(layout).take()}
-            assert asked == ({"Rising": -57, "Flat": -97, "New": 3, "Unread": 3} if words else {})
+            scheduler.schedule = bench.parsed(*words).schedule
+            Feeder(flow, SkillSources(layout), scheduler, skills={}).on_skill_failed("Other")
+            entries = scheduler.state.entries
+            learners = {"Rising": -57, "Flat": -97, "New": 3, "Unread": 3}
+            expected = learners if words else dict.fromkeys(tried, 0)
+            assert {name: entries[name].priority for name in tried} == expected
 
 
 @pytest.mark.parametrize(
@@ -298,7 +301,7 @@ def test_the_exit_code_counts_what_was_asked_for_and_what_is_left(
                 scheduler.add_skills([NewSkill(skill=name, expert=expert, status=status)])
         scheduler.stopped_on_request = stopped
         flow = SimpleNamespace(requested=(WOOD,))
-        feeder = Feeder(flow, SkillSources(bench.layout), scheduler, bench.parsed(), skills={})
+        feeder = Feeder(flow, SkillSources(bench.layout), scheduler, skills={})
         assert feeder.exit_code() == code
 
 
@@ -361,7 +364,7 @@ def install_nvidia_smi(bench: Bench) -> None:
     bench.monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     for name in ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         bench.monkeypatch.delenv(name, raising=False)
-    bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("json",))  # as if installed
+    bench.monkeypatch.setattr(start, "CUDA_PLUGINS", ("json",))  # as if installed
 
 
 @arrives
@@ -371,7 +374,7 @@ def gpu_ids(bench):
     assert bench.scheduler("--gpu_ids", "2", "1").devices == {"2": 1, "1": 1}
     env = bench.job("--gpu_ids", "2", devices=("2",)).env
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("2", "PCI_BUS_ID")
-    bench.monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("no_such_plugin",))
+    bench.monkeypatch.setattr(start, "CUDA_PLUGINS", ("no_such_plugin",))
     assert bench.scheduler().devices == {}
     with pytest.raises(ConfigError, match=r"pip install '\.\[cuda\]' in flowrl's folder"):
         bench.scheduler("--gpu_ids", "0")
@@ -501,7 +504,7 @@ def trust_folder(bench):
     bench.layout.root.mkdir(parents=True)
     bench.layout.root.chmod(0o777)
     with pytest.raises(ConfigError, match="chmod o-w it, or use --trust_folder"):
-        bottomup_parallel.train_graph(bench.parsed("--launcher=local"))
+        bottomup_parallel.train(bench.parsed("--launcher=local"))
     assert list(bench.layout.root.iterdir()) == []
     assert WOOD in bench.handed_out("--trust_folder")
 
@@ -514,7 +517,7 @@ def trust_skills(bench):
     (folder / "own.py").write_text(skill_text(reward=reward).replace(WOOD, "Own Skill"))
     said = {}
     bench.monkeypatch.setattr(
-        bottomup_parallel, "approve_skills", lambda *_, **facts: said.update(facts) or {}
+        training, "approve_skills", lambda *_, **facts: said.update(facts) or {}
     )
     assert "Own Skill" in bench.handed_out(f"--skills_dir={folder}", "--trust_skills")
     assert said["trust"] is True
@@ -524,14 +527,14 @@ def trust_skills(bench):
 
 @arrives
 def launcher(bench):
-    local = bottomup_parallel.open_launcher(bench.parsed("--launcher=local").launch)
+    local = start.open_launcher(bench.parsed("--launcher=local").launch)
     assert isinstance(local, LocalLauncher)
-    assert isinstance(bottomup_parallel.open_launcher(bench.parsed().launch), TmuxLauncher)
+    assert isinstance(start.open_launcher(bench.parsed().launch), TmuxLauncher)
 
 
 @arrives
 def tmux_socket(bench):
-    found = bottomup_parallel.open_launcher(bench.parsed("--tmux_socket=mine").launch)
+    found = start.open_launcher(bench.parsed("--tmux_socket=mine").launch)
     assert isinstance(found, TmuxLauncher)
     assert found._server.socket_name == "mine"
 
@@ -562,9 +565,9 @@ def test_every_flag_is_kept_with_the_graph(bench, monkeypatch):
 
     words = "--launcher=local", "--lr=0.125", "--max_nodes=3"
     parsed = bench.parsed(*words)
-    monkeypatch.setattr(bottomup_parallel, "Feeder", stop)
+    monkeypatch.setattr(training, "Feeder", stop)
     with pytest.raises(HandedOut):
-        bottomup_parallel.train_graph(parsed)
+        bottomup_parallel.train(parsed)
     assert not bench.layout.config_json.exists(), "nothing is launched yet"
     bench.job(*words)
     facts = storage.read_json(bench.layout.config_json)

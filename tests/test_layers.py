@@ -25,8 +25,8 @@ FLOORS = [
         "notices",
     },
     {"runs", "skills", "launchers", "measures", "program_cache"},
-    {"experts", "networks", "envs", "averaging", "judging"},
-    {"parallel", "ppo", "llm"},
+    {"experts", "networks", "envs", "averaging", "judging", "llm"},
+    {"parallel", "ppo"},
     {"replicas"},
     {
         "agent",

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from flowrl import notices, runs
 from flowrl.arguments import GraphArgument
+from flowrl.console import ERRORS
 from flowrl.errors import EXIT_UNAVAILABLE, FileRefusedError, GraphError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import process
@@ -128,7 +129,7 @@ class StatusCommand:
             time.sleep(_WATCH_SECONDS)
 
 
-def training_screen(paths: GraphPaths, console: Console) -> Live:
+def training_screen(paths: GraphPaths, console: Console = ERRORS) -> Live:
     """A live table below the log on a terminal, elsewhere the table when the block ends."""
     live = console.is_terminal
     now = partial(_now, paths, console)

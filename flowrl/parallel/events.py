@@ -221,6 +221,21 @@ class Hold(Event):
     why: str = PAUSED
 
 
+@dataclass(frozen=True, slots=True)
+class Prioritized(Event):
+    """Skills of higher priority start sooner."""
+
+    skill: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prune(Event):
+    """End a running skill's run with what it has."""
+
+    skill: str
+
+
 class Stopped(Event):
     """The daemon ends as a user asked; the next one goes on."""
 

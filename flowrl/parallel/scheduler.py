@@ -250,6 +250,16 @@ class SkillScheduler:
         self._check_known(skill_name)
         self._apply(events.Hold(skill_name, why))
 
+    def set_priority(self, skill_name: str, priority: int) -> None:
+        """Let skills of higher priority start sooner."""
+        self._check_known(skill_name)
+        self._apply(events.Prioritized(skill_name, priority))
+
+    def prune(self, skill_name: str) -> None:
+        """Let a running skill's run end with what it has; others stay as they are."""
+        self._check_known(skill_name)
+        self._apply(events.Prune(skill_name))
+
     def tick(self, now: datetime | None = None) -> None:
         """Apply requests and ended runs, then carry out commands until none is left."""
         now = self._last_tick = now or self._clock()

@@ -303,7 +303,7 @@ class Transition:
         if verb is Verb.RESUME and not _is_paused(entry.status):
             return "it is running, and nobody asked it to pause"
         if verb is Verb.PRIORITY:
-            self.builder.put(replace(entry, priority=request.number))
+            self._prioritize(events.Prioritized(skill, request.number))
         elif verb is Verb.TRAIN_MORE:
             self._train_more(events.TrainMore(skill, frames=request.number))
         else:
@@ -346,6 +346,10 @@ class Transition:
             entry = replace(entry, trained=tried, more_frames=max(0, asked.frames), **_UNCHARGED)
             self._set_status(entry, Waiting(attempt=done.attempt + 1))
 
+    def _prioritize(self, asked: events.Prioritized) -> None:
+        entry = self.builder.entries[asked.skill]
+        self.builder.put(replace(entry, priority=asked.priority))
+
     def _pause(self, entry: Entry, why: str = PAUSED) -> None:
         """Hold a skill; a running one is asked to end first, a merging one is completed anyway."""
         status = entry.status
@@ -373,10 +377,6 @@ class Transition:
             self.commands.append(events.Discard(self._request(entry.skill)))
         attempt = getattr(entry.status, "attempt", 1)
         self._set_status(entry, Failed(why=CANCELLED, attempt=attempt, at=self._context.now))
-
-    def _prune(self, entry: Entry) -> None:
-        """Let a running skill's run end with what it has."""
-        self._ask_to_end(entry, StopReason.PRUNE)
 
     # The steps that all of these share
 
@@ -473,7 +473,7 @@ _VERBS: dict[Verb, Callable[[Transition, Entry], None]] = {
     Verb.PAUSE: Transition._pause,
     Verb.RESUME: Transition._resume,
     Verb.CANCEL: Transition._cancel,
-    Verb.PRUNE: Transition._prune,
+    Verb.PRUNE: lambda self, entry: self._ask_to_end(entry, StopReason.PRUNE),
 }
 HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.SkillsAdded: Transition._add_skills,
@@ -490,6 +490,8 @@ HANDLERS: dict[type, Callable[[Transition, Any], None]] = {
     events.Retry: lambda self, event: self._retry(self.builder.entries[event.skill]),
     events.TrainMore: Transition._train_more,
     events.Hold: lambda self, event: self._pause(self.builder.entries[event.skill], event.why),
+    events.Prioritized: Transition._prioritize,
+    events.Prune: lambda self, e: self._ask_to_end(self.builder.entries[e.skill], StopReason.PRUNE),
     ControlRequest: Transition._handle_request,
     events.Stopped: Transition._end_stop,
     events.Restarted: Transition._restart,

@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from flowrl import bottomup_parallel as training
 from flowrl import config as configs
 from flowrl import notices
 from flowrl.commands.evaluate import confined_run
@@ -36,6 +35,12 @@ from flowrl.parallel.skill_sources import (
     open_graph,
     read_tuned,
     skill_configs,
+)
+from flowrl.parallel.start import (
+    check_machine,
+    device_slots,
+    open_scheduler,
+    refuse_shared_folder,
 )
 from flowrl.parallel.training_backend import merge_rule
 from flowrl.paths import GraphPaths, SweepPaths, slug
@@ -145,7 +150,8 @@ def run_sweep(config: SweepConfig) -> int:
     config = as_recorded(config, layout)
     config = dataclasses.replace(config, ppo=known.base) if known else config
     check_graph_record(layout, config.ppo)
-    devices = training.device_slots(config)
+    each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
+    devices = device_slots(config.launch, each=each, wanted=wanted)
     graph = open_graph(config, SkillSources(layout))
     method = (known or config).search.method
     check_installed(method, (known or config).search.pruner)
@@ -163,15 +169,9 @@ def run_sweep(config: SweepConfig) -> int:
         trust=config.graph.trust_skills,
         confine=confinement.in_folder,
     )
-    training.check_machine(config)
-    training.refuse_shared_folder(layout.root, trust=config.graph.trust_folder)
-    scheduler = SkillScheduler(
-        paths,
-        launcher=training.open_launcher(config.launch),
-        devices=devices,
-        pass_env=config.launch.pass_env,
-        **configs.flags(config.schedule),
-    )
+    check_machine(layout.root, config.ppo)
+    refuse_shared_folder(layout.root, trust=config.graph.trust_folder)
+    scheduler = open_scheduler(paths, config.schedule, config.launch, devices=devices)
     with scheduler:
         keep_approvals(paths, approvals)
         sweep = known or create_sweep(paths, record, layout, graph)

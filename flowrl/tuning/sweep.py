@@ -28,8 +28,7 @@ from flowrl.experts.manifest import Manifest
 from flowrl.experts.store import ExpertStore, check_digest
 from flowrl.launchers.base import Job
 from flowrl.measures.objectives import read_curve
-from flowrl.parallel.events import NewSkill, RunRequest, Verb
-from flowrl.parallel.requests import send_request
+from flowrl.parallel.events import NewSkill, RunRequest
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import StateFile
 from flowrl.parallel.status import FRESH, Active, Completed, Failed, Running, Waiting
@@ -235,7 +234,7 @@ class Sweeper:
             logger.warning("the sweep waits: %s", format_error(error))
 
     def _prune(self) -> None:
-        """Ask trials to end with what they have, by requests to the scheduler."""
+        """Let trials that are far behind end with what they have."""
         pruner, horizon = self.sweep.pruner, self.sweep.horizon
         running = [
             each.expert
@@ -249,7 +248,7 @@ class Sweeper:
         rungs = Rungs(least=horizon / _LEAST_RUNG, most=horizon)
         for number in curves.keys() & set(running):
             if should_prune(pruner, number, curves, rungs):
-                send_request(self.sweep.paths, Verb.PRUNE, self.sweep.skill_of(number))
+                self._scheduler.prune(self.sweep.skill_of(number))
 
     def _curve(self, each: Tried) -> Curve:
         """The score by frames; that of a trial that ended by itself counts on to the horizon."""

@@ -11,9 +11,11 @@ import sys
 import time
 
 from flowrl import bottomup_parallel
+from flowrl.config import LaunchConfig
 from flowrl.launchers.launcher import Launcher
 from flowrl.launchers.local import LocalLauncher
 from flowrl.launchers.tmux import TmuxLauncher
+from flowrl.parallel import start, training
 from flowrl.parallel.scheduler import SkillScheduler
 from tests.parallel.stand_in_story import StandInBackend
 
@@ -32,7 +34,7 @@ class TellingScheduler(SkillScheduler):
         super().wait()
 
 
-def open_launcher(config: bottomup_parallel.LaunchConfig) -> Launcher:
+def open_launcher(config: LaunchConfig) -> Launcher:
     if config.launcher == "local":
         return LocalLauncher(grace_seconds=GRACE_SECONDS)
     launcher = TmuxLauncher(config.tmux_socket, grace_seconds=GRACE_SECONDS)
@@ -41,7 +43,7 @@ def open_launcher(config: bottomup_parallel.LaunchConfig) -> Launcher:
 
 
 if __name__ == "__main__":
-    bottomup_parallel.TrainingBackend = StandInBackend
-    bottomup_parallel.SkillScheduler = TellingScheduler
-    bottomup_parallel.open_launcher = open_launcher
+    training.TrainingBackend = StandInBackend
+    start.SkillScheduler = TellingScheduler
+    start.open_launcher = open_launcher
     sys.exit(bottomup_parallel.main())

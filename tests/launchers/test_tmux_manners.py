@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.bottomup_parallel import open_launcher
 from flowrl.config import LaunchConfig
 from flowrl.errors import ConfigError, LaunchError
 from flowrl.launchers import process, run_status
 from flowrl.launchers.base import ExitCause, Exited, Finished
 from flowrl.launchers.tmux import TmuxLauncher
+from flowrl.parallel.start import open_launcher
 from tests.launchers.conftest import SLEEP, STUBBORN, SUCCEED, end_of, signal_to, start_of, until
 from tests.launchers.tmux_sessions import cause_of, sessions, somebody_attached
 

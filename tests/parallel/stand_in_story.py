@@ -18,6 +18,7 @@ from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.base import Job
 from flowrl.launchers.sandbox import Confinement
+from flowrl.parallel import training
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import PreparedRun
@@ -113,5 +114,5 @@ def ended(daemon: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    bottomup_parallel.TrainingBackend = StandInBackend
+    training.TrainingBackend = StandInBackend
     sys.exit(bottomup_parallel.main())

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from flowrl import bottomup, bottomup_parallel, cli, config
 from flowrl.config import BottomUpConfig, ScheduleConfig
 from flowrl.launchers.run_status import read_start
+from flowrl.parallel import start
 from flowrl.parallel.events import RunRequest
 from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.skill_sources import skill_configs
@@ -227,7 +228,7 @@ def test_more_devices_than_a_run_would_see_are_refused_at_the_start(
     tmp_path, capsys, monkeypatch, program, words, said
 ):
     monkeypatch.setenv("XLA_FLAGS", HOST_DEVICES)
-    monkeypatch.setattr(bottomup_parallel, "CUDA_PLUGINS", ("no_such_plugin",))
+    monkeypatch.setattr(start, "CUDA_PLUGINS", ("no_such_plugin",))
     graph = tmp_path / "graph"
     assert program.main([f"--graph_path={graph}", *words.split()]) == 2
     error = capsys.readouterr().err

@@ -25,6 +25,7 @@ from flowrl import bottomup_parallel, cli
 from flowrl.errors import LaunchError
 from flowrl.launchers.base import Handle, Job
 from flowrl.launchers.launcher import Launcher
+from flowrl.parallel import start
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import (
@@ -109,7 +110,7 @@ def quiet(monkeypatch):
         return scheduler.state
 
     monkeypatch.setattr(SkillScheduler, "run", rounds)
-    monkeypatch.setattr(bottomup_parallel, "open_launcher", lambda _: Refusing())
+    monkeypatch.setattr(start, "open_launcher", lambda _: Refusing())
     monkeypatch.delenv("FLOWRL_GRAPH", raising=False)
 
 

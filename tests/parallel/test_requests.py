@@ -11,13 +11,12 @@ from functools import partial
 import pytest
 
 from flowrl import storage
-from flowrl.bottomup_parallel import Feeder
-from flowrl.config import BottomUpConfig
 from flowrl.launchers.base import ExitCause
 from flowrl.launchers.local import LocalLauncher
 from flowrl.llm.flow import Flow
 from flowrl.parallel import health, requests
 from flowrl.parallel.events import Response, StopMode, Verb
+from flowrl.parallel.feeder import Feeder
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.requests import MOST_AT_ONCE, log_responses, send_request
 from flowrl.parallel.scheduler import SkillScheduler
@@ -413,9 +412,7 @@ def test_a_skill_whose_source_cannot_be_kept_now_is_added_later(tmp_path, monkey
 
     with SkillScheduler(tmp_path, launcher=LocalLauncher()) as scheduler:
         flow = Flow(GRAPH, known=(), target=WOOD if asked_later else TABLE)
-        feeder = Feeder(
-            flow, SkillSources(scheduler.layout), scheduler, BottomUpConfig(), skills={}
-        )
+        feeder = Feeder(flow, SkillSources(scheduler.layout), scheduler, skills={})
         if asked_later:
             feeder.begin()
         monkeypatch.setattr(SkillSources, "record", record_later)

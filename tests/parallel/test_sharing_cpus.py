@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from flowrl import config
-from flowrl.bottomup_parallel import SequentialConfig
 from flowrl.config import BottomUpConfig, PPOConfig
 from flowrl.launchers import sandbox
 from flowrl.parallel.events import RunRequest
+from flowrl.parallel.training import SequentialConfig
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.paths import GraphPaths
 from flowrl.runs import TrainConfig, threads_for

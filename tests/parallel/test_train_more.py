@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from flowrl import bottomup, bottomup_parallel, cli, runs
+from flowrl import bottomup, cli, runs
 from flowrl.config import ScheduleConfig
 from flowrl.experts import repair
 from flowrl.experts.store import ExpertStore
-from flowrl.parallel import outcomes
+from flowrl.parallel import outcomes, training
 from flowrl.parallel.events import MergeDone
 from flowrl.parallel.outcomes import StepContext
 from flowrl.parallel.status import Completed, Entry, Merging
@@ -28,7 +28,7 @@ AT_ONCE = ("--retry_backoff=0", "--scheduler_poll_interval=0.2")
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A graph in which Collect Wood is completed with 60 %, below its goal of 80 %."""
-    monkeypatch.setattr(bottomup_parallel, "TrainingBackend", StandInBackend)
+    monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
     place = Place(tmp_path)
     place.order({WOOD: {"success_rate": 0.6}})
     assert train(place) == 0
@@ -149,7 +149,7 @@ def test_a_skill_that_was_trained_on_in_vain_keeps_its_expert(place, capsys, ord
 
 
 def test_a_skill_starts_only_on_needs_of_enough_success(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bottomup_parallel, "TrainingBackend", StandInBackend)
+    monkeypatch.setattr(training, "TrainingBackend", StandInBackend)
     place = Place(tmp_path)
     place.order({WOOD: {"success_rate": 0.06}})
     assert train(place, target=TABLE) == 1

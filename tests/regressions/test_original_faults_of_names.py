@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.bottomup_parallel import SequentialConfig
 from flowrl.config import BottomUpConfig, flags, parse, with_flags
 from flowrl.errors import NameRefusedError
 from flowrl.launchers import gpus
 from flowrl.launchers.gpus import visible_devices
 from flowrl.launchers.sandbox import child_env
 from flowrl.parallel.events import RunRequest
+from flowrl.parallel.training import SequentialConfig
 from flowrl.parallel.training_backend import TrainingBackend
 from flowrl.parallel.training_setup import generate_module_with_remapping
 from flowrl.paths import GraphPaths, session_name

@@ -71,7 +71,7 @@ def test_new_code_is_tried_once_and_then_kept_with_the_graph(layout, folder, mon
 def test_a_refused_skill_ends_the_program_before_anything_is_written(layout, folder, capsys):
     words = [f"--graph_path={layout.root}", f"--skills_dir={folder(fell=NEW, chop=BAD)}"]
     parsed = parse(BottomUpConfig, [*words, "--launcher=local"])
-    code = console.guarded(lambda: bottomup_parallel.train_graph(parsed))
+    code = console.guarded(lambda: bottomup_parallel.train(parsed))
     said = capsys.readouterr().err
     assert code == 1
     assert said.count("\n") == 1
@@ -85,7 +85,7 @@ def test_a_skill_without_a_plan_ends_the_program_before_anything_is_written(layo
     (mine / "wood.py").write_text((mine / "wood.py").read_text().replace('"Wood"', f'"{WOOD}"'))
     words = [f"--graph_path={layout.root}", f"--skills_dir={mine}", "--launcher=local"]
     parsed = parse(BottomUpConfig, [*words, f"--target_skill={PICKAXE}"])
-    assert console.guarded(lambda: bottomup_parallel.train_graph(parsed)) == 1
+    assert console.guarded(lambda: bottomup_parallel.train(parsed)) == 1
     assert "nothing can provide" in capsys.readouterr().err
     assert not layout.root.exists()
 

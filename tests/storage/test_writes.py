@@ -50,7 +50,7 @@ EXCUSED = {
         {"tempfile.TemporaryDirectory"},
         "tries the sandbox out in a folder of its own, outside of any graph",
     ),
-    "bottomup_parallel.py": (
+    "parallel/start.py": (
         {"tempfile.TemporaryFile"},
         "tries whether a folder can be written to, by a file without a name",
     ),

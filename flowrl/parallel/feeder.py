@@ -1,0 +1,167 @@
+"""`Feeder`: adds the flow's skills to the scheduler, and reports to the flow how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from flowrl.errors import EXIT_RESUMABLE, FileRefusedError
+from flowrl.llm.flow import Flow
+from flowrl.measures.convergence import learning_progress
+from flowrl.measures.objectives import Curve, read_curve
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.skill_sources import SkillConfig, SkillSources
+from flowrl.parallel.status import (
+    NOT_ASKED_FOR,
+    Blocked,
+    Completed,
+    Entry,
+    Failed,
+    Held,
+    Waiting,
+)
+from flowrl.paths import GraphPaths, RunPaths
+from flowrl.skills.graph import SkillGraph
+from flowrl.skills.skill import Skill
+
+_TRIED = 100  # of a skill's priority, which one that was tried loses unless it learns
+
+
+class Feeder:
+    """Adds the flow's skills to the scheduler, and reports to the flow how they ended."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        sources: SkillSources,
+        scheduler: SkillScheduler,
+        *,
+        skills: Mapping[str, SkillConfig],
+        strict: bool = False,
+    ) -> None:
+        self.skills = skills
+        self._flow = flow
+        self._sources = sources
+        self._scheduler = scheduler
+        self._strict = strict
+
+    def begin(self) -> None:
+        """Take up the state and add the first skills; may be called again after a full disk."""
+        self.take_up_state()
+        self.add_next_skills()
+
+    def add_next_skills(self) -> None:
+        """Add skills until the frontier is blocked: the next one needs a skill in training."""
+        while not self._flow.check_frontier_blocked() and (skill := self._flow.next_skill()):
+            self._add(*skill)
+
+    def on_skill_complete(self, skill: str) -> None:
+        """Add the skills that were waiting for this one; its expert is merged."""
+        self._flow.on_skill_complete(skill)
+        self.add_next_skills()
+        self._prefer_learners()
+
+    def on_skill_failed(self, skill: str) -> None:
+        """Add the skills that do not need this one, which is given up."""
+        self._flow.on_skill_failed(skill)
+        self.add_next_skills()
+        self._prefer_learners()
+
+    def add(self, graph: SkillGraph, name: str) -> None:
+        """Train one more skill of a graph that has grown, and what it needs."""
+        for each in self._flow.add(graph, name):
+            self._add(each, graph.skills[each])
+        for each in (*graph.all_needs(name), name):
+            match self._scheduler.state.entries[each].status:
+                case Held(why=why) if why == NOT_ASKED_FOR:
+                    self._scheduler.retry(each)
+                case _:
+                    pass
+
+    def take_up_state(self) -> None:
+        """Report what ended before this start, and hold skills that were not requested now."""
+        for entry in list(self._scheduler.state.entries.values()):
+            requested = entry.skill in self._flow.requested
+            match entry.status:
+                case Completed() as done:
+                    self._flow.on_skill_complete(entry.skill)
+                    if requested:
+                        self._train_more(entry, done)
+                case Held(why=why) if requested and why == NOT_ASKED_FOR:
+                    self._scheduler.retry(entry.skill)
+                case Waiting() | Blocked() if not requested and entry.trained is None:
+                    self._scheduler.hold(entry.skill, NOT_ASKED_FOR)
+                    self._flow.on_skill_failed(entry.skill)
+                case Failed() | Held() | Blocked():
+                    self._flow.on_skill_failed(entry.skill)
+                case _:
+                    pass
+
+    def add_blocked_skills(self) -> None:
+        """Add the skills that can no longer start, so that `flowrl status` names them."""
+        if not self._scheduler.stopped_on_request:
+            while skill := self._flow.next_skill():
+                self._add(*skill)
+
+    def exit_code(self) -> int:
+        """0 if all requested skills are completed, else 1; 85 if `flowrl stop` left any to train.
+
+        What is held or blocked is not left: the same command would not train it. With `--strict`,
+        a skill below its goal does not count as completed.
+        """
+        known = self._scheduler.state.entries
+        entries = known.values()
+        completed = {
+            entry.skill
+            for entry in entries
+            if isinstance(entry.status, Completed)
+            and not (self._strict and entry.status.below_goal)
+        }
+        left = {entry.skill for entry in entries if isinstance(entry.status, Waiting)}
+        left.update(name for name in self._flow.requested if name not in known)
+        if self._scheduler.stopped_on_request and left:
+            return EXIT_RESUMABLE
+        return 0 if completed.issuperset(self._flow.requested) else 1
+
+    def _prefer_learners(self) -> None:
+        """With `--curriculum`, order the skills that were tried by their learning progress."""
+        layout = self._scheduler.layout
+        for entry in list(self._scheduler.state.entries.values()):
+            waits = isinstance(entry.status, Waiting) and entry.trained is None
+            if not (self._scheduler.schedule.curriculum and waits) or entry.expert is None:
+                continue
+            progress = learning_progress(_newest_curve(layout, entry.expert, entry.skill))
+            priority = self._flow.weight(entry.skill) - _TRIED + round(_TRIED * progress)
+            if entry.priority != priority:
+                self._scheduler.set_priority(entry.skill, priority)
+
+    def _train_more(self, entry: Entry, done: Completed) -> None:
+        """Train a skill on that is below the goal, if that or the budget is larger than ever.
+
+        A state that was made anew does not know them (0): nothing is larger than that.
+        """
+        ppo, most = self.skills[entry.skill].ppo, self._scheduler.schedule.skill_timesteps_budget
+        goal = ppo.success_state_rate
+        budget = ppo.total_timesteps if most is None else min(ppo.total_timesteps, most)
+        left = budget if most is None else min(budget, most - entry.frames_used)
+        larger = 0 < done.goal < goal or 0 < done.budget < left
+        if larger and done.success_rate < goal:
+            self._scheduler.train_more(entry.skill, goal=goal, budget=budget)
+
+    def _add(self, name: str, skill: Skill) -> None:
+        """Add a skill; of those that are ready, the one that most others need starts first."""
+        self._sources.record(skill)
+        needs, weight = self._flow.dependencies(name), self._flow.weight(name)
+        self._scheduler.add_skill(name, skill, needs, priority=weight)
+        self._flow.on_skill_added(name)
+
+
+def _newest_curve(layout: GraphPaths, expert: int, skill: str) -> Curve:
+    """The curve of a skill's live run, else of its newest failed one; () if none can be read."""
+    live = layout.run(expert, skill).folder
+    failed = layout.failed_runs.glob(f"{live.name}.attempt*")
+    for folder in (live, *sorted(failed, key=lambda path: path.stat().st_mtime, reverse=True)):
+        with suppress(FileRefusedError):
+            if curve := read_curve(RunPaths(folder, expert).metrics):
+                return curve
+    return ()

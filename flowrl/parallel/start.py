@@ -1,0 +1,117 @@
+"""The start of a scheduler: checks of machine and folder, the GPUs, the launcher."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from flowrl import config as configs
+from flowrl import storage
+from flowrl.config import LaunchConfig, PPOConfig, ScheduleConfig
+from flowrl.errors import ConfigError, classify_io_error, format_error
+from flowrl.launchers import sandbox
+from flowrl.launchers.gpus import Device, check_devices, slots, visible_devices
+from flowrl.launchers.launcher import Launcher
+from flowrl.launchers.local import LocalLauncher
+from flowrl.launchers.tmux import TmuxLauncher
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.paths import GraphPaths
+
+CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+
+
+def check_machine(graph_path: Path, ppo: PPOConfig) -> None:
+    """Make sure that no run will lack a folder or a package.
+
+    Raises:
+      ConfigError: names the flag and the remedy.
+      OSError: the disk is full.
+    """
+    if ppo.use_wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("--use_wandb needs wandb: pip install '.[wandb]' in flowrl's folder")
+    cache = sandbox.compile_cache(ppo.compile_cache, os.environ)
+    for flag, folder in (("compile_cache", cache), ("graph_path", graph_path)):
+        try:
+            storage.make_dir(folder)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            if classify_io_error(error) == "disk":
+                if folder.is_dir():
+                    continue  # the scheduler waits for room
+                raise
+            raise ConfigError(
+                f"--{flag} {folder} cannot be written ({format_error(error)}); choose another"
+            ) from error
+
+
+def refuse_shared_folder(folder: Path, *, trust: bool) -> None:
+    """Make sure that nobody else may change the graph.
+
+    Raises:
+      ConfigError: the folder is another user's, or everybody may write to it.
+    """
+    found = folder.stat()
+    others = found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH
+    if others and not trust:
+        raise ConfigError(
+            f"--graph_path {folder} is user {found.st_uid}'s with mode {found.st_mode & 0o777:o}: "
+            "others could change what is trained; chown it or chmod o-w it, or use --trust_folder"
+        )
+
+
+def device_slots(launch: LaunchConfig, *, each: int, wanted: int) -> dict[str, int]:
+    """Return the number of runs of each GPU, by its id; {} is the CPU, also without JAX's plugin.
+
+    Args:
+      launch: its flags of GPUs.
+      each: how many GPUs a run has.
+      wanted: how many it uses.
+
+    Raises:
+      ConfigError: there are no such GPUs, or too few, or JAX cannot use them.
+    """
+    devices: tuple[Device, ...] = ()
+    if any(map(importlib.util.find_spec, CUDA_PLUGINS)):
+        devices = visible_devices(launch.gpu_ids)
+    elif launch.gpu_ids:
+        raise ConfigError("--gpu_ids needs JAX for CUDA: pip install '.[cuda]' in flowrl's folder")
+    check_devices(devices, each=each, wanted=wanted)
+    return slots(devices, most=launch.skills_per_gpu, memory_mb=launch.gpu_memory_mb)
+
+
+def open_scheduler(
+    layout: GraphPaths,
+    schedule: ScheduleConfig,
+    launch: LaunchConfig,
+    *,
+    devices: Mapping[str, int],
+) -> SkillScheduler:
+    """The scheduler of a graph or a sweep, with the launcher of `--launcher`.
+
+    Raises:
+      ConfigError: tmux is missing.
+    """
+    return SkillScheduler(
+        layout,
+        launcher=open_launcher(launch),
+        devices=devices,
+        pass_env=launch.pass_env,
+        **configs.flags(schedule),
+    )
+
+
+def open_launcher(config: LaunchConfig) -> Launcher:
+    """The launcher of `--launcher`: sessions in tmux, or plain processes.
+
+    Raises:
+      ConfigError: tmux is missing.
+    """
+    if config.launcher == "local":
+        return LocalLauncher()
+    launcher = TmuxLauncher(config.tmux_socket)
+    launcher.check()
+    return launcher

@@ -1,0 +1,189 @@
+"""Train a graph of skills, side by side or one after another.
+
+`Flow` chooses the next skill. `SkillScheduler` waits until the skills that it needs are completed.
+`TrainingBackend` makes its run folder, the launcher starts its trainer in a session, and when the
+run has ended the backend merges its experts into the global checkpoint. `Feeder` then asks the
+flow for the skills that this has made possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from flowrl import notices
+from flowrl.config import BottomUpConfig, GraphConfig, LaunchConfig, ScheduleConfig
+from flowrl.errors import GraphError, SkillError
+from flowrl.experts.store import ExpertStore
+from flowrl.launchers import sandbox
+from flowrl.llm.flow import Flow, skills_towards
+from flowrl.parallel.feeder import Feeder
+from flowrl.parallel.recovery import known_skills
+from flowrl.parallel.scaling import NOTICE, Scaling
+from flowrl.parallel.scheduler import SkillScheduler
+from flowrl.parallel.skill_sources import (
+    SkillSources,
+    check_graph_record,
+    open_graph,
+    record_graph,
+    skill_configs,
+)
+from flowrl.parallel.start import (
+    check_machine,
+    device_slots,
+    open_scheduler,
+    refuse_shared_folder,
+)
+from flowrl.parallel.status import CANCELLED, Failed, percent
+from flowrl.parallel.training_backend import TrainingBackend, merge_rule
+from flowrl.parallel.training_processor import recover_graph
+from flowrl.parallel.training_setup import expert_of
+from flowrl.paths import GraphPaths
+from flowrl.skills.skill import Skill
+from flowrl.skills.validation.cache import ApprovalStore
+from flowrl.skills.validation.dry_run import SkillCode, approve_skills, keep_approvals
+
+Screen = Callable[[GraphPaths], AbstractContextManager[object]]  # what is shown meanwhile
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialConfig(BottomUpConfig):
+    """Train a graph of skills one after another, without tmux.
+
+    Examples:
+      flowrl sequential exp/demo --max_nodes 3
+    """
+
+    graph: GraphConfig = GraphConfig(graph_path=Path("exp/bottom_up"))
+    schedule: ScheduleConfig = ScheduleConfig(max_parallel_skills=1)
+    launch: LaunchConfig = LaunchConfig(launcher="local")
+
+    def problems(self) -> Iterator[str]:
+        """Check whether more than one run is wanted at a time."""
+        here = "here one skill is trained after another"
+        if (runs := self.schedule.max_parallel_skills) > 1:
+            yield f"--max_parallel_skills {runs} is for flowrl train; {here}"
+        if self.schedule.auto_scaling:
+            yield f"--auto_scaling is for flowrl train; {here}"
+
+
+def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
+    """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
+    layout = GraphPaths(config.graph.graph_path)
+    check_graph_record(layout, config.ppo)
+    merge_rule(config.graph)  # refused now, or never
+    each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
+    devices = device_slots(config.launch, each=each, wanted=wanted)
+    sources = SkillSources(layout)
+    graph = open_graph(config, sources)
+    skills = skill_configs(config, graph.skills)
+    if config.graph.init_from is not None:
+        expert_of(ExpertStore(layout), config.graph.init_from)  # refused now, too
+    confinement = sandbox.confinement(
+        config.launch.sandbox, layout.root, network_wanted=config.ppo.use_wandb
+    )
+    target, most = config.graph.target_skill, config.graph.max_nodes
+    for name in skills_towards(graph, target=target, max_nodes=most):
+        graph.plan(name)  # now, not when it is its turn
+    approvals = approve_skills(
+        layout,
+        graph.skills.values(),
+        config.ppo.env_name,
+        trust=config.graph.trust_skills,
+        confine=confinement.in_folder,
+    )
+    check_machine(layout.root, config.ppo)
+    refuse_shared_folder(layout.root, trust=config.graph.trust_folder)
+    scheduler = open_scheduler(layout, config.schedule, config.launch, devices=devices)
+    with scheduler, screen(layout):  # nothing in the folder has changed before this line
+
+        def set_up() -> None:
+            keep_approvals(layout, approvals)
+            recover_graph(layout)
+            scheduler.add_skills(known_skills(layout, graph, scheduler.state))
+            record_graph(layout, config.ppo)
+            notices.withdraw(layout, NOTICE)  # an earlier start's
+            if config.command:
+                notices.publish(layout, "command", config.command)
+            notices.publish(layout, sandbox.NOTICE, confinement.said)
+
+        scheduler.when_there_is_room(set_up)
+        backend = TrainingBackend(
+            layout, config, graph, devices=devices, confinement=confinement, skills=skills
+        )
+        flow = Flow(
+            graph,
+            known=scheduler.state.entries,
+            target=target,
+            max_nodes=most,
+            added=sources.added - _cancelled_skills(scheduler),
+        )
+        strict = config.graph.strict
+        feeder = Feeder(flow, sources, scheduler, skills=skills, strict=strict)
+        scheduler.set_callbacks(
+            backend=backend,
+            on_skill_complete=feeder.on_skill_complete,
+            on_skill_failed=feeder.on_skill_failed,
+            on_add=partial(_add_kept, config, backend, feeder),
+        )
+        if config.schedule.auto_scaling:
+            scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).look)
+        scheduler.when_there_is_room(partial(_publish_requested, layout, flow, config))
+        scheduler.when_there_is_room(feeder.begin)
+        scheduler.run()
+        scheduler.when_there_is_room(feeder.add_blocked_skills)
+        code = feeder.exit_code()
+        scheduler.close()  # so that the last screen says how to go on
+        return code
+
+
+def _cancelled_skills(scheduler: SkillScheduler) -> set[str]:
+    """The skills that a user has given up."""
+    ended = {name: entry.status for name, entry in scheduler.state.entries.items()}
+    return {n for n, one in ended.items() if isinstance(one, Failed) and one.why == CANCELLED}
+
+
+def _publish_requested(layout: GraphPaths, flow: Flow, config: BottomUpConfig) -> None:
+    """Let `flowrl status` say what is trained."""
+    count = len(flow.requested)
+    how = ", added one by one" if count > 1 else ""
+    goal = percent(config.ppo.success_state_rate)
+    text = f"skills asked for: {count}{how}; goal: {goal} success in training"
+    if not config.schedule.auto_scaling:  # which has a notice of its own
+        text += f"; slots: {config.schedule.max_parallel_skills}"
+    notices.publish(layout, "requested", text)
+
+
+def _add_kept(config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, name: str) -> None:
+    """Add a skill that `flowrl add` has kept to a graph in training; twice is once.
+
+    Raises:
+      GraphError: no such skill is kept, or it does not go into the graph.
+      SkillError: its code has no approval.
+      ConfigError: its training cannot be as it says.
+    """
+    if name not in backend.graph.skills:
+        layout, game = GraphPaths(config.graph.graph_path), config.ppo.env_name
+        graph = backend.graph.plus(_kept_skills(layout, game, name, backend.graph.skills))
+        backend.skills = feeder.skills = skill_configs(config, graph.skills)
+        backend.graph = graph
+    feeder.add(backend.graph, name)
+
+
+def _kept_skills(layout: GraphPaths, game: str, name: str, known: Collection[str]) -> list[Skill]:
+    """The approved skills that are kept and not in the graph: `name`, and what it may need.
+
+    Raises:
+      GraphError, SkillError: as `_add_kept`.
+    """
+    kept, store = SkillSources(layout).recorded(), ApprovalStore(layout.approvals)
+    if name not in kept:
+        raise GraphError(f"no skill {name!r} is kept with the graph; use flowrl add GRAPH FILE")
+    new = [skill for skill in kept.values() if skill.name not in known]
+    approved = [skill for skill in new if store.find(SkillCode.of(skill, game).digest)]
+    if kept[name] not in approved:
+        raise SkillError(f"the code of {name!r} has no approval; use flowrl add GRAPH FILE")
+    return approved
