@@ -217,46 +217,6 @@ def run_figures(
     }
 
 
-def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
-    """Return the indices of the points `[n, d]` that no other one dominates; more is better.
-
-    >>> pareto_front([(1, 1), (2, 0), (0, 0), (1, 1)])
-    [0, 1, 3]
-    """
-
-    def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-        pairs = list(zip(one, other, strict=True))
-        return all(x >= y for x, y in pairs) and any(x > y for x, y in pairs)
-
-    return [
-        number
-        for number, point in enumerate(points)
-        if not any(dominates(other, point) for other in points)
-    ]
-
-
-def hypervolume(points: Sequence[Sequence[float]], reference: Sequence[float]) -> float:
-    """Return the volume between the points `[n, d]` and a reference `[d]`; more is better.
-
-    By slices along the last axis: L. While, P. Hingston, L. Barone and S. Huband, "A faster
-    algorithm for calculating hypervolume", IEEE Transactions on Evolutionary Computation 10
-    (2006), 29-38.
-
-    >>> hypervolume([(1, 2), (2, 1)], (0, 0))
-    3.0
-    """
-    above = [tuple(p) for p in points if all(x > r for x, r in zip(p, reference, strict=True))]
-    if len(reference) == 1:
-        return max((float(point[0]) - reference[0] for point in above), default=0.0)
-    heights = sorted({point[-1] for point in above})
-    volume, bottom = 0.0, reference[-1]
-    for height in heights:
-        slab = [point[:-1] for point in above if point[-1] >= height]
-        volume += (height - bottom) * hypervolume(slab, reference[:-1])
-        bottom = height
-    return volume
-
-
 def _figure(figures: Figures, name: str) -> float:
     if name not in figures:
         there = ", ".join(sorted(figures))

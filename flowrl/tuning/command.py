@@ -25,7 +25,6 @@ from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, Schedule
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
-from flowrl.measures.objectives import hypervolume, pareto_front
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.scheduler import SkillScheduler
@@ -60,6 +59,7 @@ from flowrl.tuning.search import check_installed, suggest
 from flowrl.tuning.space import Space, parse_vary, read_space
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep, expert_number
 from flowrl.tuning.trials import (
+    LIMITS,
     SearchConfig,
     Sweep,
     SweepRecord,
@@ -68,6 +68,8 @@ from flowrl.tuning.trials import (
     has_ended,
     next_trial,
     open_sweep,
+    prolong,
+    prolonged,
     rank,
     read_trials,
     searched,
@@ -153,9 +155,9 @@ def run_sweep(config: SweepConfig) -> int:
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
     graph = open_graph(config, SkillSources(layout))
-    method = (known or config).search.method
-    check_installed(method, (known or config).search.pruner)
     record = known.record if known else _new_record(config, layout, graph)
+    method = (known or config).search.method
+    check_installed(method)
     _check_engine(config, Sweep(paths, record))
     if config.keep_winner and not (known or config).search.confirm:
         raise ConfigError("--keep_winner keeps a confirmed point's expert; --confirm 0 has none")
@@ -174,7 +176,11 @@ def run_sweep(config: SweepConfig) -> int:
     scheduler = open_scheduler(paths, config.schedule, config.launch, devices=devices)
     with scheduler:
         keep_approvals(paths, approvals)
-        sweep = known or create_sweep(paths, record, layout, graph)
+        sweep = (
+            prolong(known, config.search, config.origins)
+            if known
+            else create_sweep(paths, record, layout, graph)
+        )
         _run_trials(sweep, graph, scheduler, config, confinement=confinement)
         if scheduler.stopped_on_request:
             return EXIT_RESUMABLE
@@ -190,6 +196,8 @@ def _run_trials(
     confinement: sandbox.Confinement,
 ) -> None:
     """Run trials until none is left to begin."""
+    if said := sweep.beside_budget:
+        sys.stdout.write(f"{said}\n")
     deadline = time.monotonic() + (config.timeout or math.inf) * 3600.0
     report = partial(_publish, sweep)
     trials: dict[str, Any] = {"graph": graph, "config": config, "confinement": confinement}
@@ -325,14 +333,9 @@ def show(sweep: Sweep) -> str:
     for each in sorted((*scored, *others), key=lambda each: each.trial.confirms):
         kind, said = "confirms" if each.trial.confirms else "searches", "running"
         if each.outcome:
-            said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames"
+            cut = f", cut at {each.outcome.cut_at:,}" if each.outcome.cut_at else ""
+            said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames{cut}"
         lines.append(f"  t{each.trial.number} {kind} ({each.trial.said}): {said}")
-    ended = [(each, each.outcome) for each in searched(scored) if each.outcome]
-    points = [(each.score or 0.0, 1.0 - out.frames / sweep.horizon) for each, out in ended]
-    if len(front := pareto_front(points)) > 1:
-        named = ", ".join(f"t{n}" for n in sorted(ended[k][0].trial.number for k in front))
-        volume = hypervolume(points, (0.0, 0.0))
-        lines.append(f"  none scores more in fewer frames than {named}; hypervolume {volume:.3f}")
     return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
 
 
@@ -407,6 +410,7 @@ def _new_record(config: SweepConfig, layout: GraphPaths, graph: SkillGraph) -> S
         train = f"flowrl train {layout.root} --target_skill {missing[-1]!r}"
         raise ConfigError(f"{skill} needs {missing[-1]}, which has no expert yet; {train}")
     space = dataclasses.replace(_read_dimensions(config), base=trained.ppo)
+    check_installed(search.method)
     suggest(space, [], [], number=0, seed=0, method=search.method, budget_left=1.0)
     return SweepRecord(
         sweep=secrets.token_hex(8),
@@ -449,13 +453,13 @@ def _read_dimensions(config: SweepConfig) -> Space:
 
 
 def _refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
-    """Make sure that the flags that are given are those with which the sweep was begun.
+    """Make sure that the flags that are given are those of the sweep, or prolong it.
 
     Raises:
       ConfigError: one is another.
     """
     now, was = configs.to_json(config), sweep.record.flags
-    fixed = {"skill", *configs.flags(config.ppo), *configs.flags(config.search)}
+    fixed = {"skill", *configs.flags(config.ppo), *configs.flags(config.search)} - set(LIMITS)
     other = [name for name in config.origins if name in fixed and now[name] != was.get(name)]
     if {"vary", "space"} & config.origins.keys():
         same = _read_dimensions(config).to_data() == sweep.record.space
@@ -465,3 +469,4 @@ def _refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
             f"--{name} is not what {sweep.paths.root} was begun with; leave it out, or choose "
             "another --name"
         )
+    prolonged(sweep, config.search, config.origins)

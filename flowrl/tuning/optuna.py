@@ -1,4 +1,4 @@
-"""A leaf behind `suggest`: proposals by Optuna's samplers; the one file that imports Optuna.
+"""A leaf behind `suggest`: proposals by Optuna's TPE; the one file that imports Optuna.
 
 A study holds no state of its own: it is made from the history at each proposal.
 """
@@ -11,46 +11,40 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, TPESampler
-from optuna.study import StudyDirection
+from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from flowrl.tuning.space import Dimension, Point, SearchInput
 
-_POPULATION = 16  # trials of a generation
 
-
-def ask(method: str, given: SearchInput) -> Iterator[Point]:
-    """Yield points that a sampler proposes: tpe, gp or nsga2.
-
-    A failed trial has the worst score, a pending one runs. nsga2 weighs score against cost.
-    """
+def ask(given: SearchInput) -> Iterator[Point]:
+    """Yield points that the sampler proposes; a failed trial has the worst score."""
     optuna.logging.disable_default_handler()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        directions = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE]
-        directions = directions if method == "nsga2" else directions[:1]
-        study = optuna.create_study(sampler=_sampler(method, given), directions=directions)
-        study.add_trials(_trials(given, len(directions)))
+        seed = int(given.generator().integers(2**32))
+        sampler = TPESampler(seed=seed, constant_liar=True)
+        study = optuna.create_study(sampler=sampler, direction="maximize")
+        study.add_trials(_ended(given))
+        study.add_trials([_trial(given, each, state=TrialState.RUNNING) for each in given.pending])
     space = {each.name: _distribution(each) for each in given.space.dimensions}
     while True:
         drawn = study.ask(space).params
         yield {each.name: _value(each, drawn[each.name]) for each in given.space.dimensions}
 
 
-def _sampler(method: str, given: SearchInput) -> BaseSampler:
-    seed = int(given.generator().integers(2**32))
-    if method == "nsga2":
-        return NSGAIISampler(seed=seed, population_size=_POPULATION)
-    return GPSampler(seed=seed) if method == "gp" else TPESampler(seed=seed, constant_liar=True)
-
-
-def _trials(given: SearchInput, values: int) -> list[FrozenTrial]:
-    ended = []
-    for index, (point, *told) in enumerate(given.told()):
-        generation = {NSGAIISampler._get_generation_key(): index // _POPULATION}
-        ended.append(_trial(given, point, values=told[:values], system_attrs=generation))
-    return ended + [_trial(given, point, state=TrialState.RUNNING) for point in given.pending]
+def _ended(given: SearchInput) -> list[FrozenTrial]:
+    """Return the trials that have ended; one that was cut is pruned at its frames."""
+    worst = min((each.score for each in given.history if each.score is not None), default=0.0)
+    trials = []
+    for each in given.history:
+        score = worst if each.score is None else each.score
+        facts: dict[str, Any] = {"value": score}
+        if each.cut_at:
+            values = {each.cut_at: score}
+            facts = {"state": TrialState.PRUNED, "intermediate_values": values}
+        trials.append(_trial(given, each.point, **facts))
+    return trials
 
 
 def _trial(given: SearchInput, point: Point, **facts: Any) -> FrozenTrial:

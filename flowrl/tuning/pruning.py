@@ -12,15 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from flowrl.measures import objectives
 
 Curve = Sequence[tuple[float, float]]
 Curves = Mapping[int, Curve]  # by number of trial
-Pruner = Literal["asha", "hyperband", "median", "curve", "none"]
-_PEERS = {"median": 4, "curve": 10}  # other trials without which nothing is decided
-_QUANTILE = 0.3
+Pruner = Literal["asha", "median", "none"]
+_PEERS = 4  # other trials without which the median decides nothing
 _PLACES = 27  # of a curve; the rungs at a ninth and a third of the frames are among them
 
 
@@ -80,26 +77,11 @@ def _asha(number: int, curves: Curves, rungs: Rungs) -> bool:
 
     Asynchronous successive halving as Li et al. (2020), in the form that stops trials.
     """
-    return _halved(number, curves, rungs.costs(), rungs.eta)
-
-
-def _hyperband(number: int, curves: Curves, rungs: Rungs) -> bool:
-    """Return as `_asha`, within brackets that begin at one rung after another (Li et al., 2018)."""
-    costs = rungs.costs()
-    brackets = max(1, len(costs))
-    bracket = number % brackets
-    peers = {key: curve for key, curve in curves.items() if key % brackets == bracket}
-    return _halved(number, peers, costs[bracket:], rungs.eta)
-
-
-def _halved(number: int, curves: Curves, costs: Sequence[float], eta: float) -> bool:
-    reached = [cost for cost in costs if score_at(curves[number], cost) is not None]
-    if not reached:
-        return False
+    reached = [cost for cost in rungs.costs() if score_at(curves[number], cost) is not None]
     scores = {key: score_at(curve, reached[-1]) for key, curve in curves.items()}
     known = sorted((score for score in scores.values() if score is not None), reverse=True)
     own = scores[number]
-    return own is not None and own < known[math.ceil(len(known) / eta) - 1]
+    return own is not None and own < known[math.ceil(len(known) / rungs.eta) - 1]
 
 
 def _median(number: int, curves: Curves, rungs: Rungs) -> bool:
@@ -111,30 +93,11 @@ def _median(number: int, curves: Curves, rungs: Rungs) -> bool:
     others = [score_at(curve, cost) for key, curve in curves.items() if key != number]
     scores = [score for score in others if score is not None]
     best = max(score for _, score in curves[number])
-    return len(scores) >= _PEERS["median"] and best < statistics.median(scores)
-
-
-def _curve(number: int, curves: Curves, rungs: Rungs) -> bool:
-    """Return whether it is below the line of a low quantile of the others' ends.
-
-    The line, score over log cost, is fitted by quantile regression, as in PufferLib.
-    """
-    from flowrl.tuning.surrogate import quantile_line  # scikit-learn, which is optional
-
-    ends = [curve[-1] for key, curve in sorted(curves.items()) if key != number and curve]
-    ends = [(cost, score) for cost, score in ends if cost > 0 and math.isfinite(score)]
-    if len(ends) < _PEERS["curve"]:
-        return False
-    logs, scores = np.log([cost for cost, _ in ends]), np.array([score for _, score in ends])
-    intercept, slope = quantile_line(logs, scores, _QUANTILE)
-    cost, score = curves[number][-1]
-    return score < intercept + slope * math.log(cost)
+    return len(scores) >= _PEERS and best < statistics.median(scores)
 
 
 _PRUNERS: Mapping[Pruner, Callable[[int, Curves, Rungs], bool]] = {
     "asha": _asha,
-    "hyperband": _hyperband,
     "median": _median,
-    "curve": _curve,
     "none": lambda number, curves, rungs: False,
 }

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
 
 from flowrl.errors import ConfigError
-from flowrl.tuning.pruning import Pruner
 from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space, Value
 
-Method = Literal["cooled", "protein", "carbs", "tpe", "gp", "nsga2", "random", "grid", "cleanrl"]
-_PACKAGES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("cooled", "protein", "carbs"), ("sklearn",)),
-    **dict.fromkeys(("tpe", "nsga2", "cleanrl"), ("optuna",)),
-    "gp": ("optuna", "torch"),
-    "curve": ("sklearn",),
-}
+Method = Literal["cooled", "protein", "carbs", "tpe", "random", "grid", "cleanrl"]
+_OF_OPTUNA = ("tpe", "cleanrl")
 _SPREAD_PER_DIMENSION = 1.5  # first trials that fill the space, for each dimension and one
 _GRID = 4  # values of a dimension that has more than can be listed
 _MOST_LISTED = 16
@@ -64,19 +57,17 @@ def suggest(  # noqa: PLR0913 — all that a proposal depends on
     )
 
 
-def check_installed(method: Method, pruner: Pruner) -> None:
-    """Make sure that the packages that a method and a pruner need are there.
+def check_installed(method: Method) -> None:
+    """Make sure that the package that a method needs is there.
 
     Raises:
-      ConfigError: one is missing; says which.
+      ConfigError: it is missing.
     """
-    for flag, value, other in (("method", method, "random"), ("pruner", pruner, "median")):
-        for package in _PACKAGES.get(value, ()):
-            if find_spec(package) is None:
-                name = "torch" if package == "torch" else "'.[sweep]' in flowrl's folder"
-                raise ConfigError(
-                    f"--{flag} {value} needs {package}; pip install {name}, or use --{flag} {other}"
-                )
+    if method in _OF_OPTUNA and find_spec("optuna") is None:
+        raise ConfigError(
+            f"--method {method} needs optuna: pip install '.[sweep]' in flowrl's folder, "
+            "or use --method cooled"
+        )
 
 
 def grid_points(space: Space) -> Iterator[Point]:
@@ -124,30 +115,27 @@ def _spread(given: SearchInput) -> Iterator[Point]:
     yield from _random(given)
 
 
-def _modelled(method: str, given: SearchInput) -> Iterator[Point]:
+def _modelled(given: SearchInput) -> Iterator[Point]:
     """Yield by models that are fitted to the history, once there are trials enough."""
-    if len(given.history) < _SPREAD_PER_DIMENSION * (len(given.space.dimensions) + 1):
+    whole = sum(each.score is not None and not each.cut_at for each in given.history)
+    few = _SPREAD_PER_DIMENSION * (len(given.space.dimensions) + 1)
+    if whole < 2 or len(given.history) < few:
         return _spread(given)
-    from flowrl.tuning.surrogate import ranked  # scikit-learn, which is optional
+    from flowrl.tuning.surrogate import ranked  # SciPy takes as long to import as all else
 
-    return itertools.chain(map(given.space.from_unit, ranked(method, given)), _random(given))
+    return itertools.chain(map(given.space.from_unit, ranked(given)), _random(given))
 
 
-def _sampled(method: str, given: SearchInput) -> Iterator[Point]:
-    """Yield what a sampler of Optuna proposes."""
+def _sampled(given: SearchInput) -> Iterator[Point]:
+    """Yield the proposals of Optuna's sampler."""
     from flowrl.tuning.optuna import ask  # optional
 
-    return ask(method, given)
+    return ask(given)
 
 
 _METHODS: Mapping[Method, Callable[[SearchInput], Iterator[Point]]] = {
-    "cooled": partial(_modelled, "cooled"),
-    "protein": partial(_modelled, "protein"),
-    "carbs": partial(_modelled, "carbs"),
-    "tpe": partial(_sampled, "tpe"),
-    "gp": partial(_sampled, "gp"),
-    "nsga2": partial(_sampled, "nsga2"),
+    **dict.fromkeys(("cooled", "protein", "carbs"), _modelled),
+    **dict.fromkeys(_OF_OPTUNA, _sampled),
     "random": _random,
     "grid": _grid,
-    "cleanrl": partial(_sampled, "tpe"),
 }

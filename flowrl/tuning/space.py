@@ -149,12 +149,16 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A trial that has ended; the score is None if it failed, the cost is what it took then."""
+    """A trial that has ended; the score is None if it failed, the cost is what it took then.
+
+    The score is that of `cut_at` frames, if a pruner ended it there.
+    """
 
     number: int
     point: Point
     score: float | None
     cost: float
+    cut_at: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,20 +175,6 @@ class SearchInput:
     def generator(self) -> np.random.Generator:
         """Return the randomness of this proposal, from the sweep's seed and the trial's number."""
         return np.random.default_rng([self.seed % 2**64, self.number])
-
-    def told(self) -> list[tuple[Point, float, float]]:
-        """Return point, score and cost of each trial that has ended, as a search takes them.
-
-        A failed trial has the worst score, and costs no less than the cheapest that ended well: a
-        point that fails at once is not a cheap one.
-        """
-        well = [(each.score, each.cost) for each in self.history if each.score is not None]
-        worst = min((score for score, _ in well), default=0.0)
-        least = min((cost for _, cost in well), default=1.0)
-        return [
-            (each.point, worst if each.score is None else each.score, max(each.cost, least))
-            for each in self.history
-        ]
 
 
 def read_space(path: Path) -> Space:

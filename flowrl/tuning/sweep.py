@@ -46,12 +46,15 @@ from flowrl.storage import records
 from flowrl.tuning.pruning import Curve, Rungs, scores_so_far, should_prune
 from flowrl.tuning.trials import (
     FAILED,
+    JUDGED,
     OUTCOME,
     TRIAL,
+    CutRecord,
     Sweep,
     SweepRecord,
     Trial,
     Tried,
+    judged_at,
     next_trial,
     numbers,
     read_trials,
@@ -151,7 +154,8 @@ class TrialBackend(TrainingBackend):
             if paths.metrics.exists():
                 storage.copy_file(paths.metrics, paths.folder / FAILED.format(run.attempt))
                 storage.remove_file(paths.metrics)
-            storage.remove_file(paths.folder / OUTCOME)  # of a trial that is asked to try again
+            for name in (OUTCOME, JUDGED):  # of a trial that is asked to try again
+                storage.remove_file(paths.folder / name)
             run_id = f"e{run.expert}.a{request.attempt}.{secrets.token_hex(4)}"
             run = replace(run, attempt=request.attempt, run_id=run_id)
             write_run(paths, run)
@@ -248,6 +252,8 @@ class Sweeper:
         rungs = Rungs(least=horizon / _LEAST_RUNG, most=horizon)
         for number in curves.keys() & set(running):
             if should_prune(pruner, number, curves, rungs):
+                judged = CutRecord(frames=int(curves[number][-1][0]))
+                records.write(self.sweep.run(number).folder / JUDGED, judged)
                 self._scheduler.prune(self.sweep.skill_of(number))
 
     def _curve(self, each: Tried) -> Curve:
@@ -264,6 +270,8 @@ class Sweeper:
                 raise
             points = ()
         score, horizon = self.sweep.score, self.sweep.horizon
+        if (cut_at := judged_at(self.sweep, number)) and (not ended or ended.cut_at):
+            points = tuple(point for point in points if point.frames <= cut_at)
         curve = [*scores_so_far(points, lambda c: score(c, c[-1].success), most_frames=horizon)]
         if ended and curve and ended.stopped != "pruned" and not ended.why:
             curve.append((float(max(horizon, ended.frames)), curve[-1][1]))

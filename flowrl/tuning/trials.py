@@ -11,12 +11,13 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from flowrl import config as configs
+from flowrl import storage
 from flowrl.arguments import count
 from flowrl.config import Configuration, PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError, is_transient
@@ -36,12 +37,15 @@ from flowrl.tuning.pruning import Pruner
 from flowrl.tuning.search import Method, Observation, grid_points, suggest
 from flowrl.tuning.space import Point, Space, admissible, space_from_data
 
-TRIAL, OUTCOME = "trial.json", "outcome.json"
+TRIAL, OUTCOME, JUDGED = "trial.json", "outcome.json", "judged.json"
+LIMITS = ("trials", "budget")  # flags that prolong a sweep
 FAILED = "metrics.{}.jsonl"  # metrics.jsonl of a failed attempt, by its number
 _FINALISTS = 3  # points that are trained again beside the default
 _REMEDY = "it is left out; remove its folder, or restore it from a copy"
 Unit = Literal["frames", "seconds"]
 _TRIALS, _MOST_TRIALS = 20, 10_000
+_LEAST_FRAMES = 1000  # of a budget: fewer were meant as something else
+_AGAIN = 2  # most trials of a point and a seed that must not be missing
 _DURATION = re.compile(r"([0-9.]+)([smh])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -117,13 +121,24 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """outcome.json: what a trial's run came to; one that failed has no score, and `why`."""
+    """outcome.json: what a trial's run came to; one that failed has no score, and `why`.
+
+    The score of a trial that a pruner ended is that of `cut_at` frames, where it was judged.
+    """
 
     score: Share | None
     frames: Natural
     seconds: float
     stopped: str = ""
     why: str = ""
+    cut_at: Natural = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRecord:
+    """judged.json: the frames of a trial when a pruner asked it to end."""
+
+    frames: Natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,11 @@ class Tried:
     def score(self) -> float | None:
         """The score of a trial that ended well."""
         return self.outcome.score if self.outcome else None
+
+    @property
+    def cut_at(self) -> int:
+        """The frames at which a pruner cut the trial; 0 if none did."""
+        return self.outcome.cut_at if self.outcome else 0
 
 
 @dataclass(frozen=True)
@@ -171,6 +191,17 @@ class Sweep:
     def pruner(self) -> Pruner:
         """The rule that ends trials which are unlikely to become the best."""
         return "median" if self.search.method == "cleanrl" else self.search.pruner
+
+    @property
+    def beside_budget(self) -> str:
+        """Say what confirming may cost beside the budget; nothing without a budget."""
+        if not (self.search.budget and self.search.confirm):
+            return ""
+        return (
+            f"--budget bounds the search; confirming takes up to "
+            f"{(_FINALISTS + 1) * self.search.confirm} trials of {self.horizon:,} frames beside "
+            "it, none with --confirm 0"
+        )
 
     @property
     def horizon(self) -> int:
@@ -212,6 +243,7 @@ class Sweep:
             point=each.trial.point,
             score=each.score,
             cost=self.cost(each.outcome),
+            cut_at=each.cut_at,
         )
 
     def budget_left(self, begun: Sequence[Tried]) -> float:
@@ -241,7 +273,39 @@ def _read_budget(text: str | None) -> tuple[float | None, Unit]:
         value = 0.0
     if value <= 0:
         raise ConfigError(f"--budget {text} is neither a time, as 30m, nor frames, as 20M")
+    if not found and value < _LEAST_FRAMES:
+        raise ConfigError(f"--budget {text} is {text} frames; write {text}m for minutes")
     return value, "seconds" if found else "frames"
+
+
+def prolonged(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep:
+    """Return the sweep with the limits that are given, which may be larger than before.
+
+    Raises:
+      ConfigError: one is smaller, or a budget has another unit.
+    """
+    names = [name for name in LIMITS if name in given]
+    flags = {**sweep.record.flags, **{name: getattr(asked, name) for name in names}}
+    now = Sweep(sweep.paths, dataclasses.replace(sweep.record, flags=flags))
+    (budget, unit), (had, had_unit) = (_read_budget(each.search.budget) for each in (now, sweep))
+    less = {"trials": now.most_trials < sweep.most_trials}
+    less["budget"] = had is not None and (budget is None or budget < had or unit != had_unit)
+    for name in names:
+        if less[name]:
+            raise ConfigError(
+                f"--{name} is less than {sweep.paths.root} has, or of another kind; give more to "
+                "prolong it, or leave it out"
+            )
+    return now
+
+
+def prolong(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep:
+    """Write down larger limits; what was confirmed before is decided anew. The caller holds it."""
+    now = prolonged(sweep, asked, given)
+    if now.record != sweep.record:
+        storage.remove_file(sweep.paths.outcome_json)
+        records.write(sweep.paths.sweep_json, now.record)
+    return now
 
 
 def open_sweep(paths: SweepPaths) -> Sweep:
@@ -312,15 +376,26 @@ def write_outcome(sweep: Sweep, number: int, *, why: str = "") -> TrialOutcome:
         end = CurvePoint(result.frames, result.wall_seconds, result.success_rate, length)
         curves[-1] = (end,)
     ends = [curve[-1] for curve in curves if curve]
+    whole, success = curves[-1], result.success_rate if result else 0.0
+    cut_at = judged_at(sweep, number) if result and result.stopped == "pruned" else 0
+    if cut := [point for point in whole if point.frames <= cut_at]:
+        whole, success = cut, cut[-1].success
     found = TrialOutcome(
-        score=None if why or result is None else sweep.score(curves[-1], result.success_rate),
+        score=None if why or result is None else sweep.score(whole, success),
         frames=sum(end.frames for end in ends),
         seconds=sum(end.seconds for end in ends),
         stopped=result.stopped if result else "",
         why=why,
+        cut_at=cut_at if cut else 0,
     )
     records.write(paths.folder / OUTCOME, found)
     return found
+
+
+def judged_at(sweep: Sweep, number: int) -> int:
+    """Return the frames at which a pruner asked a trial to end; 0 if none did."""
+    path = sweep.run(number).folder / JUDGED
+    return records.read(path, CutRecord).frames if path.exists() else 0
 
 
 def searched(tried: Sequence[Tried]) -> list[Tried]:
@@ -345,11 +420,17 @@ def next_trial(sweep: Sweep, tried: Sequence[Tried], number: int) -> Trial | Non
             return propose(sweep, begun, number)
     if any(each.outcome is None for each in begun):
         return None
-    made = {(each.trial.repeats, each.trial.seed) for each in confirming(tried)}
+    again = confirming(tried)
     for each in _confirmations(sweep, begun):
-        if (each.repeats, each.seed) not in made:
+        same = (each.repeats, each.seed)
+        if _is_due([one for one in again if (one.trial.repeats, one.trial.seed) == same]):
             return dataclasses.replace(each, number=number)
     return None
+
+
+def _is_due(same: Sequence[Tried]) -> bool:
+    """Return whether a trial that must not be missing is to begin; a failed one begins twice."""
+    return len(same) < _AGAIN and all(each.outcome and each.score is None for each in same)
 
 
 def has_ended(sweep: Sweep, tried: Sequence[Tried]) -> bool:
@@ -377,8 +458,14 @@ def propose(sweep: Sweep, begun: Sequence[Tried], number: int) -> Trial:
     record = sweep.record
     ended = [each for each in begun if each.outcome]
     pending = [each for each in begun if not each.outcome]
-    points = [each.trial.point for each in begun]
-    point: Point | None = next((each for each in record.starts if each not in points), None)
+    point: Point | None = next(
+        (
+            start
+            for start in record.starts
+            if _is_due([each for each in begun if each.trial.point == start])
+        ),
+        None,
+    )
     if point is None:
         point = suggest(
             sweep.space,
@@ -417,7 +504,8 @@ def _confirmations(sweep: Sweep, begun: Sequence[Tried]) -> Iterator[Trial]:
 
 def _finalists(sweep: Sweep, begun: Sequence[Tried]) -> list[Tried]:
     """The trials with the best scores, none with the default's or another's point."""
-    ranked = sorted((each for each in begun if each.score is not None), key=rank)
+    whole = [each for each in begun if each.score is not None and not each.cut_at]
+    ranked = sorted(whole, key=rank)
     different: dict[PPOConfig, Tried | None] = {sweep.base: None}
     for each in ranked:
         different.setdefault(admissible(each.trial.point, sweep.base), each)
@@ -433,6 +521,6 @@ def _seed_of(seed: int, purpose: str) -> int:
     return int(hashlib.sha256(f"{seed} {purpose}".encode()).hexdigest()[:7], 16)
 
 
-def rank(each: Tried) -> tuple[float, int]:
-    """The place of a trial among those with a score: the best first."""
-    return -(each.score or 0.0), each.trial.number
+def rank(each: Tried) -> tuple[bool, float, int]:
+    """The place of a trial among those with a score: whole ones first, of them the best."""
+    return each.cut_at > 0, -(each.score or 0.0), each.trial.number

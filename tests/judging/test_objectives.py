@@ -1,8 +1,7 @@
-"""Measures mean the same for every run, objectives keep their limits, fronts are exact."""
+"""Measures mean the same for every run, objectives and objectives keep their limits."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 
@@ -15,8 +14,6 @@ from flowrl.measures.objectives import (
     MEASURES,
     RUN_MEASURES,
     CurvePoint,
-    hypervolume,
-    pareto_front,
     parse_objective,
     progress,
     read_curve,
@@ -158,34 +155,3 @@ def test_a_malformed_line_is_refused_by_its_number(tmp_path, bad):
     path.write_text(line() + bad)
     with pytest.raises(FileRefusedError, match=r"metrics.jsonl:2 "):
         read_curve(path)
-
-
-def points(seed, dimensions):
-    """Few values, so that points are often equal in one axis."""
-    random = np.random.default_rng(seed)
-    return [
-        tuple(map(float, row)) for row in random.integers(0, 5, (random.integers(0, 9), dimensions))
-    ]
-
-
-@pytest.mark.parametrize("dimensions", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", range(10))
-def test_the_front_and_its_volume_are_those_of_brute_force(seed, dimensions):
-    given = points(seed, dimensions)
-    better = np.array(
-        [[np.all(np.array(a) >= b) and np.any(np.array(a) > b) for a in given] for b in given]
-    ).reshape(len(given), len(given))
-    assert pareto_front(given) == [n for n in range(len(given)) if not better[n].any()]
-    cells = itertools.product(range(5), repeat=dimensions)
-    covered = sum(
-        any(all(c < x for c, x in zip(cell, p, strict=True)) for p in given) for cell in cells
-    )
-    assert hypervolume(given, [0.0] * dimensions) == covered
-    front = [given[n] for n in pareto_front(given)]
-    assert hypervolume(front, [0.0] * dimensions) == covered
-
-
-def test_the_volume_does_not_depend_on_the_order():
-    given = points(3, 3)
-    volumes = {hypervolume(list(p), (0.0, 0.0, 0.0)) for p in itertools.permutations(given[:5])}
-    assert len(volumes) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from importlib.util import find_spec
 from typing import get_args
 
 import numpy as np
@@ -15,12 +14,7 @@ from flowrl.tuning.pruning import Pruner, Rungs, score_at, scores_so_far, should
 from tests.tuning.making import a_sweep
 
 RUNGS = Rungs(least=10, most=270, eta=3)
-NO_SKLEARN = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
-DECIDING = [
-    pytest.param(each, marks=[NO_SKLEARN] if each == "curve" else [])
-    for each in get_args(Pruner)
-    if each != "none"
-]
+DECIDING = [each for each in get_args(Pruner) if each != "none"]
 PRUNERS = ["none", *DECIDING]
 
 
@@ -113,9 +107,3 @@ def test_asha_keeps_a_third_at_a_rung():
     curves = {number: [(10, number / 9)] for number in range(9)}
     kept = [number for number in curves if not should_prune("asha", number, curves, RUNGS)]
     assert kept == [6, 7, 8]
-
-
-def test_brackets_of_hyperband_begin_at_other_rungs():
-    curves = {number: [(10, number / 9)] for number in range(9)}
-    ended = {number for number in curves if should_prune("hyperband", number, curves, RUNGS)}
-    assert ended == {0, 3}  # of 0, 3 and 6; the others' first rungs are 30 and 90

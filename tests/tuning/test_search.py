@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from typing import get_args
 
@@ -26,19 +28,11 @@ SPACE = parse_vary(
         "anneal_lr=choice:true,false",
     ]
 )
-_NEEDS = {
-    **dict.fromkeys(("cooled", "protein", "carbs"), "sklearn"),
-    **dict.fromkeys(("tpe", "nsga2", "cleanrl"), "optuna"),
-    "gp": "torch",
-}
+NO_OPTUNA = pytest.mark.skipif(
+    importlib.util.find_spec("optuna") is None, reason="optuna is not installed"
+)
 METHODS = [
-    pytest.param(
-        method,
-        marks=pytest.mark.skipif(
-            method in _NEEDS and importlib.util.find_spec(_NEEDS[method]) is None,
-            reason=f"{_NEEDS.get(method)} is not installed",
-        ),
-    )
+    pytest.param(method, marks=[NO_OPTUNA] if method in search._OF_OPTUNA else [])
     for method in get_args(search.Method)
 ]
 ADMITTED = replace(SPACE, base=PPOConfig())
@@ -115,3 +109,20 @@ def test_a_space_without_admissible_points_is_refused():
     space = replace(parse_vary(["num_envs=choice:32,64"]), base=PPOConfig(env_shards=5))
     with pytest.raises(ConfigError, match="finds no point for trial 30"):
         ask("random", [], space=space)
+
+
+def test_the_words_of_other_guides_name_the_default_search():
+    history = trials(25)
+    assert ask("carbs", history) == ask("protein", history) == ask("cooled", history)
+
+
+def test_the_default_search_needs_no_package_beside_flowrls_own():
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('sklearn', 'optuna', 'torch')))\n"  # as if missing
+        "from tests.tuning.test_search import ask, trials\n"
+        "print(ask('cooled', trials(25)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(ask("cooled", trials(25)))

@@ -72,10 +72,10 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
     assert sweep("--status")[1] == printed
     assert (place.records(), place.records("outcome.json")) == first
     assert len(place.launches()) == 3
-    for words in (("--trials=4",), ("--lr=1e-2",), ("--vary", "gamma=uniform:0.9:0.99")):
+    for words in (("--trials=2",), ("--lr=1e-2",), ("--vary", "gamma=uniform:0.9:0.99")):
         code, _, said = sweep(*words)
         assert code == 2
-        assert "is not what" in said
+        assert "is not what" in said or "give more to prolong it" in said
     assert len(place.launches()) == 3
 
     (place.sweep.training_runs / "1" / "trial.json").write_text("{")
@@ -87,6 +87,9 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
     assert sweep()[0] == 0
     assert sorted(place.launches()) == ["0", "1", "2", "3", "4"]  # two others in their place
     assert json.loads((place.sweep.training_runs / "3" / "trial.json").read_text())["ended"] == [0]
+    code, printed, _ = sweep("--trials=4")  # more than before prolongs it
+    assert (code, len(place.launches())) == (0, 6)
+    assert ": ended, 4 of 4 trials" in printed
 
 
 def test_a_sweep_goes_on_beside_the_training_of_its_graph(place, sweep):
@@ -207,9 +210,10 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
     flags = (*VARY, "--method=grid", "--confirm=0", "--launcher=local", "--pruner=asha")
     code, _, said = sweep(*flags, "--max_concurrent=4", "--scheduler_poll_interval=0.1")
     assert code == 0, said
-    stopped = [outcome["stopped"] for outcome in place.records("outcome.json").values()]
-    assert "pruned" in stopped
-    assert "" in stopped
+    outcomes = place.records("outcome.json").values()
+    assert {outcome["stopped"] for outcome in outcomes} == {"pruned", ""}
+    assert all((each["cut_at"] > 0) == (each["stopped"] == "pruned") for each in outcomes)
+    assert all(each["cut_at"] <= each["frames"] for each in outcomes)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +317,7 @@ def test_the_same_command_goes_on_with_the_sweep(place, sweep, tmp_path):
     assert sweep(*flags)[0] == 0
     code, _, said = sweep(*flags, "--trials=3")
     assert code == 2
-    assert "--trials is not what" in said
+    assert "--trials is less than" in said
     assert len(place.launches()) == 4
 
 
@@ -323,11 +327,10 @@ def test_a_method_whose_package_is_gone_is_refused_at_a_later_start_too(place, s
     code, _, said = sweep()
     assert (code, place.launches()) == (2, [])
     assert "--method tpe needs optuna" in said
-    place = Place(place.folder, "s2")
-    create_sweep(place.sweep, a_record(pruner="curve"), place.layout, GRAPH)
-    code, _, said = sweep("--name=s2")
-    assert (code, place.launches()) == (2, [])
-    assert "--pruner curve needs sklearn" in said
+    words = ("--method=tpe", "--skill=Collect Wood", "--vary", "lr=log:1:0.1")
+    assert "must be below max" in sweep("--name=s2", *words)[2]  # what is wrong comes first
+    code, _, said = sweep("--name=s2", *words[:-1], "lr=log:0.1:1")
+    assert (code, "--method tpe needs optuna" in said) == (2, True)
 
 
 def test_a_start_that_finds_a_sweep_begun_meanwhile_does_not_begin_it_again(tmp_path):
@@ -346,21 +349,18 @@ def test_flags_of_the_graph_that_choose_its_skills_are_no_sweeps(tmp_path):
     assert found.ppo.lr == 0.5
 
 
-def test_the_status_of_a_sweep_names_the_front_of_score_against_frames(tmp_path):
-    sweep = a_sweep(tmp_path)  # of 10,000 frames for each trial
-    for number, (score, frames) in enumerate([(0.5, 5000), (0.8, 7500), (0.4, 6000), (None, 0)]):
+def test_the_status_of_a_sweep_has_whole_trials_first_and_marks_those_that_were_cut(tmp_path):
+    sweep = a_sweep(tmp_path)
+    for number, (score, cut_at) in enumerate([(0.5, 0), (0.8, 1111), (0.4, 0), (None, 0)]):
         tried = a_trial(number, 1e-3, score)
         folder = sweep.run(number).folder
         folder.mkdir(parents=True)
         records.write(folder / TRIAL, tried.trial)
-        records.write(folder / OUTCOME, dataclasses.replace(tried.outcome, frames=frames))
-        lines = show(sweep).splitlines()
-        assert f"searching, {number + 1} of 4 trials have ended" in lines[0]
-        assert ("hypervolume" in lines[-1]) == (number > 0)
-    named = [line.split()[0] for line in lines[2:-1]]
-    assert named == ["t1", "t0", "t2", "t3"]  # by score; the second line says how to go on
-    volume = 0.5 * 0.5 + (0.8 - 0.5) * 0.25
-    assert lines[-1].endswith(f" in fewer frames than t0, t1; hypervolume {volume:.3f}")
+        records.write(folder / OUTCOME, dataclasses.replace(tried.outcome, cut_at=cut_at))
+    lines = show(sweep).splitlines()  # the second line says how to go on
+    assert [line.split()[0] for line in lines[2:]] == ["t0", "t2", "t1", "t3"]
+    assert lines[4].endswith("0.800 in 10,000 frames, cut at 1,111")
+    assert "best 0.500 by trial 0" in lines[0]
 
 
 def test_the_status_of_a_graph_shows_each_of_its_sweeps(place, sweep, capsys):

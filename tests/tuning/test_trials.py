@@ -6,6 +6,8 @@ import dataclasses
 import errno
 import itertools
 import json
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -13,7 +15,15 @@ from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.measures.objectives import MEASURES, CurvePoint
 from flowrl.storage import records
 from flowrl.tuning import trials
-from flowrl.tuning.trials import FAILED, TRIAL, Tried, next_trial, read_trials, write_outcome
+from flowrl.tuning.trials import (
+    FAILED,
+    TRIAL,
+    SearchConfig,
+    Tried,
+    next_trial,
+    read_trials,
+    write_outcome,
+)
 from tests.tuning.making import a_sweep, a_trial
 
 
@@ -205,3 +215,70 @@ def test_a_trial_that_no_run_admits_is_never_proposed(tmp_path):
     with pytest.raises(ConfigError, match="finds no point"):
         trials.propose(sweep, [], 0)
     assert next_trial(sweep, [], 0) is None
+
+
+def test_a_default_that_fails_is_tried_again_before_the_search_and_when_it_confirms(tmp_path):
+    sweep = a_sweep(tmp_path, starts=({"lr": 1e-3},), trials=3, max_failures=9)
+    tried = [a_trial(0, 1e-3)]
+    assert next_trial(sweep, tried, 1).point == {"lr": 1e-3}
+    tried += [a_trial(1, 1e-3), a_trial(2, 2e-3, 0.5)]
+    killed = 0
+    while trial := next_trial(sweep, tried, len(tried)):
+        failed = trial.repeats is None and killed < 3
+        killed += failed
+        tried.append(Tried(trial, tried[0 if failed else 2].outcome))
+    defaults = [each for each in tried[3:] if each.trial.repeats is None]
+    assert [each.score for each in defaults] == [None, None, None, 0.5, 0.5]
+    assert len({each.trial.seed for each in defaults}) == 3  # twice with the first seed
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"), [({"trials": 9}, 9), ({"budget": "40k"}, 6), ({"trials": 6}, 6)]
+)
+def test_a_sweep_is_prolonged_by_larger_limits(tmp_path, asked, most):
+    sweep = a_sweep(tmp_path, trials=6, budget="30k")
+    sweep.paths.outcome_json.write_text("{}")
+    later = trials.prolong(sweep, SearchConfig(**asked), asked)
+    assert (later.most_trials, later.search.budget) == (most, asked.get("budget", "30k"))
+    assert sweep.paths.outcome_json.exists() == (asked == {"trials": 6})
+    assert later.search.confirm == sweep.search.confirm
+
+
+@pytest.mark.parametrize("asked", [{"trials": 5}, {"budget": "20k"}, {"budget": "30m"}])
+def test_limits_do_not_shrink(tmp_path, asked):
+    sweep = a_sweep(tmp_path, trials=6, budget="30k")
+    with pytest.raises(ConfigError, match="give more to prolong it"):
+        trials.prolonged(sweep, SearchConfig(**asked), asked)
+
+
+def test_a_trial_that_a_pruner_ended_has_the_score_at_which_it_was_judged(tmp_path):
+    sweep = a_sweep(tmp_path, objective="success=1")
+    sweep.run(0).folder.mkdir(parents=True)
+    lines = [a_line(frames, 1.0) for frames in (1000, 2000)]
+    sweep.run(0).metrics.write_text("".join(lines) + a_line(3000, 9.0).replace("0.5", "0.9"))
+    result = SimpleNamespace(success_rate=0.9, stopped="pruned")
+    with patch.object(trials, "read_result", lambda _: result):
+        assert write_outcome(sweep, 0).score == 0.9  # by its user
+        records.write(sweep.run(0).folder / trials.JUDGED, trials.CutRecord(frames=2500))
+        found = write_outcome(sweep, 0)
+    assert (found.score, found.frames, found.cut_at) == (0.5, 3000, 2500)
+    cut = Tried(a_trial(0, 2e-3).trial, found)
+    whole = a_trial(1, 3e-3, 0.1)
+    assert sorted([cut, whole], key=trials.rank)[0] is whole
+    confirmed = next_trial(a_sweep(tmp_path, trials=2), [cut, whole], 2)
+    assert confirmed.repeats is None
+    begun = [cut, whole, Tried(confirmed, whole.outcome)]
+    assert next_trial(a_sweep(tmp_path, trials=2), begun, 3).repeats == 1
+    assert sweep.observation(cut).cut_at == 2500
+
+
+def test_a_bare_number_of_minutes_is_asked_back(tmp_path):
+    with pytest.raises(ConfigError, match="--budget 20 is 20 frames; write 20m for minutes"):
+        a_sweep(tmp_path, budget="20").search.check()
+
+
+def test_what_confirming_costs_beside_a_budget_is_said(tmp_path):
+    said = a_sweep(tmp_path, budget="30m").beside_budget
+    assert "up to 12 trials of 10,000 frames beside it" in said
+    assert a_sweep(tmp_path).beside_budget == ""
+    assert a_sweep(tmp_path, budget="30m", confirm=0).beside_budget == ""
