@@ -1,6 +1,6 @@
 """How well the methods of a sweep search at equal cost: `python scripts/bench_sweep.py`.
 
-Three problems with a known best, each with noise of its own scale, 20 seeds, one trial at a time:
+Problems with a known best, each with noise of its own scale, 20 seeds, one trial at a time:
 
 - learning curve: five hyper-parameters and the frames of a trial (a factor of 100), which are its
   cost. A trial comes up to quality(x) · (1 - exp(-frames / time(x))), plus noise of 0.02; the
@@ -10,6 +10,8 @@ Three problems with a known best, each with noise of its own scale, 20 seeds, on
   0.05. A trial costs from 1 to 30 by one coordinate, which is another from seed to seed. The budget
   is 80 trials of mean cost.
 - hartmann, equal cost: the same, every trial costs 1; 80 trials.
+- mixed 0 to mixed 4: spaces that `mixed_spaces.py` draws, with choices, a power of two that drives
+  the cost, and points that fail. The budget is 40 trials of mean cost, failed ones among them.
 
 A sweep has at most 150 trials. One that would end over the budget does not count. The regret of a
 sweep is the best that could be had, less what the trial with the best (noisy) score is truly worth.
@@ -30,12 +32,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from bench_startup import trial_row
 from benchmarking import Row, arguments, report
+from mixed_spaces import MixedSpace
 
 from flowrl.tuning.pruning import Pruner, Rungs, should_prune
 from flowrl.tuning.search import suggest
@@ -46,13 +49,13 @@ UNITS = tuple(Dimension(name=name, kind="uniform", low=0.0, high=1.0) for name i
 LEAST, MOST = 1.0, 100.0  # frames of a trial, in units
 MOST_TRIALS = 150
 FRAMES = Dimension(name="max_grad_norm", kind="log_uniform", low=LEAST, high=MOST)
-OURS = ("cooled", "protein", "carbs")
-BASELINES = ("random", "tpe", "blind", *(["gp"] if find_spec("torch") else []))
+BASELINES = ("random", "tpe", "blind")
+MIXED = 5  # spaces
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a trial at unit coordinates truly scores and costs."""
+    """What a trial at unit coordinates truly scores and costs; one without a score fails."""
 
     space: Space
     score: Callable[[np.ndarray], float]
@@ -139,10 +142,24 @@ def hartmann(seed: int, *, equal: bool) -> Problem:
     )
 
 
+def mixed(number: int, seed: int) -> Problem:
+    """One of the spaces that are drawn."""
+    drawn = MixedSpace(number, seed)
+    return Problem(
+        space=drawn.space(),
+        score=lambda x: float(drawn.scores(x[None])[0]),
+        cost=lambda x: float(drawn.costs(x[None])[0]),
+        best=drawn.most(),
+        noise=drawn.noise,
+        budget=40 * drawn.mean_cost(),
+    )
+
+
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "learning curve": lambda seed: LearningCurve(seed).problem(),
     "hartmann, cost unrelated": lambda seed: hartmann(seed, equal=False),
     "hartmann, equal cost": lambda seed: hartmann(seed, equal=True),
+    **{f"mixed {number}": partial(mixed, number) for number in range(MIXED)},
 }
 
 
@@ -150,7 +167,7 @@ def regret(problem: Problem, method: str, seed: int) -> float:
     """What a sweep leaves to be gained; "blind" is cooled with every cost told as 1."""
     rng = np.random.default_rng([3, seed])
     history: list[Observation] = []
-    spent, best_seen, worth = 0.0, -math.inf, problem.score(np.full(len(UNITS), 0.5))
+    spent, best_seen, worth = 0.0, -math.inf, 0.0
     while True:
         point = suggest(
             problem.space,
@@ -166,8 +183,8 @@ def regret(problem: Problem, method: str, seed: int) -> float:
         spent += cost
         if spent > problem.budget or len(history) == MOST_TRIALS:
             return problem.best - worth
-        seen = truth + problem.noise * rng.normal()
-        if seen > best_seen:
+        seen = None if math.isnan(truth) else truth + problem.noise * rng.normal()
+        if seen is not None and seen > best_seen:
             best_seen, worth = seen, truth
         told = 1.0 if method == "blind" else cost
         history.append(Observation(number=len(history), point=point, score=seen, cost=told))
@@ -219,10 +236,9 @@ def searches(kept: Kept, problem: str, methods: Sequence[str], seeds: Sequence[i
         low, high = interval(regrets)
         sys.stdout.write(f"{problem}, {method}: {np.mean(regrets):.4f} [{low:.4f}, {high:.4f}]\n")
     return [
-        compared(f"{problem}, {ours} over {other}", found[ours], found[other], "regret")
-        for ours in OURS
+        compared(f"{problem}, cooled over {other}", found["cooled"], found[other], "regret")
         for other in BASELINES
-        if {ours, other} <= found.keys() and (other != "blind" or ours == "cooled")
+        if {"cooled", other} <= found.keys()
     ]
 
 
@@ -254,7 +270,7 @@ def prunings(seeds: Sequence[int]) -> list[Row]:
     """Frames to the same confirmed score, without and with pruning."""
     rows = []
     without = [frames_to(LearningCurve(seed), "none", seed, None) for seed in seeds]
-    for pruner in ("asha", "hyperband", "median", "curve"):
+    for pruner in ("asha", "median"):
         spent = [
             frames_to(LearningCurve(seed), pruner, seed, best)[0]
             for seed, (_, best) in zip(seeds, without, strict=True)
@@ -292,7 +308,9 @@ def proposal_seconds() -> Row:
 def main() -> int:
     """Measure what is asked for."""
     parser = arguments(__doc__)
-    parser.add_argument("--methods", default=",".join((*OURS, *BASELINES)), help="which, by comma")
+    parser.add_argument(
+        "--methods", default=",".join(("cooled", *BASELINES)), help="which, by comma"
+    )
     parser.add_argument("--problems", default="", help="only those whose name begins so")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="regrets, kept for a later call")
@@ -304,7 +322,8 @@ def main() -> int:
     for problem in PROBLEMS:
         if problem.startswith(options.problems):
             rows += searches(Kept(options.keep), problem, methods, seeds)
-    rows += [*prunings(range(options.seeds)), proposal_seconds()]
+    if not options.problems:
+        rows += [*prunings(range(options.seeds)), proposal_seconds()]
     if not options.problems:
         rows.append(trial_row(rounds=1 if options.small else 3))
     report("sweep", rows, options.json)
