@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from flowrl import console
-from flowrl.commands.status import training_screen
 from flowrl.parallel.training import SequentialConfig, train_graph
+from flowrl.reports.status import training_screen
 
 PROGRAM = "python -m flowrl.bottomup"
 

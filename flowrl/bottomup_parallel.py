@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from flowrl import console
-from flowrl.commands.status import training_screen
 from flowrl.config import BottomUpConfig
 from flowrl.parallel.training import train_graph
+from flowrl.reports.status import training_screen
 
 PROGRAM = "python -m flowrl.bottomup_parallel"
 

@@ -10,8 +10,10 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +25,7 @@ from flowrl.errors import (
     EXIT_DISK_FULL,
     EXIT_INTERRUPTED,
     EXIT_IO,
+    EXIT_RESUMABLE,
     EXIT_USAGE,
     FlowrlError,
     classify_io_error,
@@ -99,6 +102,49 @@ def guarded(program: Callable[[], int]) -> int:
             raise
         _print_error(f"{format_error(error)}; repair that and start again to go on")
         return EXIT_DISK_FULL if problem == "disk" else EXIT_IO
+
+
+class StopSignal:
+    """Remembers SIGTERM or SIGINT until the training loop asks between two updates.
+
+    A second Ctrl-C ends the program at once, whatever its threads compile or compute, unless the
+    main thread itself is within a compiler's call. `unit` is what the loop calls an update.
+    """
+
+    def __init__(self, unit: str = "update") -> None:
+        self._unit = unit
+        self._exit_code: int | None = None
+
+    def __call__(self) -> int | None:
+        """The exit code of a trainer that was asked to stop and has saved its state, else None."""
+        return self._exit_code
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle the signals for the length of the block, in a program's main thread."""
+        handled = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self._handle) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._exit_code == EXIT_INTERRUPTED:
+            _say("ended; the same command goes on from the last checkpoint, if there is one")
+            os._exit(EXIT_INTERRUPTED)  # a usual exit waits for the threads
+        self._exit_code = EXIT_RESUMABLE
+        if number == signal.SIGINT:
+            self._exit_code = EXIT_INTERRUPTED
+            again = "Ctrl-C once more ends at once, without saving"
+            _say(f"stopping after this {self._unit}; {again}")
+
+
+def _say(text: str) -> None:
+    """Write a line to the terminal in a signal handler, where logging could call itself."""
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 
 def print_report(facts: Any, lines: Iterable[str], *, as_json: bool) -> None:

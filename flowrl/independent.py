@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from flowrl import console
 from flowrl.config import parse
+from flowrl.console import StopSignal
 from flowrl.multiagent.config import IndependentConfig
-from flowrl.ppo_flow import StopSignal
 
 PROGRAM = "python -m flowrl.independent"
 

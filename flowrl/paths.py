@@ -9,7 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.errors import NameRefusedError
+from flowrl.errors import FileRefusedError, NameRefusedError
 
 DEFAULT_GRAPH = Path("exp/bottom_up_parallel")
 _NAME_LIMIT = 200
@@ -359,6 +359,17 @@ class SweepPaths(GraphPaths):
     def trial(self, number: int, expert: int) -> RunPaths:
         """The run folder of a trial, which trains `expert`."""
         return RunPaths(self.training_runs / str(number), expert)
+
+
+def existing_graph(graph_path: Path) -> GraphPaths:
+    """Return the paths of a graph; raises FileRefusedError where there is none."""
+    layout = GraphPaths(graph_path)
+    if not (layout.checkpoints.is_dir() or layout.scheduler_state.is_file()):
+        raise FileRefusedError(
+            f"{layout.root} is no graph: it has neither checkpoints/ nor scheduler_state.json; "
+            "name the folder of a graph (GRAPH comes first)"
+        )
+    return layout
 
 
 def graph_paths(root: Path) -> GraphPaths:

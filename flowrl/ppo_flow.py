@@ -9,65 +9,18 @@ command line, and with 1 for anything else, the reason in one line.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from flowrl import console, storage
 from flowrl.config import parse
-from flowrl.console import EXIT_INTERRUPTED
-from flowrl.errors import EXIT_RESUMABLE, ConfigError
+from flowrl.errors import ConfigError
 from flowrl.paths import RunPaths
 from flowrl.runs import TrainConfig
 
 PROGRAM = "python -m flowrl.ppo_flow"
-
-
-class StopSignal:
-    """Remembers SIGTERM or SIGINT until the training loop asks between two updates.
-
-    A second Ctrl-C ends the program at once, whatever its threads compile or compute, unless the
-    main thread itself is within a compiler's call. `unit` is what the loop calls an update.
-    """
-
-    def __init__(self, unit: str = "update") -> None:
-        self._unit = unit
-        self._exit_code: int | None = None
-
-    def __call__(self) -> int | None:
-        """The exit code of a trainer that was asked to stop and has saved its state, else None."""
-        return self._exit_code
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle the signals for the length of the block, in a program's main thread."""
-        handled = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, self._handle) for number in handled}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._exit_code == EXIT_INTERRUPTED:
-            _say("ended; the same command goes on from the last checkpoint, if there is one")
-            os._exit(EXIT_INTERRUPTED)  # a usual exit waits for the threads
-        self._exit_code = EXIT_RESUMABLE
-        if number == signal.SIGINT:
-            self._exit_code = EXIT_INTERRUPTED
-            again = "Ctrl-C once more ends at once, without saving"
-            _say(f"stopping after this {self._unit}; {again}")
-
-
-def _say(text: str) -> None:
-    """Write a line to the terminal in a signal handler, where logging could call itself."""
-    with suppress(OSError):
-        os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +35,7 @@ def _train(config: TrainConfig) -> int:
         from flowrl.replicas import trainer as replica  # it may be killed at any instant
 
         return replica.run(config)
-    stop = StopSignal()
+    stop = console.StopSignal()
     with stop.listening():
         refuse_other_form(config)
         if config.ppo.replicas > 1:

@@ -51,7 +51,7 @@ from pathlib import Path
 
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
-from flowrl.commands.status import status_document
+from flowrl.reports.status import status_document
 
 layout = GraphPaths(Path(sys.argv[1]))
 status = status_document(layout)

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 
 from flowrl import evaluate, notices, storage
-from flowrl.commands import status
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.experts import checkpoint
 from flowrl.experts import manifest as manifests
@@ -32,6 +31,7 @@ from flowrl.parallel.recovery import inspect, recover_state
 from flowrl.parallel.skill_sources import SkillSources
 from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, RunPaths
+from flowrl.reports import status
 from flowrl.runs import check_module, read_result, read_run, write_result
 from flowrl.storage import records
 from tests.experts.making import SHAPES

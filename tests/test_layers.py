@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,39 +13,21 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "flowrl"
+# Rooms and single files from the ground to the roof; a file's floor goes before its room's.
 FLOORS = [
-    {
-        "__init__",
-        "errors",
-        "redaction",
-        "storage",
-        "paths",
-        "arguments",
-        "config",
-        "games",
-        "notices",
-    },
-    {"runs", "skills", "launchers", "measures", "program_cache"},
-    {"experts", "networks", "envs", "averaging", "judging", "llm"},
-    {"parallel", "ppo"},
-    {"replicas"},
-    {
-        "agent",
-        "ppo_flow",
-        "evaluate",
-        "comparing",
-        "console",
-        "commands",
-        "tuning",
-        "bottomup_parallel",
-        "multiagent",
-        "independent",
-    },
-    {"bottomup", "cli", "orchestrator", "__main__"},
+    "errors redaction storage paths arguments config games notices console runs",
+    "skills launchers measures program_cache",
+    "experts networks envs averaging judging llm",
+    "parallel ppo",
+    "replicas multiagent tuning reports evaluate agent",
+    # Programs: nothing but the command line `flowrl` imports them.
+    "bottomup bottomup_parallel ppo_flow independent comparing"
+    " commands judging/command tuning/command",
+    "cli",
+    "orchestrator __init__ __main__",
 ]
-COMMANDS = {"judging/command.py", "tuning/command.py"}  # programs, each in the room that it serves
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-GROUND = FLOORS[0] | {"runs"}
+FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
+PROGRAMS = FLOOR_OF["commands"]
 MODULES = sorted(
     path for path in PACKAGE.rglob("*.py") if "library" not in path.relative_to(PACKAGE).parts
 )
@@ -70,12 +53,20 @@ JAX_FILES = {
 }
 
 
+def place_of(path: Path) -> str:
+    """The path's longest part that has a floor of its own: a file without suffix, or its room."""
+    inside = path.relative_to(PACKAGE)
+    file = inside.with_suffix("").as_posix()
+    return file if file in FLOOR_OF else inside.parts[0].removesuffix(".py")
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 @functools.cache
-def imported(path: Path) -> set[str]:
+def imported(path: Path) -> frozenset[str]:
+    """What a file imports, also by a string: `import_module("a.b")`, tables of "a.b:Name"."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -83,11 +74,27 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if named := re.fullmatch(r"(?:flowrl\.)?([a-z_.]+):\w+", node.value):
+                names.add(f"flowrl.{named[1]}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names |= {word.value for word in node.args if isinstance(word, ast.Constant)}
+    return frozenset(names)
 
 
-def rooms_imported(path: Path) -> set[str]:
-    return {name.split(".")[1] for name in imported(path) if name.startswith("flowrl.")}
+def files_imported(path: Path) -> set[Path]:
+    """Files of the package that a file imports; of a package that is named, its face."""
+    found = set()
+    for name in imported(path):
+        words = name.split(".")
+        for count in range(len(words), 0, -1):
+            place = PACKAGE.parent.joinpath(*words[:count])
+            file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place
+            file = file / "__init__.py" if (file / "__init__.py").is_file() else file
+            if file.is_file():
+                found.add(file)
+                break
+    return found - {path, PACKAGE / "__init__.py"}  # which has the version
 
 
 @pytest.fixture(scope="module")
@@ -120,17 +127,22 @@ def test_a_class_name_stands_once_in_the_package(house):
 
 
 def test_every_module_has_a_floor():
-    assert {room_of(path) for path in MODULES} <= set(FLOOR_OF)
+    assert {place_of(path) for path in MODULES} <= set(FLOOR_OF)
+
+
+def test_imports_that_are_given_as_strings_are_read():
+    assert PACKAGE / "tuning" / "command.py" in files_imported(PACKAGE / "cli.py")
+    assert PACKAGE / "agent.py" in files_imported(PACKAGE / "__init__.py")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_room_imports_lower_floors_and_itself(path):
-    room = "commands" if path.relative_to(PACKAGE).as_posix() in COMMANDS else room_of(path)
-    same_floor_allowed = GROUND if room in GROUND else set()
-    for other in rooms_imported(path) - {room, room_of(path), "__version__"}:
-        lower = FLOOR_OF[other] < FLOOR_OF[room] or other in GROUND
-        stories = {room, other} <= FLOORS[6] or {room, other} <= FLOORS[5]
-        assert lower or other in same_floor_allowed or stories, f"{room} imports {other}"
+def test_a_file_imports_lower_floors_and_its_own_room(path):
+    floor = FLOOR_OF[place_of(path)]
+    for other in files_imported(path):
+        below = FLOOR_OF[place_of(other)] < floor
+        inside = place_of(other) == place_of(path) and floor != PROGRAMS
+        ground = floor == FLOOR_OF[place_of(other)] == 0
+        assert below or inside or ground, f"{path} imports {other}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

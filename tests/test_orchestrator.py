@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from flowrl import notices, orchestrator
-from flowrl.commands.status import status_document
 from flowrl.experts.store import ExpertStore
 from flowrl.paths import GraphPaths
+from flowrl.reports.status import status_document
 from tests.commands.making import DONE, save
 from tests.waiting import until
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 
-from flowrl import ppo_flow, runs, storage
+from flowrl import console, ppo_flow, runs, storage
 from flowrl.errors import EXIT_DIVERGED, EXIT_RESUMABLE, EXIT_USAGE
 from flowrl.experts import checkpoint
 from flowrl.parallel.training_setup import generate_module_with_remapping
@@ -242,12 +242,12 @@ def test_help_is_there_before_jax_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, EXIT_RESUMABLE), (signal.SIGINT, ppo_flow.EXIT_INTERRUPTED)],
+    [(signal.SIGTERM, EXIT_RESUMABLE), (signal.SIGINT, console.EXIT_INTERRUPTED)],
     ids=["SIGTERM", "Ctrl-C"],
 )
 def test_a_signal_is_remembered_with_its_exit_code(number, code):
     before = signal.getsignal(number)
-    stop = ppo_flow.StopSignal()
+    stop = console.StopSignal()
     with stop.listening():
         assert stop() is None
         signal.raise_signal(number)
@@ -257,10 +257,10 @@ def test_a_signal_is_remembered_with_its_exit_code(number, code):
 
 COMPILING = """
 import signal, threading
-from flowrl import console, ppo_flow
+from flowrl import console
 console.start_logging()
 threading.Thread(target=threading.Event().wait).start()  # as one that compiles
-with ppo_flow.StopSignal("epoch").listening():
+with console.StopSignal("epoch").listening():
     signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGINT)
 """
@@ -274,7 +274,7 @@ def test_ctrl_c_says_what_it_does_and_a_second_one_does_not_wait():
         timeout=limit(60),
         check=False,
     )
-    assert done.returncode == ppo_flow.EXIT_INTERRUPTED
+    assert done.returncode == console.EXIT_INTERRUPTED
     assert done.stderr.splitlines() == [
         "stopping after this epoch; Ctrl-C once more ends at once, without saving",
         "ended; the same command goes on from the last checkpoint, if there is one",

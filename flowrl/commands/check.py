@@ -11,12 +11,12 @@ import tyro
 
 from flowrl.config import PPOConfig, Sandbox, with_flags
 from flowrl.console import print_report
-from flowrl.errors import ConfigError, FlowrlError, GraphError, closest_file
+from flowrl.errors import ConfigError, FlowrlError, GraphError
 from flowrl.games.base import known_games
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Skill, load_library, load_skill
+from flowrl.skills.skill import Skill, load_library, load_skill, skill_files
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import (
     Confine,
@@ -71,28 +71,6 @@ class CheckCommand:
         facts = [asdict(each) for each in checked]
         print_report(facts, map(_line, checked), as_json=self.json)
         return 1 if any(each.why for each in checked) else 0
-
-
-def skill_files(paths: Sequence[Path]) -> list[Path]:
-    """The files that are named, and those in folders that are.
-
-    Raises:
-      ConfigError: there is none at all, or none in a folder, or no such folder.
-    """
-    found = []
-    for path in paths:
-        if path.suffix != ".py" and not path.exists():
-            raise ConfigError(
-                f"{printable(str(path))} is no folder and no file *.py{closest_file(path)}; "
-                "name skill files, or folders that exist"
-            )
-        inside = sorted(path.glob("*.py")) if path.is_dir() else [path]
-        if not inside:
-            raise ConfigError(f"{printable(str(path))} has no file *.py; name skill files")
-        found += inside
-    if not found:
-        raise ConfigError("no file is named; name files or a folder: flowrl check my_skills")
-    return found
 
 
 def _line(checked: CheckedFile) -> str:

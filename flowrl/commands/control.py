@@ -17,8 +17,6 @@ from typing import Any, ClassVar
 import tyro
 
 from flowrl.arguments import GraphCommand, SkillArgument
-from flowrl.commands.check import skill_files
-from flowrl.commands.status import find_row, last_command, read_rows
 from flowrl.config import Positive
 from flowrl.errors import EXIT_BUSY, ConfigError, GraphError
 from flowrl.launchers.sandbox import confinement
@@ -29,8 +27,9 @@ from flowrl.parallel.requests import send_request
 from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
 from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, graph_paths, printable
+from flowrl.reports.status import find_row, last_command, read_rows
 from flowrl.runs import read_run
-from flowrl.skills.skill import load_skill
+from flowrl.skills.skill import load_skill, skill_files
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import approve_skills
 from flowrl.storage import records

@@ -1,31 +1,19 @@
 """`flowrl evaluate`, its flags and output: a leaf, because the work loads jax.
 
-Playing runs skill code, so a process of its own does it, confined like a trainer:
-`python -m flowrl.commands.evaluate MODULE CLASS FIELDS`, with the fields of a dataclass in JSON.
-`flowrl judge` and `flowrl sweep` play by the same `confined_run`.
+Playing runs skill code, so a confined process of its own does it.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Protocol
 
-from flowrl import config as configs
 from flowrl import console
 from flowrl.arguments import ReportCommand, SkillArgument
-from flowrl.commands.repair import existing_graph
-from flowrl.config import Positive, PPOConfig, Sandbox
+from flowrl.config import Positive, Sandbox
 from flowrl.experts.store import ExpertStore
-from flowrl.launchers import sandbox
-from flowrl.paths import GraphPaths
-from flowrl.runs import TrainingRun, read_run
-from flowrl.storage import records
+from flowrl.launchers.confined import confined_run
+from flowrl.paths import GraphPaths, existing_graph
+from flowrl.runs import read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,42 +66,3 @@ class EvaluateCommand(ReportCommand):
             lines.append(f"{found.clipped_rewards:,} rewards were clipped to ±10,000")
         console.print_report(asdict(found), lines, as_json=self.json)
         return 0 if found.success_rate >= self.at_least else 1
-
-
-class ConfinedWork(Protocol):
-    """A dataclass at the top of a module; its fields are JSON."""
-
-    def work(self) -> int:
-        """Do it in this process; returns the exit code."""
-        ...
-
-
-def confined_run(
-    order: ConfinedWork,
-    layout: GraphPaths,
-    run: TrainingRun,
-    *,
-    how: Sandbox,
-    stdout: int | None = None,
-) -> subprocess.CompletedProcess[bytes]:
-    """Let a confined process do what plays a run's plan; it sees the graph, read-only."""
-    confined = sandbox.confinement(how, layout.root)
-    env = sandbox.confined_env(sandbox.child_env())
-    config = configs.from_json(PPOConfig, run.config)
-    cache = sandbox.compile_cache(config.compile_cache, env).absolute()
-    around = confined.around(None, cwd=Path.cwd(), env=env, cache=cache, reads_graph=True)
-    kind, fields = type(order), json.dumps(records.to_json(order))
-    words = (*around, sys.executable, "-m", __name__, kind.__module__, kind.__name__, fields)
-    return subprocess.run(words, env=env, check=False, start_new_session=True, stdout=stdout)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Do the work that `confined_run` orders; returns the exit code."""
-    module, name, fields = argv
-    order = records.from_json(getattr(importlib.import_module(module), name), json.loads(fields))
-    console.start_logging()
-    return console.guarded(order.work)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

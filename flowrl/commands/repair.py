@@ -14,13 +14,13 @@ import tyro
 
 from flowrl.arguments import ReportCommand
 from flowrl.console import print_report
-from flowrl.errors import ConfigError, FileRefusedError
+from flowrl.errors import ConfigError
 from flowrl.experts import manifest as manifests
 from flowrl.experts.repair import rollback
 from flowrl.experts.store import ExpertStore, refuse_misplaced
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.recovery import inspect, recover_state, repair, state_fault
-from flowrl.paths import GraphPaths, SweepPaths
+from flowrl.paths import GraphPaths, SweepPaths, existing_graph
 
 _NUMBER = tyro.conf.arg(metavar="GENERATION")
 _GENERATION = "{generation:<4}  {written}  {experts:>3} experts  {frames:>14,} frames  {merged}"
@@ -112,17 +112,6 @@ class RecoverCommand(ReportCommand):
         line = state or f"{layout.scheduler_state} is whole: there is nothing to recover"
         print_report({"recovered": bool(state), "state": state}, [line], as_json=self.json)
         return 0
-
-
-def existing_graph(graph_path: Path) -> GraphPaths:
-    """Return the paths of a graph; raises FileRefusedError where there is none."""
-    layout = GraphPaths(graph_path)
-    if not (layout.checkpoints.is_dir() or layout.scheduler_state.is_file()):
-        raise FileRefusedError(
-            f"{layout.root} is no graph: it has neither checkpoints/ nor scheduler_state.json; "
-            "name the folder of a graph (GRAPH comes first)"
-        )
-    return layout
 
 
 def _repairable(graph_path: Path) -> GraphPaths:

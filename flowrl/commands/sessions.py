@@ -19,12 +19,12 @@ import psutil
 import tyro
 
 from flowrl.arguments import GraphCommand, SkillArgument
-from flowrl.commands.status import SkillRow, find_row, read_rows, tally
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.paths import GraphPaths, graph_paths
+from flowrl.reports.status import SkillRow, find_row, read_rows, tally
 from flowrl.storage import open_plain
 
 LIMIT_BYTES = 64 * 2**20

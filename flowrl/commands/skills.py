@@ -13,16 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from flowrl.arguments import GraphArgument, ReportCommand, SkillArgument
-from flowrl.commands.status import read_rows
 from flowrl.config import BottomUpConfig, Positive, with_flags
 from flowrl.console import print_report
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.skill_sources import SkillSources, check_graph_record, open_graph
 from flowrl.paths import DEFAULT_GRAPH, GraphPaths, slug
+from flowrl.reports.status import (
+    WIDTH,
+    read_rows,
+)
 from flowrl.skills.graph import SkillGraph
 
 _NEW = "not begun"
-_WIDTH = 140  # columns in a file or a pipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,5 +125,5 @@ class SkillsCommand(SkillsOfGraph):
                 *(Text(str(row[key])) for key in ("skill", "from", "status")),
                 Text(", ".join(row["needs"])),
             )
-        Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+        Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
         return 0

@@ -20,8 +20,6 @@ import tyro
 
 from flowrl import storage
 from flowrl.arguments import ReportCommand
-from flowrl.commands.evaluate import confined_run
-from flowrl.commands.repair import existing_graph
 from flowrl.config import Positive, Sandbox
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.experts.store import ExpertStore
@@ -38,8 +36,9 @@ from flowrl.judging.judge import (
     RuleJudge,
     SkillText,
 )
+from flowrl.launchers.confined import confined_run
 from flowrl.parallel.skill_sources import SkillSources
-from flowrl.paths import GraphPaths
+from flowrl.paths import GraphPaths, existing_graph
 from flowrl.runs import TrainingRun, read_result, read_run
 from flowrl.skills.skill import Skill, load_library
 from flowrl.storage import records

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -271,6 +271,28 @@ def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) 
         if not trust:
             raise
     return parse_skill(text, place=place, env_name=env_name, trusted=True)
+
+
+def skill_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that are named, and those in folders that are.
+
+    Raises:
+      ConfigError: there is none at all, or none in a folder, or no such folder.
+    """
+    found = []
+    for path in paths:
+        if path.suffix != ".py" and not path.exists():
+            raise ConfigError(
+                f"{printable(str(path))} is no folder and no file *.py{closest_file(path)}; "
+                "name skill files, or folders that exist"
+            )
+        inside = sorted(path.glob("*.py")) if path.is_dir() else [path]
+        if not inside:
+            raise ConfigError(f"{printable(str(path))} has no file *.py; name skill files")
+        found += inside
+    if not found:
+        raise ConfigError("no file is named; name files or a folder: flowrl check my_skills")
+    return found
 
 
 def load_library(

@@ -20,11 +20,11 @@ from typing import Annotated, Any, Literal
 
 from flowrl import config as configs
 from flowrl import notices
-from flowrl.commands.evaluate import confined_run
 from flowrl.config import AboveZero, BottomUpConfig, Natural, Positive, ScheduleConfig
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, LaunchError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
+from flowrl.launchers.confined import confined_run
 from flowrl.parallel.health import daemon_of
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.scheduler import SkillScheduler

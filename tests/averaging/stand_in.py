@@ -22,10 +22,10 @@ import numpy as np
 
 from flowrl import console, storage
 from flowrl.config import parse
+from flowrl.console import StopSignal
 from flowrl.errors import EXIT_DISK_FULL
 from flowrl.launchers.process import die_with_parent
 from flowrl.paths import RunPaths
-from flowrl.ppo_flow import StopSignal
 from flowrl.replicas import averager
 from flowrl.replicas.rounds import Offer, Round, Rounds
 from flowrl.runs import Rates, TrainConfig

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from flowrl import cli
-from flowrl.commands.evaluate import confined_run
 from flowrl.errors import FlowrlError
 from flowrl.judging import calibration, command, learned
 from flowrl.judging.calibration import _DEMAND
 from flowrl.judging.command import JudgeReport
+from flowrl.launchers.confined import confined_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, read_run
 from flowrl.skills.skill import load_library

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from flowrl import cli, notices
 from flowrl import config as configs
-from flowrl.commands import status
-from flowrl.commands.status import clock, read_rows, skill_table, tally, training_screen
 from flowrl.config import BottomUpConfig
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.status import CANCELLED, PAUSED, Failed
+from flowrl.reports import status
+from flowrl.reports.status import clock, read_rows, skill_table, tally, training_screen
 from tests.commands.making import (
     DONE,
     FAILED,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.commands.status import all_ended, find_row, read_rows, screen
 from flowrl.errors import FileRefusedError, GraphError
 from flowrl.launchers.base import Handle
 from flowrl.launchers.process import start_time_of
 from flowrl.parallel.status import Blocked
 from flowrl.paths import GraphPaths
+from flowrl.reports.status import all_ended, find_row, read_rows, screen
 from tests.commands.making import DONE, FAILED, HELD, WAITING, running, save, tell_progress
 
 FROZEN = Path(__file__).parents[1] / "data" / "scheduler_state_v1.json"

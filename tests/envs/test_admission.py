@@ -8,11 +8,11 @@ import re
 import pytest
 
 from flowrl import evaluate
+from flowrl.console import StopSignal
 from flowrl.envs import skill_module
 from flowrl.envs.skill_module import load_module, open_module
 from flowrl.errors import CodeRefusedError, SkillError
 from flowrl.ppo import trainer
-from flowrl.ppo_flow import StopSignal
 from flowrl.runs import CodeApproval, TrainConfig
 from flowrl.skills.validation.cache import ApprovalStore, code_digest
 from tests.envs.making import CLASSIC, STONE, WOOD, module_text

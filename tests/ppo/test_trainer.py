@@ -14,6 +14,7 @@ import pytest
 
 from flowrl import runs, storage
 from flowrl.config import PPOConfig, with_flags
+from flowrl.console import EXIT_INTERRUPTED, StopSignal
 from flowrl.envs.skill_module import open_module
 from flowrl.errors import (
     EXIT_RESUMABLE,
@@ -30,7 +31,6 @@ from flowrl.networks.moe import ActorCritic, init_expert
 from flowrl.ppo import run_io, trainer
 from flowrl.ppo.programs import Programs, begin_programs
 from flowrl.ppo.run_io import read_assignment
-from flowrl.ppo_flow import EXIT_INTERRUPTED, StopSignal
 from flowrl.program_cache import ProgramCache
 from flowrl.runs import ExpertVersion, LineageEntry, TrainConfig, expert_shapes
 from tests.networks.making import words_of

@@ -12,6 +12,7 @@ import pytest
 
 from flowrl import storage
 from flowrl.config import with_flags
+from flowrl.console import StopSignal
 from flowrl.errors import EXIT_RESUMABLE, FileRefusedError, ResultRefusedError
 from flowrl.experts import checkpoint
 from flowrl.experts.store import ExpertStore
@@ -20,7 +21,6 @@ from flowrl.parallel.training_processor import process_completed_training
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.ppo import trainer
 from flowrl.ppo.programs import begin_programs
-from flowrl.ppo_flow import StopSignal
 from flowrl.runs import PlannedStep, TrainConfig, read_result
 from flowrl.skills.graph import SkillGraph
 from tests.experts.making import content_of, contents

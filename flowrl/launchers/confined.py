@@ -1,0 +1,62 @@
+"""Work that runs skill code in a process of its own, confined like a trainer.
+
+`python -m flowrl.launchers.confined MODULE CLASS FIELDS`, with the fields of a dataclass in JSON.
+`flowrl evaluate`, `judge` and `sweep` let experts play by it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from flowrl import config as configs
+from flowrl import console
+from flowrl.config import PPOConfig, Sandbox
+from flowrl.launchers import sandbox
+from flowrl.paths import GraphPaths
+from flowrl.runs import TrainingRun
+from flowrl.storage import records
+
+
+class ConfinedWork(Protocol):
+    """A dataclass at the top of a module; its fields are JSON."""
+
+    def work(self) -> int:
+        """Do it in this process; returns the exit code."""
+        ...
+
+
+def confined_run(
+    order: ConfinedWork,
+    layout: GraphPaths,
+    run: TrainingRun,
+    *,
+    how: Sandbox,
+    stdout: int | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Let a confined process do what plays a run's plan; it sees the graph, read-only."""
+    confined = sandbox.confinement(how, layout.root)
+    env = sandbox.confined_env(sandbox.child_env())
+    config = configs.from_json(PPOConfig, run.config)
+    cache = sandbox.compile_cache(config.compile_cache, env).absolute()
+    around = confined.around(None, cwd=Path.cwd(), env=env, cache=cache, reads_graph=True)
+    kind, fields = type(order), json.dumps(records.to_json(order))
+    words = (*around, sys.executable, "-m", __name__, kind.__module__, kind.__name__, fields)
+    return subprocess.run(words, env=env, check=False, start_new_session=True, stdout=stdout)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do the work that `confined_run` orders; returns the exit code."""
+    module, name, fields = argv
+    order = records.from_json(getattr(importlib.import_module(module), name), json.loads(fields))
+    console.start_logging()
+    return console.guarded(order.work)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

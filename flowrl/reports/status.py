@@ -1,0 +1,400 @@
+"""Status of a graph: rows, document, table and live screen, from its folder's files alone."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from flowrl import notices, runs
+from flowrl.console import ERRORS
+from flowrl.errors import FileRefusedError, GraphError, closest
+from flowrl.experts.store import ExpertStore
+from flowrl.launchers import process
+from flowrl.launchers.run_status import lock_held, read_exit
+from flowrl.parallel.events import StopMode
+from flowrl.parallel.health import daemon_of, disk_shortage
+from flowrl.parallel.state import StateFile
+from flowrl.parallel.status import CANCELLED, PAUSED, percent, ranges
+from flowrl.paths import GraphPaths, SweepPaths, printable, slug
+
+_WATCH_SECONDS = 1.0
+WIDTH = 140  # columns in a file or a pipe
+_STYLE = {
+    "completed": "green",
+    "below goal": "yellow",
+    "running": "cyan",
+    "merging": "cyan",
+    "preparing": "cyan",
+    "failed": "bold red",
+    "cancelled": "red",
+    "held": "yellow",
+    "blocked": "red",
+    "waiting": "dim",
+}
+_GPU, _WHY = "gpu", "waits for / why"
+_LEAST_WHY = 30  # columns
+# The least columns of each while its figures change: nothing on the screen moves with them.
+_LEAST = {"status": 10, "run frames": 10, "steps/s": 7, "time": 7, _WHY: _LEAST_WHY}
+_DROPPED_FIRST = ("attempt", "expert", _GPU, "time", "steps/s", "run frames", "at most")
+_LEFT_ALIGNED = frozenset({"skill", "status", _GPU, _WHY})
+_STOP_MODES = {
+    StopMode.NONE: "",
+    StopMode.STOP: "stopping on request: nothing new is started, the scheduler ends with its runs",
+    StopMode.STOP_NOW: "stopping on request: runs save what they have, then the scheduler ends",
+}
+_STOP_REASONS = {
+    "pause": "asked to pause",
+    "cancel": "asked to end: cancelled",
+    "prune": "asked to end with what it has",
+    "hung": "asked to end: no progress for too long",
+    "overdue": "asked to end: longer than --run_timeout",
+    "yield": "asked to end: other skills wait for its slot",
+}
+ENDED = frozenset({"completed", "failed", "held", "blocked"})
+_ENDED = "ended"  # the phase of a run whose end no scheduler has seen
+
+_OF_STATE = (
+    "skill",
+    "status",
+    "expert",
+    "attempt",
+    "session",
+    "frames",
+    "success_rate",
+    "goal",
+)
+_OF_TRAINER = (
+    "phase", "steps_per_second", "step_success", "frames", "total_frames", "eta_seconds",
+)  # fmt: skip
+
+
+def training_screen(paths: GraphPaths, console: Console = ERRORS) -> Live:
+    """A live table below the log on a terminal, elsewhere the table when the block ends."""
+    live = console.is_terminal
+    now = partial(_now, paths, console)
+    return Live(get_renderable=now, console=console, auto_refresh=live, refresh_per_second=1)
+
+
+def screen(
+    paths: GraphPaths, rows: Sequence[SkillRow], *, width: int = WIDTH, logs: bool = True
+) -> Group:
+    """Return headings, notices, the table of skills, and the logs of failed skills.
+
+    Without `logs` a line says how to read them.
+    """
+    root = printable(str(paths.root))
+    warnings = [*filter(None, [_read_stop_mode(paths)]), *_notices(paths).values()]
+    if not all_ended(rows) and daemon_of(paths.daemon_lock) is None:
+        again = last_command(paths)
+        live = any(row.status == "running" and row.phase != _ENDED for row in rows)
+        goes_on = "runs go on; " if live else ""
+        warnings.append(f"no scheduler: {goes_on}nothing is started or merged until {again}")
+    if any(row.status == "held" and row.why == PAUSED for row in rows):
+        resume = f"to go on with paused skills: flowrl resume {shlex.quote(root)} --all"
+        warnings.append(f"{resume}, then {last_command(paths)}" if all_ended(rows) else resume)
+    yellow = [Text(text, style="yellow") for text in warnings]
+    failed = [row for row in rows if row.log]
+    texts = [
+        f"\n{row.skill}, the last lines of its log:\n  " + "\n  ".join(row.log) for row in failed
+    ]
+    if failed and not logs:
+        words = shlex.join(["flowrl", "logs", str(paths.root), failed[0].skill])
+        texts = [f"\nto read a failed skill's log: {printable(words)}"]
+    heading = Text(f"{root}: {tally(rows)}\n{_totals(paths, rows)}")
+    return Group(
+        heading, *yellow, "", skill_table(rows, width), *(Text(text, style="dim") for text in texts)
+    )
+
+
+def settings(paths: GraphPaths, rows: Sequence[SkillRow]) -> list[str]:
+    """Return a line for each skill's newest run: the settings that are no defaults, and why."""
+    lines = []
+    begun = [(row, row.expert) for row in rows if row.expert is not None]
+    for row, expert in begun:
+        for place in (paths.run, paths.archive):
+            with suppress(FileRefusedError):
+                run = runs.read_run(place(expert, row.skill))
+                said = [f"{key} {run.config.get(key)} ({run.origins[key]})" for key in run.origins]
+                what = ", ".join(said) or "all settings by default"
+                lines.append(printable(f"{row.skill}: {what}"))
+                break
+    return lines
+
+
+def skill_table(rows: Sequence[SkillRow], width: int = WIDTH) -> Table:
+    """Return a table with one line per skill, without columns that do not fit.
+
+    Once all skills have ended, empty columns are left out, too; `gpu` is so always.
+    """
+    table = Table(pad_edge=False, box=None, header_style="bold")
+    lines = [_cells(row) for row in rows]
+    ended, columns = all_ended(rows), lines[0] if lines else ()
+    empty = {name for name in columns if not any(str(line[name]) for line in lines)}
+    shown = [name for name in columns if name not in empty or not (ended or name == _GPU)]
+    least = {} if ended else _LEAST
+    sizes = {n: max(len(n), least.get(n, 0), *(len(str(row[n])) for row in lines)) for n in shown}
+    needed = {name: size + 2 for name, size in sizes.items()}
+    needed[_WHY] = min(needed.get(_WHY, 0), _LEAST_WHY)
+    for name in _DROPPED_FIRST:
+        if sum(needed.values()) > width and name in shown:
+            shown.remove(name)
+            del needed[name]
+    for name in shown:
+        justify = "left" if name in _LEFT_ALIGNED else "right"
+        least_width = None if name == _WHY else sizes[name]
+        table.add_column(name, justify=justify, no_wrap=name != _WHY, min_width=least_width)
+    for line in lines:
+        table.add_row(*(line[name] for name in shown))
+    return table
+
+
+def tally(rows: Sequence[SkillRow]) -> str:
+    """Return how many skills have which status, in one line."""
+    counts = Counter(map(_status_word, rows))
+    return ", ".join(f"{count} {status}" for status, count in counts.items()) or "no skills yet"
+
+
+def _totals(paths: GraphPaths, rows: Sequence[SkillRow]) -> str:
+    """Return slots in use, frames in merged experts and free disk space, in one line."""
+    used = sum(row.status in ("preparing", "running") for row in rows)
+    parts = [
+        *([f"slots in use: {used}"] if used else []),
+        f"{sum(_merged_frames(paths).values()):,} frames merged",
+        f"{shutil.disk_usage(paths.root).free / 1e9:,.1f} GB free",
+    ]
+    return " · ".join(parts)
+
+
+def clock(seconds: float | None) -> str:
+    """Return seconds as h:mm:ss, and "" for None.
+
+    >>> clock(75.4)
+    '0:01:15'
+    """
+    return "" if seconds is None else str(timedelta(seconds=int(seconds)))
+
+
+def status_document(paths: GraphPaths) -> dict[str, Any]:
+    """Return the status as JSON values, for scripts."""
+    rows, experts = read_rows(paths), _merged_frames(paths)
+    return {
+        "graph": str(paths.root),
+        "ended": all_ended(rows),
+        "scheduler": daemon_of(paths.daemon_lock),
+        "stopping": _read_stop_mode(paths),
+        "notices": _notices(paths),
+        "skills": [asdict(row) | {"expert_frames": experts.get(row.skill)} for row in rows],
+    }
+
+
+def _now(paths: GraphPaths, console: Console) -> Group:
+    end = () if console.is_terminal else ("",)  # rich ends the last line on a terminal alone
+    try:
+        return Group(screen(paths, read_rows(paths), width=console.width, logs=False), *end)
+    except FileRefusedError:
+        return Group("starting …")
+
+
+def _merged_frames(paths: GraphPaths) -> dict[str, int]:
+    """Return, by skill, the steps in which its merged expert acted, in all runs that count."""
+    try:
+        experts = ExpertStore(paths).manifest().experts.values()
+    except FileRefusedError:  # a notice says so
+        return {}
+    return {version.skill: version.frames for version in experts}
+
+
+def _notices(paths: GraphPaths) -> dict[str, str]:
+    """Return the notices, a full disk (which no notice can be written to), a damaged manifest."""
+    texts = dict(notices.read(paths))
+    texts.pop("command", None)  # shown only where it is needed
+    if notices.STAGES in texts and daemon_of(paths.stages_lock) is None:
+        del texts[notices.STAGES]  # its orchestrator was killed, or a stage ended badly
+    for path in sorted(paths.sweeps.glob("*/sweep.json")):
+        sweep, name = GraphPaths(path.parent), printable(path.parent.name)
+        said = notices.read(sweep).get(notices.SWEEP, "no trial has ended yet")
+        going = " is under way" if daemon_of(sweep.daemon_lock) else ""
+        texts[f"sweep {name}"] = f"sweep {name}{going}: {said}"
+    if "paused" not in texts and (found := disk_shortage(paths)):
+        texts["paused"] = f"paused ({found[0]}): {found[1]}"
+    try:
+        ExpertStore(paths).manifest()
+    except FileRefusedError as error:
+        texts["manifest"] = f"the graph cannot go on: {error}"
+    return texts
+
+
+def _cells(row: SkillRow) -> dict[str, Text | str]:
+    shown = row.phase if row.status == "running" and row.phase else _status_word(row)
+    reasons = [", ".join(row.waits_for), row.waits, row.why]
+    return {
+        "skill": Text(row.skill),
+        "status": Text(shown, style=_STYLE.get(shown, _STYLE.get(row.status, ""))),
+        "expert": "" if row.expert is None else str(row.expert),
+        "attempt": "" if row.attempt is None else str(row.attempt),
+        _GPU: ranges(row.devices),
+        "run frames": "" if row.frames is None else f"{row.frames:,}",
+        "steps/s": "" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}",
+        "success": "" if row.success_rate is None else percent(row.success_rate),
+        "time": clock(row.seconds),
+        "at most": clock(row.eta_seconds),
+        _WHY: Text("; ".join(filter(None, reasons))),
+    }
+
+
+# The rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkillRow:
+    """One skill as `flowrl status` shows it; None stands for a value that does not apply."""
+
+    skill: str
+    status: str
+    expert: int | None
+    attempt: int | None
+    session: str | None = None
+    devices: tuple[str, ...] = ()
+    phase: str | None = None  # of a run: compiling, training, saving, ended
+    steps_per_second: float | None = None
+    success_rate: float | None = None  # of the plan's last step
+    step_success: tuple[float, ...] = ()
+    frames: int | None = None  # environment steps of its run
+    total_frames: int | None = None
+    eta_seconds: float | None = None
+    seconds: float | None = None  # since the run began, or that it took
+    goal: float | None = None  # --success_state_rate of a completed skill's run
+    below_goal: bool = False  # completed, with less success than that
+    ended_at: str | None = None  # when it was completed, failed or held; ISO 8601 in UTC
+    waits_for: tuple[str, ...] = ()
+    waits: str = ""  # a slot or a time that it waits for
+    why: str = ""
+    log: tuple[str, ...] = ()  # the last lines of a failed skill's training log
+
+
+def read_rows(paths: GraphPaths) -> list[SkillRow]:
+    """Return every skill of the graph, in the order in which they were added.
+
+    Raises:
+      FileRefusedError: the folder holds no readable scheduler_state.json, nor sweeps.
+    """
+    if not paths.scheduler_state.is_file():
+        begun = any(paths.sweeps.glob("*/sweep.json"))  # nothing but trials was trained yet
+        if begun or SweepPaths(paths.root).sweep_json.exists():  # not begun, or by Ray
+            return []
+        raise FileRefusedError(
+            f"{paths.root} is no graph: it has no scheduler_state.json; name the folder of a "
+            "graph (GRAPH comes first), or let flowrl train make one"
+        )
+    lines = StateFile(paths.scheduler_state).load_document()["skills"]
+    completed = {line["skill"] for line in lines if line["status"] == "completed"}
+    return [_row(paths, line, completed) for line in lines]
+
+
+def _read_stop_mode(paths: GraphPaths) -> str:
+    """Return how a user stops the scheduler, in words; "" when nobody does."""
+    if not paths.scheduler_state.is_file():
+        return ""
+    return _STOP_MODES[StateFile(paths.scheduler_state).load_document()["stop_mode"]]
+
+
+def last_command(paths: GraphPaths) -> str:
+    """Return the command of the last start, to be given again: its flags say what is trained."""
+    return printable(notices.read(paths).get("command") or "the same command as before")
+
+
+def find_row(rows: Sequence[SkillRow], wanted: str, graph: Path) -> SkillRow:
+    """Return the row of a skill, found by its name, its machine name or its expert number.
+
+    Raises:
+      GraphError: there is no such skill; the message lists all skills.
+    """
+    word = wanted.strip().casefold()
+    for row in rows:
+        if word in (row.skill.casefold(), slug(row.skill).casefold()):
+            return row
+    for row in rows:
+        if row.expert is not None and word == str(row.expert):
+            return row
+    known = ", ".join(row.skill for row in rows) or "none yet"
+    near = closest(wanted, [row.skill for row in rows])
+    raise GraphError(f"{graph} has no skill {wanted!r}{near}; it has: {known}")
+
+
+def all_ended(rows: Sequence[SkillRow]) -> bool:
+    """Return whether no skill changes any more by itself."""
+    return all(row.status in ENDED for row in rows)
+
+
+def _status_word(row: SkillRow) -> str:
+    if row.below_goal:
+        return "below goal"
+    return "cancelled" if row.status == "failed" and row.why == CANCELLED else row.status
+
+
+def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> SkillRow:
+    facts = {name: line[name] for name in _OF_STATE if name in line}
+    seconds, waits = line.get("wall_seconds"), _waits(line)
+    if line["status"] == "running":
+        place, until = paths.run(line["expert"], line["skill"]), time.time()
+        if ended := _has_ended(paths, line):
+            found = read_exit(place.folder, line["run_id"])
+            until = min(until, found.ended_at) if found else until
+        seconds = until - datetime.fromisoformat(line["since"]).timestamp()
+        progress = runs.progress_of(place, line["run_id"])
+        if progress is not None:
+            facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
+            waits = progress.waits_for
+            facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
+        facts |= {"phase": _ENDED, "steps_per_second": None, "eta_seconds": None} if ended else {}
+    below = line["status"] == "completed" and line["success_rate"] < line.get("goal", 0.0)
+    weak = [line["skill"]] if below else completed & set(line.get("blocked_by", ()))
+    graph = shlex.quote(printable(str(paths.root)))
+    more = "; ".join(f"flowrl train-more {graph} {shlex.quote(skill)}" for skill in sorted(weak))
+    why = _STOP_REASONS.get(line.get("stop_reason", "")) or line.get("why")
+    return SkillRow(
+        **facts,
+        seconds=seconds,
+        devices=tuple(line.get("devices", ())),
+        ended_at=line.get("at"),
+        waits_for=tuple(line.get("blocked_by") or line["waits_for"]),
+        waits=waits,
+        below_goal=below,
+        why="; ".join(filter(None, [why, more])),
+        log=tuple(line.get("log", ())),
+    )
+
+
+def _has_ended(paths: GraphPaths, line: Mapping[str, Any]) -> bool:
+    """Return whether a launched run has no process left; a scheduler may not know it yet."""
+    handle = line.get("handle") or {}
+    if not handle.get("start_time"):
+        return False
+    with suppress(OSError):  # it cannot be looked at now
+        folder = paths.run(line["expert"], line["skill"]).folder
+        return not (process.alive(handle["pid"], handle["start_time"]) or lock_held(folder))
+    return False
+
+
+def _waits(line: Mapping[str, Any]) -> str:
+    """Return the slot or the time that a skill waits for, "" if it waits for skills or nothing."""
+    if line["status"] not in ("waiting", "merging") or line["waits_for"]:
+        return ""
+    due = line.get("not_before")
+    if due is not None and (when := datetime.fromisoformat(due)) > datetime.now(UTC):
+        return f"its next try at {when:%H:%M:%S} UTC"
+    return "a free slot" if line["status"] == "waiting" else ""
