@@ -27,7 +27,6 @@ from flowrl.networks.grouped import Packed, forward, pack
 from flowrl.networks.moe import ActorCritic, init_expert, stack_experts
 from flowrl.ppo import gae, optimizer
 from flowrl.ppo.loss import Hyperparameters, Rows, ppo_loss
-from flowrl.ppo.sharding import SPLIT, Placement, check_devices
 from flowrl.ppo.update import all_finite, draw_orders
 from flowrl.runs import expert_shapes
 
@@ -53,8 +52,6 @@ class Agents(NamedTuple):
     epoch: jax.Array  # int32[A], epochs learned from
     target: Any = None  # dqn's, a Packed
     ring: Any = None  # dqn's, a Ring
-    returns: Any = None  # with update_share below 1: f32[A, 10], of the last epochs
-    steps: Any = None  # likewise: int32[A], gradient steps to make of the next epoch
 
 
 def init(config: LearnerConfig, sizes: Sizes) -> Agents:
@@ -75,13 +72,9 @@ def init(config: LearnerConfig, sizes: Sizes) -> Agents:
         alive=jnp.ones(number, bool),
         epoch=jnp.zeros(number, jnp.int32),
     )
-    if config.update_share < 1:
-        unknown = np.full((number, 10), np.nan, np.float32)
-        agents = with_steps(config, agents._replace(returns=unknown), unknown[:, 0])
     if config.algorithm == "ppo":
         return agents
-    dtype = {"f32": jnp.float32, "f16": jnp.float16}[config.buffer_precision]
-    ring = buffers.empty_ring(config.capacity, max(sizes.observations), dtype=dtype)
+    ring = buffers.empty_ring(config.capacity, max(sizes.observations))
     return agents._replace(target=network, ring=stack_experts([ring] * number))
 
 
@@ -129,53 +122,9 @@ def learn(
     return jax.lax.cond(agents.epoch[0] % config.train_interval == 0, train, skip)
 
 
-def with_steps(config: LearnerConfig, agents: Agents, mean_return: np.ndarray) -> Agents:
-    """The agents with as many gradient steps to make of an epoch as their progress gives them.
-
-    Progress is the mean return of the newest 5 epochs less that of the 5 before, unknown while no
-    episode has ended in one of the two. The agent with the most makes all steps, the one with the
-    least `update_share` of them, and those between them by rank; equal agents share the better
-    rank. An agent that is frozen, or whose progress is unknown, has no rank and makes all.
-
-    Args:
-      config: `update_share` and the number of gradient steps.
-      agents: all of them.
-      mean_return: of this epoch, f64 `[A]`, NaN where no episode ended.
-    """
-    returns = np.append(
-        np.asarray(agents.returns)[:, 1:], np.asarray(mean_return, np.float32)[:, None], axis=1
-    )
-    older, newer = jnp.nanmean(returns.reshape(len(returns), 2, -1), axis=2).T
-    alive = np.asarray(agents.alive)
-    gain = jnp.where(alive, newer - older, jnp.nan)
-    ahead = (gain > gain[:, None]).sum(axis=1)
-    share = 1 - (1 - config.update_share) * ahead / max(1, alive.sum() - 1)
-    steps = jnp.maximum(1, jnp.round(share * _gradient_steps(config))).astype(jnp.int32)
-    return agents._replace(returns=returns, steps=steps)
-
-
-def learning(config: LearnerConfig, devices: int) -> Callable[..., tuple[Agents, Figures]]:
-    """`learn`, compiled; with D devices the first D have A / D of the agents each.
-
-    Nothing crosses the agents' axis, so each device runs the program of a single device on its part
-    and the devices exchange nothing. A program for all of them is compiled by other rules: XLA:CPU
-    rounds divisions otherwise in it.
-
-    Raises:
-      ConfigError: there are fewer devices.
-    """
-    program = jax.jit(partial(learn, config))
-    if devices == 1:
-        return program
-    check_devices(devices, "--devices")
-    placement = Placement(tuple(jax.devices()[:devices]), devices)
-    (split,) = placement.shardings((SPLIT,))
-
-    def learn_on_all(agents: Agents, rollout: Rollout, key: jax.Array) -> tuple[Agents, Figures]:
-        parts = placement.copies(jax.device_put((agents, rollout), split))
-        return placement.join_shards([program(*part, key) for part in parts.values()])[0]
-
-    return learn_on_all
+def learning(config: LearnerConfig) -> Callable[..., tuple[Agents, Figures]]:
+    """Return `learn`, compiled for agents with leaves `[A, …]`."""
+    return jax.jit(partial(learn, config))
 
 
 def _learn_ppo(
@@ -220,25 +169,21 @@ def _trained(
     `loss` is that of a network, the target network and a minibatch, which `minibatch` makes of a
     draw. If a number is not finite in the end, the agent is as it was, and frozen.
     """
-    made = None if agent.steps is None else jnp.arange(len(draws)) < agent.steps
 
-    def step(state: tuple[Packed, Any, Packed | None], drawn: tuple[jax.Array, jax.Array | None]):
-        (network, opt_state, target), (draw, made) = state, drawn
-        made = jnp.bool_(True) if made is None else made
+    def step(state: tuple[Packed, Any, Packed | None], draw: jax.Array):
+        network, opt_state, target = state
         grads, figures = jax.grad(loss, has_aux=True)(network, target, minibatch(draw))
         alone = jax.tree.map(lambda leaf: leaf[None], (network, opt_state, grads))
         named = dict(zip(("params", "state", "grads"), alone, strict=True))
-        after = optimizer.step(agent.hyper, **named, rows=made[None].astype(jnp.int32))
+        after = optimizer.step(agent.hyper, **named, rows=jnp.ones(1, jnp.int32))
         network, opt_state = jax.tree.map(lambda leaf: leaf[0], after)
-        rate = jnp.where(made, config.tau, 0.0)
+        rate = config.tau
         target = target and jax.tree.map(lambda old, new: old + rate * (new - old), target, network)
         return (network, opt_state, target), figures
 
     before = agent.policy.network, agent.opt_state, agent.target
-    after, figures = jax.lax.scan(step, before, (draws, made))
-    figures = {name: figure.mean(where=made) for name, figure in figures.items()}
-    if made is not None:
-        figures["gradient_steps"] = made.sum(dtype=jnp.float32)
+    after, figures = jax.lax.scan(step, before, draws)
+    figures = {name: figure.mean() for name, figure in figures.items()}
     alive = agent.alive & all_finite((figures["loss"], after))
     network, opt_state, target = jax.tree.map(partial(jnp.where, alive), after, before)
     policy = agent.policy._replace(network=network)

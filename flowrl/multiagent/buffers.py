@@ -6,7 +6,7 @@ agents are one tree of leaves `[A, …]`, over which `vmap` repeats the function
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +43,9 @@ class Ring(NamedTuple):
     size: jax.Array  # int32, steps held
 
 
-def empty_ring(capacity: int, observation_size: int, *, dtype: Any = jnp.float32) -> Ring:
-    """A ring without steps; `dtype` is that of the observations it keeps."""
-    obs = jnp.zeros((capacity, observation_size), dtype)
+def empty_ring(capacity: int, observation_size: int) -> Ring:
+    """A ring without steps."""
+    obs = jnp.zeros((capacity, observation_size))
     numbers = jnp.zeros(capacity, jnp.int32), jnp.zeros(capacity), jnp.zeros(capacity, bool)
     return Ring(Transitions(obs, *numbers, obs), jnp.int32(0), jnp.int32(0))
 
@@ -65,7 +65,7 @@ def add(ring: Ring, steps: Transitions) -> Ring:
     place = (start + jnp.arange(kept, dtype=jnp.int32)) % capacity
 
     def put(held: jax.Array, new: jax.Array) -> jax.Array:
-        return held.at[place].set(new[number - kept :].astype(held.dtype), unique_indices=True)
+        return held.at[place].set(new[number - kept :], unique_indices=True)
 
     return Ring(
         jax.tree.map(put, ring.steps, steps),
@@ -77,6 +77,4 @@ def add(ring: Ring, steps: Transitions) -> Ring:
 def sample(ring: Ring, key: jax.Array, size: int) -> Transitions:
     """Draw `size` of the steps held, each as likely as any other, with replacement."""
     place = jax.random.randint(key, (size,), 0, ring.size)
-    steps = jax.tree.map(lambda leaf: leaf[place], ring.steps)
-    obs, next_obs = (leaf.astype(jnp.float32) for leaf in (steps.obs, steps.next_obs))
-    return steps._replace(obs=obs, next_obs=next_obs)
+    return jax.tree.map(lambda leaf: leaf[place], ring.steps)

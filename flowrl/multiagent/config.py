@@ -48,19 +48,12 @@ class LearnerConfig(Configuration):
     of dqn, too."""
     num_minibatches: Positive = 8
     """Minibatches per pass."""
-    update_share: Share = 1.0
-    """Share of its gradient steps that the agent with the least progress makes; the one with the
-    most makes all. They are ranked by the absolute gain of their mean return in the last 5 epochs
-    over the 5 before, and equal ones share the better rank; an agent makes all steps until both are
-    known. Below 1, how many it makes depends on the others, and the steps left out save no time."""
     layer_size: Positive = 64
     """Width of the hidden layers of each agent's network."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
     capacity: Positive = 65_536
     """Steps that dqn's buffer of each agent holds; the oldest give way."""
-    buffer_precision: Literal["f32", "f16"] = "f32"
-    """Type in which dqn's buffers keep observations; f16 holds numbers up to 65,504."""
     batch_size: Positive = 256
     """Steps that dqn draws for a gradient step."""
     train_interval: Positive = 1
@@ -109,13 +102,10 @@ class IndependentConfig(Configuration):
     epochs: Positive = 100
     """Epochs to collect and to learn from."""
     lag: Annotated[int, within(0, 1)] = 1
-    """Epochs by which the parameters that act trail those that learn: 0 collects, then learns; 1
+    """Epochs by which the parameters that act trail those that learn. 0 collects, then learns; 1
     lets an epoch be collected while the one before it is learnt from."""
     overlap: bool = True
     """At lag 1, collect and learn at the same time; the results are the same without."""
-    devices: Positive = 1
-    """Devices that learn, each from its part of the agents; the first one acts for all. Each
-    compiles the program for itself, and another number of devices rounds otherwise."""
     run_folder: Path = Path("exp/independent")
     """Folder of the run; made when missing, continued when there; a finished run is kept."""
     resume: bool = True
@@ -132,9 +122,6 @@ class IndependentConfig(Configuration):
     def problems(self) -> Iterator[str]:
         """Check whether every agent has its numbers, and the timeline a place."""
         yield from self.learner.problems_with(self.agents)
-        if self.agents % self.devices:
-            near = ", ".join(map(str, divisors_near(self.agents, self.devices)))
-            yield f"--devices {self.devices} does not divide --agents {self.agents}; choose {near}"
         if self.timeline and not self.timeline.absolute().parent.is_dir():
             yield f"--timeline {self.timeline}: its folder does not exist; make it first"
         if self.timeline and self.timeline.is_dir():

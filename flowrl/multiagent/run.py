@@ -45,8 +45,7 @@ _REPORT = " · epoch "  # in a line that says how far the run is
 _LARGEST = 1e12  # number that a record may have
 _ROOT = 2**31  # of the worlds' and the learning keys; agents' networks take 0, 1 and so on
 _ANEW = "give --no-resume to begin anew, or another --run_folder"
-# Flags that may change when a run goes on, besides epochs: they change no bit of the result,
-# which --devices can.
+# Flags that may change when a run goes on, besides epochs: they change no bit of the result.
 _FREE = {
     *("run_folder", "overlap", "resume", "checkpoint_seconds", "stall_timeout"),
     *("timeline", "debug"),
@@ -239,20 +238,16 @@ def _programs(run: _Run) -> tuple[Callable[..., Any], Callable[..., Any], Bounda
     own, sizes = run.config.learner, run.world.sizes
     root = jax.random.fold_in(jax.random.key(own.seed), _ROOT)
     world_key, learn_key = jax.random.split(root)
-    program, devices = collecting.collecting(run.world, own), run.config.devices
-    learning = agents.learning(own, devices)
-
+    program = collecting.collecting(run.world, own)
+    learning = agents.learning(own)
     logger.info("making %d copies of the world %s", own.num_envs, run.config.world)
 
     def collect(learner: Agents, collector: Collector, _: int) -> Any:
-        policy = learner.policy if devices == 1 else jax.device_get(learner.policy)
-        collector, *experience = program(policy, collector)
+        collector, *experience = program(learner.policy, collector)
         return jax.block_until_ready((collector, tuple(experience)))
 
     def learn(learner: Agents, experience: Any, epoch: int) -> Any:
         epoch_key = jax.random.fold_in(learn_key, epoch)
-        if own.update_share < 1:
-            learner = agents.with_steps(own, learner, _mean_returns(experience[1]))
         return jax.block_until_ready(learning(learner, experience[0], epoch_key))
 
     collector = collecting.begin(run.world, own, world_key)

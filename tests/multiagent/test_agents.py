@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import jax
@@ -11,15 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl.errors import ConfigError
 from flowrl.multiagent import agents
 from flowrl.multiagent.config import PER_AGENT
 from flowrl.multiagent.world import Sizes
-from flowrl.paths import IndependentPaths
-from tests.conftest import LIGHT
 from tests.multiagent.making import CONFIGS, SIZES, actor, collected, learner, rollout
-from tests.multiagent.test_run import contents, lines
-from tests.waiting import limit
 
 KEY = jax.random.key(7)
 SPREAD = "MPE_simple_spread_v3"
@@ -140,101 +131,6 @@ def test_agents_in_one_program_are_as_each_alone_in_its_own(algorithm):
         np.testing.assert_allclose(alone_figures["loss"][0], figures["loss"][agent], rtol=1e-5)
         for found, leaf in zip(jax.tree.leaves(one), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(found[0], leaf[agent], rtol=1e-5, atol=1e-6)
-
-
-@pytest.fixture(scope="module", params=["ppo", pytest.param("dqn", marks=pytest.mark.slow)])
-def on_two_devices(request, tmp_path_factory):
-    """The folder of `tests.multiagent.sharded`, which learnt on two host devices."""
-    folder = tmp_path_factory.mktemp("sharded")
-    flags = f"{LIGHT} --xla_force_host_platform_device_count=2"
-    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = (sys.executable, "-m", "tests.multiagent.sharded", str(folder), request.param)
-    subprocess.run(command, env=env, check=True, timeout=limit(280))
-    return folder
-
-
-def test_a_device_makes_the_bits_of_its_part_alone_on_one_device(on_two_devices):
-    found = json.loads((on_two_devices / "found.json").read_text())
-    assert found["same_bits"]
-    assert found["devices"] == [2]  # of every leaf
-
-
-def test_a_run_on_two_devices_goes_on_to_the_same_bits(on_two_devices):
-    whole, stopped = (IndependentPaths(on_two_devices / name) for name in ("whole", "stopped"))
-    assert contents(stopped) == contents(whole)
-    assert [line["epoch"] for line in lines(stopped)] == [0, 1, 2]
-
-
-def test_devices_that_are_not_there_are_refused():
-    told = rf"--devices 4: there are {jax.device_count()} \(\w+\); lower it"
-    with pytest.raises(ConfigError, match=told):
-        agents.learning(CONFIGS["ppo"], 4)
-
-
-PROGRESS = {  # returns of an older epoch, returns of a newer one → gradient steps of eight
-    "ranks": ([0, 0, 0], [1, 3, 2], [2, 8, 5]),
-    "equals": ([0, 0, 0], [1, 0, 1], [8, 2, 8]),
-    "unknown": ([0, jnp.nan, 0], [1, 9, 2], [5, 8, 8]),
-    "all unknown": ([jnp.nan] * 3, [1, 2, 3], [8, 8, 8]),
-}
-
-
-@pytest.mark.parametrize(("older", "newer", "steps"), PROGRESS.values(), ids=PROGRESS)
-def test_agents_with_more_progress_make_more_gradient_steps(older, newer, steps):
-    config = replace(CONFIGS["ppo"], update_epochs=4, update_share=0.25)
-    epochs = [older] * 5 + [newer] * 5
-    for order in ([0, 1, 2], [2, 0, 1]):
-        found = agents.init(config, SIZES)
-        for returns in epochs:
-            found = agents.with_steps(config, found, np.asarray(returns, float)[order])
-        assert found.steps.tolist() == np.asarray(steps)[order].tolist()
-    alone = found._replace(alive=jnp.asarray([True, False, False]))
-    assert agents.with_steps(config, alone, np.zeros(3)).steps.tolist() == [8, 8, 8]
-    none = agents.with_steps(replace(config, update_share=0.0), found, np.asarray(newer, float))
-    assert none.steps.min() >= 1
-
-
-def test_a_frozen_agent_has_no_rank():
-    config = replace(CONFIGS["ppo"], update_epochs=4, update_share=0.25)
-    found = agents.init(config, SIZES)._replace(alive=jnp.asarray([True, False, True]))
-    for returns in [[0, 0, 0]] * 5 + [[2, 9, 1]] * 5:
-        found = agents.with_steps(config, found, np.asarray(returns, float))
-    assert found.steps.tolist() == [8, 8, 2]
-
-
-@pytest.mark.parametrize("algorithm", CONFIGS)
-def test_an_agent_that_makes_half_the_steps_is_as_one_of_half_the_passes(algorithm):
-    config = replace(CONFIGS[algorithm], update_share=0.5)
-    learn, before = learner(config), agents.init(config, SIZES)
-    whole, _ = learn(before, rollout(), KEY)
-    found, figures = learn(before._replace(steps=jnp.asarray([4, 2, 4])), rollout(), KEY)
-    assert figures["gradient_steps"].tolist() == [4, 2, 4]
-    fewer = replace(CONFIGS[algorithm], update_epochs=1)
-    half, _ = learner(fewer)(agents.init(fewer, SIZES), rollout(), KEY)
-    for name in ("policy", "opt_state", "target"):
-        one, others = getattr(found, name), getattr(whole, name)
-        assert same(taken(one, [0, 2]), taken(others, [0, 2]))
-        pairs = zip(jax.tree.leaves(one), jax.tree.leaves(getattr(half, name)), strict=True)
-        for leaf, wanted in pairs:
-            np.testing.assert_allclose(leaf[1], wanted[1], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("algorithm", CONFIGS)
-def test_a_gradient_step_that_is_not_made_leaves_an_agent_bit_for_bit(algorithm):
-    config = replace(CONFIGS[algorithm], update_share=0.5)
-    agent = taken(agents.init(config, SIZES)._replace(steps=jnp.asarray([1, 2, 4])), 1)
-
-    def loss(network, _, factor):
-        found = factor * sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(network))
-        return found, {"loss": found}
-
-    @jax.jit
-    def moved(factors):
-        return agents._trained(config, agent, loss, minibatch=lambda factor: factor, draws=factors)
-
-    wanted = moved(jnp.asarray([1.0, 2.0, 3.0, 4.0]))
-    assert same(moved(jnp.asarray([1.0, 2.0, jnp.nan, -7.0])), wanted)
-    assert not same(moved(jnp.asarray([1.0, -2.0, 3.0, 4.0])), wanted)
 
 
 def test_an_agent_is_padded_with_zeros_that_stay_zeros():

@@ -67,15 +67,6 @@ def test_what_was_handed_over_stays_as_it_was():
     assert held(before) == names
 
 
-def test_observations_in_half_precision_come_back_as_f32():
-    ring = buffers.empty_ring(CAPACITY, 2, dtype=jnp.float16)
-    ring = buffers.add(ring, steps(0, 3)._replace(obs=np.full((3, 2), 1 / 3, np.float32)))
-    assert ring.steps.obs.dtype == jnp.float16
-    drawn = buffers.sample(ring, jax.random.key(0), 5)
-    assert drawn.obs.dtype == jnp.float32
-    np.testing.assert_array_equal(drawn.obs, np.float32(np.float16(1 / 3)))
-
-
 @pytest.mark.parametrize("agent", [0, 2])
 def test_the_step_after_the_last_turn_sees_the_last_observation(agent):
     turns = jax.tree.map(lambda leaf: leaf[agent], rollout())

@@ -72,11 +72,6 @@ def assert_same(folder: Path, whole: IndependentPaths) -> None:
             ("--world=match_the_sign", "--timeline=/nowhere/trace.json"),
             "--timeline /nowhere/trace.json: its folder does not exist",
         ),
-        (
-            ("--world=match_the_sign", "--agents=4", "--devices=3"),
-            "--devices 3 does not divide --agents 4; choose 2, 4",
-        ),
-        (("--world=match_the_sign", "--devices=3"), "--devices 3: there are 1 (cpu); lower it"),
         (("--world=match_the_sign", "--timeline=/"), "--timeline / is a folder; name a file"),
     ],
 )

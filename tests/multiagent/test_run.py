@@ -153,18 +153,6 @@ def test_a_stopped_run_goes_on_to_the_same_bits_with_overlap_or_without(train, w
         assert {name: one[name] for name in kept} == {name: other[name] for name in kept}
 
 
-def test_gradient_steps_follow_from_progress_also_in_a_run_that_goes_on(train):
-    words = ("--epochs=8", "--update_share=0.5")
-    whole = train(*words, folder="whole")
-    train(*words, stop=stop_after(7), expected=85)
-    paths = train(*words, "--no-overlap")
-    assert contents(paths) == contents(whole)
-    for epoch, (line, other) in enumerate(zip(lines(paths), lines(whole), strict=True)):
-        steps = [line[f"agent_{agent}/gradient_steps"] for agent in range(3)]
-        assert steps == [other[f"agent_{agent}/gradient_steps"] for agent in range(3)]
-        assert (steps == [2, 2, 2]) == (epoch < 5)  # progress is known from the sixth on
-
-
 def all_files(paths: IndependentPaths) -> dict:
     return {path: path.read_bytes() for path in paths.folder.rglob("*") if path.is_file()}
 
@@ -325,7 +313,7 @@ def test_an_epochs_arrays_are_handed_over_where_they_lie(train, monkeypatch, wor
 def test_the_worlds_and_the_learning_of_every_epoch_have_keys_of_their_own(monkeypatch):
     keys = []
 
-    def learning(own, devices):
+    def learning(own):
         return lambda learner, rollout, key: keys.append(jax.random.key_data(key)) or (learner, {})
 
     monkeypatch.setattr(run.agents, "learning", learning)
@@ -439,9 +427,7 @@ def test_a_run_without_an_agent_that_learns_ends(train, monkeypatch):
         train()
 
 
-@pytest.mark.parametrize(
-    "word", ["--agents=2", "--world=only_apple", "--layer_size=9", "--devices=3"]
-)
+@pytest.mark.parametrize("word", ["--agents=2", "--world=only_apple", "--layer_size=9"])
 def test_a_run_does_not_go_on_as_another_one(train, stopped, word):
     before = {path: path.read_bytes() for path in stopped.folder.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=r"was begun with --\w+ .*, not .*; give it as before"):
