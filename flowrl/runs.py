@@ -30,7 +30,7 @@ REPORT = " · update "  # in a line of a trainer's log that says how far it is, 
 _LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
 SkillName = Annotated[str, display_name]
-Stopped = Literal["", "pruned", "converged"]
+EarlyEnd = Literal["", "pruned", "converged"]
 Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" → shape
 _HIDDEN_LAYERS = 3
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")  # that change what a program computes
@@ -167,7 +167,7 @@ class RunResult:
     updates: Natural
     wall_seconds: float
     stopped_early: bool
-    stopped: Stopped = ""  # why it ended before its goal and its budget
+    stopped: EarlyEnd = ""  # why it ended before its goal and its budget
     kept_update: Natural | None = None
     last_success_rate: Share | None = None
 

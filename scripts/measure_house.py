@@ -118,14 +118,26 @@ def _reach(name: str, arrows: dict[str, set[str]]) -> set[str]:
 
 
 def classes_twice(house: list[Module]) -> list[str]:
-    """Class names that stand in two places or more."""
+    """Names of classes and type aliases that stand in two places or more."""
     counted = Counter(
         node.name
         for module in house
         for node in module.definitions()
         if isinstance(node, ast.ClassDef)
     )
+    counted.update(name for module in house for name in _aliases(module.tree))
     return sorted(name for name, times in counted.items() if times > 1)
+
+
+def _aliases(tree: ast.Module) -> Iterator[str]:
+    """Type aliases and type variables at the top of a module: `Name = …`, `Name: TypeAlias = …`."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        if isinstance(node, ast.AnnAssign):
+            targets = (node.target,)
+        for name in (each.id for each in targets if isinstance(each, ast.Name)):
+            if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
+                yield name
 
 
 def short_without_reason(house: list[Module]) -> list[str]:
@@ -308,7 +320,7 @@ ROWS = {
     "lines": "lines of flowrl/ without skills/library",
     "files": "files",
     "circles": "circles among files",
-    "classes_twice": "class names that stand twice",
+    "classes_twice": "names of classes and type aliases that stand twice",
     "short_without_reason": f"modules of < {SHORT} lines without a reason in the first line",
     "walk": "files entered from a run's end to its dependant's launch",
     "request_files": "files that a user's request passes",

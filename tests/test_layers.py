@@ -1,4 +1,4 @@
-"""Imports go downstairs and never in a circle; a class name stands once."""
+"""Imports go downstairs and never in a circle; the name of a class or type stands once."""
 
 from __future__ import annotations
 
@@ -122,8 +122,16 @@ def test_a_circle_for_types_alone_is_found(house, tmp_path):
     assert house.circles(house.modules(tmp_path)) == [["flowrl.a", "flowrl.b"]]
 
 
-def test_a_class_name_stands_once_in_the_package(house):
+def test_a_name_of_a_class_or_type_stands_once_in_the_package(house):
     assert house.classes_twice(house.modules()) == []
+
+
+def test_a_type_alias_that_stands_twice_is_found(house, tmp_path):
+    (tmp_path / "a.py").write_text("Curve = list[int]\nLIMIT = 1\n")
+    (tmp_path / "b.py").write_text("Curve: TypeAlias = 'tuple'\nLIMIT: int = 1\n")
+    (tmp_path / "c.py").write_text("class Kind: ...\n")
+    (tmp_path / "d.py").write_text("Kind = TypeVar('Kind')\n")
+    assert house.classes_twice(house.modules(tmp_path)) == ["Curve", "Kind"]
 
 
 def test_every_module_has_a_floor():

@@ -20,7 +20,7 @@ from flowrl.errors import ConfigError, SkillError
 from flowrl.games.base import COUNT, Game, find_game
 from flowrl.paths import RunPaths
 from flowrl.runs import CodeApproval, PlannedStep, read_run
-from flowrl.skills.skill import MOST_STEPS, Origin
+from flowrl.skills.skill import MOST_STEPS, CodeOrigin
 from flowrl.skills.validation.cache import ApprovalStore, code_digest
 from flowrl.skills.validation.dry_run import SkillCode, approvals_of
 from flowrl.skills.validation.execution import execute_functions
@@ -179,7 +179,7 @@ def _codes(path: Path) -> list[SkillCode]:
             env_name=frame.game.name,
             is_done=ast.unparse(done),
             reward=ast.unparse(reward),
-            origin=Origin(frame.place, done.lineno, reward.lineno),
+            origin=CodeOrigin(frame.place, done.lineno, reward.lineno),
         )
         for done, reward in zip(frame.functions[::3], frame.functions[1::3], strict=True)
     ]

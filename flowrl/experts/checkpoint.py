@@ -22,7 +22,7 @@ from flowrl import storage
 from flowrl.errors import ExpertCorruptError, ExpertMissingError, ExpertShapeError
 from flowrl.runs import Shapes
 
-Tree = TypeVar("Tree")
+PyTree = TypeVar("PyTree")
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
 _UNREADABLE = (ValueError, OSError, KeyError, TypeError)  # what Orbax raises for damaged files
 
@@ -52,7 +52,7 @@ def save_expert(folder: Path, params: Any) -> None:
     storage.commit_dir(prepared, folder.absolute())
 
 
-def load_expert(folder: Path, like: Tree) -> Tree:
+def load_expert(folder: Path, like: PyTree) -> PyTree:
     """Read the tree in `folder`, bit for bit, as NumPy arrays in the structure of `like`.
 
     Args:
@@ -126,7 +126,7 @@ def save_resume(folder: Path, tree: Any) -> None:
         storage.remove_tree(folder / str(number))
 
 
-def load_resume(folder: Path, like: Tree) -> Tree:
+def load_resume(folder: Path, like: PyTree) -> PyTree:
     """Read the newest resumable state below `folder`; raises as `load_expert` does."""
     numbers = _numbered(folder)
     if not numbers:

@@ -27,7 +27,7 @@ _MOST_SHIFT = 0.1  # of a score, by an instruction inside the text
 _EDGE = 1e-6  # log-odds stay finite
 _LEAST_LABELS = 8  # of either kind
 Figure = Callable[[np.ndarray, np.ndarray], float]
-Arrays = tuple[np.ndarray, np.ndarray]
+ScoresAndLabels = tuple[np.ndarray, np.ndarray]
 Labelled = tuple[list[Any], np.ndarray]  # N items of one kind, and their labels, bool[N]
 
 
@@ -146,9 +146,9 @@ def scores_of(judge: Judge, items: Iterable[Item]) -> np.ndarray:
 def measure(
     judge: Judge,
     items: str,
-    unseen: Arrays,
+    unseen: ScoresAndLabels,
     *,
-    tuned: Arrays,
+    tuned: ScoresAndLabels,
     moved: Mapping[str, float] = MappingProxyType({}),
 ) -> Calibration:
     """The calibration of a judge.
@@ -186,7 +186,7 @@ def measure(
     )
 
 
-def _answered(scores: np.ndarray, labels: np.ndarray) -> Arrays:
+def _answered(scores: np.ndarray, labels: np.ndarray) -> ScoresAndLabels:
     rows = ~np.isnan(scores)
     return scores[rows], labels[rows].astype(bool)
 

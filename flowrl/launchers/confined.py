@@ -1,4 +1,4 @@
-"""Work that runs skill code in a process of its own, confined like a trainer.
+"""A protocol for work that runs skill code: in a process of its own, confined like a trainer.
 
 `python -m flowrl.launchers.confined MODULE CLASS FIELDS`, with the fields of a dataclass in JSON.
 `flowrl evaluate`, `judge` and `sweep` let experts play by it.

@@ -30,7 +30,7 @@ from flowrl.ppo.loss import Hyperparameters, Rows, ppo_loss
 from flowrl.ppo.update import all_finite, draw_orders
 from flowrl.runs import expert_shapes
 
-Figures = dict[str, jax.Array]  # name → f32[A]
+AgentFigures = dict[str, jax.Array]  # name → f32[A]
 
 
 class Policy(NamedTuple):
@@ -94,7 +94,7 @@ def act(
 
 def learn(
     config: LearnerConfig, agents: Agents, rollout: Rollout, key: jax.Array
-) -> tuple[Agents, Figures]:
+) -> tuple[Agents, AgentFigures]:
     """Train every agent on its own rows; one whose loss is not finite is frozen as it was.
 
     Args:
@@ -112,30 +112,30 @@ def learn(
         return jax.vmap(partial(_learn_ppo, config))(agents, rollout, keys)
     agents = jax.vmap(partial(_add, config))(agents, rollout)
 
-    def train() -> tuple[Agents, Figures]:
+    def train() -> tuple[Agents, AgentFigures]:
         return jax.vmap(partial(_learn_dqn, config))(agents, keys)
 
-    def skip() -> tuple[Agents, Figures]:
+    def skip() -> tuple[Agents, AgentFigures]:
         shapes = jax.eval_shape(train)[1]
         return agents, {name: jnp.full(leaf.shape, jnp.nan) for name, leaf in shapes.items()}
 
     return jax.lax.cond(agents.epoch[0] % config.train_interval == 0, train, skip)
 
 
-def learning(config: LearnerConfig) -> Callable[..., tuple[Agents, Figures]]:
+def learning(config: LearnerConfig) -> Callable[..., tuple[Agents, AgentFigures]]:
     """Return `learn`, compiled for agents with leaves `[A, …]`."""
     return jax.jit(partial(learn, config))
 
 
 def _learn_ppo(
     config: LearnerConfig, agent: Agents, rollout: Rollout, key: jax.Array
-) -> tuple[Agents, Figures]:
+) -> tuple[Agents, AgentFigures]:
     """Train one agent by passes over its rollout, each in a new order."""
     rows = _rows(agent.hyper, rollout)
     orders = draw_orders(key, config.update_epochs, rollout.reward.size)
     orders = orders.reshape(_gradient_steps(config), -1)
 
-    def loss(network: Packed, _: None, rows: Rows) -> tuple[jax.Array, Figures]:
+    def loss(network: Packed, _: None, rows: Rows) -> tuple[jax.Array, AgentFigures]:
         logits, value = _logits(config, agent.policy._replace(network=network), rows.obs)
         figures = ppo_loss(logits, value, rows, hyper=agent.hyper)
         loss, figures = jax.tree.map(jnp.mean, figures)
@@ -147,7 +147,7 @@ def _learn_ppo(
     return _trained(config, agent, loss, minibatch=take, draws=orders)
 
 
-def _learn_dqn(config: LearnerConfig, agent: Agents, key: jax.Array) -> tuple[Agents, Figures]:
+def _learn_dqn(config: LearnerConfig, agent: Agents, key: jax.Array) -> tuple[Agents, AgentFigures]:
     """Train one agent on what its buffer holds."""
     mask, gamma = agent.policy.mask, agent.hyper.gamma
     loss = partial(dqn.dqn_loss, mask=mask, gamma=gamma, activation=config.activation)
@@ -163,7 +163,7 @@ def _trained(
     *,
     minibatch: Callable[[jax.Array], Any],
     draws: jax.Array,
-) -> tuple[Agents, Figures]:
+) -> tuple[Agents, AgentFigures]:
     """One agent after a gradient step for each draw, and mean figures; see `learn`.
 
     `loss` is that of a network, the target network and a minibatch, which `minibatch` makes of a

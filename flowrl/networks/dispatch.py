@@ -21,7 +21,7 @@ from flowrl.networks import grouped
 from flowrl.networks.grouped import Packed, forward
 from flowrl.networks.moe import take_expert
 
-Method = Literal["plain", "tiles", "dense"]
+DispatchMethod = Literal["plain", "tiles", "dense"]
 
 
 class Evaluation(NamedTuple):
@@ -39,7 +39,7 @@ def apply(
     expert: jax.Array,
     *,
     activation: str,
-    method: Method | None = None,
+    method: DispatchMethod | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Logits `[B, actions]` and values `[B]` of observations, by the acting experts.
 
@@ -68,7 +68,7 @@ def evaluate_rows(
     *,
     row_loss: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, dict[str, jax.Array]]],
     activation: str,
-    method: Method | None = None,
+    method: DispatchMethod | None = None,
 ) -> Evaluation:
     """Mean loss over some rows, and its gradient.
 
@@ -100,7 +100,7 @@ def evaluate_rows(
     return Evaluation(loss, figures, grads, counts)
 
 
-def _best_method(packed: Packed) -> Method:
+def _best_method(packed: Packed) -> DispatchMethod:
     if packed.first.kernel.shape[0] == 1:
         return "plain"
     return "tiles" if jax.default_backend() == "cpu" else "dense"

@@ -40,7 +40,7 @@ from flowrl.ppo.progress import Reporter
 from flowrl.ppo.run_io import Assignment, Best, Resumed
 from flowrl.ppo.sharding import place, shard_size, verify_distributed_setup
 from flowrl.program_cache import ProgramCache
-from flowrl.runs import Stopped, TrainConfig
+from flowrl.runs import EarlyEnd, TrainConfig
 
 _LEAST_STOCK = 256  # worlds, of all shards together
 
@@ -127,7 +127,7 @@ def _train(opened: Opened, stop: Callable[[], int | None], *, began: float) -> i
         reporter.close()
 
 
-def _why_stopped(update: UpdateReport, paths: RunPaths, *, stuck: bool) -> Stopped:
+def _why_stopped(update: UpdateReport, paths: RunPaths, *, stuck: bool) -> EarlyEnd:
     """Return the reason of an early end; "" without one, or if goal or budget is reached."""
     if update.ended or not update.stop:
         return ""
@@ -211,7 +211,7 @@ def use_compile_cache(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _finish(opened: Opened, update: UpdateReport, best: Best, stopped: Stopped) -> None:
+def _finish(opened: Opened, update: UpdateReport, best: Best, stopped: EarlyEnd) -> None:
     """Write the final experts and result.json; remove the checkpoint.
 
     The experts are those of the best update; of updates that are equally good, of the last one.

@@ -115,7 +115,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CodeOrigin:
     """The place of a skill's functions: a file or another place, and their first lines.
 
     Those with helpers of their file are not `exact`: their other lines stand elsewhere.
@@ -151,7 +151,7 @@ class Skill:
     training: Mapping[str, Any] = field(default_factory=dict)  # flag → value
     embedded: bool = field(default=False, compare=False)  # it comes with the game
     trusted: bool = False  # its author lifted the syntax check for it
-    origin: Origin | None = field(default=None, compare=False, repr=False)
+    origin: CodeOrigin | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """The skill as plain data; `from_json` reads it back."""
@@ -221,7 +221,7 @@ def parse_skill(
         is_done=functions["task_is_done"],
         reward=functions["task_reward"],
         trusted=trusted,
-        origin=Origin(place, lines["task_is_done"], lines["task_reward"], exact),
+        origin=CodeOrigin(place, lines["task_is_done"], lines["task_reward"], exact),
     )
 
 
@@ -244,7 +244,7 @@ def skill_from_data(skill_name: Any, data: Mapping[str, Any], *, trusted: bool =
     constants = {"description": "", **data, "name": skill_name}
     lines = [f"{key} = {value!r}" for key, value in constants.items() if key not in _CODE]
     skill = parse_skill("\n".join([*lines, "", *code, ""]), place=place, trusted=trusted)
-    return replace(skill, origin=Origin(place))
+    return replace(skill, origin=CodeOrigin(place))
 
 
 def load_skill(path: Path, *, env_name: str | None = None, trust: bool = False) -> Skill:

@@ -14,8 +14,8 @@ from typing import Literal
 
 from flowrl.measures import objectives
 
-Curve = Sequence[tuple[float, float]]
-Curves = Mapping[int, Curve]  # by number of trial
+ScoreCurve = Sequence[tuple[float, float]]
+Curves = Mapping[int, ScoreCurve]  # by number of trial
 Pruner = Literal["asha", "median", "none"]
 _PEERS = 4  # other trials without which the median decides nothing
 _PLACES = 27  # of a curve; the rungs at a ninth and a third of the frames are among them
@@ -37,7 +37,7 @@ class Rungs:
 
 def scores_so_far(
     curve: objectives.Curve, score: Callable[[objectives.Curve], float], *, most_frames: int
-) -> Curve:
+) -> ScoreCurve:
     """Return what a run would have scored, had it ended at the frames of its curve.
 
     Of each 27th part of the most frames the last point counts.
@@ -64,7 +64,7 @@ def should_prune(pruner: Pruner, number: int, curves: Curves, rungs: Rungs) -> b
     return _PRUNERS[pruner](number, finite, rungs)
 
 
-def score_at(curve: Curve, cost: float) -> float | None:
+def score_at(curve: ScoreCurve, cost: float) -> float | None:
     """Return the newest score up to this cost; None if the curve has not reached it."""
     if not curve or curve[-1][0] < cost:
         return None

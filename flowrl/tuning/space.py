@@ -29,10 +29,10 @@ from flowrl.storage import read_json
 
 Value = float | int | str | bool
 Point = Mapping[str, Value]
-Kind = Literal["uniform", "log_uniform", "int_uniform", "uniform_pow2", "logit", "choice"]
+DimensionKind = Literal["uniform", "log_uniform", "int_uniform", "uniform_pow2", "logit", "choice"]
 
-_KINDS: Mapping[str, Kind] = {
-    **{kind: kind for kind in get_args(Kind)},
+_KINDS: Mapping[str, DimensionKind] = {
+    **{kind: kind for kind in get_args(DimensionKind)},
     **{"log": "log_uniform", "int": "int_uniform", "pow2": "uniform_pow2"},
     **{"log_normal": "log_uniform", "logit_normal": "logit"},
 }
@@ -57,7 +57,7 @@ class Dimension:
     """
 
     name: str
-    kind: Kind
+    kind: DimensionKind
     low: float = 0.0
     high: float = 0.0
     choices: Sequence[Value] = ()
@@ -299,7 +299,7 @@ def _type_of(name: str) -> object:
     return arguments.arguments(PPOConfig)[name].type
 
 
-def _given(written: object) -> tuple[Kind, dict[str, Any]]:
+def _given(written: object) -> tuple[DimensionKind, dict[str, Any]]:
     """Return the kind of a dimension and what else was written of it, by fields of Dimension."""
     if not isinstance(written, Mapping):
         raise ConfigError(f"is no table; write {_EXAMPLE}")
@@ -325,7 +325,7 @@ def _choices(name: str, written: object) -> tuple[Value, ...]:
     return found
 
 
-def _check_range(name: str, kind: Kind, low: float, high: float) -> None:
+def _check_range(name: str, kind: DimensionKind, low: float, high: float) -> None:
     if low >= high:
         raise ConfigError(f"min {low} must be below max {high}")
     if kind == "log_uniform" and low <= 0:

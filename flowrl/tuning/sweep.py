@@ -43,7 +43,7 @@ from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import TrainingRun, read_result, read_run, write_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
-from flowrl.tuning.pruning import Curve, Rungs, scores_so_far, should_prune
+from flowrl.tuning.pruning import Rungs, ScoreCurve, scores_so_far, should_prune
 from flowrl.tuning.trials import (
     FAILED,
     JUDGED,
@@ -208,7 +208,7 @@ class Sweeper:
         self._scheduler = scheduler
         self._deadline = deadline
         self._report = report
-        self._curves: dict[int, Curve] = {}  # of trials that have ended
+        self._curves: dict[int, ScoreCurve] = {}  # of trials that have ended
 
     def begin(self) -> None:
         """Take up what an earlier start of the sweep has left."""
@@ -256,7 +256,7 @@ class Sweeper:
                 records.write(self.sweep.run(number).folder / JUDGED, judged)
                 self._scheduler.prune(self.sweep.skill_of(number))
 
-    def _curve(self, each: Tried) -> Curve:
+    def _curve(self, each: Tried) -> ScoreCurve:
         """The score by frames; that of a trial that ended by itself counts on to the horizon."""
         number, ended = each.trial.number, each.outcome
         if ended is None:

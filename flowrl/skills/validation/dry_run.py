@@ -24,7 +24,7 @@ from flowrl import notices
 from flowrl.errors import ConfigError, LaunchError, SkillError
 from flowrl.paths import GraphPaths, printable
 from flowrl.runs import CodeApproval
-from flowrl.skills.skill import Origin, Skill
+from flowrl.skills.skill import CodeOrigin, Skill
 from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
 _NOTICE = "trusted_skills"
@@ -57,7 +57,7 @@ class SkillCode:
     env_name: str
     is_done: str
     reward: str
-    origin: Origin
+    origin: CodeOrigin
     trusted: bool = False
 
     @staticmethod
@@ -67,7 +67,7 @@ class SkillCode:
             env_name=env_name,
             is_done=skill.is_done,
             reward=skill.reward,
-            origin=skill.origin or Origin(f"skill {skill.name!r}"),
+            origin=skill.origin or CodeOrigin(f"skill {skill.name!r}"),
             trusted=skill.trusted,
         )
 

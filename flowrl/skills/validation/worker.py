@@ -30,7 +30,7 @@ import numpy as np
 from jax.extend import core
 
 from flowrl.games.base import COUNT, Game, find_game
-from flowrl.skills.skill import Origin
+from flowrl.skills.skill import CodeOrigin
 from flowrl.skills.validation.cache import parsed_function
 from flowrl.skills.validation.dry_run import EXIT_MEMORY, Limits, SkillCode
 from flowrl.skills.validation.execution import execute_functions
@@ -88,7 +88,9 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     order = json.load(sys.stdin)
-    codes = [SkillCode(**{**data, "origin": Origin(**data["origin"])}) for data in order["codes"]]
+    codes = [
+        SkillCode(**{**data, "origin": CodeOrigin(**data["origin"])}) for data in order["codes"]
+    ]
     sys.excepthook = partial(_report_error, reports)  # of the game's code, or of ours
     for number in range(3):  # whatever is printed goes nowhere
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
