@@ -14,7 +14,7 @@ from flowrl import arguments, cli, config, orchestrator
 from flowrl.multiagent.config import IndependentConfig, LearnerConfig
 from flowrl.runs import TrainConfig
 from flowrl.tuning.command import SweepConfig
-from flowrl.tuning.trials import SearchConfig
+from flowrl.tuning.search import SearchConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 TABLES = {

@@ -55,12 +55,11 @@ from flowrl.tuning.outcome import (
     keep_winner,
     read_outcome,
 )
-from flowrl.tuning.search import check_installed, suggest
+from flowrl.tuning.search import SearchConfig, check_installed, suggest
 from flowrl.tuning.space import Space, parse_vary, read_space
 from flowrl.tuning.sweep import Sweeper, TrialBackend, create_sweep, expert_number
 from flowrl.tuning.trials import (
     LIMITS,
-    SearchConfig,
     Sweep,
     SweepRecord,
     Tried,
@@ -69,7 +68,6 @@ from flowrl.tuning.trials import (
     next_trial,
     open_sweep,
     prolong,
-    prolonged,
     rank,
     read_trials,
     searched,
@@ -453,7 +451,7 @@ def _read_dimensions(config: SweepConfig) -> Space:
 
 
 def _refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
-    """Make sure that the flags that are given are those of the sweep, or prolong it.
+    """Make sure that the flags that are given, but its limits, are those of the sweep.
 
     Raises:
       ConfigError: one is another.
@@ -469,4 +467,3 @@ def _refuse_other_flags(config: SweepConfig, sweep: Sweep) -> None:
             f"--{name} is not what {sweep.paths.root} was begun with; leave it out, or choose "
             "another --name"
         )
-    prolonged(sweep, config.search, config.origins)

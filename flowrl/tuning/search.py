@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
 
+from flowrl.arguments import count
+from flowrl.config import Configuration
 from flowrl.errors import ConfigError
+from flowrl.measures.objectives import RUN_MEASURES, parse_objective
+from flowrl.storage.records import Natural, Positive
+from flowrl.tuning.pruning import Pruner
 from flowrl.tuning.space import Dimension, Observation, Point, SearchInput, Space, Value
 
 Method = Literal["cooled", "protein", "carbs", "tpe", "random", "grid", "cleanrl"]
+Unit = Literal["frames", "seconds"]
+_DURATION = re.compile(r"([0-9.]+)([smh])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_LEAST_FRAMES = 1000  # of a budget: fewer were meant as something else
 _OF_OPTUNA = ("tpe", "cleanrl")
 _SPREAD_PER_DIMENSION = 1.5  # first trials that fill the space, for each dimension and one
 _GRID = 4  # values of a dimension that has more than can be listed
 _MOST_LISTED = 16
 _MOST_DRAWN = 1000  # points that are not admissible, after which a sweep gives up
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(Configuration):
+    """The choice and the scoring of points, and their budget."""
+
+    method: Method = "cooled"
+    """How points are chosen; cleanrl is tpe with --pruner median, one trial after another."""
+    trials: Positive | None = None
+    """Most trials of the search (default: 20, or as many as --budget lets)."""
+    budget: str | None = None
+    """What the search may cost: seconds of training as 90s, 30m or 2h, or frames as 20M."""
+    objective: str = "progress=1"
+    """What a trial is scored by: weights and limits of success, progress, frames, seconds, steps,
+    return, such as success=1,frames=0.5,success>=0.8."""
+    max_failures: Positive = 5
+    """The search ends when so many trials have failed."""
+    pruner: Pruner = "none"
+    """The rule that ends trials which are unlikely to become the best."""
+    confirm: Natural = 5
+    """Seeds with which the best points and the default are trained again; 0 for none."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that cannot be used."""
+        parse_objective(self.objective, measured=RUN_MEASURES)
+        read_budget(self.budget)
+        if self.confirm == 1:
+            raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
 
 
 def suggest(  # noqa: PLR0913 — all that a proposal depends on
@@ -55,6 +94,29 @@ def suggest(  # noqa: PLR0913 — all that a proposal depends on
         f"method {method} finds no point for trial {number} that a run admits; "
         "end the sweep, or change its dimensions or what they must divide"
     )
+
+
+def read_budget(text: str | None) -> tuple[float | None, Unit]:
+    """Return a budget and its unit.
+
+    >>> read_budget("30m"), read_budget("20M"), read_budget(None)
+    ((1800.0, 'seconds'), (20000000.0, 'frames'), (None, 'frames'))
+
+    Raises:
+      ConfigError: it is neither a time nor a number of frames.
+    """
+    if text is None:
+        return None, "frames"
+    found = _DURATION.fullmatch(text)
+    try:
+        value = float(found[1]) * _SECONDS[found[2]] if found else float(count(text))
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise ConfigError(f"--budget {text} is neither a time, as 30m, nor frames, as 20M")
+    if not found and value < _LEAST_FRAMES:
+        raise ConfigError(f"--budget {text} is {text} frames; write {text}m for minutes")
+    return value, "seconds" if found else "frames"
 
 
 def check_installed(method: Method) -> None:

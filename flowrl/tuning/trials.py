@@ -10,19 +10,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from flowrl import config as configs
 from flowrl import storage
-from flowrl.arguments import count
-from flowrl.config import Configuration, PPOConfig
+from flowrl.config import PPOConfig
 from flowrl.errors import ConfigError, FileRefusedError, is_transient
 from flowrl.measures.objectives import (
-    RUN_MEASURES,
     Curve,
     CurvePoint,
     parse_objective,
@@ -32,9 +29,9 @@ from flowrl.measures.objectives import (
 from flowrl.paths import RunPaths, SweepPaths
 from flowrl.runs import SkillName, read_result
 from flowrl.storage import records
-from flowrl.storage.records import Natural, Positive, Share, Word
+from flowrl.storage.records import Natural, Share, Word
 from flowrl.tuning.pruning import Pruner
-from flowrl.tuning.search import Method, Observation, grid_points, suggest
+from flowrl.tuning.search import Observation, SearchConfig, grid_points, read_budget, suggest
 from flowrl.tuning.space import Point, Space, admissible, space_from_data
 
 TRIAL, OUTCOME, JUDGED = "trial.json", "outcome.json", "judged.json"
@@ -42,40 +39,8 @@ LIMITS = ("trials", "budget")  # flags that prolong a sweep
 FAILED = "metrics.{}.jsonl"  # metrics.jsonl of a failed attempt, by its number
 _FINALISTS = 3  # points that are trained again beside the default
 _REMEDY = "it is left out; remove its folder, or restore it from a copy"
-Unit = Literal["frames", "seconds"]
 _TRIALS, _MOST_TRIALS = 20, 10_000
-_LEAST_FRAMES = 1000  # of a budget: fewer were meant as something else
 _AGAIN = 2  # most trials of a point and a seed that must not be missing
-_DURATION = re.compile(r"([0-9.]+)([smh])")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig(Configuration):
-    """The choice and the scoring of points, and their budget."""
-
-    method: Method = "cooled"
-    """How points are chosen; cleanrl is tpe with --pruner median, one trial after another."""
-    trials: Positive | None = None
-    """Most trials of the search (default: 20, or as many as --budget lets)."""
-    budget: str | None = None
-    """What the search may cost: seconds of training as 90s, 30m or 2h, or frames as 20M."""
-    objective: str = "progress=1"
-    """What a trial is scored by: weights and limits of success, progress, frames, seconds, steps,
-    return, such as success=1,frames=0.5,success>=0.8."""
-    max_failures: Positive = 5
-    """The search ends when so many trials have failed."""
-    pruner: Pruner = "none"
-    """The rule that ends trials which are unlikely to become the best."""
-    confirm: Natural = 5
-    """Seeds with which the best points and the default are trained again; 0 for none."""
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot be used."""
-        parse_objective(self.objective, measured=RUN_MEASURES)
-        _read_budget(self.budget)
-        if self.confirm == 1:
-            raise ConfigError("--confirm 1 confirms nothing; choose 2 seeds or more, or 0 for none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +197,7 @@ class Sweep:
 
     def cost(self, outcome: TrialOutcome) -> float:
         """Return the cost of a trial, in the unit of the budget."""
-        unit = _read_budget(self.search.budget)[1]
+        unit = read_budget(self.search.budget)[1]
         return outcome.seconds if unit == "seconds" else float(outcome.frames)
 
     def observation(self, each: Tried) -> Observation:
@@ -248,46 +213,25 @@ class Sweep:
 
     def budget_left(self, begun: Sequence[Tried]) -> float:
         """The share of the budget that these trials of the search leave."""
-        left, (budget, _) = 1.0 - len(begun) / self.most_trials, _read_budget(self.search.budget)
+        left, (budget, _) = 1.0 - len(begun) / self.most_trials, read_budget(self.search.budget)
         if budget is not None:
             spent = sum(self.cost(each.outcome) for each in begun if each.outcome)
             left = min(left, 1.0 - spent / budget)
         return max(0.0, left)
 
 
-def _read_budget(text: str | None) -> tuple[float | None, Unit]:
-    """Return a budget and its unit.
+def prolong(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep:
+    """Write down the limits that are given, which may be larger than before.
 
-    >>> _read_budget("30m"), _read_budget("20M"), _read_budget(None)
-    ((1800.0, 'seconds'), (20000000.0, 'frames'), (None, 'frames'))
-
-    Raises:
-      ConfigError: it is neither a time nor a number of frames.
-    """
-    if text is None:
-        return None, "frames"
-    found = _DURATION.fullmatch(text)
-    try:
-        value = float(found[1]) * _SECONDS[found[2]] if found else float(count(text))
-    except ValueError:
-        value = 0.0
-    if value <= 0:
-        raise ConfigError(f"--budget {text} is neither a time, as 30m, nor frames, as 20M")
-    if not found and value < _LEAST_FRAMES:
-        raise ConfigError(f"--budget {text} is {text} frames; write {text}m for minutes")
-    return value, "seconds" if found else "frames"
-
-
-def prolonged(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep:
-    """Return the sweep with the limits that are given, which may be larger than before.
+    Points are confirmed anew then. The caller holds the sweep's folder.
 
     Raises:
-      ConfigError: one is smaller, or a budget has another unit.
+      ConfigError: a limit is smaller, or a budget has another unit.
     """
     names = [name for name in LIMITS if name in given]
     flags = {**sweep.record.flags, **{name: getattr(asked, name) for name in names}}
     now = Sweep(sweep.paths, dataclasses.replace(sweep.record, flags=flags))
-    (budget, unit), (had, had_unit) = (_read_budget(each.search.budget) for each in (now, sweep))
+    (budget, unit), (had, had_unit) = (read_budget(each.search.budget) for each in (now, sweep))
     less = {"trials": now.most_trials < sweep.most_trials}
     less["budget"] = had is not None and (budget is None or budget < had or unit != had_unit)
     for name in names:
@@ -296,13 +240,7 @@ def prolonged(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep
                 f"--{name} is less than {sweep.paths.root} has, or of another kind; give more to "
                 "prolong it, or leave it out"
             )
-    return now
-
-
-def prolong(sweep: Sweep, asked: SearchConfig, given: Container[str]) -> Sweep:
-    """Write down larger limits; what was confirmed before is decided anew. The caller holds it."""
-    now = prolonged(sweep, asked, given)
-    if now.record != sweep.record:
+    if flags != sweep.record.flags:
         storage.remove_file(sweep.paths.outcome_json)
         records.write(sweep.paths.sweep_json, now.record)
     return now

@@ -7,7 +7,8 @@ from typing import Any
 from flowrl import config as configs
 from flowrl.config import PPOConfig
 from flowrl.paths import SweepPaths
-from flowrl.tuning.trials import SearchConfig, Sweep, SweepRecord, Trial, TrialOutcome, Tried
+from flowrl.tuning.search import SearchConfig
+from flowrl.tuning.trials import Sweep, SweepRecord, Trial, TrialOutcome, Tried
 
 ID = "0123456789abcdef"
 _FLAGS = configs.flags(SearchConfig()).keys()

@@ -15,10 +15,10 @@ from flowrl.errors import ConfigError, FileRefusedError
 from flowrl.measures.objectives import MEASURES, CurvePoint
 from flowrl.storage import records
 from flowrl.tuning import trials
+from flowrl.tuning.search import SearchConfig
 from flowrl.tuning.trials import (
     FAILED,
     TRIAL,
-    SearchConfig,
     Tried,
     next_trial,
     read_trials,
@@ -248,7 +248,7 @@ def test_a_sweep_is_prolonged_by_larger_limits(tmp_path, asked, most):
 def test_limits_do_not_shrink(tmp_path, asked):
     sweep = a_sweep(tmp_path, trials=6, budget="30k")
     with pytest.raises(ConfigError, match="give more to prolong it"):
-        trials.prolonged(sweep, SearchConfig(**asked), asked)
+        trials.prolong(sweep, SearchConfig(**asked), asked)
 
 
 def test_a_trial_that_a_pruner_ended_has_the_score_at_which_it_was_judged(tmp_path):
