@@ -15,7 +15,7 @@ import os
 import re
 import tomllib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from decimal import Decimal, DecimalException
 from pathlib import Path
@@ -24,7 +24,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 
-from flowrl.errors import ConfigError, closest, closest_file
+from flowrl import storage
+from flowrl.errors import ConfigError, FileRefusedError, closest, closest_file, format_error
 from flowrl.paths import DEFAULT_GRAPH, plain
 from flowrl.storage import records
 
@@ -41,6 +42,19 @@ _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _SWITCHES = ("true", "yes", "on", "false", "no", "off")  # 0 and 1 may be numbers of experts
 _INTERNAL = re.compile(r"FLOWRL_(FAULT|VENV|EXTRAS|PYTHON|ROOT|TEST_WORKERS|LLM_\w+)")
 _MOST_DIGITS = 18
+_MOST_BYTES = 2**20  # of a TOML file
+_HINTS = {"resume": ": the same command goes on with what it began"}
+# Names of other libraries for our flags.
+_SYNONYMS = {
+    "learning_rate": "lr",
+    "n_envs": "num_envs",
+    "epochs": "update_epochs",
+    "timesteps": "total_timesteps",
+    "steps": "total_timesteps",
+    "env": "env_name",
+    "gpus": "gpu_ids",
+    "skill": "target_skill",
+}
 
 
 def count(text: str) -> int:
@@ -166,7 +180,12 @@ def _print_help(kind: type, *, prog: str) -> None:
     """Print the help of a class; raises SystemExit."""
     text = inspect.cleandoc(kind.__doc__ or "")
     tyro.cli(
-        kind, args=["--help"], prog=prog, description=text, config=(tyro.conf.OmitArgPrefixes,)
+        kind,
+        args=["--help"],
+        prog=prog,
+        description=text,
+        config=(tyro.conf.OmitArgPrefixes,),
+        use_underscores=True,
     )
 
 
@@ -243,9 +262,12 @@ def config_file(kind: type, path: Path) -> Given:
     given: Given = {}
     for key, value in document.items():
         name = key.replace("-", "_")
-        if name not in arguments(kind) or name == "config":
-            near = closest(name, arguments(kind))
-            raise ConfigError(f"{path}: {key!r} is no flag{near}")
+        if name == "config":
+            raise ConfigError(f"{path}: {key!r} names this very file; remove the line")
+        if name not in arguments(kind):
+            raise ConfigError(
+                f"{path}: {key!r} is no flag{_closest_flag(name, arguments(kind), '')}"
+            )
         if isinstance(value, dict):
             raise ConfigError(f"{path}: {key!r} is a table; write {key} = …")
         if value == "":
@@ -262,11 +284,14 @@ def toml(path: Path, *, flag: str) -> dict[str, Any]:
       ConfigError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(storage.read_bytes(path, limit_bytes=_MOST_BYTES).decode())
+    except FileRefusedError as error:
+        near = closest_file(path, ".toml") if not path.exists() else ""
+        raise ConfigError(f"--{flag} {error}{near}") from error
+    except RecursionError as error:
+        raise ConfigError(f"--{flag} {path} cannot be read: its lists lie too deep") from error
     except (OSError, ValueError) as error:
-        near = closest_file(path) if isinstance(error, FileNotFoundError) else ""
-        why = f"{error.strerror}{near}" if isinstance(error, OSError) else error
+        why = format_error(error) if isinstance(error, OSError) else error
         raise ConfigError(f"--{flag} {path} cannot be read: {why}") from error
 
 
@@ -293,8 +318,16 @@ def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
     for argument in known.values():
         if flag in argument.short:
             return argument, "true"
-    near = closest(flag, [f"--{each}" for each in known])
-    raise ConfigError(f"{prog} has no flag {flag}{near}; see {prog} --help")
+    hint = _HINTS.get(name) or f"{_closest_flag(name, known)}; see {prog} --help"
+    raise ConfigError(f"{prog} has no flag {flag}{hint}")
+
+
+def _closest_flag(name: str, known: Collection[str], dashes: str = "--") -> str:
+    """Return the end of a message about an unknown flag: the one that it may stand for."""
+    meant = _SYNONYMS.get(name)
+    if meant in known:
+        return f"; it is called {dashes}{meant}"
+    return closest(f"{dashes}{name}", [f"{dashes}{each}" for each in known])
 
 
 def _following(argument: Argument, word: str, queue: deque[str]) -> list[str]:
@@ -335,7 +368,9 @@ def _positionals(kind: type, rest: list[str], given: Given, prog: str) -> Given:
             found[place.name] = rest if place.many else [rest.pop(0)]
             rest = [] if place.many else rest
     if rest:
-        raise ConfigError(f"{rest[0]!r} is one word too many: {_usage(kind, prog)}")
+        named = "target_skill" in arguments(kind)
+        meant = f"; to train towards a skill say --target_skill {rest[0]!r}" if named else ""
+        raise ConfigError(f"{rest[0]!r} is one word too many: {_usage(kind, prog)}{meant}")
     if "" in (word for words in found.values() for word in words):
         raise ConfigError(f"an argument is empty: {_usage(kind, prog)}")
     return found

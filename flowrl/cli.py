@@ -85,6 +85,20 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 ALL = {name: place for group in _GROUPS.values() for name, place in group.items()}
 COMMANDS = tuple(name for name in ALL if name not in PROGRAMS)
+# Words of other tools.
+_INSTEAD = {
+    **dict.fromkeys(("list", "ls"), "; flowrl skills lists skills, flowrl ps your graphs"),
+    **dict.fromkeys(
+        ("play", "render", "video", "record"),
+        "; flowrl evaluate measures how an agent plays, flowrl export and load_agent let it play",
+    ),
+    **dict.fromkeys(
+        ("plot", "curves", "tensorboard"),
+        "; metrics.jsonl in each skill's folder has the curves, --use_tensorboard writes them",
+    ),
+    **dict.fromkeys(("run", "start"), "; flowrl train starts a graph and goes on with it"),
+    **dict.fromkeys(("kill", "delete", "rm"), "; flowrl cancel ends a skill, flowrl stop a graph"),
+}
 _HEAD = """flowrl trains a graph of skills in parallel and merges them into one agent.
 
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
@@ -102,10 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    if not words or words[0] in ("--help", "-h", "help"):
+    if not words or words[0] in ("--help", "-h") or words == ["help"]:
         sys.stdout.write(_overview())
         return 0
     name, *rest = words
+    if name == "help":
+        name, *rest = (*rest[:1], "--help")
     if name in PROGRAMS:
         work = resolve_name(f"flowrl.{PROGRAMS[name]}")
         return console.run_program(f"flowrl {name}", class_of(name), work, rest)
@@ -135,7 +151,7 @@ def command_of(name: str, words: Sequence[str]) -> Any:
     """
     if name not in COMMANDS:
         near = closest(name, [*ALL, "--version"]) or f"; there are {', '.join(ALL)}"
-        raise ConfigError(f"there is no command {name!r}{near}")
+        raise ConfigError(f"there is no command {name!r}{_INSTEAD.get(name, near)}")
     kind = class_of(name)
     given = arguments.environment(BottomUpConfig, os.environ)  # refuses FLOWRL_GRPAH, say
     graph = {"graph_path"} & given.keys() & arguments.arguments(kind).keys()

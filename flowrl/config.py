@@ -66,8 +66,8 @@ class PPOConfig(Configuration):
     success_state_rate: Share = 0.8
     """Stop early when this share of recent episodes succeeds at the plan's last step."""
     stop_when_stuck: bool = False
-    """Stop early, too, when the success so far says that it will hardly rise in the steps left; a
-    skill whose next attempt gets stuck no higher is not tried again."""
+    """Also stop when success has levelled off. If the next attempt levels off no higher, give the
+    skill up."""
     lr: AboveZero = 1e-3
     """Adam's learning rate."""
     anneal_lr: bool = True
@@ -78,16 +78,16 @@ class PPOConfig(Configuration):
     num_envs: Positive = 64
     """Environments stepped side by side; replicas share them evenly."""
     acting_threads: Positive | None = None
-    """Threads that step the environments on a CPU (default: one for each CPU the run may use,
-    while each has 32 environments or more)."""
+    """Threads that step the environments on a CPU (default: one for each CPU that the run may use,
+    with at least 32 environments each)."""
     num_devices: Natural = 1
     """Devices that share the environments; 0 takes all that the run may see."""
     env_shards: Positive | None = None
-    """Shards of the environments, each with keys and worlds of its own: which worlds and actions
-    are drawn depends on their number, not on the devices or threads that compute them (default:
-    the greater of devices and acting threads)."""
+    """Shards of the environments, each with keys and worlds of its own. Their number decides which
+    worlds and actions are drawn; devices and threads do not (default: the greater of devices and
+    acting threads)."""
     grad_sync_period: Positive = 1
-    """Updates after which the devices agree: 1 averages every gradient; more lets each device move
+    """Updates after which the devices agree. 1 averages every gradient. More lets each device move
     its own copy of the parameters, and then averages the copies."""
     replicas: Positive = 1
     """Trainers of one run, each with worlds of its own, whose experts are averaged in rounds."""
@@ -229,7 +229,7 @@ class GraphConfig(Configuration):
     skills_dir: Path | None = None
     """Folder of skill files that add to or override the library."""
     init_from: str | None = None
-    """A trained skill whose expert the experts of new skills begin as copies of."""
+    """Start new experts from a copy of this trained skill's expert."""
     strict: bool = False
     """Exit with 1 also when a requested skill is completed below its --success_state_rate."""
     skill_config: Path | None = None
@@ -239,8 +239,8 @@ class GraphConfig(Configuration):
     trust_folder: bool = False
     """Train in a folder that is another user's, or that everybody may write to."""
     merge_policy: MergePolicyName = "frame_count"
-    """What becomes of an expert that two runs trained: the copy with most frames stays, the two
-    are averaged by frames, or the one that does better in the same fresh worlds stays."""
+    """How an expert that two runs trained is merged: the copy with most frames stays, both are
+    averaged by frames, or the copy with more success in the same fresh worlds stays."""
     merge_objective: str | None = None
     """What eval_gate compares: weights and limits of success, return and deaths, such as
     success=1,deaths=0.5,success>=0.8 (default: success)."""
@@ -260,7 +260,7 @@ class ScheduleConfig(Configuration):
     """Most runs side by side."""
     auto_scaling: bool = False
     """Begin with --min_workers runs side by side, and take one more while it brings 5 % more steps
-    per second, up to --max_workers; a number is measured by runs that were launched with it."""
+    per second, up to --max_workers. A number is measured by runs that were launched with it."""
     min_workers: Positive = 1
     """Fewest runs side by side with --auto_scaling."""
     max_workers: Positive | None = None
@@ -268,13 +268,13 @@ class ScheduleConfig(Configuration):
     devices_per_run: Positive = 1
     """GPUs that each run gets at once and trains on."""
     slot_minutes: Annotated[float, at_least(0.0)] = 10.0
-    """Minutes of training after which a run saves, gives its slot to a skill that waits for one,
-    and queues again behind all that wait; 0 for never."""
+    """Minutes of training after which a run gives its slot to a skill that waits for one. It saves
+    first, and queues again behind all that wait; 0 for never."""
     scheduler_poll_interval: AboveZero = 30.0
     """Seconds between fallback looks at the run folders; ends of runs are heard at once."""
     curriculum: bool = False
-    """Of skills that wait, start those first that were not tried yet, then those whose success
-    changed most lately; priorities that a user gave are replaced."""
+    """Of skills that wait, start those first that were not tried yet. Then start those whose
+    success changed most lately. Priorities that a user gave are replaced."""
     max_retries: Natural = 2
     """Retries of a failed skill after its first attempt."""
     retry_backoff: Seconds = 5.0
@@ -289,8 +289,8 @@ class ScheduleConfig(Configuration):
     stall_timeout: AboveZero = 1800.0
     """Seconds without progress after which a run is ended and counts as failed."""
     run_timeout: AboveZero | None = None
-    """Seconds that one attempt may take, after which it is ended and counts as failed (default: a
-    day, and a second more for every 100 of total_timesteps)."""
+    """Seconds that one attempt may take before it is ended and counts as failed (default: a day,
+    and a second for every 100 of total_timesteps)."""
 
     def problems(self) -> Iterator[str]:
         """Check whether the bounds of --auto_scaling leave a number."""
@@ -332,14 +332,22 @@ class LaunchConfig(Configuration):
 class BottomUpConfig(Configuration):
     """Train a graph of skills, several side by side.
 
+    The same command goes on with what it began. Most used:
+      --target_skill SKILL       train what this skill needs (default: the whole library)
+      --max_parallel_skills N    runs side by side
+      --total_timesteps N        environment steps of one run at most, as 5M or 5e7
+      --success_state_rate R     end a run once this share of its episodes succeeds
+      --skills_dir FOLDER        skill files of your own
+      --no-use_wandb             leave Weights & Biases out
+
     Examples:
       flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
       flowrl train exp/demo --config mine.toml --lr 3e-4
     """
 
-    ppo: PPOConfig = PPOConfig()
     graph: GraphConfig = GraphConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    ppo: PPOConfig = PPOConfig()
     launch: LaunchConfig = LaunchConfig()
     config: Path | None = None
     """TOML file of flags, as `lr = 3e-4`; the command line and the environment come before it."""

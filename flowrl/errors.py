@@ -185,10 +185,11 @@ def closest(word: str, known: Iterable[str]) -> str:
     return f"; closest {'is' if len(found) == 1 else 'are'} {shown}" if found else ""
 
 
-def closest_file(path: Path) -> str:
+def closest_file(path: Path, suffix: str = "") -> str:
     """Return the end of a message about a missing file: which ones its folder has instead."""
     folder = path.parent
-    return closest(path.name, [each.name for each in folder.iterdir()]) if folder.is_dir() else ""
+    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    return closest(path.name, [name for name in names if name.endswith(suffix)])
 
 
 def _errno_of(error: BaseException) -> int | None:

@@ -281,8 +281,8 @@ class TrainConfig(Configuration):
     """Processes that share the devices, one for each unless --num_devices says more; without a
     coordinator all are started on this machine."""
     coordinator: str | None = None
-    """HOST:PORT at which process 0 listens, if each process is started by hand or by an engine;
-    it has no password, so use it in trusted networks only."""
+    """HOST:PORT at which process 0 listens, if each process is started by hand or by an engine. It
+    has no password, so use it in trusted networks only."""
     process_id: Natural = 0
     """Number of this process, below num_processes."""
     peer_timeout: Positive = 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -194,7 +196,10 @@ def test_every_flag_may_stand_in_a_config_file(tmp_path, item):
         ("use_wandb = 'perhaps'", "--use_wandb (config file) is 'perhaps', not true or false"),
         ("lr = [1, 2]", "--lr (config file) takes one value, not 2"),
         ("lr = ''", "lr has no value"),
-        ("config = 'a.toml'", "'config' is no flag"),
+        ("config = 'a.toml'", "'config' names this very file"),
+        ("learning_rate = 1", "'learning_rate' is no flag; it is called lr"),
+        (f"lr = {'[' * 5000}{']' * 5000}", "its lists lie too deep"),
+        (f"# {'x' * 2**20}", "has over 1048576 bytes"),
         ("max_retries = 1.5", "--max_retries (config file) is '1.5', not a whole number"),
         ("lr = nan", "--lr (config file) is nan, not a finite number"),
     ],
@@ -260,3 +265,19 @@ def test_an_interrupted_training_says_how_to_go_on(monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # as in an activated environment
     assert cli.main(["train", "exp/my demo"]) == EXIT_INTERRUPTED
     assert "To go on: flowrl train 'exp/my demo'" in capsys.readouterr().err
+
+
+def test_a_config_that_is_no_plain_file_is_refused_and_never_waited_for(tmp_path):
+    pipe, link = tmp_path / "pipe.toml", tmp_path / "link.toml"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/zero")
+    for path in (pipe, link, Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match=re.escape(f"--config {path} ")):
+            parse(BottomUpConfig, ["graph", "--config", str(path)])
+
+
+def test_a_missing_config_names_only_toml_files(tmp_path):
+    for name in ("nowhere.md", "nowhere.tomll", "nowher.toml"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"closest is 'nowher\.toml'$"):
+        parse(BottomUpConfig, ["graph", "--config", str(tmp_path / "nowhere.toml")])
