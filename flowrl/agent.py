@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flowrl import storage
-from flowrl.config import PPOConfig
+from flowrl.config import Activation, PPOConfig, Steps
 from flowrl.envs.base import StepOutput
 from flowrl.envs.skill_module import TaskModule, load_module, open_modules
 from flowrl.envs.tasks import SkillEnv, WalkState, make_env
@@ -73,7 +73,7 @@ class ExportedExpert:
     frames: Natural
     arrays: Word
     module: Word
-    max_task_steps: Positive
+    max_task_steps: Steps
     approvals: tuple[CodeApproval, ...]
 
     @property
@@ -88,7 +88,7 @@ class AgentRecord:
 
     env_name: str
     layer_size: Positive
-    activation: str
+    activation: Activation
     generation: Natural
     experts: tuple[ExportedExpert, ...]
 
@@ -164,9 +164,15 @@ def load_agent(path: str | Path, *, trust_skills: bool = False) -> Agent:
     if not (folder / _AGENT_JSON).is_file():
         raise FileRefusedError(f"{folder} is no agent: it has no {_AGENT_JSON}; use flowrl export")
     record = records.read(folder / _AGENT_JSON, AgentRecord, remedy=_AGAIN)
+    names = {each.index: each.skill for each in record.experts}
+    if len(names) < len(record.experts) or len({*map(slug, names.values())}) < len(names):
+        raise FileRefusedError(f"{folder / _AGENT_JSON} names an expert or a skill twice; {_AGAIN}")
     shapes = expert_shapes(*env_sizes(record.env_name), record.layer_size)
     params = {each.index: _read_expert(folder, each, shapes) for each in record.experts}
     modules = _read_modules(folder, record.experts, trust_skills=trust_skills)
+    for index, module in modules.items():
+        path = folder / "plans" / f"{index}_{slug(names[index])}.py"
+        _check_plan(path, module, record.env_name, names)
     return Agent(record=record, params=params, modules=modules)
 
 
@@ -284,11 +290,14 @@ def _read_expert(folder: Path, expert: ExportedExpert, shapes: Mapping[str, Any]
         raise ExpertCorruptError(f"{path} is not the file that was exported; {_AGAIN}")
     try:
         arrays = load(content)
-    except SafetensorError as error:
-        raise ExpertCorruptError(f"{path} is malformed ({error}); {_AGAIN}") from error
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:  # of types without NumPy's
+        what = f"{type(error).__name__}: {error}"
+        raise ExpertCorruptError(f"{path} is malformed ({what}); {_AGAIN}") from error
     forms = {name: (each.shape, each.dtype) for name, each in arrays.items()}
     if forms != {name: (shape, np.float32) for name, shape in shapes.items()}:
         raise ExpertCorruptError(f"{path} has arrays of other names, shapes or types; {_AGAIN}")
+    if not all(np.isfinite(each).all() for each in arrays.values()):
+        raise ExpertCorruptError(f"{path} has numbers that are not finite; {_AGAIN}")
     return unflatten_dict(arrays, sep="/")
 
 
@@ -308,6 +317,19 @@ def _read_modules(
     if missing := sorted({index for each in modules for index in each.experts} - found.keys()):
         raise ExpertMissingError(f"{folder} lacks the experts {missing} of its plans; {_AGAIN}")
     return found
+
+
+def _check_plan(path: Path, module: TaskModule, env_name: str, names: Mapping[int, str]) -> None:
+    """Make sure that a plan is of this game, of its own skill, and names the experts' skills."""
+    steps = [(module.experts[task.expert_local], task.skill) for task in module.tasks]
+    for index, skill in steps:
+        if names[index] != skill:
+            said = f"{path}: its step {skill!r} has expert {index}, that of {names[index]!r}"
+            raise FileRefusedError(f"{said}; {_AGAIN}")
+    if path.stem.partition("_")[0] != str(steps[-1][0]):
+        raise FileRefusedError(f"{path} is the plan of {steps[-1][1]!r}; {_AGAIN}")
+    if module.game.name != env_name:
+        raise FileRefusedError(f"{path} is for {module.game.name}, not {env_name}; {_AGAIN}")
 
 
 def _digest(content: bytes) -> str:

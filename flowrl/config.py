@@ -24,10 +24,12 @@ from flowrl.arguments import GraphArgument, Origin
 from flowrl.errors import ConfigError
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
-from flowrl.storage.records import Natural, Positive, Share, above, at_least
+from flowrl.storage.records import Natural, Positive, Share, above, at_least, within
 
 AboveZero = Annotated[float, above(0.0)]
 Seconds = Annotated[float, at_least(0.0)]
+MOST_STEPS = 100_000  # of one step of a plan
+Steps = Annotated[int, within(1, MOST_STEPS)]
 FrameAccounting = Literal["acted", "total"]
 Activation = Literal["tanh", "relu", "gelu"]
 Precision = Literal["f32", "bf16"]
@@ -131,7 +133,7 @@ class PPOConfig(Configuration):
     """Activation of the hidden layers."""
     precision: Precision = "f32"
     """Compute the networks in f32, or in bf16 on a GPU; parameters and moments stay f32."""
-    max_task_steps: Positive = 300
+    max_task_steps: Steps = 300
     """An episode is cut when one step of its plan takes longer, unless its skill has a limit."""
     world_pool: Natural = 0
     """Worlds generated beforehand and reused for ever; 0 gives every episode a new one."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import struct
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import flowrl
 from flowrl import cli, storage
@@ -17,6 +25,7 @@ from flowrl.errors import (
     ExpertCorruptError,
     ExpertMissingError,
     FileRefusedError,
+    FlowrlError,
     GraphError,
     SkillError,
 )
@@ -246,3 +255,98 @@ def test_an_agent_acts_in_a_fresh_world_of_craftax(agent):
     assert [step.action for step in first] == [step.action for step in again]
     assert first[0].observation.shape == (1345,)
     assert [step.done for step in first] == [False] * (len(first) - 1) + [True]
+
+
+ODD = st.sampled_from(
+    [None, True, -1, 0, 1, 7, 10**12, 2.5, "", "relu", "../x", "Place Table", [], {}, [1], {"a": 1}]
+)
+
+
+def _places(value, place=()):
+    """The places of all values in a JSON document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in inner:
+        yield (*place, key)
+        if isinstance(part, dict | list):
+            yield from _places(part, (*place, key))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_record_edited_and_sealed_again_is_a_whole_agent_or_one_line(exported, data):
+    """Values of agent.json become others, or change places with others of the same record."""
+    with TemporaryDirectory() as top:
+        folder = Path(top) / "agent"
+        shutil.copytree(exported, folder)
+        document = records.read_document(folder / "agent.json")
+        places = [place for place in _places(document) if place != ("format",)]
+        for _ in range(data.draw(st.integers(1, 3))):
+            *way, last = data.draw(st.sampled_from(places))
+            try:
+                target = reduce(getitem, way, document)
+                target[last] = data.draw(ODD | st.sampled_from(list(target.values())))
+            except (LookupError, TypeError, AttributeError):
+                continue  # an earlier change has taken the place away
+        records.write(folder / "agent.json", document)
+        _is_whole_or_one_line(folder)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_arrays_edited_and_sealed_again_are_a_whole_agent_or_one_line(exported, data):
+    """The header of safetensors names other types, shapes, offsets; the numbers are others."""
+    with TemporaryDirectory() as top:
+        folder = Path(top) / "agent"
+        shutil.copytree(exported, folder)
+        path = folder / "experts" / "0_Collect_Wood.safetensors"
+        content = path.read_bytes()
+        size = int.from_bytes(content[:8], "little")
+        header, numbers = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])
+        leaf = header[data.draw(st.sampled_from([name for name in header if name[0] != "_"]))]
+        change = data.draw(st.sampled_from(["dtype", "shape", "data_offsets", "numbers"]))
+        if change == "dtype":
+            leaf["dtype"] = data.draw(st.sampled_from(["BF16", "F8_E4M3", "I32", "F64", "X", None]))
+        elif change == "numbers":
+            word = struct.pack("<f", data.draw(st.sampled_from([np.nan, np.inf, -np.inf, 3e38])))
+            numbers[:4] = word
+        else:
+            leaf[change] = data.draw(ODD | st.lists(st.integers(-1, 2**40), max_size=3))
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(numbers))
+        _resealed(folder, arrays=hashlib.sha256(path.read_bytes()).hexdigest())
+        _is_whole_or_one_line(folder)
+
+
+def _is_whole_or_one_line(folder):
+    refused = ""
+    try:
+        found = flowrl.load_agent(folder)
+    except FlowrlError as error:
+        refused = str(error)
+    if refused:
+        assert "\n" not in refused
+        return
+    plans = {found.modules[each.index].tasks[-1].skill: each.skill for each in found.record.experts}
+    assert all(plan == name for plan, name in plans.items())
+    for index, params in found.params.items():
+        leaves = flatten_dict(params, sep="/")
+        assert all(np.isfinite(leaf).all() for leaf in leaves.values())
+        assert {name: leaf.shape for name, leaf in leaves.items()} == SHAPES
+        assert index in found.modules
+    assert all(1 <= each.max_task_steps <= 100_000 for each in found.record.experts)
+    assert found.record.activation in ("tanh", "relu", "gelu")
+
+
+def test_a_plan_under_another_skills_name_is_refused(agent):
+    document = records.read_document(agent / "agent.json")
+    first, second = document["experts"]
+    first["skill"], second["skill"] = second["skill"], first["skill"]
+    for kind, end in (("experts", "safetensors"), ("plans", "py")):
+        for index in (0, 1):
+            [old] = (agent / kind).glob(f"{index}_*")
+            old.rename(
+                agent / kind / f"{index}_{'Place_Table' if index == 0 else 'Collect_Wood'}.{end}"
+            )
+    records.write(agent / "agent.json", document)
+    with pytest.raises(FileRefusedError, match="has expert 0, that of 'Place Table'"):
+        flowrl.load_agent(agent)

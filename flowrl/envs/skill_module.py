@@ -16,11 +16,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from flowrl.config import MOST_STEPS
 from flowrl.errors import ConfigError, SkillError
 from flowrl.games.base import COUNT, Game, find_game
 from flowrl.paths import RunPaths
 from flowrl.runs import CodeApproval, PlannedStep, read_run
-from flowrl.skills.skill import MOST_STEPS, CodeOrigin
+from flowrl.skills.skill import CodeOrigin
 from flowrl.skills.validation.cache import ApprovalStore, code_digest
 from flowrl.skills.validation.dry_run import SkillCode, approvals_of
 from flowrl.skills.validation.execution import execute_functions

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import arguments, storage
-from flowrl.config import PPOConfig
+from flowrl.config import MOST_STEPS, PPOConfig
 from flowrl.errors import (
     CodeRefusedError,
     ConfigError,
@@ -34,7 +34,6 @@ from flowrl.skills.validation.syntax import (
     literal,
 )
 
-MOST_STEPS = 100_000
 _AMOUNT_LIMIT = 1_000  # of either coefficient
 _AMOUNT_TEXT_LIMIT = 100
 _AMOUNTS = ("requirements", "consumption", "gain")
