@@ -240,8 +240,7 @@ def _conclude(sweep: Sweep, graph: GraphPaths, config: SweepConfig) -> int:
         sys.stdout.write(f"{_progress_line(sweep, tried)}; the same command goes on\n")
         return EXIT_RESUMABLE
     found, said = read_outcome(sweep), []
-    incomplete = found is None or (found.winner is not None and found.best_expert is None)
-    if incomplete and sweep.search.confirm:  # or of when the best expert was not recorded
+    if found is None and sweep.search.confirm:
         found = decide(sweep, tried, _success_in_fresh_worlds(sweep, tried, config))
         said.append(apply_winner(graph, sweep, found))
         records.write(sweep.paths.outcome_json, found)

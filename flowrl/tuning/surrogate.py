@@ -24,7 +24,7 @@ _ITERATIONS = 60
 _LOG_LENGTH = -0.3  # mean of the prior of a length's logarithm; its deviation is 1
 _AMPLITUDES, _LENGTHS, _NOISES = (0.05, 20.0), (0.05, 5.0), (1e-5, 1.0)  # bounds
 _SURE = 0.01  # most noise of success: a failed point fails again
-_DOUBT = 1.7  # times the deviation of scores: lengths learned from few trials are too sure
+_DOUBT = 0.7  # by how much too sure lengths are that few trials have taught
 _LEAST_VARIANCE = 1e-12
 _LEAST_COST = 1e-9
 _FAR = -1e3  # deviations below the best, from where an asymptote is exact
@@ -173,7 +173,7 @@ def worth(models: Models, points: Array, *, budget_left: float) -> Array:
     best = models.score.predict(models.points)[0].max()
     log_cost, _ = models.log_cost.predict(points)
     mean, deviation = models.score.predict(points)
-    deviation = _DOUBT * deviation
+    deviation = (1 + _DOUBT * budget_left) * deviation
     unknown = deviation**2 / (deviation**2 + models.score.noise)
     told = np.log(unknown) - np.log1p(np.sqrt(1 - unknown))  # of 1 - sqrt(1 - unknown)
     value = _log_improvement(mean, deviation, best) + told - budget_left * log_cost

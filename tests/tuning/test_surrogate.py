@@ -97,7 +97,7 @@ def test_a_cheap_point_is_preferred_while_the_budget_lasts():
 def test_a_hill_is_left_when_it_is_known_as_well_as_noise_allows(noise, left):
     def predict(points):
         """The top of a hill, known to 0.015; and a place far away, of which nothing is known."""
-        return np.array([1.7, 0.4])[: len(points)], np.array([0.015, 0.4])[: len(points)]
+        return np.array([1.7, 0.4])[: len(points)], np.array([0.015, 0.6])[: len(points)]
 
     score = SimpleNamespace(predict=predict, noise=noise**2)
     equal = SimpleNamespace(predict=lambda points: (np.zeros(len(points)),) * 2)
