@@ -42,23 +42,18 @@ def ranked(given: SearchInput) -> Array:
     models, rng = fit_models(given), given.generator()
     centres = models.points[np.argsort(-models.scores, kind="stable")[:_BEST]]
     anywhere = rng.random((_ANYWHERE, models.points.shape[1]))
-    candidates = np.concatenate(
-        [
-            listed_places(given.space, anywhere),
-            _moved(given.space, centres, 10 ** rng.uniform(-2, 0, size=(_NEAR, 1)), rng),
-        ]
-    )
+    near = _moved(given.space, centres, 10 ** rng.uniform(-2, 0, size=(_NEAR, 1)), rng)
+    candidates = np.concatenate([listed_places(given.space, anywhere), near])
     values = worth(models, candidates, budget_left=given.budget_left)
     for width, count in _CLOSER:
         top = candidates[np.argsort(-values, kind="stable")[:_TOP]]
         more = _moved(given.space, top, np.full((count, 1), width), rng)
         candidates = np.concatenate([candidates, more])
-        more_values = worth(models, more, budget_left=given.budget_left)
-        values = np.concatenate([values, more_values])
+        values = np.append(values, worth(models, more, budget_left=given.budget_left))
     return candidates[np.argsort(-values, kind="stable")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GaussianProcess:
     """A posterior with a Matern-5/2 kernel, one length for each dimension, and noise."""
 
@@ -218,15 +213,7 @@ def fit(
         kernel, *_ = _kernel(theta, _squares(points, points, choices))
         lower = cholesky(kernel + np.exp(theta[-1]) * np.eye(len(points)), lower=True)
         weights = cho_solve((lower, True), scaled)
-    return GaussianProcess(
-        points=points,
-        choices=choices,
-        theta=theta,
-        lower=lower,
-        weights=weights,
-        centre=centre,
-        scale=scale,
-    )
+    return GaussianProcess(points, choices, theta, lower, weights, centre, scale)
 
 
 def _squares(one: Array, other: Array, choices: Mask) -> Array:
