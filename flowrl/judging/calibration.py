@@ -8,6 +8,7 @@ scores f64[N] in [0, 1] and labels bool[N]; an abstention is NaN and is left out
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -25,7 +26,7 @@ RESAMPLES = 500
 LEAST_KAPPA, MOST_ECE = 0.6, 0.1  # a judge below or above is advisory
 _MOST_SHIFT = 0.1  # of a score, by an instruction inside the text
 _EDGE = 1e-6  # log-odds stay finite
-_LEAST_LABELS = 8  # of either kind
+LEAST_LABELS = 8  # of either kind
 Figure = Callable[[np.ndarray, np.ndarray], float]
 ScoresAndLabels = tuple[np.ndarray, np.ndarray]
 Labelled = tuple[list[Any], np.ndarray]  # N items of one kind, and their labels, bool[N]
@@ -62,6 +63,7 @@ class Calibration:
     ece_before: Interval | None = None
     kappa: Interval | None = None
     changes: Mapping[str, Share] = field(default_factory=dict)  # as the function `changes` says
+    abstained: Annotated[str, str] = ""  # the most frequent reason for which it abstained
     advisory: bool
 
 
@@ -138,9 +140,14 @@ def interval(figure: Figure, scores: np.ndarray, labels: np.ndarray, *, seed: in
     return Interval(value=figure(scores, labels), low=float(low), high=float(high))
 
 
-def scores_of(judge: Judge, items: Iterable[Item]) -> np.ndarray:
-    """f64[N]: what a judge says of N items; NaN where it abstains."""
-    return np.array([judge.score(item).score for item in items], float)
+def scores_of(
+    judge: Judge, items: Iterable[Item], reasons: Counter[str] | None = None
+) -> np.ndarray:
+    """Return a judge's scores f64[N] of N items, NaN where it abstains; counts its reasons."""
+    found = [judge.score(item) for item in items]
+    if reasons is not None:
+        reasons.update(one.why for one in found if one.score is None)
+    return np.array([one.score for one in found], float)
 
 
 def measure(
@@ -150,6 +157,7 @@ def measure(
     *,
     tuned: ScoresAndLabels,
     moved: Mapping[str, float] = MappingProxyType({}),
+    abstained: str = "",
 ) -> Calibration:
     """The calibration of a judge.
 
@@ -159,13 +167,14 @@ def measure(
       unseen: scores and labels by which it is measured, with abstentions.
       tuned: other scores and labels, by which the temperature is chosen.
       moved: what `changes` found; a judge of texts that were not instructed is advisory.
+      abstained: the most frequent reason for which it abstained.
     """
     before, labels = _answered(*unseen)
     temperature = temperature_of(*_answered(*tuned))
     after = scaled(before, temperature)
     positive = int(labels.sum())
     figures: dict[str, Any] = {}
-    if min(positive, len(labels) - positive) >= _LEAST_LABELS:
+    if min(positive, len(labels) - positive) >= LEAST_LABELS:
         named: dict[str, Figure]
         named = {"auc": auc, "brier": brier, "ece": calibration_error, "kappa": kappa}
         figures = {name: interval(figure, after, labels) for name, figure in named.items()}
@@ -181,6 +190,7 @@ def measure(
         positive=positive / max(len(labels), 1),
         temperature=temperature,
         changes=moved,
+        abstained=abstained,
         advisory=swayed or low or figures["ece"].value > MOST_ECE,
         **figures,
     )

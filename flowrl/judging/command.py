@@ -10,6 +10,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -169,8 +170,9 @@ class _Judging:
         members = self._flags.models if name == "ensemble" else (name,)
         study = self._texts if set(members) <= set(_READERS) else self._episodes
         judge = self._judge(name, study)
+        reasons: Counter[str] = Counter()
         tuned, unseen = (
-            (calibration.scores_of(judge, items), labels)
+            (calibration.scores_of(judge, items, reasons), labels)
             for items, labels in (study.tune, study.test)
         )
         said = {skill: calibration.scores_of(judge, items) for skill, items in study.own.items()}
@@ -179,7 +181,10 @@ class _Judging:
             again = self._flags.benchmark and name in _READERS
             anew = partial(judge.score, kept=False) if again else None
             moved = calibration.changes(judge, study.skills, anew)
-        found = calibration.measure(judge, study.kind, unseen, tuned=tuned, moved=moved)
+        why = next((why for why, _ in reasons.most_common(1)), "")
+        found = calibration.measure(
+            judge, study.kind, unseen, tuned=tuned, moved=moved, abstained=why
+        )
         scores = {
             skill: float(np.nanmean(calibration.scaled(each, found.temperature)))
             for skill, each in said.items()
@@ -279,7 +284,11 @@ def _line(one: Calibration) -> str:
     """Return the figures of a judge, in one line."""
     head = f"{one.judge}, {one.answered} of {one.asked} unseen {one.items}s"
     if one.auc is None or one.ece is None or one.kappa is None:
-        return f"{head}: too few labels of either kind to measure it; advisory"
+        if one.abstained and 2 * one.answered < one.asked:
+            return f"{head}: it abstains, most often for this: {one.abstained}; advisory"
+        fewer = round(one.answered * min(one.positive, 1 - one.positive))
+        least = calibration.LEAST_LABELS
+        return f"{head}: {fewer} of them have the rarer label, and {least} are needed; advisory"
     named = {"AUC": one.auc, "ECE": one.ece, "κ": one.kappa}
     figures = ", ".join(
         f"{name} {each.value:.2f} [{each.low:.2f}, {each.high:.2f}]" for name, each in named.items()

@@ -54,6 +54,9 @@ class EnsembleJudge:
         cost = sum((one.cost for _, one in asked), Cost())
         found = {one.judge: (weight, one.score) for weight, one in asked if one.score is not None}
         scores = [score for _, score in found.values()]
+        if not asked:
+            names = ", ".join(member.name for member in self.members)
+            return judgement(self, None, f"all its members are advisory: {names}", cost)
         if not found:
             return judgement(self, None, "no member judges it", cost)
         if max(scores) - min(scores) > _DISAGREEMENT:

@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +34,8 @@ from flowrl.judging.judge import (
     describe,
     judgement,
 )
+from flowrl.llm.client import PLAIN, DeadlineError, bound, within
+from flowrl.paths import printable
 from flowrl.redaction import redacted, secrets_of
 from flowrl.storage import records
 
@@ -156,7 +159,11 @@ class OpenAIJudge(EndpointJudge):
             timeout=TIMEOUT_SECONDS,
             http_client=openai.DefaultHttpxClient(
                 follow_redirects=False,
-                event_hooks={"request": [lambda _: self.budget.spend(calls=1)]},
+                headers=PLAIN,
+                event_hooks={
+                    "request": [lambda _: self.budget.spend(calls=1)],
+                    "response": [bound],
+                },
             ),
         )
 
@@ -167,23 +174,25 @@ class OpenAIJudge(EndpointJudge):
         return f"{self.model} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
     def ask(self, question: str, text: str) -> tuple[float | None, str]:
-        """Ask about a text, between two markers; up to RETRIES more times."""
-        left = self.budget.most.calls - self.budget.spent.calls
-        client = self._client.with_options(max_retries=int(min(RETRIES, left - 1)))
+        """Ask about a text, between two markers; up to RETRIES more times, until a deadline."""
+        left = self.budget.most - self.budget.spent
+        client = self._client.with_options(max_retries=int(min(RETRIES, left.calls - 1)))
         marker = hashlib.sha256(text.encode()).hexdigest()[:16]
         form = {"name": "judgement", "strict": True, "schema": _SCHEMA}
+        asked = partial(
+            client.chat.completions.with_raw_response.create,
+            model=self.model,
+            messages=[
+                {"role": "system", "content": f"{question} {_RULES.format(marker=marker)}"},
+                {"role": "user", "content": f"{marker}\n{text}\n{marker}"},
+            ],
+            temperature=0,
+            response_format={"type": "json_schema", "json_schema": form},  # type: ignore[arg-type]
+        )
         try:
-            body = client.chat.completions.with_raw_response.create(
-                model=self.model,
-                messages=[
-                    {"role": "system", "content": f"{question} {_RULES.format(marker=marker)}"},
-                    {"role": "user", "content": f"{marker}\n{text}\n{marker}"},
-                ],
-                temperature=0,
-                response_format={"type": "json_schema", "json_schema": form},  # type: ignore[arg-type]
-            ).text
-        except openai.OpenAIError as error:
-            late = isinstance(error, openai.APITimeoutError)
+            body = within(min(TIMEOUT_SECONDS, left.seconds), lambda: asked().text)
+        except (openai.OpenAIError, DeadlineError) as error:
+            late = isinstance(error, openai.APITimeoutError | DeadlineError)
             status = getattr(error, "status_code", None)
             raise self.unavailable(error, status, late=late) from error
         score, why, tokens = read_answer(body)
@@ -213,7 +222,7 @@ def read_answer(body: str) -> tuple[float | None, str, int | None]:
         whole = choice.get("finish_reason") != "length"
         if whole and type(found) in (int, float) and 0 <= found <= 1:
             score, why = float(found), reason if isinstance(reason, str) else ""
-    return score, why[:WHY_LIMIT], tokens
+    return score, printable(why)[:WHY_LIMIT], tokens
 
 
 def _reason_of(error: Exception, status: int | None, *, late: bool) -> str:
@@ -226,5 +235,5 @@ def _reason_of(error: Exception, status: int | None, *, late: bool) -> str:
         return "says each time that it is asked too often (429); try later"
     if status is not None:
         return f"answers {status}; correct --base_url or --model, or try later"
-    cause = " ".join(str(error.__cause__ or error).split())[:WHY_LIMIT]
+    cause = printable(" ".join(str(error.__cause__ or error).split()))[:WHY_LIMIT]
     return f"cannot be reached: {cause}; correct --base_url, or try later"
