@@ -8,7 +8,6 @@ several fields must satisfy together is the method `problems` of their class.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import shlex
 import sys
@@ -21,7 +20,7 @@ import tyro
 
 from flowrl import arguments
 from flowrl.arguments import GraphArgument, Origin
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, divisors_near
 from flowrl.paths import DEFAULT_GRAPH
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Positive, Share, above, at_least, within
@@ -219,21 +218,13 @@ class PPOConfig(Configuration):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphConfig(Configuration):
-    """The graph of skills."""
+class SourceConfig(Configuration):
+    """The graph's folder, and where its skills and settings come from."""
 
     graph_path: GraphArgument = DEFAULT_GRAPH
     """Folder of this graph; made when missing, continued when there."""
-    max_nodes: Positive | None = None
-    """Most skills to train (default: all that the target needs, or the whole library)."""
-    target_skill: str | None = None
-    """Train only what this skill needs, and the skill itself."""
     skills_dir: Path | None = None
     """Folder of skill files that add to or override the library."""
-    init_from: str | None = None
-    """Start new experts from a copy of this trained skill's expert."""
-    strict: bool = False
-    """Exit with 1 also when a requested skill is completed below its --success_state_rate."""
     skill_config: Path | None = None
     """TOML file with a table of settings for each skill: ["Collect Wood"], then lr = 3e-4."""
     trust_skills: bool = False
@@ -255,7 +246,40 @@ class GraphConfig(Configuration):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig(Configuration):
+class GraphConfig(SourceConfig):
+    """The graph of skills."""
+
+    max_nodes: Positive | None = None
+    """Most skills to train (default: all that the target needs, or the whole library)."""
+    target_skill: str | None = None
+    """Train only what this skill needs, and the skill itself."""
+    init_from: str | None = None
+    """Start new experts from a copy of this trained skill's expert."""
+    strict: bool = False
+    """Exit with 1 also when a requested skill is completed below its --success_state_rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptConfig(Configuration):
+    """The attempts of a run, and the limits that end it."""
+
+    devices_per_run: Positive = 1
+    """GPUs that each run gets at once and trains on."""
+    scheduler_poll_interval: AboveZero = 30.0
+    """Seconds between fallback looks at the run folders; ends of runs are heard at once."""
+    max_retries: Natural = 2
+    """Retries of a failed skill after its first attempt."""
+    retry_backoff: Seconds = 5.0
+    """Seconds before the first retry; doubled for each further one, at most ten minutes."""
+    stall_timeout: AboveZero = 1800.0
+    """Seconds without progress after which a run is ended and counts as failed."""
+    run_timeout: AboveZero | None = None
+    """Seconds that one attempt may take before it is ended and counts as failed (default: a day,
+    and a second for every 100 of total_timesteps)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(AttemptConfig):
     """The start of runs, the attempts of a skill, and the limits that end a run."""
 
     max_parallel_skills: Positive = 3
@@ -267,20 +291,12 @@ class ScheduleConfig(Configuration):
     """Fewest runs side by side with --auto_scaling."""
     max_workers: Positive | None = None
     """Most runs side by side with --auto_scaling (default: --max_parallel_skills)."""
-    devices_per_run: Positive = 1
-    """GPUs that each run gets at once and trains on."""
     slot_minutes: Annotated[float, at_least(0.0)] = 10.0
     """Minutes of training after which a run gives its slot to a skill that waits for one. It saves
     first, and queues again behind all that wait; 0 for never."""
-    scheduler_poll_interval: AboveZero = 30.0
-    """Seconds between fallback looks at the run folders; ends of runs are heard at once."""
     curriculum: bool = False
     """Of skills that wait, start those first that were not tried yet. Then start those whose
     success changed most lately. Priorities that a user gave are replaced."""
-    max_retries: Natural = 2
-    """Retries of a failed skill after its first attempt."""
-    retry_backoff: Seconds = 5.0
-    """Seconds before the first retry; doubled for each further one, at most ten minutes."""
     min_success_rate: Share = 0.01
     """A run that spent its steps with less success than this counts as a failed attempt."""
     needs_success_rate: Share = 0.5
@@ -288,11 +304,6 @@ class ScheduleConfig(Configuration):
     blocked until `flowrl train-more` has helped."""
     skill_timesteps_budget: Positive | None = None
     """Most environment steps for one skill over all attempts; rounded up to whole updates."""
-    stall_timeout: AboveZero = 1800.0
-    """Seconds without progress after which a run is ended and counts as failed."""
-    run_timeout: AboveZero | None = None
-    """Seconds that one attempt may take before it is ended and counts as failed (default: a day,
-    and a second for every 100 of total_timesteps)."""
 
     def problems(self) -> Iterator[str]:
         """Check whether the bounds of --auto_scaling leave a number."""
@@ -331,7 +342,25 @@ class LaunchConfig(Configuration):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BottomUpConfig(Configuration):
+class StartConfig(Configuration):
+    """The flags of all programs that train skills."""
+
+    graph: SourceConfig = SourceConfig()
+    schedule: AttemptConfig = AttemptConfig()
+    ppo: PPOConfig = PPOConfig()
+    launch: LaunchConfig = LaunchConfig()
+    config: Path | None = None
+    """TOML file of flags, as `lr = 3e-4`; the command line and the environment come before it."""
+    origins: Annotated[Mapping[str, Origin], tyro.conf.Suppress] = field(
+        default_factory=dict, compare=False
+    )
+    """Which flags were given, and where; not a flag itself."""
+    command: Annotated[str, tyro.conf.Suppress] = field(default="", compare=False)
+    """The command that was given, for hints on how to go on; not a flag itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BottomUpConfig(StartConfig):
     """Train a graph of skills, several side by side.
 
     The same command goes on with what it began. Most used:
@@ -349,16 +378,6 @@ class BottomUpConfig(Configuration):
 
     graph: GraphConfig = GraphConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    ppo: PPOConfig = PPOConfig()
-    launch: LaunchConfig = LaunchConfig()
-    config: Path | None = None
-    """TOML file of flags, as `lr = 3e-4`; the command line and the environment come before it."""
-    origins: Annotated[Mapping[str, Origin], tyro.conf.Suppress] = field(
-        default_factory=dict, compare=False
-    )
-    """Which flags were given, and where; not a flag itself."""
-    command: Annotated[str, tyro.conf.Suppress] = field(default="", compare=False)
-    """The command that was given, for hints on how to go on; not a flag itself."""
 
 
 def parse(kind: type[Config], argv: Sequence[str] | None, *, prog: str = "flowrl") -> Config:
@@ -469,18 +488,6 @@ def num_shards(config: PPOConfig) -> int:
 def quorum_of(average_quorum: int | None, replicas: int) -> int:
     """Replicas that a round needs: without `--average_quorum` all but one, and at least two."""
     return average_quorum or max(2, replicas - 1)
-
-
-def divisors_near(number: int, wanted: int) -> tuple[int, ...]:
-    """Return the nearest divisors of a number below and above a wanted one.
-
-    >>> divisors_near(384, 10)
-    (8, 12)
-    """
-    smaller = range(1, math.isqrt(number) + 1)
-    divisors = {each for n in smaller if number % n == 0 for each in (n, number // n)}
-    below, above = (n for n in divisors if n < wanted), (n for n in divisors if n > wanted)
-    return tuple(n for n in (max(below, default=0), min(above, default=0)) if n)
 
 
 def _read(kind: type, name: str, value: Any) -> Any:

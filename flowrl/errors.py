@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, TypeGuard
@@ -183,6 +184,18 @@ def closest(word: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(word.casefold(), names, n=3, cutoff=0.6)
     shown = ", ".join(repr(names[each]) for each in found)
     return f"; closest {'is' if len(found) == 1 else 'are'} {shown}" if found else ""
+
+
+def divisors_near(number: int, wanted: int) -> tuple[int, ...]:
+    """Return the nearest divisors of a number below and above a wanted one.
+
+    >>> divisors_near(384, 10)
+    (8, 12)
+    """
+    smaller = range(1, math.isqrt(number) + 1)
+    divisors = {each for n in smaller if number % n == 0 for each in (n, number // n)}
+    below, above = (n for n in divisors if n < wanted), (n for n in divisors if n > wanted)
+    return tuple(n for n in (max(below, default=0), min(above, default=0)) if n)
 
 
 def closest_file(path: Path, suffix: str = "") -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from flowrl.config import AboveZero, Activation, Configuration, Seconds, divisors_near
+from flowrl.config import AboveZero, Activation, Configuration, Seconds
+from flowrl.errors import divisors_near
 from flowrl.storage.records import Positive, Share, within
 
 PER_AGENT = ("lr", "gamma", "clip_eps", "ent_coef")
