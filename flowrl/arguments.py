@@ -43,7 +43,13 @@ _SWITCHES = ("true", "yes", "on", "false", "no", "off")  # 0 and 1 may be number
 _INTERNAL = re.compile(r"FLOWRL_(FAULT|VENV|EXTRAS|PYTHON|ROOT|TEST_WORKERS|LLM_\w+)")
 _MOST_DIGITS = 18
 _MOST_BYTES = 2**20  # of a TOML file
-_HINTS = {"resume": ": the same command goes on with what it began"}
+_HINTS = {
+    "resume": ": the same command goes on with what it began",
+    **{
+        f"flowrl sweep {word}": f": write flowrl sweep {word} GRAPH --name NAME"
+        for word in ("status", "apply", "forget")
+    },
+}
 # Names of other libraries for our flags.
 _SYNONYMS = {
     "learning_rate": "lr",
@@ -318,7 +324,8 @@ def _find(kind: type, flag: str, prog: str) -> tuple[Argument, str]:
     for argument in known.values():
         if flag in argument.short:
             return argument, "true"
-    hint = _HINTS.get(name) or f"{_closest_flag(name, known)}; see {prog} --help"
+    hint = _HINTS.get(name) or _HINTS.get(f"{prog} {name}")
+    hint = hint or f"{_closest_flag(name, known)}; see {prog} --help"
     raise ConfigError(f"{prog} has no flag {flag}{hint}")
 
 

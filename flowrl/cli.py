@@ -33,7 +33,7 @@ class CompletionCommand:
         """Print the script, which tyro makes of all commands; it ends the program."""
         words = ["--tyro-print-completion", self.shell]
         flat = (tyro.conf.OmitArgPrefixes,)
-        kinds = {name: class_of(name) for name in ALL}
+        kinds = {name: class_of(name) for name in ALL if " " not in name}
         tyro.extras.subcommand_cli_from_dict(kinds, args=words, prog="flowrl", config=flat)
         return 0
 
@@ -48,7 +48,10 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
     "train": {
         "train": "config:BottomUpConfig",
         "sequential": "parallel.training:SequentialConfig",
-        "sweep": "tuning.command:SweepConfig",
+        "sweep": "tuning.start:SweepConfig",
+        "sweep status": "tuning.command:SweepStatusCommand",
+        "sweep apply": "tuning.command:SweepApplyCommand",
+        "sweep forget": "tuning.command:SweepForgetCommand",
         "add": "commands.control:AddCommand",
     },
     "look": {
@@ -121,7 +124,9 @@ def _run(words: Sequence[str]) -> int:
         return 0
     name, *rest = words
     if name == "help":
-        name, *rest = (*rest[:1], "--help")
+        name, *rest = (*rest, "--help")
+    if rest and f"{name} {rest[0]}" in ALL:  # sweep status
+        name, rest = f"{name} {rest[0]}", rest[1:]
     if name in PROGRAMS:
         work = resolve_name(f"flowrl.{PROGRAMS[name]}")
         return console.run_program(f"flowrl {name}", class_of(name), work, rest)
@@ -134,7 +139,7 @@ def _overview() -> str:
     for group, commands in _GROUPS.items():
         for number, name in enumerate(commands):
             summary = (class_of(name).__doc__ or "").partition("\n")[0]
-            lines.append(f"{group if number == 0 else '':8}{name:11}{summary}\n")
+            lines.append(f"{group if number == 0 else '':8}{name:14}{summary}\n")
     return "".join(lines)
 
 

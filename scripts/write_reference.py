@@ -13,8 +13,8 @@ from pathlib import Path
 from flowrl import arguments, cli, config, orchestrator
 from flowrl.multiagent.config import IndependentConfig, LearnerConfig
 from flowrl.runs import TrainConfig
-from flowrl.tuning.command import SweepConfig
 from flowrl.tuning.search import SearchConfig
+from flowrl.tuning.start import SweepConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 TABLES = {

@@ -19,7 +19,8 @@ FLOORS = [
     "skills launchers measures program_cache llm/client",
     "experts networks envs averaging judging llm",
     "parallel ppo",
-    "replicas multiagent tuning reports evaluate agent",
+    "replicas multiagent reports evaluate agent",
+    "tuning",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
     " commands judging/command tuning/command",

@@ -204,7 +204,7 @@ def read_tuned(graph: GraphPaths, skill: str) -> dict[str, Any]:
         return {}
     table = arguments.toml(path, flag="tuned")
     if list(table) != [skill] or not isinstance(table[skill], dict):
-        raise ConfigError(f"{path} has no single table {skill!r}; run flowrl sweep --forget")
+        raise ConfigError(f"{path} has no single table {skill!r}; run flowrl sweep forget")
     return table[skill]
 
 

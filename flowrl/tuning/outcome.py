@@ -10,30 +10,36 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from flowrl import storage
-from flowrl.config import BottomUpConfig, flags
-from flowrl.errors import BusyError, ComparingError
+from flowrl.config import BottomUpConfig, Sandbox, flags
+from flowrl.errors import BusyError, ComparingError, LaunchError
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers import sandbox
+from flowrl.launchers.confined import confined_run
 from flowrl.measures.objectives import CurvePoint, read_curve
 from flowrl.parallel.health import DaemonLock
 from flowrl.parallel.skill_sources import record_graph
 from flowrl.parallel.training_backend import merge_rule
 from flowrl.parallel.training_processor import archive_run, merge_run
-from flowrl.paths import GraphPaths, RunPaths
+from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
 from flowrl.storage.records import Natural
 from flowrl.tuning.space import admissible
 from flowrl.tuning.sweep import expert_number
-from flowrl.tuning.trials import Sweep, Trial, Tried, confirming
+from flowrl.tuning.trials import Sweep, Trial, Tried, confirming, open_sweep
 
 _COMPARING_SECONDS = 0.5
+_EPISODES, _FRESH_SEED = 256, 3_000_017  # of the worlds in which points are confirmed
+_COUNTS = tuple[Annotated[int, records.within(0, _EPISODES)], ...]
 _SURE = 0.95  # that no point without effect is taken, of all that are compared
 
 
@@ -114,6 +120,54 @@ def decide(sweep: Sweep, tried: Sequence[Tried], success: Mapping[int, float]) -
         winner=won.trial if won else None,
         best_expert=experts[won.trial] if won else None,
     )
+
+
+def success_in_fresh_worlds(
+    sweep: Sweep, tried: Sequence[Tried], *, how: Sandbox
+) -> dict[int, float]:
+    """Let the experts of trials that confirm play, all in the same worlds.
+
+    Returns:
+      the share of episodes that succeed, by number of trial; without those that failed, if only
+      once, since a later attempt has another seed.
+
+    Raises:
+      LaunchError: the process that does it ended before its time.
+    """
+    ended = [each.trial.number for each in confirming(tried) if each.score is not None]
+    runs = {number: read_run(sweep.run(number)) for number in ended}
+    played = [number for number, run in runs.items() if run.attempt == 1]
+    if not played:
+        return {}
+    root = sweep.paths.root.absolute()
+    order = EvaluateTrials(sweep=root, numbers=tuple(played), seed=_FRESH_SEED)
+    child = confined_run(order, GraphPaths(root), runs[played[0]], how=how, stdout=subprocess.PIPE)
+    if child.returncode:
+        raise LaunchError(f"the evaluation of trials ended with {child.returncode}; start again")
+    try:
+        counts = records.from_json(_COUNTS, json.loads(child.stdout.rpartition(b"\n")[2]))
+        return {n: count / _EPISODES for n, count in zip(played, counts, strict=True)}
+    except ValueError as error:
+        raise LaunchError(f"the evaluation of trials is malformed: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateTrials:
+    """The order to let trials' experts play; the last line has their successes, a JSON list."""
+
+    sweep: Path
+    numbers: tuple[Natural, ...]
+    seed: int
+
+    def work(self) -> int:
+        """Play in this process."""
+        from flowrl.evaluate import evaluate_runs
+
+        sweep = open_sweep(SweepPaths(self.sweep))
+        places = [sweep.run(number) for number in self.numbers]
+        found = evaluate_runs(places, episodes=_EPISODES, seed=self.seed)
+        sys.stdout.write("\n" + json.dumps([report.steps[-1].successes for report in found]))
+        return 0
 
 
 def _confirmed_score(sweep: Sweep, number: int, success: float) -> float:

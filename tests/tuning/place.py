@@ -24,8 +24,8 @@ from flowrl.parallel.events import RunRequest
 from flowrl.parallel.training_setup import PreparedRun
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_result
-from flowrl.tuning import command
-from flowrl.tuning.command import EvaluateTrials
+from flowrl.tuning import command, outcome
+from flowrl.tuning.outcome import EvaluateTrials
 from flowrl.tuning.sweep import TrialBackend
 from tests.waiting import limit
 
@@ -104,7 +104,7 @@ def replace_trainers(replace: Callable[[Any, str, Any], object]) -> None:
     """Let the sweeps of this process have stand-ins."""
     replace(command, "TrialBackend", StandInBackend)
     replace(command.sandbox, "confinement", lambda *_, **__: Confinement())
-    replace(command, "confined_run", evaluate)
+    replace(outcome, "confined_run", evaluate)
 
 
 def main(words: list[str]) -> int:

@@ -19,8 +19,10 @@ from flowrl.parallel.health import DaemonLock
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
 from flowrl.storage import records
-from flowrl.tuning import command, search
-from flowrl.tuning.command import EvaluateTrials, SweepConfig, as_recorded, show
+from flowrl.tuning import search
+from flowrl.tuning.outcome import EvaluateTrials
+from flowrl.tuning.report import show
+from flowrl.tuning.start import SweepConfig, training_config
 from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import OUTCOME, TRIAL
 from tests.parallel.making import GRAPH, train
@@ -43,7 +45,8 @@ def sweep(place, capsys, monkeypatch, unchanged_sigterm):
     replace_trainers(monkeypatch.setattr)
 
     def run(*flags: str) -> tuple[int, str, str]:
-        code = cli.main(["sweep", str(place.layout.root), "--name=s", *flags])
+        words, flags = ([flags[0]], flags[1:]) if flags[:1] and flags[0].isalpha() else ([], flags)
+        code = cli.main(["sweep", *words, str(place.layout.root), "--name=s", *flags])
         return code, *capsys.readouterr()
 
     return run
@@ -65,10 +68,10 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
     first = place.records(), place.records("outcome.json")
     assert not place.sweep.outcome_json.exists()  # --confirm 0 confirms nothing
     assert "no sweeper lives" not in printed
-    code, _, refused = sweep("--apply")
+    code, _, refused = sweep("apply")
     assert (code, "has --confirm 0 and confirms no point" in refused) == (2, True)
     assert sweep()[:2] == (0, printed)  # the same again changes nothing
-    assert sweep("--status")[1] == printed
+    assert sweep("status")[1] == printed
     assert (place.records(), place.records("outcome.json")) == first
     assert len(place.launches()) == 3
     for words in (("--trials=2",), ("--lr=1e-2",), ("--vary", "gamma=uniform:0.9:0.99")):
@@ -80,7 +83,7 @@ def test_a_sweep_trains_its_trials_and_names_the_best(place, sweep):
     (place.sweep.training_runs / "1" / "trial.json").write_text("{")
     foreign = place.sweep.training_runs / "2" / "trial.json"
     foreign.write_text(foreign.read_text().replace('"number": 2', '"number": 3'))
-    code, printed, _ = sweep("--status")
+    code, printed, _ = sweep("status")
     assert "left out: trial 1: " in printed
     assert "left out: trial 2: " in printed
     assert sweep()[0] == 0
@@ -115,8 +118,8 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
     assert "these are the settings of Collect Wood now" in printed
     assert "lr = 0.003" in place.layout.tuned_file("Collect Wood").read_text()
     assert len(ExpertStore(place.layout).manifest().merged) == 1
-    assert "has its defaults again" in sweep("--forget")[1]
-    assert "these are the settings" in sweep("--apply")[1]
+    assert "has its defaults again" in sweep("forget")[1]
+    assert "these are the settings" in sweep("apply")[1]
     code, printed, said = sweep("--keep_winner")  # merged before
     assert code == 0, said
     assert "is that of trial " in printed
@@ -124,7 +127,7 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
     (gain,) = json.loads(place.sweep.outcome_json.read_text())["gains"]
     shown = f"trial 1 gains {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
     assert gain["low"] > 0
-    first = sweep("--status")[1].splitlines()[0]
+    first = sweep("status")[1].splitlines()[0]
     assert first.endswith(f"({place.records()[1]['point']}), {shown}") or first.endswith(shown)
 
 
@@ -142,13 +145,13 @@ def test_an_evaluation_that_breaks_off_confirms_nothing(
 ):
     ended = subprocess.CompletedProcess((), code, stdout=stdout)
     with monkeypatch.context() as patch:
-        patch.setattr(command, "confined_run", lambda *_, **__: ended)
+        patch.setattr("flowrl.tuning.outcome.confined_run", lambda *_, **__: ended)
         flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
         found, _, said = sweep(*flags, "--confirm=2", "--max_concurrent=4")
         assert found == 1
         assert why in said.splitlines()[-1]
     assert not place.sweep.outcome_json.exists()
-    first, second, *_ = sweep("--status")[1].splitlines()
+    first, second, *_ = sweep("status")[1].splitlines()
     assert "confirming, 2 of 2 trials have ended" in first
     goes_on = f"flowrl sweep {place.layout.root} --name s goes on"
     assert second == f"  no sweeper lives; {goes_on}"
@@ -231,8 +234,14 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
             ("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Stone"),
             "has no expert yet; flowrl train",
         ),
-        (("--vary", "lr=log:1e-4:1e-2", "--max_nodes=1"), "--max_nodes is for flowrl train"),
-        (("--vary", "lr=log:1e-4:1e-2", "--max_parallel_skills=4"), "--max_concurrent limits"),
+        (
+            ("--vary", "lr=log:1e-4:1e-2", "--max_nodes=1"),
+            "flowrl sweep has no flag --max_nodes;",
+        ),
+        (
+            ("--vary", "lr=log:1e-4:1e-2", "--max_parallel_skills=4"),
+            "flowrl sweep has no flag --max_parallel_skills",
+        ),
         (("--vary", "lr=log:1e-4:1e-2", "--replicas=2", "--pruner=asha"), "--pruner cannot end"),
         (
             ("--vary", "lr=log:1e-4:1e-2", "--keep_winner", "--confirm=0"),
@@ -243,6 +252,9 @@ def test_asha_ends_the_trials_that_are_behind(place, sweep):
             "--cpus_per_run does nothing with --engine ray",
         ),
         (("--vary", "lr=log:1e-4:1e-2", "--skill=Collect Wod"), "there is no skill 'Collect Wod'"),
+        (("--status",), "write flowrl sweep status GRAPH --name NAME"),
+        (("--apply",), "write flowrl sweep apply GRAPH --name NAME"),
+        (("--forget",), "write flowrl sweep forget GRAPH --name NAME"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(place, sweep, words, why):
@@ -257,11 +269,11 @@ def test_flags_of_training_are_refused_wherever_they_are_given(place, sweep, mon
     (tmp_path / "flags.toml").write_text("max_parallel_skills = 4\n")
     code, _, said = sweep(*QUICK, f"--config={tmp_path / 'flags.toml'}")
     assert code == 2
-    assert "--max_parallel_skills (config file) is for flowrl train" in said
+    assert "flags.toml: 'max_parallel_skills' is no flag" in said
     monkeypatch.setenv("FLOWRL_STRICT", "1")
     code, _, said = sweep(*QUICK)
     assert code == 2
-    assert "--strict (environment) is for flowrl train, and no sweep's; leave it out" in said
+    assert "the environment's FLOWRL_STRICT is no flag" in said
     assert not place.layout.root.exists()
 
 
@@ -270,9 +282,9 @@ def test_a_trial_that_a_user_lets_try_again_counts_anew(place, sweep, capsys):
     flags = (*QUICK, "--trials=1", "--max_retries=0")
     assert sweep(*flags)[0] == 1
     assert place.records("outcome.json")[0]["score"] is None
-    assert ": ended, 1 of 1 trials" in sweep("--status")[1]
+    assert ": ended, 1 of 1 trials" in sweep("status")[1]
     (place.sweep.training_runs / "0" / "outcome.json").unlink()  # as the trial's next start does
-    first, second, *_ = sweep("--status")[1].splitlines()
+    first, second, *_ = sweep("status")[1].splitlines()
     assert ": searching, 0 of 1 trials" in first
     assert "no sweeper lives" in second
     capsys.readouterr()
@@ -289,7 +301,9 @@ def test_a_seed_that_was_tried_again_is_not_played_nor_compared(place, sweep, mo
     place.order(success=0.95, fails_once=True)  # each second attempt has another seed
     flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
     played: list[EvaluateTrials] = []
-    monkeypatch.setattr(command, "confined_run", lambda order, *_, **__: played.append(order))
+    monkeypatch.setattr(
+        "flowrl.tuning.outcome.confined_run", lambda order, *_, **__: played.append(order)
+    )
     code, printed, said = sweep(*flags, "--confirm=2", "--retry_backoff=0.1")
     assert code == 0, said
     assert played == []
@@ -341,7 +355,7 @@ def test_flags_of_the_graph_that_choose_its_skills_are_no_sweeps(tmp_path):
     graph = GraphPaths(tmp_path)
     trained = with_flags(BottomUpConfig(), max_nodes=1, merge_policy="eval_gate", lr=0.5)
     records.write(graph.config_json, to_json(trained))
-    found = as_recorded(SweepConfig(), graph)
+    found = training_config(SweepConfig(), graph)
     assert (found.graph.max_nodes, found.graph.merge_policy) == (None, "eval_gate")
     assert found.ppo.lr == 0.5
 

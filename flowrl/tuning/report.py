@@ -1,0 +1,64 @@
+"""Reports of a sweep: how far it is, in a line and with a line for each trial."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from flowrl import notices
+from flowrl.parallel.health import daemon_of
+from flowrl.tuning.outcome import read_outcome
+from flowrl.tuning.trials import (
+    Sweep,
+    Tried,
+    confirming,
+    has_ended,
+    rank,
+    read_trials,
+    searched,
+)
+
+
+def show(sweep: Sweep) -> str:
+    """Return how far a sweep is, with a line for each trial, the best first."""
+    tried, left_out = read_trials(sweep)
+    lines = [progress_line(sweep, tried)]
+    if not has_ended(sweep, tried) and daemon_of(sweep.paths.daemon_lock) is None:
+        root = sweep.paths.root
+        again = shlex.join(["flowrl", "sweep", str(root.parents[1]), "--name", root.name])
+        lines.append(f"  no sweeper lives; {again} goes on")
+    scored = sorted((each for each in tried if each.score is not None), key=rank)
+    others = [each for each in tried if each.score is None]
+    for each in sorted((*scored, *others), key=lambda each: each.trial.confirms):
+        kind, said = "confirms" if each.trial.confirms else "searches", "running"
+        if each.outcome:
+            cut = f", cut at {each.outcome.cut_at:,}" if each.outcome.cut_at else ""
+            said = each.outcome.why or f"{each.score:.3f} in {each.outcome.frames:,} frames{cut}"
+        lines.append(f"  t{each.trial.number} {kind} ({each.trial.said}): {said}")
+    return "\n".join([*lines, *(f"  left out: {why}" for why in left_out)])
+
+
+def publish(sweep: Sweep) -> None:
+    """Let `flowrl status` of the graph say how far the sweep is."""
+    notices.publish(sweep.paths, notices.SWEEP, progress_line(sweep, read_trials(sweep)[0]))
+
+
+def progress_line(sweep: Sweep, tried: Sequence[Tried]) -> str:
+    """Return how far a sweep is, in a line."""
+    begun, again, found = searched(tried), confirming(tried), read_outcome(sweep)
+    best = min((each for each in begun if each.score is not None), key=rank, default=None)
+    stage = "ended" if has_ended(sweep, tried) else "confirming" if again else "searching"
+    most = sweep.most_trials if stage == "searching" else len(begun)
+    unbounded = stage == "searching" and sweep.search.budget and not sweep.search.trials
+    parts = [
+        f"{stage}, {_ended(begun)}{'' if unbounded else f' of {most}'} trials have ended",
+        f"{_ended(again)} of {len(again)} confirming ones" if again else "",
+        f"{sweep.budget_left(begun):.0%} of the budget is left" if stage == "searching" else "",
+        f"best {best.score:.3f} by trial {best.trial.number} ({best.trial.said})" if best else "",
+        found.said if found and sweep.search.confirm else "",
+    ]
+    return f"{sweep.record.skill}: {', '.join(filter(None, parts))}"
+
+
+def _ended(tried: Sequence[Tried]) -> int:
+    return sum(each.outcome is not None for each in tried)
