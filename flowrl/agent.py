@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flowrl import storage
-from flowrl.config import Activation, PPOConfig, Steps
+from flowrl.config import Activation, Steps
 from flowrl.envs.base import StepOutput
 from flowrl.envs.skill_module import TaskModule, load_module, open_modules
 from flowrl.envs.tasks import SkillEnv, WalkState, make_env
@@ -277,7 +277,7 @@ def _write_expert(
         frames=version.frames,
         arrays=_digest(content),
         module=_digest(code),
-        max_task_steps=run.config.get("max_task_steps", PPOConfig().max_task_steps),
+        max_task_steps=run.config["max_task_steps"],
         approvals=run.approvals,
     )
 

@@ -238,7 +238,7 @@ class PruneCommand(OneSkillCommand):
         paths = graph_paths(self.graph_path)
         row = find_row(read_rows(paths), self.skill, paths.root)
         run = paths.run(row.expert or 0, row.skill)
-        if row.status == "running" and read_run(run).config.get("replicas", 1) > 1:
+        if row.status == "running" and read_run(run).config["replicas"] > 1:
             raise ConfigError(
                 f"{row.skill}: a run with --replicas cannot end with what it has; "
                 "pause or cancel it"

@@ -441,8 +441,5 @@ def _entry_values(line: Mapping[str, Any], order: int) -> dict[str, Any]:
     status = {name: line[name] for name in line.keys() - _ENTRY - _DERIVED}
     if line["attempt"] is None:
         status.pop("attempt")
-    if "device" in status:  # written before a run could have several
-        device = status.pop("device")
-        status["devices"] = [device] if device else []
     values = {name: line[name] for name in line.keys() & _ENTRY}
     return values | {"order": order, "status": {"kind": line["status"], **status}}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ from flowrl.errors import (
     ConfigError,
     ExpertCorruptError,
     ExpertMissingError,
-    ExpertShapeError,
     FileRefusedError,
 )
 from flowrl.experts import checkpoint
@@ -267,7 +265,7 @@ def load_checkpoint(paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resum
       ExpertError: it is damaged, or of a run with other sizes.
     """
     expected = _checkpoint(fresh, config)
-    found = _load(paths, expected)
+    found = checkpoint.load_resume(paths.resume, expected)
     for name in _SHARDING:
         if found[name] != expected[name]:
             before, now = int(found[name]), int(expected[name])
@@ -283,17 +281,6 @@ def load_checkpoint(paths: RunPaths, config: PPOConfig, fresh: Resumed) -> Resum
     )
     key = jax.random.wrap_key_data(found["key"])
     return Resumed(TrainState(params, opt_state), key, counters, found["best"])
-
-
-def _load(paths: RunPaths, expected: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint; one that says nothing of shards was written when they were not counted."""
-    try:
-        return checkpoint.load_resume(paths.resume, expected)
-    except ExpertShapeError:
-        older = {name: like for name, like in expected.items() if name not in _SHARDING}
-        with suppress(ExpertShapeError):
-            return {**expected, **checkpoint.load_resume(paths.resume, older)}
-        raise
 
 
 def digest_of(kept: Resumed, config: PPOConfig) -> str:

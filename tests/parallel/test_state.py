@@ -37,7 +37,6 @@ from tests.parallel.scheduling import NOW, finished, state_of_entries
 
 DATA = Path(__file__).parents[1] / "data"
 FROZEN = DATA / "scheduler_state_v1.json"
-OF_ONE_DEVICE = DATA / "scheduler_state_v1_one_device.json"
 RULES = ScheduleConfig()
 HANDLE = Handle(
     run_id="e3.a2.0badcafe", session="s", pid=7, start_time="b 1", pane="%4", server_pid=9
@@ -110,10 +109,6 @@ def full_state() -> SchedulerState:
 def test_the_frozen_state_file_loads_and_is_written_again_as_it_is():
     assert decode(FROZEN.read_bytes(), "v1") == full_state()
     assert FROZEN.read_bytes() == encode(full_state())
-
-
-def test_a_state_file_of_when_a_run_had_one_device_loads():
-    assert decode(OF_ONE_DEVICE.read_bytes(), "v1") == full_state()
 
 
 def test_a_state_file_of_another_format_is_refused():

@@ -561,22 +561,6 @@ def test_acting_serves_any_number_of_experts_up_to_eight_and_learning_only_its_o
     assert len({name.learn for name in names}) == 3
 
 
-def test_a_checkpoint_that_says_nothing_of_shards_goes_on_without_a_warning(
-    layout, monkeypatch, caplog
-):
-    whole = run_io._checkpoint
-
-    def older(*args):
-        return {name: leaf for name, leaf in whole(*args).items() if name not in run_io._SHARDING}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_io, "_checkpoint", older)
-        assert trainer.run(config_of(layout), Countdown(2)) == EXIT_RESUMABLE
-    assert trainer.run(config_of(layout), StopSignal()) == 0
-    assert runs.read_result(layout).updates == 5
-    assert "other worlds follow" not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("flag", "numbers"), [("env_shards", (1, 2)), ("grad_sync_period", (1, 2))]
 )
