@@ -125,8 +125,9 @@ def merge_run(
     if run.run_id not in store.manifest().merged:
         candidates = verified_candidates(paths, run, accounting)
         storage.fault_point("merge.verified")
-    questions = store.questions(run.run_id, candidates, rule=rule)
-    evidence = comparisons.evidence(layout, paths, run, questions, confinement=confinement)
+    evidence = {}
+    if questions := store.questions(run.run_id, candidates, rule=rule):
+        evidence = comparisons.evidence(layout, paths, run, questions, confinement=confinement)
     storage.fault_point("merge.informed")
     commit = store.commit(run.run_id, candidates, rule=rule, evidence=evidence)
     return _summary(paths, run, commit)

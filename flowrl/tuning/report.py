@@ -1,4 +1,4 @@
-"""Reports of a sweep: how far it is, in a line and with a line for each trial."""
+"""Reports of a sweep, a leaf: its progress in a line, and with a line for each trial."""
 
 from __future__ import annotations
 
