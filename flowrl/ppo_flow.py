@@ -1,9 +1,12 @@
 """The program that trains one run: `python -m flowrl.ppo_flow --module_path RUN/2.py`.
 
 Reads the generated module, run.json and the seed experts beside it; leaves the final experts
-and, last of all, result.json. Ends with 0 when the run is whole, with 85 (SIGTERM) or 130
-(Ctrl-C) when it was asked to stop and the same command goes on with it, with 2 for a wrong
-command line, and with 1 for anything else, the reason in one line.
+and, last of all, result.json. run.json is the configuration; a flag comes before it, and is
+written down there once the run has begun.
+
+Ends with 0 when the run is whole. It ends with 85 (SIGTERM) or 130 (Ctrl-C) when it was asked to
+stop; the same command goes on with it. It ends with 2 for a wrong command line, and with 1 for
+anything else, the reason in one line.
 """
 
 from __future__ import annotations
@@ -15,9 +18,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from flowrl import console, storage
-from flowrl.config import parse
 from flowrl.errors import ConfigError
-from flowrl.paths import RunPaths
 from flowrl.runs import TrainConfig
 
 PROGRAM = "python -m flowrl.ppo_flow"
@@ -25,7 +26,7 @@ PROGRAM = "python -m flowrl.ppo_flow"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train one run; returns the exit code."""
-    return console.run_words(lambda words: _train(parse(TrainConfig, words, prog=PROGRAM)), argv)
+    return console.run_words(lambda words: _train(TrainConfig.read(words, prog=PROGRAM)), argv)
 
 
 def _train(config: TrainConfig) -> int:
@@ -57,7 +58,7 @@ def refuse_other_form(config: TrainConfig) -> None:
     Raises:
       ConfigError: the run would begin anew.
     """
-    alone, paths = config.ppo.replicas == 1, RunPaths(config.module_path.absolute().parent, 0)
+    alone, paths = config.ppo.replicas == 1, config.paths
     saved = [paths.rounds] if alone else list(paths.folder.glob("*_policies/resume"))
     if not config.resume:
         for folder in saved:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -19,13 +20,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from flowrl import storage
-from flowrl.config import Configuration, PPOConfig
-from flowrl.errors import ExpertIndexError, FileRefusedError
+from flowrl import arguments, storage
+from flowrl.config import Configuration, PPOConfig, flags, from_json, parse, to_argv
+from flowrl.errors import ConfigError, ExpertIndexError, FileRefusedError
 from flowrl.paths import RunPaths, display_name
 from flowrl.storage import records
 from flowrl.storage.records import Natural, Phase, Positive, Share, Word
 
+logger = logging.getLogger(__name__)
 REPORT = " · update "  # in a line of a trainer's log that says how far it is, not why it ended
 _LEAST_SHARD = 32  # environments of a thread: a shard costs as much again as some twenty
 STANDALONE = "standalone"  # run id of a module trained by hand, without run.json
@@ -33,6 +35,7 @@ SkillName = Annotated[str, display_name]
 EarlyEnd = Literal["", "pruned", "converged"]
 Shapes = Mapping[str, tuple[Natural, ...]]  # leaf path, "actor/dense_0/kernel" → shape
 _HIDDEN_LAYERS = 3
+_OF_LAUNCH = ("num_devices", "acting_threads", "compile_cache")  # each start has its own
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")  # that change what a program computes
 LAYERS = tuple(f"dense_{number}" for number in range(_HIDDEN_LAYERS + 1))
 
@@ -270,7 +273,10 @@ class Remapping:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Configuration):
-    """Train one generated module: `python -m flowrl.ppo_flow --module_path RUN/2.py`."""
+    """Train one generated module: `python -m flowrl.ppo_flow --module_path RUN/2.py`.
+
+    The run.json beside it is the configuration. A flag given here wins and is written down there.
+    """
 
     ppo: PPOConfig = PPOConfig()
     module_path: Path
@@ -289,6 +295,56 @@ class TrainConfig(Configuration):
     """Seconds without a sign of life after which another process counts as lost."""
     replica: Natural | None = None
     """Number of this replica, by which the run's first process starts it."""
+
+    @property
+    def paths(self) -> RunPaths:
+        """The run's folder; of no file that names the expert."""
+        return RunPaths(self.module_path.absolute().parent, 0)
+
+    @classmethod
+    def read(cls, words: Sequence[str], *, prog: str) -> TrainConfig:
+        """Read a trainer's command line over the configuration that the run's record holds.
+
+        Raises:
+          ConfigError: a flag is unknown, or its value cannot be used.
+          FileRefusedError: run.json cannot be read.
+        """
+        given = arguments.split(cls, words, prog=prog).get("module_path")
+        recorded = to_argv(cls(module_path=Path(given[0]))._recorded.ppo) if given else ()
+        return parse(cls, [*recorded, *words], prog=prog)
+
+    @property
+    def command_line(self) -> tuple[str, ...]:
+        """The words that `read` makes this configuration of, besides the run's record."""
+        recorded = to_argv(self._recorded)
+        words = (word for word in to_argv(self) if word not in recorded)
+        return (f"--module_path={self.module_path}", *words)
+
+    @property
+    def _recorded(self) -> TrainConfig:
+        """The defaults, over which run.json comes if there is one."""
+        base = TrainConfig(module_path=self.module_path)
+        if not self.paths.run_json.exists():
+            return base
+        try:
+            return replace(base, ppo=from_json(PPOConfig, read_run(self.paths).config))
+        except ConfigError as error:
+            raise FileRefusedError(f"{self.paths.run_json}: {error}; retry the skill") from error
+
+    def record(self) -> None:
+        """Write down in run.json with which settings the run is trained, if with others."""
+        if not self.paths.run_json.exists():
+            return
+        own, recorded = flags(self.ppo), flags(self._recorded)
+        names = [name for name in own if own[name] != recorded[name] and name not in _OF_LAUNCH]
+        if names:
+            others = {name: own[name] for name in names}
+            said = " ".join(f"--{name} {value}" for name, value in others.items())
+            logger.warning("%s now says %s, as the command line", self.paths.run_json, said)
+            run = read_run(self.paths)
+            origins = {**run.origins, **dict.fromkeys(others, "command line")}
+            config = {**run.config, **records.to_json(others)}
+            write_run(self.paths, replace(run, config=config, origins=origins))
 
     def problems(self) -> Iterator[str]:
         """Check whether the processes can share the devices."""

@@ -122,10 +122,13 @@ def test_a_training_flag_reaches_the_trainer_and_no_other_one_changes(bench, ite
     assert value != item.default
     job = bench.job("--max_parallel_skills=1000", *flag(item.name, value))
     assert job.argv[1:3] == ("-m", "flowrl.ppo_flow")
-    arrived = config.parse(TrainConfig, job.argv[3:])
+    arrived = TrainConfig.read(job.argv[3:], prog="ppo_flow")
     module = bench.layout.run(0, WOOD).module
     known = {"acting_threads": 1, item.name: value}  # a thousandth of the CPUs: one thread
     assert arrived == with_flags(TrainConfig(module_path=module), **known)
+    said = {word.partition("=")[0] for word in job.argv[5:]}
+    assert said <= {"--num_devices", "--acting_threads"}, "run.json says the rest"
+    assert TrainConfig.read(arrived.command_line, prog="ppo_flow") == arrived
 
 
 ARRIVALS: dict[str, Callable[[Bench], object]] = {}
@@ -309,8 +312,9 @@ def test_the_exit_code_counts_what_was_asked_for_and_what_is_left(
 def skill_config(bench):
     path = bench.folder / "skills.toml"
     path.write_text(f'["{WOOD}"]\nlr = 0.5\n')
-    assert "--lr=0.5" in bench.job(f"--skill_config={path}").argv
-    assert "--lr=0.25" in bench.job(f"--skill_config={path}", "--lr=0.25").argv
+    jobs = (bench.job(f"--skill_config={path}", *words) for words in ([], ["--lr=0.25"]))
+    rates = [TrainConfig.read(job.argv[3:], prog="ppo_flow").ppo.lr for job in jobs]
+    assert rates == [0.5, 0.25]
 
 
 @arrives

@@ -194,13 +194,13 @@ class TrainingBackend:
     def _job(self, prepared: PreparedRun, request: RunRequest) -> Job:
         """The job that trains a prepared run."""
         env = self._env(request)
-        recorded = configs.from_json(PPOConfig, prepared.run.config)
-        config = self._sharing_cpus(self._on_devices(recorded, request), env)
+        config = configs.from_json(PPOConfig, prepared.run.config)
         module = ("--module_path", str(prepared.module_path.resolve()))
+        launch = self._of_launch(config, request, env)
         return Job(
             name=session_name(request.expert, request.skill),
             run_id=prepared.run.run_id,
-            argv=(sys.executable, "-m", "flowrl.ppo_flow", *module, *configs.to_argv(config)),
+            argv=(sys.executable, "-m", "flowrl.ppo_flow", *module, *launch),
             env=env,
             cwd=Path.cwd(),
             folder=prepared.run_folder.resolve(),
@@ -229,21 +229,19 @@ class TrainingBackend:
         most = self._config.launch.skills_per_gpu or 1
         return max((self._devices.get(name, most) for name in request.devices), default=1)
 
-    def _on_devices(self, config: PPOConfig, request: RunRequest) -> PPOConfig:
-        """The configuration with the devices of this launch; the last one may have had others."""
-        devices = len(request.devices) or self._config.ppo.num_devices
-        return dataclasses.replace(config, num_devices=devices)
-
-    def _sharing_cpus(self, config: PPOConfig, env: Mapping[str, str]) -> PPOConfig:
-        """The configuration with as many threads as the run's share of the CPUs allows."""
+    def _of_launch(
+        self, config: PPOConfig, request: RunRequest, env: Mapping[str, str]
+    ) -> tuple[str, ...]:
+        """The devices and threads that this launch gives to a run; run.json says all else."""
+        number = len(request.devices) or self._config.ppo.num_devices
+        words = (f"--num_devices={number}",)
         if config.acting_threads is not None or env.get("JAX_PLATFORMS") != "cpu":
-            return config
+            return words
         free = len(os.sched_getaffinity(0)) // self._side_by_side
         cpus = (self._config.launch.cpus_per_run or free) // config.replicas
-        devices = config.num_devices or sandbox.host_devices(env)
+        devices = number or sandbox.host_devices(env)
         trainer = dataclasses.replace(config, num_devices=devices).of_replica()
-        threads = threads_for(trainer, cpus)
-        return dataclasses.replace(config, acting_threads=threads)
+        return (*words, f"--acting_threads={threads_for(trainer, cpus)}")
 
     def _cpus(self, folder: Path) -> tuple[int, ...]:
         """The CPUs that only this run uses; () if all runs share all CPUs."""

@@ -31,7 +31,6 @@ from flowrl import storage
 from flowrl.config import to_argv
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
 from flowrl.launchers.process import die_with_parent
-from flowrl.paths import RunPaths
 from flowrl.runs import TrainConfig, digest_of_sources
 
 logger = logging.getLogger(__name__)
@@ -140,8 +139,7 @@ def _connect(
         distributed.global_state.process_id = 0
     argv = to_argv(replace(config, process_id=0))
     digest = hashlib.sha256(f"{digest_of_sources()}\n{argv}".encode())
-    run_json = RunPaths(config.module_path.parent, 0).run_json
-    for path in filter(Path.exists, (config.module_path, run_json)):
+    for path in filter(Path.exists, (config.module_path, config.paths.run_json)):
         digest.update(storage.read_bytes(path))
     meet("command lines, modules or sources", digest.hexdigest())
 
@@ -174,7 +172,7 @@ def _is_loopback(address: str) -> bool:
 
 def _start(config: TrainConfig) -> subprocess.Popen[bytes]:
     """Another process of the run; it inherits the run's lock, and dies with this one."""
-    argv = (sys.executable, *PROGRAM, *to_argv(config))
+    argv = (sys.executable, *PROGRAM, *config.command_line)
     return subprocess.Popen(
         argv,
         close_fds=False,

@@ -64,7 +64,7 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     with processes.connected(config, stop) as connected:
         opened = open_run(connected, module)
         if not jax.process_index():
-            return _train(opened, stop, began=began)
+            return _train(opened, stop, began=began, asked=connected)
         ppo, (learner, counters, _) = opened.config.ppo, prepare(opened)
         for update in train(
             opened.env, ppo, opened.programs, learner=learner, counters=counters, stop=stop
@@ -93,12 +93,15 @@ def open_run(config: TrainConfig, module: TaskModule) -> Opened:
     return Opened(config, module, assignment, *open_env(ppo, module))
 
 
-def _train(opened: Opened, stop: Callable[[], int | None], *, began: float) -> int:
-    """Train as the process that writes; returns the exit code."""
+def _train(
+    opened: Opened, stop: Callable[[], int | None], *, began: float, asked: TrainConfig
+) -> int:
+    """Train as the process that writes, as was `asked`; returns the exit code."""
     config, module, assignment, env, programs = opened
     reporter = Reporter(assignment, config.ppo)
     try:
         learner, counters, best = prepare(opened)
+        asked.record()
         seconds = counters.seconds + time.monotonic() - began  # as if all starts had been one
         counters = replace(counters, seconds=seconds)
         reporter.begin_training(counters)

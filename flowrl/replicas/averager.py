@@ -19,7 +19,7 @@ from functools import partial
 
 from flowrl import storage
 from flowrl.averaging.rules import OuterStep, Rule
-from flowrl.config import PPOConfig, quorum_of, to_argv
+from flowrl.config import PPOConfig, quorum_of
 from flowrl.errors import (
     EXIT_DISK_FULL,
     EXIT_DIVERGED,
@@ -46,7 +46,7 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     Raises:
       FlowrlError: fewer replicas than a round needs are left; says how the last one ended.
     """
-    paths = RunPaths(config.module_path.absolute().parent, 0)  # of no file that names the expert
+    paths = config.paths
     if not config.resume:
         storage.remove_tree(paths.rounds)
     averager = Averager(config.ppo, paths, partial(_start, config))
@@ -66,7 +66,7 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
 
 def _start(config: TrainConfig, replica: int) -> subprocess.Popen[bytes]:
     """The process of one replica; it inherits the run's lock, and dies with this one."""
-    argv = to_argv(replace(config, replica=replica))
+    argv = replace(config, replica=replica).command_line
     return subprocess.Popen(
         (sys.executable, "-m", "flowrl.ppo_flow", *argv),
         env={**os.environ, **share_of_devices(replica, config.ppo.replicas, os.environ)},

@@ -22,7 +22,6 @@ from flowrl import storage
 from flowrl.envs.skill_module import open_module
 from flowrl.envs.tasks import check_gains
 from flowrl.errors import FileRefusedError, FlowrlError
-from flowrl.paths import RunPaths
 from flowrl.ppo import run_io
 from flowrl.ppo.loop import Counters, Learner, UpdateReport, frames_per_update, train
 from flowrl.ppo.metrics import EpisodeLog
@@ -49,7 +48,7 @@ def run(config: TrainConfig) -> int:
       FlowrlError: the run cannot be trained; the replica's folder says why.
     """
     number = config.replica or 0
-    own = RunPaths(config.module_path.absolute().parent, 0).replica(number)
+    own = config.paths.replica(number)
     storage.make_dir(own.folder)
     storage.remove_file(own.last_words)
     whole, part = config.ppo, config.ppo.of_replica()
@@ -82,6 +81,8 @@ class Replica:
         logged = opened.assignment._replace(paths=own if self._number else paths)
         self._reporter = Reporter(logged, self._run, own)
         self._fresh, _, _ = prepare(opened)
+        if not self._number:
+            config.record()
         self._episodes = EpisodeLog(self._ppo.num_envs, opened.env.num_tasks, config.ppo.replicas)
         self._claims = np.zeros((opened.env.num_tasks, 2), np.int64)  # of the rounds so far
 

@@ -33,7 +33,7 @@ def trainer(folder, *words, kind=BottomUpConfig, **facts) -> TrainConfig:
     parsed = config.parse(kind, words)
     backend = TrainingBackend(GraphPaths(folder), parsed, GRAPH)
     job = backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=1, **facts))
-    return config.parse(TrainConfig, job.argv[3:])
+    return TrainConfig.read(job.argv[3:], prog="ppo_flow")
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_a_resumed_run_shares_the_cpus_as_they_are_now(tmp_path):
 
     task = RunRequest(skill=WOOD, expert=0, attempt=1)
     first = backend("--max_parallel_skills=4").prepare(task)
-    assert config.parse(TrainConfig, first.argv[3:]).ppo.acting_threads == 1
+    assert TrainConfig.read(first.argv[3:], prog="ppo_flow").ppo.acting_threads == 1
     again = backend("--max_parallel_skills=2").reopen(
         RunRequest(skill=WOOD, expert=0, attempt=1, run_id=first.run_id)
     )
     assert again is not None
-    assert config.parse(TrainConfig, again.argv[3:]).ppo.acting_threads == 2
+    assert TrainConfig.read(again.argv[3:], prog="ppo_flow").ppo.acting_threads == 2
 
 
 def test_a_run_with_a_gpu_is_told_nothing_of_threads(tmp_path):

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from flowrl import runs, storage
-from flowrl.config import PPOConfig, with_flags
+from flowrl import ppo_flow, runs, storage
+from flowrl.config import PPOConfig, to_json, with_flags
 from flowrl.console import EXIT_INTERRUPTED, StopSignal
 from flowrl.envs.skill_module import open_module
 from flowrl.errors import (
@@ -127,6 +127,57 @@ def test_a_whole_run_leaves_experts_and_a_result_that_vouches_for_them(layout):
         assert report.shapes == SHAPES
     assert not layout.resume.exists()
     assert [entry.name for entry in layout.policies.iterdir()] == ["final"]
+
+
+def by_hand(layout, *words: str) -> tuple[runs.RunResult, runs.TrainingRun]:
+    """Start the trainer in a prepared folder; returns its result and the run's record."""
+    relay_run(layout, config=to_json(config_of(layout, lr=0.05).ppo), origins={"lr": "sweep"})
+    assert ppo_flow.main([f"--module_path={layout.module}", *words]) == 0
+    return runs.read_result(layout), runs.read_run(layout)
+
+
+def contents(layout) -> list[str]:
+    return [report.content for report in runs.read_result(layout).experts]
+
+
+def test_a_run_started_by_hand_trains_as_run_json_says(layout):
+    usual, found = [], []
+    for rate in (PPOConfig().lr, 0.05):
+        trainer.run(config_of(layout, lr=rate), StopSignal())
+        usual.append(contents(layout))
+    result, run = by_hand(layout)
+    found = contents(layout)
+    assert found == usual[1] != usual[0]
+    assert result.frames == 5 * FRAMES
+    assert run.origins == {"lr": "sweep"}
+
+
+def test_a_flag_given_by_hand_wins_and_is_written_down(layout, caplog):
+    result, run = by_hand(layout, f"--total_timesteps={3 * FRAMES}", "--acting_threads=1")
+    assert result.frames == 3 * FRAMES
+    assert run.config == to_json(config_of(layout, lr=0.05, total_timesteps=3 * FRAMES).ppo)
+    assert run.origins == {"lr": "sweep", "total_timesteps": "command line"}
+    assert f"now says --total_timesteps {3 * FRAMES}, as the command line" in caplog.text
+    assert ppo_flow.main([f"--module_path={layout.module}"]) == 0
+    assert runs.read_result(layout).frames == 3 * FRAMES
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "why"),
+    [
+        (["--layer_size=8"], {}, "layer_size"),
+        (["--lr=-1"], {}, "--lr"),
+        (["--num_minibatches=3"], {}, "--num_minibatches"),
+        ([], {"lr": "fast"}, "run.json: --lr"),
+    ],
+)
+def test_a_flag_that_is_refused_is_not_written_down(layout, capsys, words, config, why):
+    checkpoint.save_expert(layout.seed(0), fresh(0))
+    relay_run(layout, config={**to_json(config_of(layout).ppo), **config})
+    before = layout.run_json.read_bytes()
+    assert ppo_flow.main([f"--module_path={layout.module}", *words]) != 0
+    assert why in capsys.readouterr().err
+    assert layout.run_json.read_bytes() == before
 
 
 def test_progress_and_metrics_tell_of_every_update(layout):

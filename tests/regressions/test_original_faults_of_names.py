@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config import BottomUpConfig, flags, parse, with_flags
+from flowrl.config import BottomUpConfig, flags, with_flags
 from flowrl.errors import NameRefusedError
 from flowrl.launchers import gpus
 from flowrl.launchers.gpus import visible_devices
@@ -42,7 +42,7 @@ def job_of(tmp_path, config=None, **changes):
 
 def test_fault_08_the_trainer_gets_the_flags(tmp_path):
     wanted = {"lr": 0.0123, "num_envs": 24, "total_timesteps": 4321}
-    arrived = parse(TrainConfig, job_of(tmp_path, **wanted).argv[3:])
+    arrived = TrainConfig.read(job_of(tmp_path, **wanted).argv[3:], prog="ppo_flow")
     assert {name: flags(arrived)[name] for name in wanted} == wanted
 
 

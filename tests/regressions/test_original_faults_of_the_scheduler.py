@@ -176,7 +176,7 @@ def test_fault_14_a_spent_budget_is_never_taken_for_no_budget(tmp_path):
     with pytest.raises(ConfigError, match="skill_timesteps_budget is 0"):
         parse(BottomUpConfig, ["--skill_timesteps_budget=0"])
     left = RunRequest(skill=WOOD, expert=0, attempt=1, frames_left=700)
-    assert parse(TrainConfig, backend.prepare(left).argv[3:]).ppo.total_timesteps == 700
+    assert TrainConfig.read(backend.prepare(left).argv[3:], prog="").ppo.total_timesteps == 700
     with pytest.raises(ConfigError, match="total_timesteps is 0"):
         backend.prepare(RunRequest(skill=WOOD, expert=0, attempt=2, frames_left=0))
 
