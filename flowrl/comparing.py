@@ -22,7 +22,7 @@ import numpy as np
 
 from flowrl import console, storage
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
-from flowrl.evaluate import Tally, load_experts, open_plan
+from flowrl.evaluation import Tally, load_experts, open_plan
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import Blended, Compared, Evidence, Question, Unanswered
 from flowrl.experts.store import ExpertStore

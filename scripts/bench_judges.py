@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from benchmarking import Row, arguments, report
 
-from flowrl.evaluate import record
+from flowrl.evaluation import record
 from flowrl.experts.store import ExpertStore
 from flowrl.judging.calibration import Calibration, auc, measure, scores_of
 from flowrl.judging.ensemble import fit_ensemble

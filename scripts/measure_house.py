@@ -36,7 +36,7 @@ RESERVED = {
     "judge": ("judging",),
     "trial": ("tuning",),
     "sweep": ("tuning",),
-    "policy": ("networks", "ppo", "evaluate"),
+    "policy": ("networks", "ppo", "evaluation"),
 }
 FIXED_NAMES = {"merge_policy", "policies", "policies_folder", "expert_policy"}
 REQUEST_TYPES = {"Request", "Verb", "Asked", "Answer", "ControlRequest", "Response"}
@@ -159,7 +159,7 @@ def array_functions(house: list[Module]) -> tuple[list[str], list[str]]:
     """Public functions over arrays whose docstring says shapes, and those whose does not."""
     says, silent = [], []
     for module in house:
-        if module.room not in ARRAY_ROOMS and module.name != "flowrl.evaluate":
+        if module.room not in ARRAY_ROOMS and module.name != "flowrl.evaluation":
             continue
         for node in _public_functions(module.tree):
             if _takes_arrays(node):

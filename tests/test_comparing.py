@@ -14,7 +14,7 @@ from flowrl import storage
 from flowrl.comparing import EPISODES, blended
 from flowrl.config import PPOConfig
 from flowrl.errors import ComparingError, FileRefusedError
-from flowrl.evaluate import open_plan
+from flowrl.evaluation import open_plan
 from flowrl.experts.merge import MERGE_RULES, MergeRule, eval_gate
 from flowrl.parallel import comparisons
 from flowrl.parallel.training_setup import PreparedRun, prepare_training_run

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl import evaluate, notices, storage
+from flowrl import evaluation as evaluate
+from flowrl import notices, storage
 from flowrl.errors import ExpertCorruptError, FileRefusedError, FlowrlError
 from flowrl.experts import checkpoint
 from flowrl.experts import manifest as manifests

@@ -19,12 +19,12 @@ FLOORS = [
     "skills launchers measures program_cache llm/client",
     "experts networks envs averaging judging llm",
     "parallel ppo",
-    "replicas multiagent reports evaluate agent",
+    "replicas multiagent reports evaluation agent",
     "tuning",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
     " commands judging/command tuning/command",
-    "cli",
+    "api cli",
     "orchestrator __init__ __main__",
 ]
 FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
@@ -40,7 +40,7 @@ JAX_ROOMS = {
     "envs",
     "ppo",
     "ppo_flow",
-    "evaluate",
+    "evaluation",
     "multiagent",
 }
 JAX_FILES = {

@@ -5,6 +5,7 @@ Playing runs skill code, so a confined process of its own does it.
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import asdict, dataclass, replace
 
 from flowrl import console
@@ -42,15 +43,19 @@ class EvaluateCommand(ReportCommand):
         Raises:
           ExpertMissingError: no such skill is merged; says which are.
         """
+        code = self.played().returncode
+        return code if code >= 0 else 128 - code
+
+    def played(self, *, stdout: int | None = None) -> subprocess.CompletedProcess[bytes]:
+        """Let a confined process play and print; raises as the command."""
         layout = existing_graph(self.graph_path.absolute())
         run = read_run(ExpertStore(layout).archive_of(self.skill))
         order = replace(self, graph_path=layout.root)
-        code = confined_run(order, layout, run, how=self.sandbox).returncode
-        return code if code >= 0 else 128 - code
+        return confined_run(order, layout, run, how=self.sandbox, stdout=stdout)
 
     def work(self) -> int:
         """Evaluate and print in this process."""
-        from flowrl.evaluate import evaluate
+        from flowrl.evaluation import evaluate
 
         paths = GraphPaths(self.graph_path)
         found = evaluate(paths, self.skill, episodes=self.episodes, seed=self.seed)

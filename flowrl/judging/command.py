@@ -140,7 +140,7 @@ class JudgeCommand(ReportCommand):
 
     def work(self) -> int:
         """Play a skill's plan in this process, and write the recording to the standard output."""
-        from flowrl.evaluate import record
+        from flowrl.evaluation import record
 
         paths, (skill,) = GraphPaths(self.graph_path), self.skills
         found = record(paths, skill, episodes=self.episodes, seed=self.seed)

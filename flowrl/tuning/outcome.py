@@ -161,7 +161,7 @@ class EvaluateTrials:
 
     def work(self) -> int:
         """Play in this process."""
-        from flowrl.evaluate import evaluate_runs
+        from flowrl.evaluation import evaluate_runs
 
         sweep = open_sweep(SweepPaths(self.sweep))
         places = [sweep.run(number) for number in self.numbers]

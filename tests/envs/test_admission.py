@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from flowrl import evaluate
+from flowrl import evaluation as evaluate
 from flowrl.console import StopSignal
 from flowrl.envs import skill_module
 from flowrl.envs.skill_module import load_module, open_module

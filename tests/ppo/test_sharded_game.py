@@ -15,7 +15,7 @@ import pytest
 
 from flowrl.config import PPOConfig, to_argv
 from flowrl.errors import ComparingError
-from flowrl.evaluate import evaluate
+from flowrl.evaluation import evaluate
 from flowrl.experts import checkpoint
 from flowrl.experts.merge import MERGE_RULES, MergeRule
 from flowrl.parallel import comparisons

@@ -88,7 +88,7 @@ def evaluate(order: EvaluateTrials, *_: Any, **__: Any) -> subprocess.CompletedP
     printed = io.StringIO("hello 1\n")
     printed.seek(0, io.SEEK_END)
     stub = types.SimpleNamespace(evaluate_runs=evaluate_runs)
-    with patch.dict(sys.modules, {"flowrl.evaluate": stub}), contextlib.redirect_stdout(printed):
+    with patch.dict(sys.modules, {"flowrl.evaluation": stub}), contextlib.redirect_stdout(printed):
         code = order.work()
     return subprocess.CompletedProcess((), code, stdout=printed.getvalue().encode())
 

@@ -47,7 +47,8 @@ def constants(
     Raises:
       TooLargeError: an expression of constants is larger than 64 bits, or a list too long.
     """
-    stored = [each.id for each in nodes if _is_stored(each)]
+    names = [each for each in nodes if isinstance(each, ast.Name)]
+    stored = [each.id for each in names if isinstance(each.ctx, ast.Store)]
     hidden = {*stored, *parameters}
     known = {name: value for name, value in outer.items() if name not in hidden}
     once = {name for name, times in Counter(stored).items() if times == 1} - {*parameters}
@@ -60,10 +61,6 @@ def constants(
         elif isinstance(node, ast.BinOp):
             _value(node, known)
     return known
-
-
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _value(node: ast.expr, known: Mapping[str, Number]) -> Number | None:

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl import evaluate, program_cache
+from flowrl import evaluation as evaluate
+from flowrl import program_cache
 from flowrl.commands.evaluate import EvaluateCommand
 from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import WalkState
 from flowrl.envs.vector import BatchedEnv
-from flowrl.evaluate import ROWS, EvaluationReport, StepRate, Tally
+from flowrl.evaluation import ROWS, EvaluationReport, StepRate, Tally
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic
 from flowrl.program_cache import ProgramCache

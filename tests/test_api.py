@@ -1,0 +1,72 @@
+"""The Python functions do what their commands do, in a script and in a notebook's thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import flowrl
+from flowrl.errors import ConfigError, ExpertMissingError, FileRefusedError
+from tests.games.test_a_game_of_ones_own import installed
+
+SCRIPT = """
+import json, sys, threading
+import flowrl
+assert "jax" not in sys.modules
+found = {}
+
+def in_a_cell():
+    rows = flowrl.train(
+        "sub/../graph", target_skill="Pick Berry", show=False, env_name="Tiny-v1", launcher="local",
+        total_timesteps=40_000, num_envs=32, num_steps=32, max_task_steps=40, layer_size=16,
+        lr=3e-3, success_state_rate=0.9,
+    )
+    found["rows"] = [(row.skill, row.status) for row in rows]
+
+cell = threading.Thread(target=in_a_cell)
+cell.start()
+cell.join()
+in_a_cell()  # the same call goes on
+found["same"] = flowrl.status("graph") == flowrl.status("sub/../graph")
+report = flowrl.evaluate("graph", "Pick Berry", episodes=32, seed=3)
+found["success"] = report.success_rate
+assert callable(flowrl.evaluate), "loading its report replaces no function"
+print(json.dumps(found))
+"""
+
+
+def test_a_graph_is_trained_looked_at_and_measured_from_python(tmp_path):
+    (tmp_path / "sub").mkdir()
+    env = {**os.environ, "PYTHONPATH": installed(tmp_path)}
+
+    def run(*words):
+        ended = subprocess.run(
+            (sys.executable, *words), cwd=tmp_path, env=env, capture_output=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr.decode()
+        return ended.stdout
+
+    found = json.loads(run("-c", SCRIPT))
+    assert found["rows"] == [["Pick Berry", "completed"]]
+    assert found["same"]
+    words = ("evaluate", "graph", "Pick Berry", "--episodes=32", "--seed=3", "--json")
+    said = json.loads(run("-m", "flowrl", *words))
+    assert said["steps"][-1]["success_rate"] == found["success"] > 0.5
+
+
+def test_what_cannot_be_is_an_error_of_flowrl_and_changes_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="has no flag 'learning_rat'"):
+        flowrl.train(tmp_path / "graph", learning_rat=1)
+    with pytest.raises(ConfigError, match="--lr"):
+        flowrl.train(tmp_path / "graph", lr=-1.0)
+    with pytest.raises(FileRefusedError, match="is no graph"):
+        flowrl.status(tmp_path)
+    with pytest.raises((ExpertMissingError, FileRefusedError)):
+        flowrl.evaluate(tmp_path, "Collect Wood")
+    with pytest.raises(AttributeError, match="it has evaluate, load_agent, status, train"):
+        flowrl.trian  # noqa: B018
+    assert list(tmp_path.iterdir()) == []
