@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl import config as configs
+from flowrl.arguments import arguments
 from flowrl.commands.evaluate import EvaluateCommand
 from flowrl.config import BottomUpConfig, Sandbox
 from flowrl.errors import ConfigError, FlowrlError
@@ -37,7 +38,8 @@ def train(
       graph: its folder; made when missing, continued when there.
       target_skill: train what this skill needs (default: the whole library).
       show: print the table of skills.
-      flags: as on the command line: `total_timesteps=5_000_000`, `max_parallel_skills=2`.
+      flags: as on the command line: `total_timesteps="5M"`, `gpu_ids=[0, 1]`; None leaves one
+        out. The environment's FLOWRL_… and `config`, a TOML file, count as for the command.
 
     Raises:
       ConfigError: a flag is unknown, or its value cannot be used.
@@ -46,8 +48,8 @@ def train(
     given = {"graph_path": _path(graph), "target_skill": target_skill, **flags}
     if unknown := given.keys() - configs.flags(BottomUpConfig()).keys():
         raise ConfigError(f"flowrl.train has no flag {min(unknown)!r}; see flowrl train --help")
-    paths = {name: _path(value) for name, value in given.items() if isinstance(value, Path)}
-    config = configs.checked(configs.with_flags(BottomUpConfig(), **given | paths))
+    words = [word for name, value in given.items() for word in _words(name, value)]
+    config = configs.parse(BottomUpConfig, words, prog="flowrl train")
     train_graph(config, screen=training_screen if show else lambda _: nullcontext())
     return status(graph)
 
@@ -91,6 +93,15 @@ def evaluate(
     from flowrl.evaluation import EvaluationReport  # loads JAX
 
     return records.from_json(EvaluationReport, json.loads(played.stdout))
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """Return the words of a command line that say a flag's value; None says nothing."""
+    if isinstance(value, bool) and arguments(BottomUpConfig)[name].type is bool:
+        return [f"--{name}" if value else f"--no-{name}"]
+    items = value if isinstance(value, list | tuple) else [value]
+    items = [_path(item) if isinstance(item, Path) else item for item in items]
+    return [f"--{name}={item}" for item in items if item is not None]
 
 
 def _path(given: str | Path) -> Path:

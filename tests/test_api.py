@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import flowrl
+from flowrl import api, config
 from flowrl.errors import ConfigError, ExpertMissingError, FileRefusedError
 from tests.games.test_a_game_of_ones_own import installed
 
@@ -70,3 +72,21 @@ def test_what_cannot_be_is_an_error_of_flowrl_and_changes_nothing(tmp_path):
     with pytest.raises(AttributeError, match="it has evaluate, load_agent, status, train"):
         flowrl.trian  # noqa: B018
     assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_are_those_of_the_command_with_environment_and_file(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(api, "train_graph", lambda found, screen: seen.append(found))
+    monkeypatch.setattr(api, "status", lambda graph: [])
+    monkeypatch.setenv("FLOWRL_LR", "0.5")
+    file = tmp_path / "mine.toml"
+    file.write_text("seed = 7\n")
+    given = {"skills_dir": "own", "gpu_ids": [0, 1], "total_timesteps": "5M", "use_wandb": False}
+    flowrl.train(tmp_path / "graph", config=file, **given)
+    flags = config.flags(seen[0])
+    assert (flags["lr"], flags["seed"], flags["total_timesteps"]) == (0.5, 7, 5_000_000)
+    assert (flags["skills_dir"], flags["gpu_ids"]) == (Path("own"), (0, 1))
+    assert seen[0].origins["lr"] == "environment"
+    assert seen[0].command.startswith("flowrl train --graph_path=")
+    with pytest.raises(ConfigError, match="nowhere"):
+        flowrl.train(tmp_path / "graph", config="nowhere.toml")
