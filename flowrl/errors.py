@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import errno
 import math
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, TypeGuard
@@ -124,6 +125,11 @@ class EpochError(FlowrlError):
     """Collecting or learning fails, or takes too long."""
 
 
+RAISED = (  # by a user's own code
+    *(TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
+    *(AssertionError, RuntimeError, ImportError, SyntaxError, StopIteration, OSError),
+)
+_NOT_OWN = (str(Path(__file__).parent), "/site-packages/jax/", "/importlib/", "<frozen ")
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _IO = frozenset({errno.EIO, errno.EROFS, errno.ESTALE})
 _LIMITS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -170,6 +176,18 @@ def format_error(error: BaseException) -> str:
         return f"{error.strerror or error}{path}"
     text = str(error) or type(error).__name__
     return text if isinstance(error, FlowrlError) else f"{type(error).__name__}: {text}"
+
+
+def format_raised(error: BaseException) -> str:
+    """Return an error of a user's own code in one line, with the place that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(part in f.filename for part in _NOT_OWN)]
+    places = [(frame.filename, frame.lineno) for frame in own or frames]
+    if isinstance(error, SyntaxError):
+        places = [(str(error.filename), error.lineno)]
+    place = f" ({places[-1][0]}:{places[-1][1]})" if places else ""
+    text = str(error.msg if isinstance(error, SyntaxError) else error).partition("\n")[0]
+    return f"{type(error).__name__}: {' '.join(text.split())}{place}"
 
 
 def closest(word: str, known: Iterable[str]) -> str:

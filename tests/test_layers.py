@@ -47,6 +47,8 @@ JAX_FILES = {
     "experts/checkpoint.py",
     "games/craftax_engine.py",
     "games/fast_craftax.py",
+    "games/random_play.py",
+    "skills/validation/contract.py",
     "skills/validation/execution.py",
     "skills/validation/worker.py",
     "judging/learned.py",

@@ -1,4 +1,4 @@
-"""`flowrl check`: what is wrong with skill files, one line each."""
+"""`flowrl check`: what is wrong with skill files, or with a game, one line each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tyro
 from flowrl.config import PPOConfig, Sandbox, with_flags
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, FlowrlError, GraphError
-from flowrl.games.base import known_games
+from flowrl.games.base import Game, find_game, known_games
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
 from flowrl.skills.graph import SkillGraph
@@ -22,6 +22,7 @@ from flowrl.skills.validation.dry_run import (
     Confine,
     Limits,
     SkillCode,
+    check_game,
     try_codes,
     unconfined,
 )
@@ -41,17 +42,20 @@ class CheckedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand:
-    """Say ok of skill files, or what is wrong with them.
+    """Say ok of skill files, or what is wrong with them; or of a game.
 
     Examples:
       flowrl check my_skills
       flowrl check my_skills/*.py
       flowrl check my_skills/*.py --no-trace
       flowrl check my_skills/*.py --json | jq '.[].games'
+      flowrl check --game Tiny-v1
     """
 
-    files: tyro.conf.Positional[tuple[Path, ...]]
+    files: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Skill files, and folders of them."""
+    game: str | None = None
+    """Instead of files, check that a game keeps its contract: shapes, types, finite, pure."""
     trace: bool = True
     """Also trace the functions in a process with limits, and compute them in known states."""
     sandbox: Sandbox = "auto"
@@ -60,17 +64,30 @@ class CheckCommand:
     """Print JSON: for every file the games it is good for, or why it is refused."""
 
     def __call__(self) -> int:
-        """Print one line per file; returns 1 when one is refused, else 0.
+        """Print one line per file or broken promise; returns 1 when there is a fault, else 0.
 
         Raises:
-          ConfigError: no file is named, or a folder has none.
+          ConfigError: no file is named, or a folder has none, or files beside a game.
         """
+        if self.game is not None:
+            return self._check_game(find_game(self.game))
         files = skill_files(self.files)
         confine = confinement(self.sandbox).in_folder if self.trace else unconfined
         checked = check_files(files, trace=self.trace, confine=confine)
         facts = [asdict(each) for each in checked]
         print_report(facts, map(_line, checked), as_json=self.json)
         return 1 if any(each.why for each in checked) else 0
+
+    def _check_game(self, game: Game) -> int:
+        if self.files:
+            raise ConfigError("--game takes no files; check them by a second command")
+        broken = check_game(game.name, confine=confinement(self.sandbox).in_folder)
+        facts = {"game": game.name, "broken": broken}
+        sizes = f"observation_size {game.observation_size}, {game.num_actions} actions"
+        ok = f"{game.name}: ok: {sizes}, {len(game.features)} features"
+        lines = [f"{game.name}: {line}" for line in broken] or [ok]
+        print_report(facts, lines, as_json=self.json)
+        return 1 if broken else 0
 
 
 def _line(checked: CheckedFile) -> str:

@@ -25,6 +25,7 @@ from flowrl.envs.base import REWARD_LIMIT, StepOutput
 from flowrl.envs.skill_module import SuccessFunctions, Task, TaskModule
 from flowrl.errors import FalseGainError, SkillError
 from flowrl.games.base import COUNT, Engine, Game, WorldStep, find_game
+from flowrl.games.random_play import settle
 from flowrl.skills.skill import load_library
 from flowrl.skills.validation.cache import code_digest, parsed_function
 from flowrl.skills.validation.execution import execute_functions
@@ -307,11 +308,3 @@ def library_functions(env_name: str) -> dict[str, SuccessFunctions]:
 def features_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """The features a skill function asks for; the count n is none."""
     return tuple(name for name in inspect.signature(function).parameters if name != COUNT)
-
-
-def settle(tree: Any) -> Any:
-    """The same values with settled types, so that reset and step agree and compile once.
-
-    New worlds may hold Python numbers, which jax types weakly; stepped ones do not.
-    """
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)

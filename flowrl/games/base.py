@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from flowrl.errors import ConfigError, closest
+from flowrl.errors import RAISED, ConfigError, closest, format_raised
 
 _GROUP = "flowrl.games"
 COUNT = "n"  # the parameter of skill functions that is the count of the plan's step
@@ -169,8 +169,8 @@ def env_sizes(env_name: str) -> tuple[int, int]:
 def _loaded(point: EntryPoint) -> Game:
     try:
         game = point.load()
-    except (ImportError, AttributeError, SyntaxError) as error:
-        what = f"the game {point.name!r} ({point.value}) cannot be loaded: {error}"
+    except RAISED as error:
+        what = f"the game {point.name!r} ({point.value}) cannot be loaded: {format_raised(error)}"
         raise ConfigError(f"{what}; repair or uninstall its package") from error
     if not isinstance(game, Game) or game.name != point.name:
         raise ConfigError(f"the entry point {point.value} is not a Game named {point.name!r}")

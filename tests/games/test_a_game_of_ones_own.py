@@ -12,9 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 HERE = Path(__file__).parent / "tiny"
 FLAGS = (
@@ -29,7 +32,9 @@ def installed(folder: Path) -> str:
     package = folder / "site" / "tiny_game-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-game\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[flowrl.games]\nTiny-v1 = tiny_game:TINY\n")
+    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    [(name, place)] = project["entry-points"]["flowrl.games"].items()
+    (package / "entry_points.txt").write_text(f"[flowrl.games]\n{name} = {place}\n")
     paths = [str(package.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(paths).rstrip(os.pathsep)
 
@@ -88,6 +93,17 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
     assert acted.returncode == 0, acted.stderr
 
 
+def test_the_wheel_of_the_tiny_game_has_all_of_it(tmp_path, monkeypatch):
+    [wheel] = WheelBuilder(str(HERE)).build(directory=str(tmp_path))
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    words = (sys.executable, "-m", "flowrl.cli", "check", str(site / "tiny_skills"), "--no-trace")
+    checked = subprocess.run(words, text=True, capture_output=True, check=False)
+    assert checked.stdout.count(": ok: ") == 2, checked.stdout + checked.stderr
+    assert "for Tiny-v1; plan: Pick Berry × 1, Bake Pie × 1" in checked.stdout
+
+
 def test_a_skill_for_the_tiny_game_is_for_no_other(run, tmp_path):
     skill = tmp_path / "pick.py"
     text = (HERE / "tiny_skills" / "00_pick_berry.py").read_text()
@@ -123,7 +139,31 @@ def test_an_unknown_game_is_refused_with_all_that_are_installed(run, tmp_path):
         "-m", "flowrl.bottomup_parallel", f"--graph-path={tmp_path}/g", "--env_name=Chess"
     )
     assert refused.returncode == 2
-    assert "(no_such_module:CHESS) cannot be loaded" in refused.stderr
+    assert "(no_such_module:CHESS) cannot be loaded: ModuleNotFoundError" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import gymnaxx\n", r"ModuleNotFoundError: No module named 'gymnaxx'"),
+        ("TINY = Gane()\n", r"NameError: name 'Gane' is not defined"),
+        ("TINY = (\n", r"SyntaxError: '\(' was never closed"),
+        ("int('x')\n", r"ValueError: invalid literal for int\(\) .*"),
+        ("from flowrl.games.base import Game; Game(name='x')\n", r"TypeError: .* missing .*"),
+    ],
+    ids=["import", "name", "syntax", "value", "field"],
+)
+def test_a_game_that_cannot_be_loaded_is_told_with_its_error_and_place(tmp_path, code, why):
+    path = installed(tmp_path).replace(str(HERE), str(tmp_path))
+    (tmp_path / "tiny_game.py").write_text(f"x = 1\n{code}")
+    words = (sys.executable, "-m", "flowrl.cli", "check", "--game=Tiny-v1")
+    env = {**os.environ, "PYTHONPATH": path}
+    refused = subprocess.run(words, env=env, text=True, capture_output=True, check=False)
+    assert refused.returncode == 2, refused.stderr
+    where = rf"\({re.escape(str(tmp_path))}/tiny_game.py:2\)"
+    told = rf"the game 'Tiny-v1' \(tiny_game:TINY\) cannot be loaded: {why} {where}; "
+    assert re.search(told, refused.stderr), refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize(

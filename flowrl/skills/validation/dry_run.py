@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ _NOTICE = "trusted_skills"
 logger = logging.getLogger(__name__)
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
 _PACKAGE_ROOT = Path(__file__).parents[3]
+_CHECK_SECONDS = 600.0  # of a game: to load and compile it, on a machine that is busy
 EXIT_MEMORY = 3  # of the worker
 # The words that confine a process to a folder, from the folder and the process's environment.
 Confine = Callable[[Path, Mapping[str, str]], tuple[str, ...]]
@@ -157,23 +159,11 @@ def _run_worker(
       LaunchError: the worker does not start.
       ConfigError: the game's code raises an error.
     """
-    order = {"codes": [asdict(code) for code in codes], "limits": asdict(limits)}
-    with tempfile.TemporaryDirectory(prefix="flowrl-dry-run-") as folder:
-        env = _environment(folder)
-        worker = (sys.executable, "-P", "-m", "flowrl.skills.validation.worker")
-        try:
-            ended = subprocess.run(
-                (*confine(Path(folder), env), *worker),
-                input=json.dumps(order).encode(),
-                capture_output=True,
-                cwd=folder,
-                env=env,
-                start_new_session=True,  # Ctrl-C reaches only us
-                timeout=limits.start_seconds + 2 * limits.seconds * len(codes),
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise LaunchError("the dry run of skill code does not end; try again") from error
+    order = json.dumps({"codes": [asdict(code) for code in codes], "limits": asdict(limits)})
+    seconds = limits.start_seconds + 2 * limits.seconds * len(codes)
+    ended = _run_module("worker", order, confine=confine, seconds=seconds)
+    if ended is None:
+        raise LaunchError("the dry run of skill code does not end; try again")
     found, broken = _outcomes(codes, ended, limits)
     if not found and broken:
         raise ConfigError(
@@ -184,6 +174,45 @@ def _run_worker(
         last = ended.stderr.decode(errors="replace").strip()[-300:] or "no message"
         raise LaunchError(f"the dry run of skill code does not start: {last}; try again")
     return found
+
+
+def check_game(name: str, *, confine: Confine = unconfined) -> list[str]:
+    """The promises that a game breaks, one line each.
+
+    Raises:
+      ConfigError: the check does not end, or the game ends its process.
+    """
+    ended = _run_module("contract", name, confine=confine, seconds=_CHECK_SECONDS)
+    if ended is None:
+        raise ConfigError(
+            f"the game {name} is not checked in {_CHECK_SECONDS:g} s; make it smaller"
+        )
+    if ended.returncode:
+        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        how = printable("".join(last)) or f"exit code {ended.returncode}"
+        raise ConfigError(f"the game {name} ends the process of its check: {how}; correct it")
+    return [printable(line) for line in json.loads(ended.stdout)]
+
+
+def _run_module(
+    module: str, order: str, *, confine: Confine, seconds: float
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a module of this package with an order on its standard input; None: it does not end."""
+    with tempfile.TemporaryDirectory(prefix="flowrl-dry-run-") as folder:
+        env = _environment(folder)
+        words = (sys.executable, "-P", "-m", f"flowrl.skills.validation.{module}")
+        with suppress(subprocess.TimeoutExpired):
+            return subprocess.run(
+                (*confine(Path(folder), env), *words),
+                input=order.encode(),
+                capture_output=True,
+                cwd=folder,
+                env=env,
+                start_new_session=True,  # Ctrl-C reaches only us
+                timeout=seconds,
+                check=False,
+            )
+    return None
 
 
 def _outcomes(

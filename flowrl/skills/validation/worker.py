@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from flowrl.errors import RAISED, format_raised
 from flowrl.games.base import COUNT, Game, find_game
 from flowrl.skills.skill import CodeOrigin
 from flowrl.skills.validation.cache import parsed_function
@@ -56,10 +57,6 @@ _FORBIDDEN = (
     *("callback", "ffi", "custom_call", "infeed", "outfeed", "host", "while", "_io_"),
     *("svd", "eig", "geqrf", "householder", "cholesky", "schur", "solve", "_lu_", "_qr_"),
     *("hessenberg", "tridiagonal", "fft", "conv_general"),  # `work` does not know what these cost
-)
-_RAISED = (
-    *(TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
-    *(AssertionError, RuntimeError, ImportError, SyntaxError, StopIteration, OSError),
 )
 _OPEN_FILES = 256
 _PR_SET_PDEATHSIG = 1
@@ -121,11 +118,7 @@ def _report_error(
     reports: TextIO, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Report an error that ends the process, with the line that raised it."""
-    why = f"{kind.__name__}: {' '.join(str(error).split())}"
-    frames = traceback.extract_tb(trace)
-    if frames:
-        why += f" ({frames[-1].filename}:{frames[-1].lineno})"
-    _report(reports, "broken", code=0, why=why)
+    _report(reports, "broken", code=0, why=format_raised(error))
 
 
 def _limit_memory_and_files(megabytes: int) -> None:
@@ -203,7 +196,7 @@ def _traced(function: _Function, count: int, shapes: Mapping[str, Any]) -> core.
 
     try:
         traced = jax.make_jaxpr(call)(dict(shapes))
-    except _RAISED as error:
+    except RAISED as error:
         raise _raised(function, error) from error
     [value] = traced.out_avals
     _check_kind(function, value)
