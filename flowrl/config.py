@@ -232,7 +232,7 @@ class SourceConfig(Configuration):
     trust_folder: bool = False
     """Train in a folder that is another user's, or that everybody may write to."""
     merge_policy: MergePolicyName = "frame_count"
-    """How an expert that two runs trained is merged: the copy with most frames stays, both are
+    """How an expert that two runs trained is merged. The copy with most frames stays, both are
     averaged by frames, or the copy with more success in the same fresh worlds stays."""
     merge_objective: str | None = None
     """What eval_gate compares: weights and limits of success, return and deaths, such as

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 MODULES = sorted(path for path in ROOT.glob("flowrl/**/*.py") if "library" not in path.parts)
 MOST_WORDS, MOST_COLUMNS = 25, 100
-ITEM = re.compile(r"\s*([-*]|\d+\.)\s+")
+ITEM = re.compile(r"^\s*([-*]|[1-9]\.)\s+")
 END = re.compile(r"(?<=[.!?:;])\*{0,2}\s+(?=[^a-z\s])|(?<=[.!?])\)\s+")
 QUESTIONS = re.compile(r"(what|whether|how|why|where|who|which|when)\b", re.IGNORECASE)
 
@@ -44,6 +44,28 @@ def docstrings(path: Path) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, kinds) and (text := ast.get_docstring(node)):
             yield getattr(node, "name", path.stem), text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_sentence_has_at_most_25_words(page):
+    long = [
+        f"{len(one.split())} words: {one}"
+        for block in prose(page.read_text())
+        for one in sentences(block)
+        if len(one.split()) > MOST_WORDS
+    ]
+    assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_line_has_at_most_100_columns(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    wide = [
+        line
+        for line in text.splitlines()
+        if len(line) > MOST_COLUMNS and not line.lstrip().startswith(("|", "`"))
+    ]
+    assert not wide, "\n".join(wide)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

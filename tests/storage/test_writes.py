@@ -26,7 +26,7 @@ EXCUSED = {
         {"os.write"},
         "a signal handler writes its one line to the terminal's descriptor",
     ),
-    "ppo_flow.py": (
+    "console.py": (
         {"os.write"},
         "a signal handler writes its one line to the terminal's descriptor",
     ),
