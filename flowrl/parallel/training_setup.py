@@ -49,7 +49,7 @@ from flowrl.runs import (
     write_run,
 )
 from flowrl.skills.graph import SkillGraph
-from flowrl.skills.skill import Skill
+from flowrl.skills.skill import Skill, Step
 from flowrl.skills.validation.cache import ApprovalStore, code_digest, parsed_function
 
 logger = logging.getLogger(__name__)
@@ -117,12 +117,10 @@ def prepare_training_run(  # noqa: PLR0913
 ) -> PreparedRun:
     """Make the run folder of a skill: its module, the seeds of its experts and run.json.
 
-    A folder that an earlier attempt left behind is moved to `training_runs/failed/` first. If an
-    expert is damaged, its newest whole earlier version counts from now on and is used. If anything
-    is refused, nothing on disk has changed except a notice of such damage. `completed` has the
-    global expert index of every trained skill. A new expert begins as a copy of that of the skill
-    `init_from`, if given. The run of a `trial` lies in its folder, which must
-    not exist, with its `records` (file name → content) beside run.json.
+    An earlier attempt's folder is moved to `training_runs/failed/` first. If anything is refused,
+    nothing on disk has changed except a notice of a damaged expert. `completed` has the global
+    index of every trained skill's expert. A new expert begins as a copy of that of `init_from`. The
+    run of a `trial` lies in its folder, which must not exist, with its `records` beside run.json.
 
     Raises:
       ExpertMissingError: a skill of the plan has no expert yet, or its files are gone.
@@ -140,39 +138,59 @@ def prepare_training_run(  # noqa: PLR0913
         skill=skill,
         expert=expert,
         attempt=attempt,
-        plan=tuple(
-            PlannedStep(
-                skill=step.skill,
-                count=step.count,
-                expert=experts[step.skill],
-                max_steps=graph.skills[step.skill].max_steps,
-                gains=_counted_gains(graph.skills[step.skill], step.count, config.env_name),
-            )
-            for step in steps
-        ),
+        plan=tuple(_planned(step, graph, experts, config.env_name) for step in steps),
         experts=build_remapping([experts[need] for need in needs], expert).experts,
         ancestors=(),
         config=configs.to_json(config),
         origins=origins or {},
     )
     store = ExpertStore(layout)
-    seeds = _seeds(store, run, experts)
-    is_new = expert not in store.manifest().experts
-    copied = expert_of(store, init_from) if init_from is not None and is_new else None
-    _check_shapes(store, run, [copied] if copied else [])
-    module = generate_module_with_remapping(run, graph.skills)
-    run = replace(
-        run,
-        module_sha256=hashlib.sha256(module.encode()).hexdigest(),
-        approvals=_approvals(layout, run, graph.skills),
+    run = replace(run, ancestors=_seeds(store, run, experts))
+    copied = _copied(store, run, init_from) if init_from is not None else None
+    module = generate_module_with_remapping(run, graph.skills).encode()
+    digest = hashlib.sha256(module).hexdigest()
+    run = replace(run, module_sha256=digest, approvals=_approvals(layout, run, graph.skills))
+    return _write_usable(store, run, {f"{expert}.py": module, **records}, trial, copied=copied)
+
+
+def _planned(
+    step: Step, graph: SkillGraph, experts: Mapping[str, int], env_name: str
+) -> PlannedStep:
+    """The line of a run's plan for a step of a skill's plan."""
+    skill = graph.skills[step.skill]
+    return PlannedStep(
+        skill=step.skill,
+        count=step.count,
+        expert=experts[step.skill],
+        max_steps=skill.max_steps,
+        gains=_counted_gains(skill, step.count, env_name),
     )
-    contents = {f"{expert}.py": module.encode(), **records}
+
+
+def _copied(store: ExpertStore, run: TrainingRun, skill: str) -> ExpertVersion | None:
+    """The expert that the run's new one begins as a copy of; None if it is not new."""
+    if run.expert in store.manifest().experts:
+        return None
+    copied = expert_of(store, skill)
+    _check_shapes(store, run, [copied])
+    return copied
+
+
+def _write_usable(
+    store: ExpertStore,
+    run: TrainingRun,
+    contents: Mapping[str, bytes],
+    trial: RunPaths | None,
+    *,
+    copied: ExpertVersion | None,
+) -> PreparedRun:
+    """Write the run's folder; the newest whole version of an expert counts if one is damaged."""
     try:
-        return _write_folder(store, replace(run, ancestors=seeds), contents, trial, copied=copied)
+        return _write_folder(store, run, contents, trial, copied=copied)
     except (ExpertCorruptError, ExpertMissingError):
-        seeds = tuple(repair.usable(store, seed) for seed in seeds)
-        _check_shapes(store, run, seeds)
-        return _write_folder(store, replace(run, ancestors=seeds), contents, trial, copied=copied)
+        run = replace(run, ancestors=tuple(repair.usable(store, seed) for seed in run.ancestors))
+        _check_shapes(store, run, run.ancestors)
+        return _write_folder(store, run, contents, trial, copied=copied)
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

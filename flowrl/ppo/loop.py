@@ -105,8 +105,7 @@ def train(  # noqa: PLR0913
 ) -> Iterator[UpdateReport]:
     """Update, at least once, until the budget is spent or success is frequent enough.
 
-    `stop` is called in every update when it has acted; all processes hear of its exit code, and
-    report it.
+    `stop` is called in every update when it has acted; all processes report its exit code.
 
     Reports come after updates at which all devices have the same parameters: every
     `grad_sync_period`-th one and the last. `learner` is donated. `episodes` are those seen before,
@@ -115,16 +114,54 @@ def train(  # noqa: PLR0913
     Raises:
       TrainingError: a loss or a parameter is not finite.
     """
-    placement, started = programs.placement, time.monotonic() - counters.seconds
     episodes = episodes or EpisodeLog(config.num_envs, env.num_tasks)
+    claims, code = np.zeros((env.num_tasks, 2), np.int64), 0
+    updates = _updates(env, config, programs, learner=learner, counters=counters, stop=stop)
+    for after, counted, stats, whole in updates:
+        code = max(code, int(stats.stop))
+        episodes.add(
+            done=stats.done,
+            task_success=stats.task_success[..., : env.num_tasks],
+            length=stats.episode_length,
+            total=stats.episode_return,
+        )
+        claims = claims + stats.claims[: env.num_tasks]
+        if not whole:
+            continue
+        rates = episodes.rates()
+        reached = rates.reach(config.success_state_rate)
+        yield UpdateReport(
+            learner=after,
+            counters=counted,
+            episodes=episodes,
+            rates=rates,
+            figures={name: float(figure) for name, figure in stats.figures.items()},
+            claims=claims,
+            reached=reached,
+            ended=reached or counted.updates >= num_updates(config),
+            stop=code,
+        )
+        if reached:
+            return
+
+
+def _updates(
+    env: WalkingEnv,
+    config: PPOConfig,
+    programs: Programs,
+    *,
+    learner: Learner,
+    counters: Counters,
+    stop: Callable[[], int | None],
+) -> Iterator[tuple[Learner, Counters, Stats, bool]]:
+    """Update until the budget is spent; True if all devices have the same parameters then."""
+    placement, started = programs.placement, time.monotonic() - counters.seconds
     apart: Any = 0  # int32[D, E], steps since the devices' copies were equal
-    reached, ended, claims = False, False, np.zeros((env.num_tasks, 2), np.int64)
-    code = 0
+    spent = False
     with ThreadPoolExecutor(max(len(placement.local), config.acting_threads or 1)) as threads:
-        while not ended:
+        while not spent:
             hyper = Hyperparameters.of(config, learning_rate(config, counters.updates))
             learner, stats = update(env, programs, learner, hyper, threads=threads, stop=stop)
-            code = max(code, int(stats.stop))
             counters = Counters(
                 updates=counters.updates + 1,
                 frames=counters.frames + stats.done.size,
@@ -132,33 +169,13 @@ def train(  # noqa: PLR0913
                 seconds=time.monotonic() - started,
             )
             _check_finite(stats, config, counters)
-            episodes.add(
-                done=stats.done,
-                task_success=stats.task_success[..., : env.num_tasks],
-                length=stats.episode_length,
-                total=stats.episode_return,
-            )
-            claims = claims + stats.claims[: env.num_tasks]
-            rates = episodes.rates()
-            spent = counters.updates >= num_updates(config)
             apart = apart + stats.acted
-            if counters.updates % config.grad_sync_period and not spent:
-                continue
-            rows = placement.lay(apart, SPLIT)
-            learner, apart = learner._replace(train=programs.agree(learner.train, rows)), 0
-            reached = rates.reach(config.success_state_rate)
-            ended = reached or spent
-            yield UpdateReport(
-                learner=learner,
-                counters=counters,
-                episodes=episodes,
-                rates=rates,
-                figures={name: float(figure) for name, figure in stats.figures.items()},
-                claims=claims,
-                reached=reached,
-                ended=ended,
-                stop=code,
-            )
+            spent = counters.updates >= num_updates(config)
+            whole = spent or counters.updates % config.grad_sync_period == 0
+            if whole:
+                rows = placement.lay(apart, SPLIT)
+                learner, apart = learner._replace(train=programs.agree(learner.train, rows)), 0
+            yield learner, counters, stats, whole
 
 
 def update(

@@ -91,13 +91,22 @@ def learn(
 
     state, (counts, figures) = jax.lax.scan(move, state, minibatches)
     means = {name: figure.mean() for name, figure in figures.items()}
-    output = batch.steps.output
-    means |= {"reward": output.reward.mean(), "value": batch.steps.value.mean()}
-    return state, Stats(
-        figures={**means, "clipped_rewards": is_clipped(output.reward).mean()},
+    return state, _stats(
+        batch,
+        means,
         acted=jnp.bincount(rows.expert, length=num_experts)[None],
         moves=(counts > 0).sum(axis=0),
         finite=all_finite((means["loss"], state.params)),
+    )
+
+
+def _stats(batch: RolloutBatch, means: dict[str, jax.Array], **learned: jax.Array) -> Stats:
+    """The report of a rollout and of what was learned from it: its `acted`, `moves`, `finite`."""
+    output = batch.steps.output
+    means |= {"reward": output.reward.mean(), "value": batch.steps.value.mean()}
+    return Stats(
+        **learned,
+        figures={**means, "clipped_rewards": is_clipped(output.reward).mean()},
         done=output.done,
         task_success=output.task_success,
         claims=_claims(output),
