@@ -24,7 +24,12 @@ from flowrl.parallel.events import DONE, MOST_PRIORITY, Response, Verb, why_not
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
 from flowrl.parallel.requests import send_request
-from flowrl.parallel.skill_sources import SkillSources, open_graph, skill_configs
+from flowrl.parallel.skill_sources import (
+    Library,
+    SkillSources,
+    open_graph,
+    skill_configs,
+)
 from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, graph_paths, printable
 from flowrl.reports.status import find_row, last_command, read_rows
@@ -179,7 +184,7 @@ class AddCommand(ControlCommand):
         sources = SkillSources(paths)
         kept = sources.recorded()
         new = [skill for skill in skills if kept.get(skill.name) != skill]
-        skill_configs(config, open_graph(config, sources).plus(new).skills)
+        skill_configs(config, open_graph(Library.of(config), sources).plus(new).skills)
         confine = confinement(config.launch.sandbox).in_folder
         found = approve_skills(paths, skills, game, trust=False, confine=confine)
         for skill in skills:

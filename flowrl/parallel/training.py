@@ -8,7 +8,7 @@ flow for the skills that this has made possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,8 @@ from flowrl.parallel.recovery import known_skills
 from flowrl.parallel.scaling import NOTICE, Scaling
 from flowrl.parallel.scheduler import SkillScheduler
 from flowrl.parallel.skill_sources import (
+    Library,
+    SkillConfig,
     SkillSources,
     check_graph_record,
     open_graph,
@@ -42,6 +44,8 @@ from flowrl.parallel.training_backend import TrainingBackend, merge_rule
 from flowrl.parallel.training_processor import recover_graph
 from flowrl.parallel.training_setup import expert_of
 from flowrl.paths import GraphPaths
+from flowrl.runs import CodeApproval
+from flowrl.skills.graph import SkillGraph
 from flowrl.skills.skill import Skill
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import SkillCode, approve_skills, keep_approvals
@@ -70,15 +74,68 @@ class SequentialConfig(BottomUpConfig):
             yield f"--auto_scaling is for flowrl train; {here}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedGraph:
+    """A graph that can be trained, with what its start has read and checked."""
+
+    graph: SkillGraph
+    sources: SkillSources
+    skills: Mapping[str, SkillConfig]
+    devices: Mapping[str, int]
+    confinement: sandbox.Confinement
+    approvals: Mapping[str, CodeApproval]
+
+
 def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
     """Train until every skill has ended, or `flowrl stop`; returns the exit code."""
     layout = GraphPaths(config.graph.graph_path)
+    opened = _open(layout, config)
+    devices = opened.devices
+    scheduler = open_scheduler(layout, config.schedule, config.launch, devices=devices)
+    with scheduler, screen(layout):  # nothing in the folder has changed before this line
+        scheduler.when_there_is_room(partial(_set_up, layout, config, opened, scheduler))
+        backend = TrainingBackend(
+            layout,
+            config,
+            opened.graph,
+            devices=devices,
+            confinement=opened.confinement,
+            skills=opened.skills,
+        )
+        flow = Flow(
+            opened.graph,
+            known=scheduler.state.entries,
+            target=config.graph.target_skill,
+            max_nodes=config.graph.max_nodes,
+            added=opened.sources.added - _cancelled_skills(scheduler),
+        )
+        strict = config.graph.strict
+        feeder = Feeder(flow, opened.sources, scheduler, skills=opened.skills, strict=strict)
+        scheduler.set_callbacks(
+            backend=backend,
+            on_skill_complete=feeder.on_skill_complete,
+            on_skill_failed=feeder.on_skill_failed,
+            on_add=partial(_add_kept, config, backend, feeder),
+        )
+        if config.schedule.auto_scaling:
+            scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).look)
+        scheduler.when_there_is_room(partial(_publish_requested, layout, flow, config))
+        scheduler.when_there_is_room(feeder.begin)
+        scheduler.run()
+        scheduler.when_there_is_room(feeder.add_blocked_skills)
+        code = feeder.exit_code()
+        scheduler.close()  # so that the last screen says how to go on
+        return code
+
+
+def _open(layout: GraphPaths, config: BottomUpConfig) -> OpenedGraph:
+    """Read and check all that a start needs; nothing in the folder changes."""
     check_graph_record(layout, config.ppo)
     merge_rule(config.graph)  # refused now, or never
     each, wanted = config.schedule.devices_per_run, config.ppo.num_devices
     devices = device_slots(config.launch, each=each, wanted=wanted)
-    sources = SkillSources(layout)
-    graph = open_graph(config, sources)
+    library, sources = Library.of(config), SkillSources(layout)
+    graph = open_graph(library, sources)
     skills = skill_configs(config, graph.skills)
     if config.graph.init_from is not None:
         expert_of(ExpertStore(layout), config.graph.init_from)  # refused now, too
@@ -97,47 +154,28 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
     )
     check_machine(layout.root, config.ppo)
     refuse_shared_folder(layout.root, trust=config.graph.trust_folder)
-    scheduler = open_scheduler(layout, config.schedule, config.launch, devices=devices)
-    with scheduler, screen(layout):  # nothing in the folder has changed before this line
+    return OpenedGraph(
+        graph=graph,
+        sources=sources,
+        skills=skills,
+        devices=devices,
+        confinement=confinement,
+        approvals=approvals,
+    )
 
-        def set_up() -> None:
-            keep_approvals(layout, approvals)
-            recover_graph(layout)
-            scheduler.add_skills(known_skills(layout, graph, scheduler.state))
-            record_graph(layout, config.ppo)
-            notices.withdraw(layout, NOTICE)  # an earlier start's
-            if config.command:
-                notices.publish(layout, "command", config.command)
-            notices.publish(layout, sandbox.NOTICE, confinement.said)
 
-        scheduler.when_there_is_room(set_up)
-        backend = TrainingBackend(
-            layout, config, graph, devices=devices, confinement=confinement, skills=skills
-        )
-        flow = Flow(
-            graph,
-            known=scheduler.state.entries,
-            target=target,
-            max_nodes=most,
-            added=sources.added - _cancelled_skills(scheduler),
-        )
-        strict = config.graph.strict
-        feeder = Feeder(flow, sources, scheduler, skills=skills, strict=strict)
-        scheduler.set_callbacks(
-            backend=backend,
-            on_skill_complete=feeder.on_skill_complete,
-            on_skill_failed=feeder.on_skill_failed,
-            on_add=partial(_add_kept, config, backend, feeder),
-        )
-        if config.schedule.auto_scaling:
-            scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).look)
-        scheduler.when_there_is_room(partial(_publish_requested, layout, flow, config))
-        scheduler.when_there_is_room(feeder.begin)
-        scheduler.run()
-        scheduler.when_there_is_room(feeder.add_blocked_skills)
-        code = feeder.exit_code()
-        scheduler.close()  # so that the last screen says how to go on
-        return code
+def _set_up(
+    layout: GraphPaths, config: BottomUpConfig, opened: OpenedGraph, scheduler: SkillScheduler
+) -> None:
+    """Bring the folder and the scheduler's state up to date, and say what is started."""
+    keep_approvals(layout, opened.approvals)
+    recover_graph(layout)
+    scheduler.add_skills(known_skills(layout, opened.graph, scheduler.state))
+    record_graph(layout, config.ppo)
+    notices.withdraw(layout, NOTICE)  # an earlier start's
+    if config.command:
+        notices.publish(layout, "command", config.command)
+    notices.publish(layout, sandbox.NOTICE, opened.confinement.said)
 
 
 def _cancelled_skills(scheduler: SkillScheduler) -> set[str]:
