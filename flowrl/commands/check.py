@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import tyro
 from flowrl.config import PPOConfig, Sandbox, with_flags
 from flowrl.console import print_report
 from flowrl.errors import ConfigError, FlowrlError, GraphError
-from flowrl.games.base import Game, find_game, known_games
+from flowrl.games.base import COUNT, Game, find_game, known_games
 from flowrl.launchers.sandbox import confinement
 from flowrl.paths import printable
 from flowrl.skills.graph import SkillGraph
@@ -28,6 +29,8 @@ from flowrl.skills.validation.dry_run import (
 )
 from flowrl.skills.validation.syntax import fitting_games
 
+_NO_PLAN = "no plan yet: "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFile:
@@ -38,6 +41,7 @@ class CheckedFile:
     games: tuple[str, ...] = ()
     plans: Mapping[str, str] = field(default_factory=dict)  # by game, among the library's skills
     why: str | None = None
+    warning: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,8 @@ class CheckCommand:
             return self._check_game(find_game(self.game))
         files = skill_files(self.files)
         confine = confinement(self.sandbox).in_folder if self.trace else unconfined
-        checked = check_files(files, trace=self.trace, confine=confine)
+        whole = any(path.is_dir() for path in self.files)
+        checked = check_files(files, trace=self.trace, confine=confine, whole=whole)
         facts = [asdict(each) for each in checked]
         print_report(facts, map(_line, checked), as_json=self.json)
         return 1 if any(each.why for each in checked) else 0
@@ -97,7 +102,8 @@ def _line(checked: CheckedFile) -> str:
     if len(plans) > 1:
         plans = [f"{plan} ({game})" for game, plan in checked.plans.items()]
     games = ", ".join(checked.games)
-    return f"{checked.file}: ok: {checked.skill}, for {games}; plan: {'; '.join(plans)}"
+    warning = f"; warning: {checked.warning}" if checked.warning else ""
+    return f"{checked.file}: ok: {checked.skill}, for {games}; plan: {'; '.join(plans)}{warning}"
 
 
 def check_files(
@@ -106,8 +112,12 @@ def check_files(
     trace: bool = True,
     limits: Limits | None = None,
     confine: Confine = unconfined,
+    whole: bool = False,
 ) -> list[CheckedFile]:
-    """The checks of every file: syntax, names and, with `trace`, one dry run of them all."""
+    """The checks of every file: syntax, names and, with `trace`, one dry run of them all.
+
+    With `whole`, the files are all there will be: a skill without a plan is refused.
+    """
     read = [_read(path) for path in files]
     codes = [
         (number, SkillCode.of(skill, env_name))
@@ -125,13 +135,19 @@ def check_files(
         else:
             good.setdefault(number, []).append(code.env_name)
     plans = _plans({number: skill for number, skill in enumerate(read) if number in good}, good)
+    why = {number: each for number, each in why.items() if number not in good}
+    for number in good if whole else ():
+        if all(plan.startswith(_NO_PLAN) for plan in plans[number].values()):
+            told = next(iter(plans[number].values())).removeprefix(_NO_PLAN)
+            why[number] = f"{printable(str(files[number]))}:1: {told}"
     return [
         CheckedFile(
             file=str(path),
             skill=skill.name if isinstance(skill := read[number], Skill) else None,
             games=tuple(good.get(number, ())),
             plans=plans.get(number, {}),
-            why=None if number in good else why[number],
+            why=why.get(number),
+            warning=_warning(read[number]),
         )
         for number, path in enumerate(files)
     ]
@@ -153,7 +169,7 @@ def _plans(
                 steps = [f"{step.skill} × {step.count}" for step in graph.plan(skill.name)]
                 found.setdefault(number, {})[game.name] = ", ".join(steps)
             except GraphError as error:
-                found.setdefault(number, {})[game.name] = f"no plan yet: {error}"
+                found.setdefault(number, {})[game.name] = f"{_NO_PLAN}{error}"
     return found
 
 
@@ -167,6 +183,20 @@ def _read(path: Path) -> Skill | str:
     except FlowrlError as error:
         return str(error)
     return skill
+
+
+def _warning(skill: Skill | str) -> str | None:
+    """A remark on a skill whose reward asks for no feature, or uses none."""
+    if isinstance(skill, str):
+        return None
+    reward = parsed_function(skill.reward)
+    features = {argument.arg for argument in reward.args.args} - {COUNT}
+    used = {node.id for node in ast.walk(reward) if isinstance(node, ast.Name)}
+    if features & used:
+        return None
+    return (
+        "task_reward is the same in every timestep, so it guides nobody; compute it from features"
+    )
 
 
 def _games(skill: Skill) -> list[str]:

@@ -46,6 +46,48 @@ def test_the_plan_is_one_among_the_librarys_skills(tmp_path, capsys):
     assert "Make Wood Pickaxe × 1, Fell Trees × 1" in capsys.readouterr().out
 
 
+def needing(name, gain, need):
+    text = (
+        skill_text().replace('"Collect Wood"', f'"{name}"').replace('"wood": "n"', f'"{gain}": 1')
+    )
+    return text.replace("requirements = {}", f'requirements = {{"{need}": 1}}')
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ("egg", "skills need one another in a circle: Egg → Hen → Egg; drop one need"),
+        ("dream", "'Hen' requires 'dream', which no skill gains; "),
+    ],
+    ids=["a circle", "an unknown need"],
+)
+def test_a_folders_skill_that_can_never_be_learned_is_refused(tmp_path, capsys, second, why):
+    egg, hen = needing("Egg", "egg", "hen"), needing("Hen", "hen", second)
+    folder = written(tmp_path / "mine", egg=egg, hen=hen)
+    assert main(["check", str(folder), "--no-trace"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{folder}/egg.py:1: {why}")
+    assert lines[1].startswith(f"{folder}/hen.py:1: ")
+    assert main(["check", str(folder / "egg.py"), "--no-trace"]) == 0
+    assert ": ok: Egg, " in capsys.readouterr().out  # a graph may have what yields a hen
+
+
+@pytest.mark.parametrize(
+    ("reward", "warned"),
+    [
+        ("def task_reward(inventory_diff):\n    return 0.5", True),
+        ("def task_reward():\n    return 1.0", True),
+        ("def task_reward(n):\n    return 0.1 * n", True),
+        ("def task_reward(inventory_diff):\n    return inventory_diff.wood", False),
+    ],
+)
+def test_a_reward_without_a_feature_is_warned_of(tmp_path, capsys, reward, warned):
+    folder = written(tmp_path / "mine", a=skill_text(reward=reward))
+    assert main(["check", str(folder), "--no-trace"]) == 0
+    told = capsys.readouterr().out
+    assert ("; warning: task_reward is the same in every timestep, " in told) == warned
+
+
 @pytest.mark.parametrize("words", [[], ["empty"]], ids=["nothing", "an empty folder"])
 def test_a_check_of_nothing_is_refused(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
