@@ -11,7 +11,7 @@
 #   bash scripts/demo.sh --fresh --max_nodes 2 --total_timesteps 2e5
 #
 # With flags of your own only completed skills are measured, and need not reach 80 %.
-# It first installs what is missing: tmux by apt-get, and flowrl with its packages into .venv.
+# It first installs what is missing: tmux and bubblewrap by apt-get, flowrl with its packages into .venv.
 set -euo pipefail
 FLOWRL_EXTRAS="${FLOWRL_EXTRAS-}" # nothing that only developers need
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -28,6 +28,7 @@ case "${1:-}" in
 esac
 
 setup
+offer bwrap bubblewrap "each trainer is confined by it"
 cd "$FLOWRL_ROOT"
 "$PYTHON" -m flowrl.bottomup_parallel \
   exp/demo \

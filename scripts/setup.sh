@@ -31,10 +31,9 @@ apt_install() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$1"
 }
 
-# offer PROGRAM PACKAGE REASON: what only some tests need; without it they are skipped and say so.
+# offer PROGRAM PACKAGE REASON: what flowrl can do without; it goes on if that cannot be installed.
 offer() {
-  command -v "$1" >/dev/null || apt_install "$2" "$3" ||
-    say "flowrl: without $1 the tests that need it are skipped"
+  command -v "$1" >/dev/null || apt_install "$2" "$3" || say "flowrl: going on without $1"
 }
 
 find_python() {
