@@ -137,9 +137,9 @@ def _overview() -> str:
     """Return what `flowrl --help` prints: the commands by what they are for."""
     lines = [_HEAD]
     for group, commands in _GROUPS.items():
-        for number, name in enumerate(commands):
+        for number, name in enumerate(word for word in commands if " " not in word):
             summary = (class_of(name).__doc__ or "").partition("\n")[0]
-            lines.append(f"{group if number == 0 else '':8}{name:14}{summary}\n")
+            lines.append(f"{group if number == 0 else '':8}{name:11}{summary}\n")
     return "".join(lines)
 
 
@@ -155,7 +155,8 @@ def command_of(name: str, words: Sequence[str]) -> Any:
       ConfigError: there is no such command.
     """
     if name not in COMMANDS:
-        near = closest(name, [*ALL, "--version"]) or f"; there are {', '.join(ALL)}"
+        words = [word for word in ALL if " " not in word]
+        near = closest(name, [*words, "--version"]) or f"; there are {', '.join(words)}"
         raise ConfigError(f"there is no command {name!r}{_INSTEAD.get(name, near)}")
     kind = class_of(name)
     given = arguments.environment(BottomUpConfig, os.environ)  # refuses FLOWRL_GRPAH, say

@@ -46,7 +46,7 @@ class CheckedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand:
-    """Say ok of skill files, or what is wrong with them; or of a game.
+    """Say what is wrong with skill files, or with a game.
 
     Examples:
       flowrl check my_skills

@@ -32,7 +32,7 @@ from flowrl.parallel.status import CANCELLED, PAUSED, percent, ranges
 from flowrl.paths import GraphPaths, SweepPaths, printable, slug
 
 _WATCH_SECONDS = 1.0
-WIDTH = 140  # columns in a file or a pipe
+WIDTH = 150  # columns in a file or a pipe
 _STYLE = {
     "completed": "green",
     "below goal": "yellow",
@@ -49,7 +49,7 @@ _GPU, _WHY = "gpu", "waits for / why"
 _LEAST_WHY = 30  # columns
 # The least columns of each while its figures change: nothing on the screen moves with them.
 _LEAST = {"status": 10, "run frames": 10, "steps/s": 7, "time": 7, _WHY: _LEAST_WHY}
-_DROPPED_FIRST = ("attempt", "expert", _GPU, "time", "steps/s", "run frames", "at most")
+_DROPPED_FIRST = ("attempt", "expert", _GPU, "time", "steps/s", "run frames", "time left at most")
 _LEFT_ALIGNED = frozenset({"skill", "status", _GPU, _WHY})
 _STOP_MODES = {
     StopMode.NONE: "",
@@ -251,7 +251,7 @@ def _cells(row: SkillRow) -> dict[str, Text | str]:
         "steps/s": "" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}",
         "success": "" if row.success_rate is None else percent(row.success_rate),
         "time": clock(row.seconds),
-        "at most": clock(row.eta_seconds),
+        "time left at most": clock(row.eta_seconds),
         _WHY: Text("; ".join(filter(None, reasons))),
     }
 

@@ -198,8 +198,8 @@ def test_the_overview_fits_on_a_screen(capsys):
     assert half == lines[len(half) :]
     assert len(half) <= 35
     assert max(map(len, half)) <= 80
-    for name in cli.ALL:
-        assert any(name in line.split()[:2] for line in half), name
+    for name in cli.ALL:  # sweep tells its own words
+        assert any(name.split()[0] in line.split()[:2] for line in half), name
 
 
 def test_an_unknown_command_is_answered_with_the_closest(capsys):
