@@ -72,7 +72,7 @@ def test_what_a_skill_is_said_to_be_is_checked_and_kept_for_the_backend(start):
     [
         ({"gain": {"wood": "n"}}, "task_is_done is missing"),
         (DATA | {"gian": {}}, "unknown key 'gian'"),
-        (DATA | {"is_done": "import os"}, "Import"),
+        (DATA | {"is_done": "import os"}, "import does not belong"),
         (make_skill("Another"), "that of 'Another'"),
     ],
     ids=["missing", "unknown", "hostile", "another"],
