@@ -87,7 +87,10 @@ def test_settings_that_make_no_sense_together_are_refused_by_a_check(tmp_path, c
 
 def test_a_check_of_no_files_is_refused(capsys):
     assert cli.main(["check"]) == 2
-    assert "no file is named; name files or a folder: flowrl check my_skills" in capsys.readouterr().err
+    assert (
+        "no file is named; name files or a folder: flowrl check my_skills"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_skill_that_names_what_no_game_has_is_refused(tmp_path, capsys):
