@@ -27,8 +27,8 @@ case "${1:-}" in
     ;;
 esac
 
-setup
 offer bwrap bubblewrap "each trainer is confined by it"
+setup
 cd "$FLOWRL_ROOT"
 "$PYTHON" -m flowrl.bottomup_parallel \
   exp/demo \
