@@ -235,21 +235,25 @@ class CommandExecutor:
             if job is None:
                 return (self._without_folder(request),)
             outcome = self._end_of(request, job, status.handle)
+            if outcome is None:
+                return self._check_limits(entry, job, status)
+            ended = self._ended(request, job, outcome)
         except SKILL_ERRORS as error:
             _warn("it cannot be looked at now", entry.skill, error)
             return ()
-        if outcome is None:
-            return self._check_limits(entry, job, status)
         self._limits.forget(status.run_id)
         self._stopping.discard(status.run_id)
+        return (ended,)
+
+    def _ended(self, request: RunRequest, job: Job, outcome: RunResult | Exited | Lost) -> Event:
         if isinstance(outcome, RunResult):
-            return (events.RunEnded(entry.skill, status.run_id, outcome, outcome.frames),)
+            return events.RunEnded(request.skill, job.run_id, outcome, outcome.frames)
         paths = RunPaths(job.folder, request.expert)
         progress, tail = progress_of(paths, job.run_id), read_log_tail(paths.training_log)
         frames, saved = (progress.frames if progress else 0), _saved(paths)
         self._disk.check()
         full = not self._disk.ok
-        return (events.RunEnded(entry.skill, status.run_id, outcome, frames, tail, saved, full),)
+        return events.RunEnded(request.skill, job.run_id, outcome, frames, tail, saved, full)
 
     def _without_folder(self, request: RunRequest) -> Event:
         """The run's folder is gone or damaged: it was merged and archived, or it is lost."""

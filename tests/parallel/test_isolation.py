@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
@@ -113,6 +114,24 @@ def test_a_run_whose_record_the_machine_cannot_read_now_is_not_lost(start, world
     world.end("A")
     scheduler.tick()
     assert words(scheduler) == {"A": "completed"}
+
+
+def test_an_end_that_the_machine_cannot_look_at_now_is_seen_later(start, world, monkeypatch):
+    scheduler = start(max_retries=0)
+    scheduler.add_skill("A")
+    scheduler.tick()
+    world.of("A").job.folder.mkdir(parents=True, exist_ok=True)
+    world.end("A", exited(ExitCause.EXIT, code=1))
+    with monkeypatch.context() as limited:
+
+        def refuse(*_):
+            raise OSError(errno.EMFILE, "limit")
+
+        limited.setattr(os, "scandir", refuse)
+        scheduler.tick()
+        assert words(scheduler) == {"A": "running"}
+    scheduler.tick()
+    assert words(scheduler) == {"A": "failed"}
 
 
 def test_a_cancel_that_does_not_arrive_is_sent_again(start, world):
