@@ -66,6 +66,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
     "steer": {
         "retry": "commands.control:RetryCommand",
         "train-more": "commands.control:TrainMoreCommand",
+        "retrain": "commands.control:RetrainCommand",
         "pause": "commands.control:PauseCommand",
         "resume": "commands.control:ResumeCommand",
         "cancel": "commands.control:CancelCommand",

@@ -120,6 +120,7 @@ class TrainingRun:
     module_sha256: Word | None = None  # of the generated module; None until it is generated
     origins: Mapping[str, str] = field(default_factory=dict)  # of values of config, by flag
     approvals: tuple[CodeApproval, ...] = ()  # on the functions of its plan's steps
+    anew: bool = False  # its own expert, although trained before, begins from nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

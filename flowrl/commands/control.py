@@ -34,7 +34,7 @@ from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, graph_paths, printable
 from flowrl.reports.status import find_row, last_command, read_rows
 from flowrl.runs import read_run
-from flowrl.skills.skill import load_skill, skill_files
+from flowrl.skills.skill import load_library, load_skill, skill_files
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import approve_skills
 from flowrl.storage import records
@@ -69,7 +69,7 @@ class ControlCommand(GraphCommand):
         daemon = daemon_of(paths.daemon_lock)
         response, under_way = _await_response(paths, name, self.wait)
         outcome = response.outcome if response else None
-        if verb is Verb.TRAIN_MORE and outcome == DONE:
+        if verb in (Verb.TRAIN_MORE, Verb.RETRAIN) and outcome == DONE:
             outcome = "asked"  # the training itself is seen in flowrl status
         if self.json:
             data = {"id": name, "verb": verb, "skill": skill, "number": number, "daemon": daemon}
@@ -152,6 +152,50 @@ class TrainMoreCommand(OneSkillCommand):
                 "--success_state_rate at the next start\n"
             )
         return self._send(self.verb, self.skill, number=self.total_timesteps or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrainCommand(OneSkillCommand):
+    """Train a completed skill anew under a changed text, as a new version of its expert.
+
+    The former version stays for `flowrl rollback`. Experts of other skills stay as they are.
+
+    Examples:
+      flowrl retrain exp/demo "Collect Iron" --skills_dir my_skills
+    """
+
+    verb = Verb.RETRAIN
+    skills_dir: Path | None = None
+    """Folder with the skill's changed file (default: that of the graph's last start)."""
+
+    def __call__(self) -> int:
+        """Check the new text, keep it with the graph, and ask the scheduler to train the skill.
+
+        Raises:
+          SkillError: its code is refused; nothing is changed.
+          GraphError, ConfigError: the skill is not completed, or does not go into the graph.
+        """
+        paths = GraphPaths(self.graph_path)
+        row = find_row(read_rows(paths), self.skill, paths.root)
+        if refusal := why_not(self.verb, row.status):
+            raise GraphError(f"{row.skill} cannot be asked to {self.verb.value}: {refusal}")
+        config = recorded_config(paths)
+        library, game = Library.of(config), config.ppo.env_name
+        folder = self.skills_dir or library.folder
+        texts = load_library(game, folder, trust=library.trust)
+        if row.skill not in texts or (self.skills_dir and texts[row.skill].embedded):
+            raise ConfigError(
+                f"there is no {row.skill!r} in {folder or f'the library of {game}'}; name the "
+                "folder of its file by --skills_dir"
+            )
+        skill, sources = texts[row.skill], SkillSources(paths)
+        graph = open_graph(library, sources).replacing(skill)
+        skill_configs(config, graph.skills)
+        confine = confinement(config.launch.sandbox).in_folder
+        found = approve_skills(paths, [skill], game, trust=library.trust, confine=confine)
+        ApprovalStore(paths.approvals).keep(found[skill.name])
+        sources.replace(skill)
+        return self._send(self.verb, skill.name)
 
 
 @dataclass(frozen=True, kw_only=True)

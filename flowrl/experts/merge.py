@@ -47,6 +47,7 @@ class Candidate:
     content: str  # the digest of its arrays
     folder: Path  # of its files
     success_rate: float | None = None  # of the run, if this is its skill's own expert
+    anew: bool = False  # it takes the place of the version that counts, whatever that is
 
     @property
     def frames(self) -> int:
@@ -155,9 +156,13 @@ def decide(
         return KeepCurrent(why="the run is in it already")
     if candidate.gained == 0:
         return KeepCurrent(why="it did not act in the run")
+    if candidate.anew:
+        return UseCandidate(why="its skill was trained anew")
     if ancestor is not None and ancestor.version == current.version:
         why = f"{candidate.frames} frames, and no other run has trained it meanwhile"
         return UseCandidate(why=why)
+    if ancestor is not None and _first_run(ancestor) != _first_run(current):
+        return KeepCurrent(why="its skill was trained anew meanwhile")
     return rule(ancestor, current, candidate, evidence)
 
 
@@ -257,6 +262,10 @@ def descends(version: ExpertVersion, ancestor: ExpertVersion) -> bool:
     The lineage of a version is that of its parent and one run more.
     """
     return version.lineage[: len(ancestor.lineage)] == ancestor.lineage
+
+
+def _first_run(version: ExpertVersion) -> str:
+    return version.lineage[0].run_id
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

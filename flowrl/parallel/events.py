@@ -21,6 +21,7 @@ class Verb(StrEnum):
 
     RETRY = "retry"
     TRAIN_MORE = "train-more"
+    RETRAIN = "retrain"
     PAUSE = "pause"
     RESUME = "resume"
     CANCEL = "cancel"
@@ -34,6 +35,7 @@ class Verb(StrEnum):
 _ALLOWED: dict[Verb, frozenset[str]] = {
     Verb.RETRY: frozenset({"failed", "held", "waiting"}),
     Verb.TRAIN_MORE: frozenset({"completed"}),
+    Verb.RETRAIN: frozenset({"completed"}),
     Verb.PAUSE: frozenset({"waiting", "blocked", "preparing", "running"}),
     Verb.RESUME: frozenset({"held", "running"}),
     Verb.CANCEL: frozenset({"waiting", "blocked", "preparing", "running", "held"}),
@@ -98,7 +100,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSkill:
-    """A skill to add; the last three are those of a skill that was trained before."""
+    """A skill to add; the last four are those of a skill that was trained before."""
 
     skill: str
     needs: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ class NewSkill:
     expert: int | None = None
     status: Status = FRESH
     trained: Completed | None = None
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +208,13 @@ class Retry(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainMore(Event):
-    """Train a completed skill on, towards a goal and with a budget of frames."""
+    """Train a completed skill on or anew, towards a goal and with a budget of frames."""
 
     skill: str
     goal: float = 0.0
     budget: int = 0
     frames: int = 0  # of this run; 0 for --total_timesteps
+    anew: bool = False  # from nothing, instead of its own expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +263,7 @@ class RunRequest:
     alone: bool = False  # the attempt before ran out of memory
     frames_left: int | None = None  # of the skill's budget
     more_frames: int = 0  # a user asked for, instead of --total_timesteps
+    anew: bool = False  # its own expert begins from nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,14 +145,19 @@ def completed(entry: Entry, event: MergeDone, context: StepContext) -> Entry:
         goal=event.goal,
         budget=max(event.budget, before.budget if before else 0),
     )
-    return replace(entry, refusals=0, requeues=0, trained=None, more_frames=0, status=done)
+    return replace(_as_ended(entry), refusals=0, requeues=0, status=done)
 
 
 def as_before(entry: Entry, why: str) -> Entry:
     """Return the entry of a skill that was trained on without effect: completed, as it was."""
     assert entry.trained is not None
-    done = replace(entry.trained, why=f"training on has changed nothing: {why}")
-    return replace(entry, trained=None, more_frames=0, status=done)
+    how = "anew" if entry.anew else "on"
+    done = replace(entry.trained, why=f"training {how} has changed nothing: {why}")
+    return replace(_as_ended(entry), status=done)
+
+
+def _as_ended(entry: Entry) -> Entry:
+    return replace(entry, trained=None, more_frames=0, anew=False)
 
 
 def described(outcome: Exited | Lost) -> str:
@@ -172,7 +177,7 @@ def described(outcome: Exited | Lost) -> str:
 
 def _finished(entry: Entry, status: Running, result: RunResult, context: StepContext) -> Entry:
     least, before = context.schedule.min_success_rate, entry.trained
-    if before and result.success_rate < before.success_rate:
+    if before and not entry.anew and result.success_rate < before.success_rate:
         why = f"success was {before.success_rate:.1%} before and {result.success_rate:.1%} then"
         return replace(entry, status=Failed(why=why, attempt=status.attempt, at=context.now))
     if result.success_rate < least:

@@ -74,20 +74,21 @@ def known_skills(
     """
     found: dict[str, NewSkill] = {}
 
-    def add(skill: str, expert: int | None = None, status: Status = FRESH) -> None:
+    def add(
+        skill: str, expert: int | None = None, status: Status = FRESH, *, anew: bool = False
+    ) -> None:
         needs = graph.needs(skill) if skill in graph.skills else ()
         before = found[skill].status if skill in found else None
         trained = before if isinstance(before, Completed) else None  # a live run trains it on
-        found[skill] = NewSkill(
-            skill=skill, needs=needs, expert=expert, status=status, trained=trained
-        )
+        facts = {"needs": needs, "expert": expert, "status": status, "trained": trained}
+        found[skill] = NewSkill(skill=skill, anew=anew and trained is not None, **facts)
 
     manifest = ExpertStore(layout).manifest()
     _refuse_lost_experts(layout, state, manifest)
     for index, version in manifest.experts.items():
         add(version.skill, index, _completed(layout, version, manifest))
     for run, status in _live(layout, manifest):
-        add(run.skill, run.expert, status)
+        add(run.skill, run.expert, status, anew=run.anew)
     past = {} if state.entries else _expert_numbers(layout)
     for skill in [name for name in graph.skills if name not in found]:
         number = past.get(slug(skill))

@@ -42,6 +42,7 @@ from flowrl.parallel.events import (
     StatusChange,
     StopMode,
     Verb,
+    why_not,
 )
 from flowrl.parallel.executor import Backend, CommandExecutor, log_change
 from flowrl.parallel.health import PROBE_SECONDS, DaemonLock, DiskHealth, RunLimits
@@ -103,7 +104,7 @@ class SkillScheduler:
         self._pending: deque[Command] = deque()  # until the state that issued them is saved
         self._executor: CommandExecutor | None = None
         self._last_tick = self._clock()
-        self._on_add: Callable[[str], object] | None = None
+        self._on_text: dict[Verb, Callable[[str], object]] = {}
         self._on_tick: Callable[[], object] = lambda: None
         self._unreported: list[Entry] = []  # ends whose callback is to be called again
 
@@ -170,6 +171,7 @@ class SkillScheduler:
         on_skill_complete: Callable[[str], object] | None = None,
         on_skill_failed: Callable[[str], object] | None = None,
         on_add: Callable[[str], object] | None = None,
+        on_retrain: Callable[[str], object] | None = None,
         on_tick: Callable[[], object] | None = None,
     ) -> None:
         """Set the backend and the callbacks; later calls add to earlier ones.
@@ -180,11 +182,13 @@ class SkillScheduler:
         go on; it is called again if a full disk or the like was the reason. Any other exception is
         a bug and ends the daemon.
 
-        `on_add` is called with the name of a skill that a user asks to add to the graph; an error
-        of flowrl's is the request's refusal. It may be called twice for the same skill. `on_tick`
-        is called at the beginning of each tick.
+        `on_add` is called with the name of a skill that a user asks to add to the graph,
+        `on_retrain` with that of one to train under its new text. An error of flowrl's is the
+        request's refusal. Both may be called twice for the same skill. `on_tick` is called at the
+        beginning of each tick.
         """
-        self._on_add = on_add or self._on_add
+        of_text = {Verb.ADD: on_add, Verb.RETRAIN: on_retrain}
+        self._on_text |= {verb: call for verb, call in of_text.items() if call}
         self._on_tick = on_tick or self._on_tick
         if backend is not None:
             self._executor = CommandExecutor(self._launcher, backend, self._limits, self._disk)
@@ -269,7 +273,7 @@ class SkillScheduler:
         self._on_tick()
         self.save()  # in case the disk was full before
         self._disk.check()
-        taken = (self._with_skill_added(request) for request in self._inbox.take())
+        taken = (self._with_text_taken(request) for request in self._inbox.take())
         requests = [request for request in taken if request]
         ended = [event for entry, _ in self.state.launched() for event in executor.poll_run(entry)]
         self._step([*requests, *ended], now, launching=self._disk.ok)
@@ -342,24 +346,27 @@ class SkillScheduler:
         except (FlowrlError, OSError) as error:
             logger.warning("sessions of ended runs may stay: %s", format_error(error))
 
-    def _with_skill_added(self, request: ControlRequest) -> ControlRequest | None:
-        """Carry out a request to add a skill; returns it, with a refusal if there was an error.
+    def _with_text_taken(self, request: ControlRequest) -> ControlRequest | None:
+        """Take up the text of a skill to add or retrain; returns the request, refused on an error.
 
         None while the machine cannot do it, as on a full disk: the request waits in its folder.
         """
-        if request.verb is not Verb.ADD or request.skill is None or request.refusal:
+        verb, entry = request.verb, self.state.entries.get(request.skill or "")
+        if request.refusal or not request.skill or not (verb is Verb.ADD or verb is Verb.RETRAIN):
             return request
+        if verb is Verb.RETRAIN and (entry is None or why_not(verb, entry.status.kind)):
+            return request  # the step refuses it
         if not self._disk.ok:
             return None
         try:
-            if self._on_add is None:
+            if (take := self._on_text.get(verb)) is None:
                 raise GraphError("this scheduler has a fixed set of skills")
-            self._on_add(request.skill)
+            take(request.skill)
         except (FlowrlError, OSError) as error:
             if not is_transient(error):
                 return replace(request, refusal=format_error(error))
             self._disk.report(error)
-            logger.warning("%s is not added yet: %s", request.skill, format_error(error))
+            logger.warning("%s: not taken up yet: %s", request.skill, format_error(error))
             return None
         return request
 

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -223,9 +224,14 @@ class SkillSources:
         """Keep the skill's source, unless one is kept that an expert was trained on."""
         path = self._paths.skill_file(skill.name)
         if not path.exists() or path in self.refused or skill.name not in self._fixed():
-            storage.make_dir(path.parent)
-            records.write(path, skill.to_json())
-            self.refused.discard(path)
+            self.replace(skill)
+
+    def replace(self, skill: Skill) -> None:
+        """Keep this source of the skill, also in place of one that an expert was trained on."""
+        path = self._paths.skill_file(skill.name)
+        storage.make_dir(path.parent)
+        records.write(path, skill.to_json())
+        self.refused.discard(path)
 
     def recorded(self) -> dict[str, Skill]:
         """Return every kept skill by name, without those that this version refuses.
@@ -256,9 +262,12 @@ class SkillSources:
         for name, skill in kept.items():
             if name in library and library[name] != skill:
                 logger.warning(
-                    "%s has changed since this graph began to train it: the graph keeps %s",
+                    "%s has changed since this graph began to train it: the graph keeps %s; "
+                    "flowrl retrain %s %s trains it anew under the new text, another --graph_path "
+                    "all skills",
                     name,
                     self._paths.skill_file(name),
+                    *map(shlex.quote, (str(self._paths.root), name)),
                 )
         return {**library, **kept}
 

@@ -174,6 +174,7 @@ class StateBuilder:
                 priority=item.priority,
                 expert=item.expert,
                 trained=item.trained,
+                anew=item.anew,
             )
             if item.expert is not None:
                 self.next_expert = max(self.next_expert, item.expert + 1)

@@ -2,7 +2,7 @@
 
 Waiting ─→ Preparing ─→ Running ─→ Merging ─→ Completed
    ↑ └──→ Blocked          │          │           │
-   ├─────────────────────────────────── train-more ┘
+   ├────────────────────────── train-more, retrain ┘
    │                       ├─→ Waiting (again)
    └── retry ──────────────┴─→ Failed | Held
 """
@@ -203,6 +203,7 @@ class Entry:
     stuck_at: Share | None = None  # the highest success at which an attempt got stuck
     trained: Completed | None = None  # while a completed skill is trained on: what it was before
     more_frames: Natural = 0  # of the run that trains it on; 0 for --total_timesteps
+    anew: bool = False  # that run begins from nothing, under the skill's new text
 
 
 def sentence(before: Status | None, entry: Entry, now: datetime) -> str:
@@ -233,6 +234,8 @@ def _waiting(before: Status | None, entry: Entry, status: Waiting, now: datetime
         return f"is added, needs {', '.join(entry.needs)}" if entry.needs else "is added"
     if isinstance(before, Blocked):
         return "is no longer blocked"
+    if isinstance(before, Completed) and entry.anew:
+        return f"is trained anew, attempt {status.attempt}"
     if isinstance(before, Completed):
         rate = percent(before.success_rate)
         return f"is trained on from {rate} success, attempt {status.attempt}"

@@ -116,6 +116,7 @@ def train_graph(config: BottomUpConfig, *, screen: Screen) -> int:
             on_skill_complete=feeder.on_skill_complete,
             on_skill_failed=feeder.on_skill_failed,
             on_add=partial(_add_kept, config, backend, feeder),
+            on_retrain=partial(_take_changed, config, backend, feeder),
         )
         if config.schedule.auto_scaling:
             scheduler.set_callbacks(on_tick=Scaling(scheduler, backend.share_cpus).look)
@@ -204,23 +205,38 @@ def _add_kept(config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, 
       ConfigError: its training cannot be as it says.
     """
     if name not in backend.graph.skills:
-        layout, game = GraphPaths(config.graph.graph_path), config.ppo.env_name
-        graph = backend.graph.plus(_kept_skills(layout, game, name, backend.graph.skills))
-        backend.skills = feeder.skills = skill_configs(config, graph.skills)
-        backend.graph = graph
+        new = _kept_skills(config, name, without=backend.graph.skills)
+        _use(config, backend, feeder, backend.graph.plus(new))
     feeder.add(backend.graph, name)
 
 
-def _kept_skills(layout: GraphPaths, game: str, name: str, known: Collection[str]) -> list[Skill]:
-    """The approved skills that are kept and not in the graph: `name`, and what it may need.
+def _take_changed(
+    config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, name: str
+) -> None:
+    """Use the text of a skill that `flowrl retrain` has kept; raises as `_add_kept`."""
+    without = backend.graph.skills.keys() - {name}
+    (changed,) = (s for s in _kept_skills(config, name, without=without) if s.name == name)
+    _use(config, backend, feeder, backend.graph.replacing(changed))
+
+
+def _use(
+    config: BottomUpConfig, backend: TrainingBackend, feeder: Feeder, graph: SkillGraph
+) -> None:
+    backend.skills = feeder.skills = skill_configs(config, graph.skills)
+    backend.graph = graph
+
+
+def _kept_skills(config: BottomUpConfig, name: str, *, without: Collection[str]) -> list[Skill]:
+    """The approved skills that are kept, but for some: `name`, and what it may need.
 
     Raises:
       GraphError, SkillError: as `_add_kept`.
     """
+    layout, game = GraphPaths(config.graph.graph_path), config.ppo.env_name
     kept, store = SkillSources(layout).recorded(), ApprovalStore(layout.approvals)
     if name not in kept:
         raise GraphError(f"no skill {name!r} is kept with the graph; use flowrl add GRAPH FILE")
-    new = [skill for skill in kept.values() if skill.name not in known]
+    new = [skill for skill in kept.values() if skill.name not in without]
     approved = [skill for skill in new if store.find(SkillCode.of(skill, game).digest)]
     if kept[name] not in approved:
         raise SkillError(f"the code of {name!r} has no approval; use flowrl add GRAPH FILE")

@@ -112,6 +112,7 @@ class TrainingBackend:
             config=self._within_budget(request),
             origins={**self._of(request.skill).origins, **asked},
             init_from=self._config.graph.init_from,
+            anew=request.anew,
         )
         records.write(self._layout.config_json, configs.to_json(self._config))
         return self._job(prepared, request)

@@ -224,6 +224,7 @@ def verified_candidates(
             content=arrays[folder].content,
             folder=folder,
             success_rate=result.success_rate if report.expert == run.expert else None,
+            anew=run.anew and report.expert == run.expert,
         )
         for folder, report in reports.items()
     )

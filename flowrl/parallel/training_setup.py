@@ -112,6 +112,7 @@ def prepare_training_run(  # noqa: PLR0913
     config: PPOConfig,
     origins: Mapping[str, str] | None = None,
     init_from: str | None = None,
+    anew: bool = False,
     trial: RunPaths | None = None,
     records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> PreparedRun:
@@ -119,7 +120,8 @@ def prepare_training_run(  # noqa: PLR0913
 
     An earlier attempt's folder is moved to `training_runs/failed/` first. If anything is refused,
     nothing on disk has changed except a notice of a damaged expert. `completed` has the global
-    index of every trained skill's expert. A new expert begins as a copy of that of `init_from`. The
+    index of every trained skill's expert. A new expert begins as a copy of that of `init_from`;
+    `anew`, one that was trained before does, too, and the merge puts it in that one's place. The
     run of a `trial` lies in its folder, which must not exist, with its `records` beside run.json.
 
     Raises:
@@ -143,6 +145,7 @@ def prepare_training_run(  # noqa: PLR0913
         ancestors=(),
         config=configs.to_json(config),
         origins=origins or {},
+        anew=anew,
     )
     store = ExpertStore(layout)
     run = replace(run, ancestors=_seeds(store, run, experts))
@@ -169,7 +172,7 @@ def _planned(
 
 def _copied(store: ExpertStore, run: TrainingRun, skill: str) -> ExpertVersion | None:
     """The expert that the run's new one begins as a copy of; None if it is not new."""
-    if run.expert in store.manifest().experts:
+    if run.expert in store.manifest().experts and not run.anew:
         return None
     copied = expert_of(store, skill)
     _check_shapes(store, run, [copied])
@@ -217,7 +220,7 @@ def _counted_gains(skill: Skill, count: int, env_name: str) -> dict[str, int]:
 def _seeds(
     store: ExpertStore, run: TrainingRun, experts: Mapping[str, int]
 ) -> tuple[ExpertVersion, ...]:
-    """The versions that the run starts from: of its own expert, too, if that was trained before."""
+    """The versions that the run starts from: of its own expert, too, if it trains that on."""
     merged = store.manifest().experts
     for name, index in experts.items():
         if index in merged and merged[index].skill != name:
@@ -229,7 +232,8 @@ def _seeds(
             raise ExpertMissingError(
                 f"expert {index} ({name}) is not in {store.layout.manifest}; train it first"
             )
-    seeds = tuple(merged[index] for index in run.experts if index in merged)
+    known = merged.keys() - ({run.expert} if run.anew else set())
+    seeds = tuple(merged[index] for index in run.experts if index in known)
     _check_shapes(store, run, seeds)
     return seeds
 

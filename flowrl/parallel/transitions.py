@@ -304,8 +304,8 @@ class Transition:
             return "it is running, and nobody asked it to pause"
         if verb is Verb.PRIORITY:
             self._prioritize(events.Prioritized(skill, request.number))
-        elif verb is Verb.TRAIN_MORE:
-            self._train_more(events.TrainMore(skill, frames=request.number))
+        elif verb in (Verb.TRAIN_MORE, Verb.RETRAIN):
+            self._train_more(events.TrainMore(skill, 0.0, 0, request.number, verb is Verb.RETRAIN))
         else:
             _VERBS[verb](self, entry)
         return ""
@@ -338,13 +338,14 @@ class Transition:
         self._set_status(replace(entry, **_UNCHARGED), waiting)
 
     def _train_more(self, asked: events.TrainMore) -> None:
-        """Let another run of a completed skill start from its own expert."""
+        """Let another run of a completed skill start, from its own expert or anew."""
         entry = self.builder.entries[asked.skill]
         if isinstance(done := entry.status, Completed):
             goal, budget = max(done.goal, asked.goal), max(done.budget, asked.budget)
-            tried = replace(done, goal=goal, budget=budget)
-            entry = replace(entry, trained=tried, more_frames=max(0, asked.frames), **_UNCHARGED)
-            self._set_status(entry, Waiting(attempt=done.attempt + 1))
+            of_run: dict[str, Any] = {"more_frames": max(0, asked.frames), "anew": asked.anew}
+            of_run["trained"] = replace(done, goal=goal, budget=budget)
+            again = Waiting(attempt=done.attempt + 1)
+            self._put(replace(entry, status=again, **of_run, **_UNCHARGED))
 
     def _prioritize(self, asked: events.Prioritized) -> None:
         entry = self.builder.entries[asked.skill]
@@ -419,6 +420,7 @@ class Transition:
             alone=getattr(status, "alone", False),
             frames_left=None if budget is None else max(0, budget - entry.frames_used),
             more_frames=entry.more_frames,
+            anew=entry.anew,
         )
 
 

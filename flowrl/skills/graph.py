@@ -9,7 +9,7 @@ learned earliest, among them one whose gain grows, among them the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -73,17 +73,27 @@ class SkillGraph:
         for skill in new:
             if skill.name in self.skills:
                 raise GraphError(f"the graph has {skill.name!r} already; give it another name")
-        grown = SkillGraph((*self.skills.values(), *new), capacity=self.capacity)
-        grown.check()
+        return self._with(new, "rename what the new skill gains")
+
+    def replacing(self, skill: Skill) -> SkillGraph:
+        """Return a graph with another text of one skill, in which all have the same needs.
+
+        Raises:
+          GraphError: as `plus`, or a skill would need others than here.
+        """
+        return self._with([skill], "give the changed skill another name")
+
+    def _with(self, new: Sequence[Skill], remedy: str) -> SkillGraph:
+        skills = {**self.skills, **{skill.name: skill for skill in new}}
+        other = SkillGraph(skills.values(), capacity=self.capacity)
+        other.check()
         for skill in new:
-            grown.plan(skill.name)
+            other.plan(skill.name)
         for name in self.skills:
-            if (now := set(grown.needs(name))) != set(self.needs(name)):
-                raise GraphError(
-                    f"{name} would need {', '.join(sorted(now))} instead of "
-                    f"{', '.join(sorted(self.needs(name)))}; rename what the new skill gains"
-                )
-        return grown
+            if (now := set(other.needs(name))) != set(self.needs(name)):
+                was, will = (", ".join(sorted(x)) or "nothing" for x in (self.needs(name), now))
+                raise GraphError(f"{name} would need {will} instead of {was}; {remedy}")
+        return other
 
     def needs(self, name: str) -> tuple[str, ...]:
         """The direct providers of a skill's needs, in the order in which it names them.

@@ -152,9 +152,9 @@ def test_a_rule_is_asked_where_an_older_version_counts_again():
 
 
 STRANGERS = {
-    "another branch": dataclasses.replace(branch(("b", 10)), lineage=branch(("b", 10)).lineage[1:]),
+    "another branch": branch(("b", 10)),
     "other frames": dataclasses.replace(OLD, version="v000004-z", frames=70, content="other"),
-    "a sibling": version(frames=90, content="other", name="v000003-x", runs=("x",)),
+    "a sibling": version(frames=90, content="other", name="v000003-x", runs=("a", "x")),
 }
 
 
@@ -166,6 +166,18 @@ def test_copies_without_a_common_ancestor_are_never_averaged(current):
     )
     assert isinstance(decision, UseCandidate | KeepCurrent)
     assert decision.why.endswith("; not averaged: the copies have no common ancestor")
+
+
+@pytest.mark.parametrize("rule", MERGE_RULES.values(), ids=MERGE_RULES.keys())
+def test_an_expert_trained_anew_counts_over_every_copy_of_its_former_self(rule):
+    former = version(frames=10**6, content="former", runs=("a", "b"))
+    anew = dataclasses.replace(candidate(acted=5, ancestor=None), anew=True)
+    assert isinstance(decide(rule, run_id="r", current=former, candidate=anew), UseCandidate)
+    current = version(frames=5, content="anew", name="v000009-r", runs=("r",))
+    late = candidate(acted=10**6, ancestor=OLD)
+    assert isinstance(decide(rule, run_id="late", current=current, candidate=late), KeepCurrent)
+    again = decide(rule, run_id="r", current=current, candidate=anew)
+    assert isinstance(again, KeepCurrent), "the same merge once more"
 
 
 def test_a_skill_that_was_trained_anew_is_not_averaged_with_its_old_self():

@@ -252,3 +252,97 @@ def test_a_continuation_that_loses_to_another_runs_copy_says_so(tmp_path):
     taken = outcomes.completed(entry, MergeDone(WOOD, "b", goal=0.8, budget=4), context)
     assert (taken.status.run_id, taken.status.goal, taken.status.budget) == ("b", 0.8, 9)
     assert (kept.trained, taken.trained) == (None, None)
+
+
+CHANGED = """\
+name = "Collect Wood"
+gain = {"wood": "n"}
+
+
+def task_is_done(inventory, n):
+    return inventory.wood >= n
+
+
+def task_reward(inventory_diff):
+    return 2.0 * inventory_diff.wood
+"""
+
+
+@pytest.fixture
+def changed(place, tmp_path):
+    """The folder of a changed Collect Wood, in a graph where Place Table is trained, too."""
+    place.order({WOOD: {"success_rate": 0.9}})
+    ask_for_more(place)
+    assert train(place, target=TABLE) == 0
+    folder = tmp_path / "changed"
+    folder.mkdir()
+    (folder / "wood.py").write_text(CHANGED)
+    return folder
+
+
+def retrain(place: Place, folder, *flags: str) -> int:
+    return cli.main(["retrain", str(place.layout.root), WOOD, f"--skills_dir={folder}", *flags])
+
+
+def test_a_retrained_skill_is_a_new_version_that_begins_from_nothing(place, changed, capsys):
+    before = ExpertStore(place.layout).manifest()
+    place.order({WOOD: {"success_rate": 0.4}})
+    assert retrain(place, changed) == 0
+    assert train(place, target=TABLE) == 0
+    after = ExpertStore(place.layout).manifest()
+    assert lineage(place.layout) == [(100, 0.4)], "fewer frames and less success count all the same"
+    assert after.experts[1] == before.experts[1], "dependants keep theirs"
+    assert row(place, capsys)["success_rate"] == 0.4
+    module = place.layout.archive(0, WOOD).module.read_text()
+    assert "2.0 * inventory_diff.wood" in module
+    assert cli.main(["rollback", str(place.layout.root), str(before.generation)]) == 0
+    assert ExpertStore(place.layout).manifest().experts == before.experts
+
+
+def test_a_retraining_in_vain_keeps_the_former_expert(place, changed, capsys):
+    before = ExpertStore(place.layout).manifest()
+    place.order({WOOD: {"fails": 9, "code": 7}})
+    assert retrain(place, changed) == 0
+    assert train(place, "--max_retries=0", target=TABLE) == 0
+    assert ExpertStore(place.layout).manifest() == before
+    assert "training anew has changed nothing: exit 7" in row(place, capsys)["why"]
+
+
+@pytest.mark.parametrize("point", ["scheduler.prepared", "scheduler.launched", "merge.committed"])
+@pytest.mark.parametrize("state", ["kept", "lost"])
+def test_a_killed_scheduler_goes_on_retraining(place, changed, point, state):
+    place.order({WOOD: {"success_rate": 0.4}})
+    assert retrain(place, changed) == 0
+    flags = (f"--graph_path={place.layout.root}", f"--target_skill={TABLE}", "--launcher=local")
+    assert killed_at(point, "tests.parallel.stand_in_story", *flags)
+    if state == "lost":
+        place.layout.scheduler_state.unlink()
+        assert cli.main(["recover", str(place.layout.root)]) == 0
+    assert train(place, target=TABLE) == 0
+    assert lineage(place.layout) == [(100, 0.4)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"wood": "n"', '"sapling": "n"', "Place Table"),
+        ("gain =", 'requirements = {"sapling": 1}\ngain =', "would need Collect Sapling"),
+        ("2.0 *", "open('/x') *", "open"),
+        ('"Collect Wood"', '"Fell Trees"', "--skills_dir"),
+    ],
+    ids=["gains", "needs", "code", "name"],
+)
+def test_a_refused_text_changes_nothing(place, changed, capsys, old, new, why):
+    kept = place.layout.skill_file(WOOD).read_bytes()
+    (changed / "wood.py").write_text(CHANGED.replace(old, new))
+    assert retrain(place, changed) != 0
+    assert why in (said := capsys.readouterr().err)
+    assert len(said.splitlines()) == 1
+    assert place.layout.skill_file(WOOD).read_bytes() == kept
+    assert not list(place.layout.requests.glob("*"))
+
+
+def test_a_changed_file_is_told_with_both_remedies(place, changed, caplog):
+    assert train(place, f"--skills_dir={changed}", target=TABLE) == 0
+    assert f"flowrl retrain {place.layout.root} 'Collect Wood'" in caplog.text
+    assert "another --graph_path" in caplog.text
