@@ -19,6 +19,9 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from flowrl.experts.manifest import read as read_manifest
+from flowrl.paths import GraphPaths
+
 HERE = Path(__file__).parent / "tiny"
 FLAGS = (
     *("--env_name=Tiny-v1", "--launcher=local", "--no-use_wandb", "--max_nodes=2"),
@@ -72,6 +75,19 @@ def test_a_game_of_ones_own_is_checked_trained_and_evaluated(run, tmp_path):
     assert [step["skill"] for step in json.loads(played.stdout)["steps"]] == [
         *("Pick Berry", "Bake Pie"),
     ]
+
+    changed, berry = tmp_path / "changed", HERE / "tiny_skills" / "00_pick_berry.py"
+    changed.mkdir()
+    (changed / berry.name).write_text(berry.read_text().replace("+ 0.1 *", "+ 0.2 *"))
+    before = read_manifest(GraphPaths(graph)).experts
+    asked = run("-m", "flowrl.cli", "retrain", graph, "Pick Berry", f"--skills_dir={changed}")
+    assert asked.returncode == 0, asked.stderr
+    retrained = run("-m", "flowrl.bottomup_parallel", f"--graph-path={graph}", *FLAGS)
+    assert retrained.returncode == 0, retrained.stderr
+    after = read_manifest(GraphPaths(graph)).experts
+    assert len(after[0].lineage) == 1
+    assert after[0].content != before[0].content
+    assert after[1] == before[1]
 
     agent = tmp_path / "agent"
     exported = run("-m", "flowrl.cli", "export", graph, "-o", agent)
