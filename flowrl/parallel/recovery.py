@@ -101,6 +101,18 @@ def known_skills(
     return tuple(found[name] for name in found if name not in state.entries)
 
 
+def add_known(layout: GraphPaths, graph: SkillGraph) -> None:
+    """Add the skills that the folder knows to scheduler_state.json; no scheduler may be running.
+
+    Raises:
+      FileRefusedError, FormatVersionError: as `known_skills`.
+    """
+    file = StateFile(layout.scheduler_state)
+    state = file.load() or SchedulerState()
+    added, now = [SkillsAdded(known_skills(layout, graph, state))], datetime.now(UTC)
+    file.save(step(state, added, now, ScheduleConfig(), launching=False)[0])
+
+
 def _refuse_lost_experts(layout: GraphPaths, state: SchedulerState, manifest: Manifest) -> None:
     """Refuse what a rollback or a repair leaves that is killed before it writes the state."""
     for entry in state.entries.values():

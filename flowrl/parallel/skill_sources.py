@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from flowrl import arguments, notices, storage
 from flowrl.config import BottomUpConfig, PPOConfig, flags, with_flags
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 
 _NOTICE = "library"
+_TABLE = "--skill_config"
+GIVEN = (*get_args(arguments.Origin), _TABLE)  # origins of settings that a user gave a start
 _COMMON = ("env_name", "layer_size", "activation")
 
 
@@ -164,7 +166,7 @@ def for_skill(
     origins = {**given, **dict.fromkeys(values, "skill file")}
     origins |= dict.fromkeys(of_sweep.keys() & values.keys(), "sweep")
     stronger = {name: value for name, value in of_toml.items() if name not in said}
-    origins |= dict.fromkeys(stronger, "--skill_config")
+    origins |= dict.fromkeys(stronger, _TABLE)
     ppo = with_flags(config.ppo, **{**values, **stronger})
     if config.schedule.devices_per_run > 1:  # a run trains on all GPUs that it gets
         ppo = dataclasses.replace(ppo, num_devices=config.schedule.devices_per_run)

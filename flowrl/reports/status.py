@@ -64,6 +64,7 @@ _STOP_REASONS = {
     "overdue": "asked to end: longer than --run_timeout",
     "yield": "asked to end: other skills wait for its slot",
 }
+_PHASES = {"compiling": "its programs to compile; runs of the same sizes load them later"}
 ENDED = frozenset({"completed", "failed", "held", "blocked"})
 _ENDED = "ended"  # the phase of a run whose end no scheduler has seen
 
@@ -358,7 +359,7 @@ def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> Ski
         progress = runs.progress_of(place, line["run_id"])
         if progress is not None:
             facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
-            waits = progress.waits_for
+            waits = progress.waits_for or _PHASES.get(progress.phase, "")
             facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
         facts |= {"phase": _ENDED, "steps_per_second": None, "eta_seconds": None} if ended else {}
     below = line["status"] == "completed" and line["success_rate"] < line.get("goal", 0.0)

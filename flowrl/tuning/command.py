@@ -83,7 +83,8 @@ def run_sweep(config: SweepConfig) -> int:
         _run_trials(sweep, graph, scheduler, config, training=training, confinement=confinement)
         if scheduler.stopped_on_request:
             return EXIT_RESUMABLE
-        return _conclude(sweep, layout, training, keep=config.keep_winner)
+        kept = graph if config.keep_winner else None
+        return _conclude(sweep, layout, training, keep_in=kept)
 
 
 def _run_trials(
@@ -132,8 +133,12 @@ def _check_engine(config: SweepConfig, sweep: Sweep) -> None:
         raise ConfigError(f"--engine ray ends no trial early; leave out --pruner {sweep.pruner}")
 
 
-def _conclude(sweep: Sweep, graph: GraphPaths, training: BottomUpConfig, *, keep: bool) -> int:
+def _conclude(
+    sweep: Sweep, graph: GraphPaths, training: BottomUpConfig, *, keep_in: SkillGraph | None
+) -> int:
     """Compare the best points with the default, and print what came of the sweep.
+
+    With `keep_in`, the skills of the graph, the expert of a winner is kept there.
 
     Exit code 0 if a trial has a score, 85 if trials are left, 1 if all have failed.
     """
@@ -148,8 +153,8 @@ def _conclude(sweep: Sweep, graph: GraphPaths, training: BottomUpConfig, *, keep
         said.append(apply_winner(graph, sweep, found))
         records.write(sweep.paths.outcome_json, found)
     publish(sweep)
-    if found and keep:
-        said.append(keep_winner(graph, sweep, found, config=training))
+    if found and keep_in:
+        said.append(keep_winner(graph, sweep, found, config=training, skills=keep_in))
     sys.stdout.write("\n".join([show(sweep), *said, ""]))
     return 0 if any(each.score is not None for each in tried) else 1
 

@@ -26,11 +26,13 @@ from flowrl.launchers import sandbox
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.objectives import CurvePoint, read_curve
 from flowrl.parallel.health import DaemonLock
-from flowrl.parallel.skill_sources import record_graph
+from flowrl.parallel.recovery import add_known
+from flowrl.parallel.skill_sources import SkillSources, record_graph
 from flowrl.parallel.training_backend import merge_rule
 from flowrl.parallel.training_processor import archive_run, merge_run
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
+from flowrl.skills.graph import SkillGraph
 from flowrl.storage import records
 from flowrl.storage.records import Natural
 from flowrl.tuning.space import admissible
@@ -224,11 +226,12 @@ def keep_winner(
     found: SweepOutcome,
     *,
     config: BottomUpConfig,
+    skills: SkillGraph,
 ) -> str:
     """Merge the best expert of the confirmed point into the graph, once; returns a line.
 
     The trial's folder is copied to where a run of the graph lies, and merged as one, by the rule
-    that the flags say.
+    that the flags say. The skill is completed then, and its text is kept.
 
     Raises:
       BusyError: a scheduler trains the graph, or the skill has a run there; try again later.
@@ -248,7 +251,9 @@ def keep_winner(
                 )
             target = _copied(source, graph.run(run.expert, skill))
             record_graph(graph, sweep.base)
+            SkillSources(graph).record(skills.skills[skill])
             _merge(graph, target, skill, config)
+        add_known(graph, skills)
     finally:
         lock.release()
     return f"expert {run.expert} of {skill} is that of trial {found.best_expert}"

@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl import config as configs
-from flowrl.config import AboveZero, AttemptConfig, BottomUpConfig, Positive, StartConfig
+from flowrl.config import (
+    AboveZero,
+    AttemptConfig,
+    BottomUpConfig,
+    Positive,
+    PPOConfig,
+    StartConfig,
+)
 from flowrl.errors import ConfigError, closest
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.recovery import recorded_config
-from flowrl.parallel.skill_sources import read_tuned, skill_configs
+from flowrl.parallel.skill_sources import GIVEN, read_tuned, skill_configs
 from flowrl.parallel.training_backend import merge_rule
 from flowrl.paths import GraphPaths
+from flowrl.runs import read_run
 from flowrl.skills.graph import SkillGraph
 from flowrl.storage.records import Word
 from flowrl.tuning.search import SearchConfig, check_installed, suggest
@@ -83,7 +91,7 @@ def training_config(
         recorded = recorded_config(layout)
         kept = {
             name: value
-            for part in (recorded.ppo, recorded.graph)
+            for part in (_as_trained(layout, config.skill) or recorded.ppo, recorded.graph)
             for name, value in configs.flags(part).items()
             if name in own.keys() - config.origins.keys() - {"graph_path"}
             and value != configs.flags(type(part)())[name]
@@ -95,6 +103,21 @@ def training_config(
     origins = {**dict.fromkeys(kept, "config file"), **config.origins}
     ppo = known.base if known else training.ppo
     return dataclasses.replace(training, ppo=ppo, origins=origins)
+
+
+def _as_trained(layout: GraphPaths, skill: str | None) -> PPOConfig | None:
+    """The flags that the skill's merged run was given, None if it has no record.
+
+    Raises:
+      FileRefusedError: the run's record is damaged.
+    """
+    versions = ExpertStore(layout).manifest().experts.values()
+    places = [layout.archive(each.index, each.skill) for each in versions if each.skill == skill]
+    if not places or not places[0].run_json.exists():
+        return None
+    run = read_run(places[0])
+    flags = {name: run.config[name] for name, o in run.origins.items() if o in GIVEN}
+    return configs.from_json(PPOConfig, flags)
 
 
 def new_record(

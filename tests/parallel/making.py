@@ -71,6 +71,7 @@ def prepare(
     attempt: int = 1,
     config: PPOConfig = CONFIG,
     init_from: str | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> PreparedRun:
     return prepare_training_run(
         layout=layout,
@@ -80,6 +81,7 @@ def prepare(
         attempt=attempt,
         completed=completed,
         config=config,
+        origins=origins,
         init_from=init_from,
     )
 

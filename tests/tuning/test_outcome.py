@@ -11,9 +11,11 @@ from flowrl.config import BottomUpConfig, GraphConfig, PPOConfig
 from flowrl.errors import BusyError, ComparingError, ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.health import DaemonLock
+from flowrl.parallel.recovery import state_fault
 from flowrl.parallel.skill_sources import read_tuned, skill_configs
 from flowrl.parallel.training_processor import merge_run
 from flowrl.paths import GraphPaths
+from flowrl.reports.status import read_rows
 from flowrl.storage import records
 from flowrl.tuning import outcome
 from flowrl.tuning.outcome import (
@@ -152,14 +154,18 @@ def test_the_winners_expert_is_merged_once(tmp_path):
     lock = DaemonLock(graph.daemon_lock)
     lock.acquire()
     with pytest.raises(BusyError):
-        keep_winner(graph, sweep, won, config=BottomUpConfig())
+        keep_winner(graph, sweep, won, config=BottomUpConfig(), skills=GRAPH)
     lock.release()
     for _ in range(2):
-        said = keep_winner(graph, sweep, won, config=BottomUpConfig())
+        said = keep_winner(graph, sweep, won, config=BottomUpConfig(), skills=GRAPH)
         assert said == "expert 0 of Collect Wood is that of trial 0"
     manifest = ExpertStore(graph).manifest()
     assert len(manifest.merged) == 1
     assert manifest.experts[0].skill == WOOD
+    (row,) = read_rows(graph)
+    assert (row.skill, row.status, row.expert) == (WOOD, "completed", 0)
+    assert graph.skill_file(WOOD).exists()
+    assert not state_fault(graph)
     assert graph.archive(0, WOOD).result_json.exists()
     assert sweep.run(0).result_json.exists()
 
@@ -168,7 +174,7 @@ def test_an_expert_whose_number_is_anothers_now_is_not_kept(tmp_path):
     graph = GraphPaths(tmp_path / "graph")
     sweep, won = won_sweep(graph)
     train(graph, "Collect Drink", 0, {}, acted={0: 50})
-    said = keep_winner(graph, sweep, won, config=BottomUpConfig())
+    said = keep_winner(graph, sweep, won, config=BottomUpConfig(), skills=GRAPH)
     assert "0 is not Collect Wood's" in said
     assert not graph.run(0, WOOD).folder.exists()
     assert ExpertStore(graph).manifest().experts[0].skill == "Collect Drink"
@@ -189,7 +195,7 @@ def test_the_rule_of_the_graph_decides_whether_the_winner_is_kept(tmp_path, monk
 
     monkeypatch.setattr(outcome, "merge_run", merge)
     monkeypatch.setattr(outcome, "_COMPARING_SECONDS", 0.0)
-    keep_winner(graph, sweep, won, config=config)
+    keep_winner(graph, sweep, won, config=config, skills=GRAPH)
     assert len(asked) == 2
     assert asked[0]["rule"].keywords == {"objective": "success=1,deaths=0.5"}
     assert asked[0]["accounting"] == "whole_run"

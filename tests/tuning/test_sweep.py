@@ -12,7 +12,7 @@ import time
 import pytest
 
 from flowrl import cli
-from flowrl.config import BottomUpConfig, to_json, with_flags
+from flowrl.config import BottomUpConfig, PPOConfig, to_json, with_flags
 from flowrl.errors import BusyError
 from flowrl.experts.store import ExpertStore
 from flowrl.parallel.health import DaemonLock
@@ -25,6 +25,7 @@ from flowrl.tuning.report import show
 from flowrl.tuning.start import SweepConfig, training_config
 from flowrl.tuning.sweep import create_sweep
 from flowrl.tuning.trials import OUTCOME, TRIAL
+from tests.parallel import making
 from tests.parallel.making import GRAPH, train
 from tests.tuning.making import a_record, a_sweep, a_trial
 from tests.tuning.place import Place, replace_trainers
@@ -358,6 +359,19 @@ def test_flags_of_the_graph_that_choose_its_skills_are_no_sweeps(tmp_path):
     found = training_config(SweepConfig(), graph)
     assert (found.graph.max_nodes, found.graph.merge_policy) == (None, "eval_gate")
     assert found.ppo.lr == 0.5
+
+
+def test_a_trained_skill_is_tuned_as_its_own_run_was_trained(tmp_path):
+    graph = GraphPaths(tmp_path)
+    ppo = dataclasses.replace(making.CONFIG, lr=0.5, num_steps=16, gamma=0.5, total_timesteps=10**9)
+    origins = {"lr": "command line", "num_steps": "skill file", "gamma": "sweep"}
+    ready = making.prepare(graph, "Collect Wood", 0, {}, config=ppo, origins=origins)
+    making.finish(ready.layout, {0: 50})
+    making.merge(graph, ready)
+    records.write(graph.config_json, to_json(with_flags(BottomUpConfig(), lr=0.25)))
+    found, default = training_config(SweepConfig(skill="Collect Wood"), graph).ppo, PPOConfig()
+    assert found == dataclasses.replace(default, lr=0.5), "what files and sweeps set may change"
+    assert training_config(SweepConfig(skill="Place Table"), graph).ppo.lr == 0.25
 
 
 def test_the_status_of_a_sweep_has_whole_trials_first_and_marks_those_that_were_cut(tmp_path):
