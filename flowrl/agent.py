@@ -124,26 +124,24 @@ def export_agent(layout: GraphPaths, folder: Path) -> AgentRecord:
         raise ExpertMissingError(f"{layout.root} has no merged expert yet; train a skill first")
     if os.path.lexists(folder):
         raise FileRefusedError(f"{folder} exists already; name another folder, or remove it")
-    prepared = folder.with_name(f".tmp-{folder.name}")
-    storage.remove_tree(prepared)  # of an export that was killed
-    experts = []
-    for index, version in manifest.experts.items():
-        run = read_run(layout.archive(index, version.skill))
-        if missing := set(run.experts) - manifest.experts.keys():
-            raise ExpertMissingError(
-                f"the plan of {version.skill} has the experts {sorted(missing)}, which "
-                f"{layout.manifest} does not name; train them again"
-            )
-        experts.append(_write_expert(store, version, run, prepared))
-    record = AgentRecord(
-        env_name=run.config["env_name"],
-        layer_size=run.config["layer_size"],
-        activation=run.config["activation"],
-        generation=manifest.generation,
-        experts=tuple(experts),
-    )
-    records.write(prepared / _AGENT_JSON, record)
-    storage.commit_dir(prepared, folder)
+    with storage.building(folder) as prepared:
+        experts = []
+        for index, version in manifest.experts.items():
+            run = read_run(layout.archive(index, version.skill))
+            if missing := set(run.experts) - manifest.experts.keys():
+                raise ExpertMissingError(
+                    f"the plan of {version.skill} has the experts {sorted(missing)}, which "
+                    f"{layout.manifest} does not name; train them again"
+                )
+            experts.append(_write_expert(store, version, run, prepared))
+        record = AgentRecord(
+            env_name=run.config["env_name"],
+            layer_size=run.config["layer_size"],
+            activation=run.config["activation"],
+            generation=manifest.generation,
+            experts=tuple(experts),
+        )
+        records.write(prepared / _AGENT_JSON, record)
     return record
 
 

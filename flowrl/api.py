@@ -1,29 +1,23 @@
 """The Python functions of `import flowrl`: each does what the command of its name does.
 
 They take paths with `~` and `..`, raise FlowrlError, end no interpreter and load no JAX into this
-process but for the type of `evaluate`'s report. So they work in a notebook, too.
+process. So they work in a notebook, too.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flowrl import config as configs
 from flowrl.arguments import arguments
-from flowrl.commands.evaluate import EvaluateCommand
 from flowrl.config import BottomUpConfig, Sandbox
-from flowrl.errors import ConfigError, FlowrlError
+from flowrl.errors import ConfigError
 from flowrl.parallel.training import train_graph
 from flowrl.paths import graph_paths, plain
 from flowrl.reports.status import SkillRow, read_rows, training_screen
-from flowrl.storage import records
-
-if TYPE_CHECKING:
-    from flowrl.evaluation import EvaluationReport
+from flowrl.success import EPISODES, SEED, Evaluation, EvaluationReport
 
 
 def train(
@@ -69,30 +63,18 @@ def evaluate(
     graph: str | Path,
     skill: str,
     *,
-    episodes: int = 256,
-    seed: int = EvaluateCommand.seed,
+    episodes: int = EPISODES,
+    seed: int = SEED,
     sandbox: Sandbox = "auto",
 ) -> EvaluationReport:
     """Play a skill's plan in fresh worlds, as `flowrl evaluate`, in a confined process.
 
     Raises:
       ExpertMissingError: no such skill is merged; says which are.
-      FlowrlError: the episodes could not be played; the process has said why on standard error.
+      ConfinedError: the episodes could not be played; says why.
     """
-    command = EvaluateCommand(
-        graph_path=_path(graph),
-        skill=skill,
-        episodes=episodes,
-        seed=seed,
-        sandbox=sandbox,
-        json=True,
-    )
-    played = command.played(stdout=subprocess.PIPE)
-    if played.returncode:
-        raise FlowrlError(f"{skill!r} could not be played (exit code {played.returncode})")
-    from flowrl.evaluation import EvaluationReport  # loads JAX
-
-    return records.from_json(EvaluationReport, json.loads(played.stdout))
+    order = Evaluation(graph_path=_path(graph), skill=skill, episodes=episodes, seed=seed)
+    return order.report(sandbox=sandbox)
 
 
 def _words(name: str, value: Any) -> list[str]:

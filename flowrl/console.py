@@ -36,6 +36,7 @@ from flowrl.redaction import redacted, secrets_of
 
 _RUNS_GO_ON = "stopped scheduling; launched runs go on in their sessions."
 _BAD_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
+ERROR_PREFIX = "flowrl: "
 _WIDTH = 120  # columns of a file or a pipe
 _LINE = "%(asctime)s %(message)s"
 ERRORS = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
@@ -159,7 +160,7 @@ def print_report(facts: Any, lines: Iterable[str], *, as_json: bool) -> None:
 def _print_error(text: str) -> None:
     """Print an error without what would steer the terminal, or is secret: it may quote anything."""
     text = redacted(text, secrets_of(os.environ))
-    sys.stderr.write("\n".join(map(printable, f"flowrl: {text}".split("\n"))) + "\n")
+    sys.stderr.write("\n".join(map(printable, f"{ERROR_PREFIX}{text}".split("\n"))) + "\n")
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:

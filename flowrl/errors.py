@@ -11,7 +11,7 @@ import math
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, TypeGuard
+from typing import TypeGuard
 
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: skills are left to train, and no scheduler lives
@@ -26,7 +26,7 @@ EXIT_RESUMABLE = 85  # the trainer was asked to stop and saved a resumable check
 class FlowrlError(Exception):
     """The root of the family; `exit_code` is what a program ends with."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
 
 class ConfigError(FlowrlError, ValueError):

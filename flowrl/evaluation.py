@@ -1,10 +1,9 @@
-"""`flowrl evaluate`: the merged experts walk a skill's plan in worlds no training has seen."""
+"""The process of `flowrl evaluate`: merged experts walk a plan in worlds no training has seen."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,45 +34,13 @@ from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trainer import open_cache, use_compile_cache
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
+from flowrl.success import EvaluationReport, StepRate
 
 ROWS = 256  # episodes side by side
 _CHUNK = 50  # steps between two checks whether all episodes have ended
 _LARGEST_FEATURE = 32  # numbers; a recording leaves larger ones out, such as maps
 # Differences to the timestep before, and what tells that the step is done.
 _NOT_RECORDED = re.compile(r".*_(diff|prev|penalty)|was_.*|env_reward|achievements")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRate:
-    """The success rate of a step of the plan, with its 95 % Wilson interval."""
-
-    skill: str
-    count: int
-    expert: int
-    successes: int
-    success_rate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationReport:
-    """The success of the merged experts at a plan."""
-
-    graph: str
-    generation: int
-    skill: str
-    episodes: int
-    mean_episode_length: float
-    mean_episode_return: float
-    deaths: float  # share of the episodes that ended by neither success nor a time limit
-    clipped_rewards: int
-    steps: tuple[StepRate, ...]
-
-    @property
-    def success_rate(self) -> float:
-        """The share of episodes that completed the whole plan."""
-        return self.steps[-1].success_rate
 
 
 class Tally(NamedTuple):

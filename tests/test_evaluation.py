@@ -19,10 +19,11 @@ from flowrl.config import PPOConfig
 from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import WalkState
 from flowrl.envs.vector import BatchedEnv
-from flowrl.evaluation import ROWS, EvaluationReport, StepRate, Tally
+from flowrl.evaluation import ROWS, Tally
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic
 from flowrl.program_cache import ProgramCache
+from flowrl.success import Evaluation, EvaluationReport, StepRate
 from tests.networks.making import init_experts
 
 
@@ -42,9 +43,8 @@ def test_a_name_is_shown_as_it_is(name, monkeypatch, capsys):
         clipped_rewards=0,
         steps=(step,),
     )
-    monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: found)
-    command = EvaluateCommand(graph_path=Path("g"), skill=name, at_least=0.8)
-    assert command.work() == 1
+    monkeypatch.setattr(Evaluation, "report", lambda *_, **__: found)
+    assert EvaluateCommand(graph_path=Path("g"), skill=name, at_least=0.8)() == 1
     title, line = capsys.readouterr().out.splitlines()
     assert title.startswith(f"{name}: 4 episodes of the experts of generation 2")
     assert line.startswith(f"1 x {name}, expert 7: 75.0% succeed (95 % interval 30.0% to 95.0%)")

@@ -194,7 +194,7 @@ class RetrainCommand(OneSkillCommand):
         confine = confinement(config.launch.sandbox).in_folder
         found = approve_skills(paths, [skill], game, trust=library.trust, confine=confine)
         ApprovalStore(paths.approvals).keep(found[skill.name])
-        sources.replace(skill)
+        sources.keep_anew(skill)
         return self._send(self.verb, skill.name)
 
 

@@ -38,18 +38,16 @@ def save_expert(folder: Path, params: Any) -> None:
       OSError: the disk is full, which Orbax reports by a ValueError.
     """
     storage.make_dir(folder.parent)
-    for left in folder.parent.glob(f".tmp-{folder.name}*"):  # of a trainer that was killed
+    for left in folder.parent.glob(f".tmp-{folder.name}*"):  # Orbax's, of a trainer that was killed
         storage.remove_tree(left)
-    prepared = folder.with_name(f".tmp-{folder.name}").absolute()
     try:
-        with _checkpointer() as checkpointer:
+        with storage.building(folder.absolute()) as prepared, _checkpointer() as checkpointer:
             checkpointer.save(prepared, unflatten_dict(_leaves(params), sep="/"))
     except ValueError as error:
         for number in (errno.ENOSPC, errno.EDQUOT):
             if (words := os.strerror(number)) in str(error):
                 raise OSError(number, words, str(folder)) from error
         raise
-    storage.commit_dir(prepared, folder.absolute())
 
 
 def load_expert(folder: Path, like: PyTree) -> PyTree:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ import tyro
 from flowrl import storage
 from flowrl.arguments import ReportCommand
 from flowrl.config import Positive, Sandbox
-from flowrl.errors import ConfigError, FlowrlError
+from flowrl.errors import ConfigError
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import find_game
 from flowrl.judging import calibration
@@ -235,10 +234,8 @@ class _Judging:
         flags, root = self._flags, self._layout.root
         order = replace(flags, graph_path=root, skills=(run.skill,), base_url="")
         logger.info("%s: playing %d episodes", run.skill, flags.episodes)
-        child = confined_run(order, self._layout, run, how=flags.sandbox, stdout=subprocess.PIPE)
-        if child.returncode:
-            raise FlowrlError(f"the episodes of {run.skill} could not be played; see above")
-        found = Recording.from_bytes(run.skill, child.stdout)
+        printed = confined_run(order, self._layout, run, how=flags.sandbox)
+        found = Recording.from_bytes(run.skill, printed)
         logger.info("%s: %d of %d failed", run.skill, (~found.success).sum(), len(found.success))
         return found
 

@@ -17,10 +17,20 @@ from typing import Protocol
 from flowrl import config as configs
 from flowrl import console
 from flowrl.config import PPOConfig, Sandbox
+from flowrl.errors import FlowrlError
 from flowrl.launchers import sandbox
 from flowrl.paths import GraphPaths
 from flowrl.runs import TrainingRun
 from flowrl.storage import records
+
+
+class ConfinedError(FlowrlError):
+    """A confined process has failed; the message and the exit code are its own."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        super().__init__(reason or f"the process that plays the episodes {how}; see above")
+        self.exit_code = code if code > 0 else 128 - code
 
 
 class ConfinedWork(Protocol):
@@ -37,9 +47,15 @@ def confined_run(
     run: TrainingRun,
     *,
     how: Sandbox,
-    stdout: int | None = None,
-) -> subprocess.CompletedProcess[bytes]:
-    """Let a confined process do what plays a run's plan; it sees the graph, read-only."""
+) -> bytes:
+    """Let a confined process do what plays a run's plan; it sees the graph, read-only.
+
+    Returns:
+      what the process printed; what it logged stands on standard error.
+
+    Raises:
+      ConfinedError: it ended with another exit code than 0.
+    """
     confined = sandbox.confinement(how, layout.root)
     env = sandbox.confined_env(sandbox.child_env())
     config = configs.from_json(PPOConfig, run.config)
@@ -47,7 +63,13 @@ def confined_run(
     around = confined.around(None, cwd=Path.cwd(), env=env, cache=cache, reads_graph=True)
     kind, fields = type(order), json.dumps(records.to_json(order))
     words = (*around, sys.executable, "-m", __name__, kind.__module__, kind.__name__, fields)
-    return subprocess.run(words, env=env, check=False, start_new_session=True, stdout=stdout)
+    ended = subprocess.run(words, env=env, check=False, start_new_session=True, capture_output=True)
+    logged = ended.stderr.decode(errors="replace")
+    before, mark, reason = f"\n{logged}".rpartition(f"\n{console.ERROR_PREFIX}")
+    sys.stderr.write((before if mark else logged).lstrip("\n"))
+    if ended.returncode:
+        raise ConfinedError(reason.rstrip() if mark else "", ended.returncode)
+    return ended.stdout
 
 
 def main(argv: Sequence[str]) -> int:

@@ -226,9 +226,9 @@ class SkillSources:
         """Keep the skill's source, unless one is kept that an expert was trained on."""
         path = self._paths.skill_file(skill.name)
         if not path.exists() or path in self.refused or skill.name not in self._fixed():
-            self.replace(skill)
+            self.keep_anew(skill)
 
-    def replace(self, skill: Skill) -> None:
+    def keep_anew(self, skill: Skill) -> None:
         """Keep this source of the skill, also in place of one that an expert was trained on."""
         path = self._paths.skill_file(skill.name)
         storage.make_dir(path.parent)

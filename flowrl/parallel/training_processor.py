@@ -264,18 +264,14 @@ def _small_files(paths: RunPaths, archive: RunPaths) -> Iterator[Path]:
 
 def _archive_folder(source: Path, target: Path) -> None:
     """Replace `target` by a copy of `source`; links and special files are left out."""
-    prepared = target.with_name(f".tmp-{target.name}")
-    for left in (prepared, target):  # of a merge that was killed, or an earlier run of the skill
-        storage.remove_tree(left)
+    storage.remove_tree(target)  # of a merge that was killed, or an earlier run of the skill
     if not os.path.lexists(source):
         return
     try:
-        storage.copy_tree(source, prepared, left_out=[])
+        with storage.building(target) as copy:
+            storage.copy_tree(source, copy, left_out=[])
     except (FileRefusedError, FileNotFoundError, PermissionError) as error:
         logger.warning("%s is not archived: %s", source, error)
-        storage.remove_tree(prepared)
-        return
-    storage.commit_dir(prepared, target)
 
 
 def _archived_summary(archive: RunPaths, manifest: Manifest, paths: RunPaths) -> dict[str, Any]:

@@ -280,20 +280,16 @@ def _write_folder(
     layout = store.layout
     paths = trial or layout.run(run.expert, run.skill)
     _refuse_live_process(paths)
-    building = RunPaths(paths.folder.with_name(f".tmp-{paths.folder.name}"), run.expert)
-    try:
-        storage.remove_tree(building.folder)
+    with storage.building(paths.folder) as folder:
+        building = RunPaths(folder, run.expert)
         storage.make_dir(building.policies)
         for name, content in contents.items():
-            storage.write_atomic(building.folder / name, content, durable=False)
+            storage.write_atomic(folder / name, content, durable=False)
         _copy_seeds(store, building, run, copied)
         write_run(building, run, durable=False)
         if trial is None:
             fail_run(layout, run.expert, run.skill)
         storage.fault_point("prepare.built")
-        storage.commit_dir(building.folder, paths.folder)
-    finally:
-        storage.remove_tree(building.folder)
     return PreparedRun(layout=paths, run=run)
 
 

@@ -180,23 +180,21 @@ def publish(
 
     `params` has a tree of parameters for each, `acted` the frames in which it acted.
     """
-    prepared = paths.finals.with_name(f"{paths.finals.name}.tmp")
-    for old in (prepared, paths.finals):
-        storage.remove_tree(old)
+    storage.remove_tree(paths.finals)
     reports = []
-    for local, (expert, one) in enumerate(zip(experts, params, strict=True)):
-        folder = prepared / paths.final(local).name
-        checkpoint.save_expert(folder, one)
-        reports.append(
-            ExpertReport(
-                expert=expert,
-                acted=acted[local],
-                sha256=storage.tree_digest(folder),
-                content=checkpoint.array_digest(one),
-                shapes=checkpoint.shapes_of(one),
+    with storage.building(paths.finals) as prepared:
+        for local, (expert, one) in enumerate(zip(experts, params, strict=True)):
+            folder = prepared / paths.final(local).name
+            checkpoint.save_expert(folder, one)
+            reports.append(
+                ExpertReport(
+                    expert=expert,
+                    acted=acted[local],
+                    sha256=storage.tree_digest(folder),
+                    content=checkpoint.array_digest(one),
+                    shapes=checkpoint.shapes_of(one),
+                )
             )
-        )
-    storage.commit_dir(prepared, paths.finals)
     return tuple(reports)
 
 

@@ -149,15 +149,13 @@ class Rounds:
         final = self.offer_folder(number, offer.replica)
         if final.exists():
             return
-        prepared = final.with_name(f".tmp-{offer.replica}")
-        storage.remove_tree(prepared)
-        storage.make_dir(prepared)
         content = save(dict(arrays))
         offer = replace(offer, digest=hashlib.sha256(content).hexdigest())
-        storage.write_atomic(prepared / _ARRAYS, content, durable=False)
-        storage.write_atomic(prepared / _STATE, save(dict(state)), durable=False)
-        records.write(prepared / _OFFER, offer, durable=False)
-        storage.commit_dir(prepared, final)
+        with storage.building(final) as folder:
+            storage.make_dir(folder)
+            storage.write_atomic(folder / _ARRAYS, content, durable=False)
+            storage.write_atomic(folder / _STATE, save(dict(state)), durable=False)
+            records.write(folder / _OFFER, offer, durable=False)
 
     def offer_folder(self, number: int, replica: int) -> Path:
         """Return the folder of a replica's offer for a round."""

@@ -245,6 +245,23 @@ def copy_tree(source: Path, target: Path, *, left_out: list[Path] | None = None)
     return total.hexdigest()
 
 
+@contextmanager
+def building(final: Path) -> Iterator[Path]:
+    """Yield the path of a folder to make; after the block it is `final`, whole and durable.
+
+    `final` must not exist. If the block fails, nothing stays. What a killed process left under the
+    other name is removed first, and `remove_leftovers` removes it, too.
+    """
+    prepared = final.with_name(f".tmp-{final.name}")
+    remove_tree(prepared)
+    try:
+        yield prepared
+        commit_dir(prepared, final)
+    except BaseException:
+        remove_unread_tree(prepared)
+        raise
+
+
 def commit_dir(prepared: Path, final: Path) -> None:
     """Publish a finished folder under its final name, durably; `final` must not exist."""
     for path in _everything(prepared):
@@ -269,10 +286,8 @@ def move_dir(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        copy = target.with_name(f".tmp-{target.name}")
-        remove_tree(copy)  # of a process that was killed
-        copy_tree(source, copy, left_out=[])
-        commit_dir(copy, target)
+        with building(target) as copy:
+            copy_tree(source, copy, left_out=[])
         remove_tree(source)
     for parent in dict.fromkeys((target.parent, source.parent)):
         flush(parent)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -134,7 +133,8 @@ def success_in_fresh_worlds(
       once, since a later attempt has another seed.
 
     Raises:
-      LaunchError: the process that does it ended before its time.
+      ConfinedError: the process that does it failed.
+      LaunchError: what it printed is malformed.
     """
     ended = [each.trial.number for each in confirming(tried) if each.score is not None]
     runs = {number: read_run(sweep.run(number)) for number in ended}
@@ -143,11 +143,9 @@ def success_in_fresh_worlds(
         return {}
     root = sweep.paths.root.absolute()
     order = EvaluateTrials(sweep=root, numbers=tuple(played), seed=_FRESH_SEED)
-    child = confined_run(order, GraphPaths(root), runs[played[0]], how=how, stdout=subprocess.PIPE)
-    if child.returncode:
-        raise LaunchError(f"the evaluation of trials ended with {child.returncode}; start again")
+    printed = confined_run(order, GraphPaths(root), runs[played[0]], how=how)
     try:
-        counts = records.from_json(_COUNTS, json.loads(child.stdout.rpartition(b"\n")[2]))
+        counts = records.from_json(_COUNTS, json.loads(printed.rpartition(b"\n")[2]))
         return {n: count / _EPISODES for n, count in zip(played, counts, strict=True)}
     except ValueError as error:
         raise LaunchError(f"the evaluation of trials is malformed: {error}") from error
@@ -275,10 +273,8 @@ def _merge(graph: GraphPaths, run: RunPaths, skill: str, config: BottomUpConfig)
 def _copied(source: RunPaths, target: RunPaths) -> RunPaths:
     """Copy a trial's folder to where a run of the graph lies; of this very run it may be there."""
     if not target.folder.exists():
-        building = target.folder.with_name(f".tmp-{target.folder.name}")
-        storage.remove_tree(building)
-        storage.copy_tree(source.folder, building, left_out=[])
-        storage.commit_dir(building, target.folder)
+        with storage.building(target.folder) as copy:
+            storage.copy_tree(source.folder, copy, left_out=[])
     elif read_run(target).run_id != read_run(source).run_id:
         raise BusyError(f"{target.folder} is another run of the skill; let it end first")
     return target

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 
 from flowrl import cli
-from flowrl.errors import FlowrlError
+from flowrl.errors import ConfigError, FlowrlError
 from flowrl.judging import calibration, command, learned
 from flowrl.judging.calibration import _DEMAND
 from flowrl.judging.command import JudgeReport
-from flowrl.launchers.confined import confined_run
+from flowrl.launchers.confined import ConfinedError, confined_run
 from flowrl.paths import GraphPaths
 from flowrl.runs import read_result, read_run
 from flowrl.skills.skill import load_library
@@ -318,7 +322,7 @@ def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph, endpoint, 
 
     def run(words, *, env, **_):
         started.append(f"{words} {env}")
-        return subprocess.CompletedProcess(words, 1)
+        return subprocess.CompletedProcess(words, 1, stderr=b"")
 
     monkeypatch.setattr(subprocess, "run", run)
     words = ["--judge", "rule", "--base_url", "http://x/v1?api_key=hunter2", "--sandbox", "none"]
@@ -331,7 +335,7 @@ def test_the_process_that_plays_knows_neither_key_nor_endpoint(graph, endpoint, 
 
 def test_it_says_what_it_plays_and_how_many_episodes_failed(graph, monkeypatch, caplog):
     made = recording(WOOD, episodes=240)
-    child = subprocess.CompletedProcess((), 0, stdout=made.to_bytes())
+    child = subprocess.CompletedProcess((), 0, stdout=made.to_bytes(), stderr=b"")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: child)
     words = ["--judge", "rule", "--sandbox", "none", "--episodes", "240"]
     assert cli.main(["judge", str(graph.root), WOOD, *words]) == 0
@@ -353,6 +357,46 @@ class Say:
 
 
 def test_a_confined_process_does_what_an_order_says(graph):
-    order, run = Say(text='"; é', code=3), read_run(graph.archive(0, WOOD))
-    child = confined_run(order, graph, run, how="none", stdout=subprocess.PIPE)
-    assert (child.returncode, child.stdout.decode()) == (3, order.text)
+    order, run = Say(text='"; é', code=0), read_run(graph.archive(0, WOOD))
+    assert confined_run(order, graph, run, how="none").decode() == order.text
+
+
+@dataclass(frozen=True)
+class Fail:
+    """An order to log a line and to fail."""
+
+    how: Literal["refused", "bug", "killed"]
+
+    def work(self) -> int:
+        logging.getLogger("flowrl").info("first")
+        if self.how == "refused":
+            raise ConfigError("no such thing;\nname another")
+        if self.how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1 // 0
+
+
+@pytest.mark.parametrize(
+    ("how", "why", "code", "before"),
+    [
+        ("refused", "no such thing;\nname another", 2, "first"),
+        (
+            "bug",
+            "the process that plays the episodes ended with exit code 1",
+            1,
+            "ZeroDivisionError",
+        ),
+        (
+            "killed",
+            "the process that plays the episodes was killed by signal 9; see above",
+            137,
+            "",
+        ),
+    ],
+)
+def test_a_confined_process_fails_for_its_own_reason(graph, capsys, how, why, code, before):
+    with pytest.raises(ConfinedError) as failed:
+        confined_run(Fail(how), graph, read_run(graph.archive(0, WOOD)), how="none")
+    assert str(failed.value).removesuffix("; see above") == why
+    assert failed.value.exit_code == code
+    assert before in capsys.readouterr().err

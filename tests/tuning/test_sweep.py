@@ -15,6 +15,7 @@ from flowrl import cli
 from flowrl.config import BottomUpConfig, PPOConfig, to_json, with_flags
 from flowrl.errors import BusyError
 from flowrl.experts.store import ExpertStore
+from flowrl.launchers.confined import ConfinedError
 from flowrl.parallel.health import DaemonLock
 from flowrl.paths import GraphPaths, RunPaths, SweepPaths
 from flowrl.runs import read_run
@@ -133,20 +134,22 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
 
 
 @pytest.mark.parametrize(
-    ("code", "stdout", "why"),
+    ("printed", "why"),
     [
-        (9, b"", "the evaluation of trials ended with 9; start again"),
-        (0, b"[3, 4]\n[3]", "the evaluation of trials is malformed"),
-        (0, b"[3, 4, 5, 257]", "the evaluation of trials is malformed"),
-        (0, b"", "the evaluation of trials is malformed"),
+        (None, "it broke off"),
+        (b"[3, 4]\n[3]", "the evaluation of trials is malformed"),
+        (b"[3, 4, 5, 257]", "the evaluation of trials is malformed"),
+        (b"", "the evaluation of trials is malformed"),
     ],
 )
-def test_an_evaluation_that_breaks_off_confirms_nothing(
-    place, sweep, monkeypatch, code, stdout, why
-):
-    ended = subprocess.CompletedProcess((), code, stdout=stdout)
+def test_an_evaluation_that_breaks_off_confirms_nothing(place, sweep, monkeypatch, printed, why):
+    def broken(*_, **__):
+        if printed is None:
+            raise ConfinedError("it broke off", 9)
+        return printed
+
     with monkeypatch.context() as patch:
-        patch.setattr("flowrl.tuning.outcome.confined_run", lambda *_, **__: ended)
+        patch.setattr("flowrl.tuning.outcome.confined_run", broken)
         flags = ("--vary", "lr=choice:1e-3,3e-3", *VARY[2:], "--method=grid", "--launcher=local")
         found, _, said = sweep(*flags, "--confirm=2", "--max_concurrent=4")
         assert found == 1
