@@ -388,7 +388,7 @@ class Fail:
         ),
         (
             "killed",
-            "the process that plays the episodes was killed by signal 9; see above",
+            "the process that plays the episodes was killed by signal 9",
             137,
             "",
         ),

@@ -145,7 +145,7 @@ def test_what_is_better_on_fresh_seeds_becomes_the_skills_settings(place, sweep)
 def test_an_evaluation_that_breaks_off_confirms_nothing(place, sweep, monkeypatch, printed, why):
     def broken(*_, **__):
         if printed is None:
-            raise ConfinedError("it broke off", 9)
+            raise ConfinedError("it broke off", 1)
         return printed
 
     with monkeypatch.context() as patch:
