@@ -6,7 +6,10 @@ process. So they work in a notebook, too.
 
 from __future__ import annotations
 
+import json
+import sys
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,17 @@ from flowrl import config as configs
 from flowrl.arguments import arguments
 from flowrl.config import BottomUpConfig, Sandbox
 from flowrl.errors import ConfigError
+from flowrl.experts.store import ExpertStore
+from flowrl.launchers.confined import confined_run
+from flowrl.measures.success import EvaluationReport
 from flowrl.parallel.training import train_graph
-from flowrl.paths import graph_paths, plain
+from flowrl.paths import GraphPaths, existing_graph, graph_paths, plain
 from flowrl.reports.status import SkillRow, read_rows, training_screen
-from flowrl.success import EPISODES, SEED, Evaluation, EvaluationReport
+from flowrl.runs import read_run
+from flowrl.storage import records
+
+EPISODES = 256
+SEED = 1_000_003  # of worlds that no training has seen
 
 
 def train(
@@ -73,8 +83,31 @@ def evaluate(
       ExpertMissingError: no such skill is merged; says which are.
       ConfinedError: the episodes could not be played; says why.
     """
-    order = Evaluation(graph_path=_path(graph), skill=skill, episodes=episodes, seed=seed)
-    return order.report(sandbox=sandbox)
+    layout = existing_graph(_path(graph).absolute())
+    run = read_run(ExpertStore(layout).archive_of(skill))
+    order = PlayOrder(graph_path=layout.root, skill=skill, episodes=episodes, seed=seed)
+    return records.from_json(
+        EvaluationReport, json.loads(confined_run(order, layout, run, how=sandbox))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOrder:
+    """The order to let merged experts play a skill's plan in fresh worlds."""
+
+    graph_path: Path
+    skill: str
+    episodes: int
+    seed: int
+
+    def work(self) -> int:
+        """Play in this process and print the report as JSON."""
+        from flowrl.evaluation import evaluate
+
+        paths = GraphPaths(self.graph_path)
+        report = evaluate(paths, self.skill, episodes=self.episodes, seed=self.seed)
+        sys.stdout.write(json.dumps(asdict(report)))
+        return 0
 
 
 def _words(name: str, value: Any) -> list[str]:

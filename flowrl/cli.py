@@ -108,8 +108,7 @@ _HEAD = """flowrl trains a graph of skills in parallel and merges them into one 
   flowrl train exp/demo --target_skill "Make Wood Pickaxe" --total_timesteps 5M
   flowrl status exp/demo --watch
 
-GRAPH, here exp/demo, may be left out where FLOWRL_GRAPH is set.
-flowrl COMMAND --help says more.
+Leave GRAPH out where FLOWRL_GRAPH is set. flowrl COMMAND --help says more.
 
 """
 

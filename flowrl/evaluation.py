@@ -24,6 +24,7 @@ from flowrl.experts.merge import wilson
 from flowrl.experts.store import ExpertStore
 from flowrl.games.base import WorldStep
 from flowrl.judging.judge import RECORDED, Recording
+from flowrl.measures.success import EvaluationReport, StepRate
 from flowrl.networks import dispatch
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import stack_experts
@@ -34,7 +35,6 @@ from flowrl.ppo.sharding import check_backend
 from flowrl.ppo.trainer import open_cache, use_compile_cache
 from flowrl.program_cache import ProgramCache, ProgramSpec, register_results
 from flowrl.runs import PlannedStep, TrainingRun, check_module, read_run
-from flowrl.success import EvaluationReport, StepRate
 
 ROWS = 256  # episodes side by side
 _CHUNK = 50  # steps between two checks whether all episodes have ended

@@ -20,10 +20,10 @@ from flowrl.envs.base import StepOutput
 from flowrl.envs.tasks import WalkState
 from flowrl.envs.vector import BatchedEnv
 from flowrl.evaluation import ROWS, Tally
+from flowrl.measures.success import EvaluationReport, StepRate
 from flowrl.networks.grouped import pack
 from flowrl.networks.moe import ActorCritic
 from flowrl.program_cache import ProgramCache
-from flowrl.success import Evaluation, EvaluationReport, StepRate
 from tests.networks.making import init_experts
 
 
@@ -43,7 +43,7 @@ def test_a_name_is_shown_as_it_is(name, monkeypatch, capsys):
         clipped_rewards=0,
         steps=(step,),
     )
-    monkeypatch.setattr(Evaluation, "report", lambda *_, **__: found)
+    monkeypatch.setattr("flowrl.commands.evaluate.evaluate", lambda *_, **__: found)
     assert EvaluateCommand(graph_path=Path("g"), skill=name, at_least=0.8)() == 1
     title, line = capsys.readouterr().out.splitlines()
     assert title.startswith(f"{name}: 4 episodes of the experts of generation 2")

@@ -20,11 +20,11 @@ FLOORS = [
     "experts networks envs averaging judging llm",
     "parallel ppo",
     "replicas multiagent reports evaluation agent",
-    "tuning",
+    "tuning api",
     # Programs: nothing but the command line `flowrl` imports them.
     "bottomup bottomup_parallel ppo_flow independent comparing"
     " commands judging/command tuning/command",
-    "api cli",
+    "cli",
     "orchestrator __init__ __main__",
 ]
 FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}

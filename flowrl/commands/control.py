@@ -156,9 +156,9 @@ class TrainMoreCommand(OneSkillCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class RetrainCommand(OneSkillCommand):
-    """Train a completed skill anew under a changed text, as a new version of its expert.
+    """Train a completed skill anew under its changed text.
 
-    The former version stays for `flowrl rollback`. Experts of other skills stay as they are.
+    The result is a new version of the skill's expert. The former version stays for `flowrl rollback`. Experts of other skills stay as they are.
 
     Examples:
       flowrl retrain exp/demo "Collect Iron" --skills_dir my_skills

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from flowrl import console
+from flowrl.api import EPISODES, SEED, evaluate
 from flowrl.arguments import ReportCommand, SkillArgument
 from flowrl.config import Positive, Sandbox
-from flowrl.success import EPISODES, SEED, Evaluation, EvaluationReport
+from flowrl.measures.success import EvaluationReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +38,13 @@ class EvaluateCommand(ReportCommand):
           ExpertMissingError: no such skill is merged; says which are.
           ConfinedError: the episodes could not be played; says why.
         """
-        order = Evaluation(
-            graph_path=self.graph_path, skill=self.skill, episodes=self.episodes, seed=self.seed
+        report = evaluate(
+            self.graph_path,
+            self.skill,
+            episodes=self.episodes,
+            seed=self.seed,
+            sandbox=self.sandbox,
         )
-        report = order.report(sandbox=self.sandbox)
         console.print_report(asdict(report), _lines(report), as_json=self.json)
         return 0 if report.success_rate >= self.at_least else 1
 

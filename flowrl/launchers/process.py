@@ -7,7 +7,6 @@ file descriptors have run out) raises OSError; it never reports that a process i
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import select
@@ -20,8 +19,6 @@ from flowrl.launchers.base import Handle
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RECHECK_SECONDS = 0.05
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 Key = tuple[int, str]  # pid and start time
 
 
@@ -55,13 +52,6 @@ def send(pid: int, start_time: str, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; call it between fork and exec."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
-        os._exit(128 + signal.SIGKILL)
 
 
 def with_open_file(path: Path) -> list[int]:

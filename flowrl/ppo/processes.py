@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -30,7 +29,8 @@ from jax._src import distributed  # its client has the barriers and the keys; no
 from flowrl import storage
 from flowrl.config import to_argv
 from flowrl.errors import EXIT_RESUMABLE, ConfigError, FlowrlError
-from flowrl.launchers.process import die_with_parent
+from flowrl.launchers import child
+from flowrl.launchers.child import Child
 from flowrl.runs import TrainConfig, digest_of_sources
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def connected(config: TrainConfig, stop: Callable[[], int | None]) -> Iterator[T
     if config.num_processes == 1:
         yield config
         return
-    others: list[subprocess.Popen[bytes]] = []
+    others: list[Child] = []
     config = replace(config, ppo=config.ppo_of_all())
     if config.coordinator is None:
         config = replace(config, coordinator=f"{_LOOPBACK}:{_free_port()}", process_id=0)
@@ -75,7 +75,7 @@ def connected(config: TrainConfig, stop: Callable[[], int | None]) -> Iterator[T
         _leave(config)
         raise
     finally:
-        _end(others)
+        child.end(others, grace_seconds=_GRACE_SECONDS)
 
 
 class PeerLostError(Exception):
@@ -105,9 +105,7 @@ def meet(name: str, value: str) -> None:
         raise ConfigError(f"the {number} processes have different {name}; start all with the same")
 
 
-def _connect(
-    config: TrainConfig, others: Sequence[subprocess.Popen[bytes]], stop: Callable[[], int | None]
-) -> None:
+def _connect(config: TrainConfig, others: Sequence[Child], stop: Callable[[], int | None]) -> None:
     assert config.coordinator is not None
     each = config.ppo.num_devices // config.num_processes
     own = list(range(config.process_id * each, (config.process_id + 1) * each))
@@ -170,30 +168,16 @@ def _is_loopback(address: str) -> bool:
     return host == "localhost"
 
 
-def _start(config: TrainConfig) -> subprocess.Popen[bytes]:
-    """Another process of the run; it inherits the run's lock, and dies with this one."""
-    argv = (sys.executable, *PROGRAM, *config.command_line)
-    return subprocess.Popen(
-        argv,
-        close_fds=False,
-        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  JAX has no threads yet
-    )
+def _start(config: TrainConfig) -> Child:
+    """Start another process of the run; JAX has no threads yet."""
+    return child.start((sys.executable, *PROGRAM, *config.command_line))
 
 
-def _exit_code(others: Sequence[subprocess.Popen[bytes]]) -> int:
+def _exit_code(others: Sequence[Child]) -> int:
     """The exit code of a process that failed by itself, else 85; all have ended then."""
-    _end(others)
+    child.end(others, grace_seconds=_GRACE_SECONDS)
     code = max((other.returncode for other in others), default=0)
     return code if code > 0 else EXIT_RESUMABLE
-
-
-def _end(others: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Let the processes that were started here end, a few seconds long."""
-    for other in others:
-        with suppress(subprocess.TimeoutExpired):
-            other.wait(_GRACE_SECONDS)
-        other.kill()
-        other.wait()
 
 
 def _free_port() -> int:

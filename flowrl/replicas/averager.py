@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,8 @@ from flowrl.errors import (
     FlowrlError,
     TrainingError,
 )
-from flowrl.launchers.process import die_with_parent
+from flowrl.launchers import child
+from flowrl.launchers.child import Child
 from flowrl.launchers.sandbox import MEMORY_FRACTION, memory_share
 from flowrl.paths import RunPaths
 from flowrl.replicas.rounds import Offer, Round, Rounds, closes_after, fold, pooled
@@ -64,15 +64,11 @@ def run(config: TrainConfig, stop: Callable[[], int | None]) -> int:
     return code
 
 
-def _start(config: TrainConfig, replica: int) -> subprocess.Popen[bytes]:
-    """The process of one replica; it inherits the run's lock, and dies with this one."""
-    argv = replace(config, replica=replica).command_line
-    return subprocess.Popen(
-        (sys.executable, "-m", "flowrl.ppo_flow", *argv),
-        env={**os.environ, **share_of_devices(replica, config.ppo.replicas, os.environ)},
-        close_fds=False,
-        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  there is one thread
-    )
+def _start(config: TrainConfig, replica: int) -> Child:
+    """Start the process of one replica."""
+    words = replace(config, replica=replica).command_line
+    env = {**os.environ, **share_of_devices(replica, config.ppo.replicas, os.environ)}
+    return child.start((sys.executable, "-m", "flowrl.ppo_flow", *words), env)
 
 
 class Averager:
@@ -84,9 +80,7 @@ class Averager:
       start: starts the process of the replica with this number.
     """
 
-    def __init__(
-        self, config: PPOConfig, paths: RunPaths, start: Callable[[int], subprocess.Popen[bytes]]
-    ) -> None:
+    def __init__(self, config: PPOConfig, paths: RunPaths, start: Callable[[int], Child]) -> None:
         self._config, self._paths, self._start = config, paths, start
         self._quorum = quorum_of(config.average_quorum, config.replicas)
         self._steps = config.num_envs * config.num_steps  # of one update, by all replicas
@@ -132,9 +126,7 @@ class Averager:
 
     def close(self) -> None:
         """End the replicas."""
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
+        child.end(self._processes.values())
 
     def _begin(self, base: Round | None) -> None:
         self._base, self._began = base, time.monotonic()

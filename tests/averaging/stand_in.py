@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from flowrl import console, storage
 from flowrl.config import parse
 from flowrl.console import StopSignal
 from flowrl.errors import EXIT_DISK_FULL
-from flowrl.launchers.process import die_with_parent
+from flowrl.launchers.child import die_with_parent
 from flowrl.paths import RunPaths
 from flowrl.replicas import averager
 from flowrl.replicas.rounds import Offer, Round, Rounds
@@ -47,10 +48,15 @@ class Forked:
 
     def poll(self) -> int | None:
         """Its exit code, or the signal that ended it below 0; None while it lives."""
-        return self.wait(os.WNOHANG)
+        return self._wait(os.WNOHANG)
 
-    def wait(self, options: int = 0) -> int | None:
-        """As `poll`, when it has ended."""
+    def wait(self, timeout: float | None = None) -> int | None:
+        """As `poll`, when it has ended; `timeout` is 0 or none."""
+        if (code := self._wait(0 if timeout is None else os.WNOHANG)) is None:
+            raise subprocess.TimeoutExpired("replica", 0)
+        return code
+
+    def _wait(self, options: int) -> int | None:
         if self._code is None:
             pid, status = os.waitpid(self.pid, options)
             self._code = os.waitstatus_to_exitcode(status) if pid else None

@@ -1,0 +1,40 @@
+"""Child processes that share their parent's locks and end with it, however it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+Child = subprocess.Popen[bytes]
+
+
+def start(words: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
+    """Start a process that inherits the open files, and that the kernel kills with this one.
+
+    Call it while this process has a single thread.
+    """
+    own = partial(die_with_parent, os.getpid())
+    return subprocess.Popen(words, env=env, close_fds=False, preexec_fn=own)  # noqa: PLW1509
+
+
+def end(children: Iterable[Child], *, grace_seconds: float = 0.0) -> None:
+    """Wait for each child so long, then kill it."""
+    for child in children:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(grace_seconds)
+        child.kill()
+        child.wait()
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; runs between fork and exec."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(128 + signal.SIGKILL)
