@@ -12,7 +12,6 @@ from flowrl import bottomup, cli
 from flowrl.envs.skill_module import load_module
 from flowrl.experts.store import ExpertStore
 from flowrl.launchers.tmux import TmuxLauncher
-from flowrl.parallel.state import StateFile
 from flowrl.paths import GraphPaths, RunPaths
 from flowrl.runs import read_run
 from tests.parallel.faults import killed_at
@@ -151,7 +150,7 @@ def test_one_after_another_and_then_on_over_a_killed_scheduler(tmp_path, capsys)
     words[words.index("--max_task_steps=1")] = "--max_task_steps=40"
     assert killed_at("scheduler.launched", "flowrl.bottomup", *words)
     assert bottomup.main(words) == 0
-    (line,) = StateFile(GraphPaths(root).scheduler_state).load_document()["skills"]
+    (line,) = json.loads(GraphPaths(root).scheduler_state.read_text())["skills"]
     (now,) = ExpertStore(GraphPaths(root)).manifest().experts.values()
     assert now.lineage[0] == first.lineage[0]
     assert [entry.run_id for entry in now.lineage[1:]] == [line["run_id"]]

@@ -9,10 +9,9 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tyro
 
@@ -30,14 +29,14 @@ from flowrl.parallel.skill_sources import (
     open_graph,
     skill_configs,
 )
-from flowrl.parallel.state import StateFile
+from flowrl.parallel.state import SchedulerState, StateFile
+from flowrl.parallel.status import Running
 from flowrl.paths import GraphPaths, graph_paths, printable
 from flowrl.reports.status import find_row, last_command, read_rows
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_library, load_skill, skill_files
 from flowrl.skills.validation.cache import ApprovalStore
 from flowrl.skills.validation.dry_run import approve_skills
-from flowrl.storage import records
 
 _LOOK_SECONDS = 0.1
 
@@ -158,7 +157,8 @@ class TrainMoreCommand(OneSkillCommand):
 class RetrainCommand(OneSkillCommand):
     """Train a completed skill anew under its changed text.
 
-    The result is a new version of the skill's expert. The former version stays for `flowrl rollback`. Experts of other skills stay as they are.
+    The result is a new version of its expert; the former one stays for `flowrl rollback`. Experts
+    of other skills stay as they are.
 
     Examples:
       flowrl retrain exp/demo "Collect Iron" --skills_dir my_skills
@@ -349,26 +349,27 @@ def _await_response(
     under_way = ""
     while wait_seconds:
         nobody = daemon_of(paths.daemon_lock) is None  # before the look: it may respond and end
-        document = StateFile(paths.scheduler_state).load_document()
-        for data in (each for each in document["requests"] if each["id"] == name):
-            under_way = _under_way(paths, document, data)
+        state = StateFile(paths.scheduler_state).load() or SchedulerState()
+        for response in (each for each in state.responses if each.id == name):
+            under_way = _under_way(paths, state, response)
             if not under_way:
-                return records.from_json(Response, data), ""
+                return response, ""
         if nobody or time.monotonic() > until:
             break
         time.sleep(_LOOK_SECONDS)
     return None, under_way
 
 
-def _under_way(paths: GraphPaths, document: Mapping[str, Any], response: Mapping[str, Any]) -> str:
+def _under_way(paths: GraphPaths, state: SchedulerState, response: Response) -> str:
     """Return what of a request that the scheduler has taken is not done yet, "" for nothing."""
     saving = [
-        line["skill"]
-        for line in document["skills"]
-        if line.get("stop_reason") == response["verb"]
-        and response["skill"] in (None, line["skill"])
+        entry.skill
+        for entry, _ in state.launched()
+        if isinstance(entry.status, Running)
+        and entry.status.stop_reason == response.verb
+        and response.skill in (None, entry.skill)
     ]
     if saving:
         return f"asked; still saving: {', '.join(saving)}"
-    stopping = response["verb"] in (Verb.STOP, Verb.STOP_NOW) and daemon_of(paths.daemon_lock)
+    stopping = response.verb in (Verb.STOP, Verb.STOP_NOW) and daemon_of(paths.daemon_lock)
     return f"asked; not ended yet: {in_words(stopping)}" if stopping else ""

@@ -122,8 +122,8 @@ class CommandExecutor:
                 return self.prepare(request)
             case events.Launch(request, seek) if _fits(request, status, Running):
                 # One that was found alive while it was prepared has its handle already.
-                handle = getattr(status, "handle", None)
-                return self.launch(request, seek=seek) if handle is None else ()
+                found_alive = isinstance(status, Running) and status.handle is not None
+                return () if found_alive else self.launch(request, seek=seek)
             case events.Merge(request) if _fits(request, status, Merging):
                 return self.merge(request)
             case events.StopRun(request) if isinstance(status, Running) and _fits(
@@ -346,7 +346,7 @@ def _warn(what: str, skill: str, error: BaseException) -> None:
 
 
 def _fits(request: RunRequest, status: Status, kind: type) -> bool:
-    return isinstance(status, kind) and request.run_id == getattr(status, "run_id", None)
+    return isinstance(status, kind) and request.run_id == status.run_id
 
 
 def _request(entry: Entry, status: Running) -> RunRequest:

@@ -113,7 +113,7 @@ def charged(
 def refused(entry: Entry, why: str, context: StepContext) -> Entry:
     """Return the entry whose run could not start: it is tried again uncharged, but not for ever."""
     if entry.refusals >= _MAX_REFUSALS:
-        goes_on = getattr(entry.status, "run_id", None) is not None
+        goes_on = entry.status.run_id is not None
         return charged(entry, why, 0, context, goes_on=goes_on)
     tries = entry.refusals + 1
     return _waiting_again(replace(entry, refusals=tries), why, context.later(tries))

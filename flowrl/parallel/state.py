@@ -46,8 +46,7 @@ from flowrl.parallel.status import (
     Running,
     Waiting,
 )
-from flowrl.paths import display_name, session_name, slug
-from flowrl.redaction import cleaned
+from flowrl.paths import display_name, slug
 from flowrl.storage import records
 from flowrl.storage.records import Natural
 
@@ -109,8 +108,11 @@ class SchedulerState:
 
     def waits_for(self, skill: str) -> tuple[str, ...]:
         """The needs of a skill that are not completed."""
-        needs = self.entries[skill].needs
-        return tuple(n for n in needs if not isinstance(self.entries[n].status, Completed))
+        return tuple(n for n in self.entries[skill].needs if not self.is_completed(n))
+
+    def is_completed(self, skill: str) -> bool:
+        """Return whether the skill's expert is in the global checkpoint."""
+        return isinstance(self.entries[skill].status, Completed)
 
 
 class StateBuilder:
@@ -198,7 +200,7 @@ class StateBuilder:
         A run that has begun goes on.
         """
         status = entry.status
-        if not isinstance(status, Waiting | Blocked) or getattr(status, "run_id", None):
+        if not isinstance(status, Waiting | Blocked) or status.run_id is not None:
             return entry
         waiting = status.waiting if isinstance(status, Blocked) else status
         needs = (self.entries[need] for need in entry.needs)
@@ -300,7 +302,8 @@ def _rank(entry: Entry) -> tuple[float, int, int]:
 
     One that has given its slot to others stands behind all that have not, the first one first.
     """
-    queued_at = getattr(entry.status, "queued_at", None)
+    status = entry.status
+    queued_at = status.queued_at if isinstance(status, Waiting) else None
     return (queued_at.timestamp() if queued_at else 0.0, -entry.priority, entry.order)
 
 
@@ -324,19 +327,6 @@ class StateFile:
         if not self.path.exists() and not self.path.is_symlink():
             return None
         return decode(storage.read_bytes(self.path), str(self.path))
-
-    def load_document(self) -> dict[str, Any]:
-        """Return the saved state as JSON values, with `skills`, `requests` and `stop_mode`.
-
-        Raises:
-          FormatVersionError, FileRefusedError: as `load`.
-        """
-        state = decode(storage.read_bytes(self.path), str(self.path))
-        shown = {
-            skill: replace(entry, status=cleaned(entry.status, ()))  # no terminal escapes
-            for skill, entry in state.entries.items()
-        }
-        return json.loads(self.encode(replace(state, entries=shown)))
 
     def save(self, state: SchedulerState) -> None:
         """Replace the file atomically."""
@@ -427,9 +417,8 @@ def _line_of(entry: Entry, waits_for: tuple[str, ...]) -> dict[str, Any]:
         "needs": entry.needs,
         "waits_for": waits_for,
     }
-    if isinstance(status, Running) and entry.expert is not None:
-        session = status.handle.session if status.handle else None
-        line["session"] = session or session_name(entry.expert, entry.skill)
+    if session := entry.session:
+        line["session"] = session
     for item in (*fields(status), *fields(entry)):
         value = getattr(status if hasattr(status, item.name) else entry, item.name)
         if item.name not in ("status", "order") and (item.name in line or value != item.default):

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from flowrl.launchers.base import Handle
+from flowrl.paths import session_name
 from flowrl.storage.records import Natural, Share
 
 PAUSED = "paused on request"  # why a skill is held
@@ -61,7 +62,15 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Attempted:
+    """A status of a skill that is, was or will be trained, and its run, if there is one."""
+
+    attempt: Natural
+    run_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(Attempted):
     """It waits for its needs, for a slot, or for `not_before`.
 
     With a `run_id` that run goes on in its own folder; without one a new run is made.
@@ -69,9 +78,9 @@ class Waiting:
 
     kind: ClassVar[str] = "waiting"
     attempt: Natural = 1
+    run_id: str | None = None
     not_before: datetime | None = None
     why: str = ""  # the last attempt ended or did not start, for people
-    run_id: str | None = None
     alone: bool = False  # it ran out of memory and needs devices of its own
     queued_at: datetime | None = None  # it gave its slot to others then, and starts after them
 
@@ -90,26 +99,29 @@ class Blocked:
         """The attempt that comes next."""
         return self.waiting.attempt
 
+    @property
+    def run_id(self) -> str | None:
+        """The run that goes on then."""
+        return self.waiting.run_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparing:
+class Preparing(Attempted):
     """It has a slot, and its run folder is being made (with a `run_id`: reopened)."""
 
     kind: ClassVar[str] = "preparing"
-    attempt: Natural
+    run_id: str | None = None
     since: datetime
     devices: tuple[str, ...] = ()  # ids of GPUs; () is the CPU
-    run_id: str | None = None
     alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class Running(Attempted):
     """Its run is launched; without a handle it is about to be: the intent is saved first."""
 
     kind: ClassVar[str] = "running"
     run_id: str
-    attempt: Natural
     handle: Handle | None
     since: datetime
     devices: tuple[str, ...] = ()
@@ -119,7 +131,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merging:
+class Merging(Attempted):
     """Its run has a result that is not in the global checkpoint yet.
 
     With `not_before` the merge is deferred, and `why` says why.
@@ -127,7 +139,6 @@ class Merging:
 
     kind: ClassVar[str] = "merging"
     run_id: str
-    attempt: Natural
     frames: Natural
     success_rate: float
     wall_seconds: float
@@ -137,12 +148,11 @@ class Merging:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
+class Completed(Attempted):
     """Its expert is in the global checkpoint; the figures are those of its last merged run."""
 
     kind: ClassVar[str] = "completed"
     run_id: str
-    attempt: Natural
     frames: Natural
     success_rate: float
     wall_seconds: float
@@ -158,25 +168,24 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """It starts no more until a user asks for a retry."""
+class Failed(Attempted):
+    """It starts no more until a user asks for a retry; `attempt` is its last one."""
 
     kind: ClassVar[str] = "failed"
+    run_id: str | None = None
     why: str
-    attempt: Natural  # the last one
     at: datetime
     log: tuple[str, ...] = ()  # the last lines of its log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(Attempted):
     """A user ended or paused it; a retry goes on with `run_id`."""
 
     kind: ClassVar[str] = "held"
-    why: str
-    attempt: Natural
-    at: datetime
     run_id: str | None = None
+    why: str
+    at: datetime
 
 
 FRESH = Waiting()
@@ -204,6 +213,14 @@ class Entry:
     trained: Completed | None = None  # while a completed skill is trained on: what it was before
     more_frames: Natural = 0  # of the run that trains it on; 0 for --total_timesteps
     anew: bool = False  # that run begins from nothing, under the skill's new text
+
+    @property
+    def session(self) -> str | None:
+        """The name of the tmux session of its run; None while it has none."""
+        if not isinstance(self.status, Running) or self.expert is None:
+            return None
+        handle = self.status.handle
+        return (handle.session if handle else "") or session_name(self.expert, self.skill)
 
 
 def sentence(before: Status | None, entry: Entry, now: datetime) -> str:

@@ -357,9 +357,8 @@ class Transition:
         if isinstance(status, Running):
             self._ask_to_end(entry, StopReason.PAUSE)
         elif isinstance(status, Waiting | Preparing | Blocked):
-            attempt, run_id = getattr(status, "attempt", 1), getattr(status, "run_id", None)
-            held = Held(why=why, attempt=attempt, at=self._context.now, run_id=run_id)
-            self._set_status(entry, held)
+            ended = {"attempt": status.attempt, "run_id": status.run_id}
+            self._set_status(entry, Held(why=why, at=self._context.now, **ended))
 
     def _resume(self, entry: Entry) -> None:
         """Let a held skill go on with its run; one that is just ending goes on afterwards."""
@@ -374,9 +373,9 @@ class Transition:
         if isinstance(entry.status, Running):
             self._ask_to_end(entry, StopReason.CANCEL)
             return
-        if getattr(entry.status, "run_id", None) is not None:
+        if entry.status.run_id is not None:
             self.commands.append(events.Discard(self._request(entry.skill)))
-        attempt = getattr(entry.status, "attempt", 1)
+        attempt = entry.status.attempt
         self._set_status(entry, Failed(why=CANCELLED, attempt=attempt, at=self._context.now))
 
     # The steps that all of these share
@@ -384,7 +383,7 @@ class Transition:
     def _entry_of(self, event: RunEvent, kind: type[Status]) -> Entry | None:
         """The entry that the event is about, if it is in that status with that very run."""
         entry = self.builder.entries[event.skill]
-        of_run = getattr(entry.status, "run_id", "") == event.run_id
+        of_run = entry.status.run_id == event.run_id
         return entry if of_run and isinstance(entry.status, kind) else None
 
     def _ask_to_end(self, entry: Entry, reason: StopReason) -> None:
@@ -414,10 +413,10 @@ class Transition:
         return RunRequest(
             skill=skill,
             expert=self.builder.expert_of(skill),
-            attempt=getattr(status, "attempt", 1),
-            run_id=getattr(status, "run_id", None),
-            devices=getattr(status, "devices", ()),
-            alone=getattr(status, "alone", False),
+            attempt=status.attempt,
+            run_id=status.run_id,
+            devices=status.devices if isinstance(status, Slotted) else (),
+            alone=isinstance(status, Waiting | Slotted) and status.alone,
             frames_left=None if budget is None else max(0, budget - entry.frames_used),
             more_frames=entry.more_frames,
             anew=entry.anew,

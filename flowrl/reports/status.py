@@ -6,9 +6,9 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,26 @@ from flowrl.launchers import process
 from flowrl.launchers.run_status import lock_held, read_exit
 from flowrl.parallel.events import StopMode
 from flowrl.parallel.health import daemon_of, disk_shortage
-from flowrl.parallel.state import StateFile
-from flowrl.parallel.status import CANCELLED, PAUSED, percent, ranges
-from flowrl.paths import GraphPaths, SweepPaths, printable, slug
+from flowrl.parallel.state import SchedulerState, StateFile
+from flowrl.parallel.status import (
+    CANCELLED,
+    PAUSED,
+    Blocked,
+    Completed,
+    Entry,
+    Failed,
+    Held,
+    Merging,
+    Running,
+    Slotted,
+    StopReason,
+    Waiting,
+    percent,
+    ranges,
+)
+from flowrl.paths import GraphPaths, RunPaths, SweepPaths, printable, slug
+from flowrl.redaction import cleaned
+from flowrl.storage import records
 
 _WATCH_SECONDS = 1.0
 WIDTH = 150  # columns in a file or a pipe
@@ -57,27 +74,17 @@ _STOP_MODES = {
     StopMode.STOP_NOW: "stopping on request: runs save what they have, then the scheduler ends",
 }
 _STOP_REASONS = {
-    "pause": "asked to pause",
-    "cancel": "asked to end: cancelled",
-    "prune": "asked to end with what it has",
-    "hung": "asked to end: no progress for too long",
-    "overdue": "asked to end: longer than --run_timeout",
-    "yield": "asked to end: other skills wait for its slot",
+    StopReason.PAUSE: "asked to pause",
+    StopReason.CANCEL: "asked to end: cancelled",
+    StopReason.PRUNE: "asked to end with what it has",
+    StopReason.HUNG: "asked to end: no progress for too long",
+    StopReason.OVERDUE: "asked to end: longer than --run_timeout",
+    StopReason.YIELD: "asked to end: other skills wait for its slot",
 }
 _PHASES = {"compiling": "its programs to compile; runs of the same sizes load them later"}
 ENDED = frozenset({"completed", "failed", "held", "blocked"})
 _ENDED = "ended"  # the phase of a run whose end no scheduler has seen
 
-_OF_STATE = (
-    "skill",
-    "status",
-    "expert",
-    "attempt",
-    "session",
-    "frames",
-    "success_rate",
-    "goal",
-)
 _OF_TRAINER = (
     "phase", "steps_per_second", "step_success", "frames", "total_frames", "eta_seconds",
 )  # fmt: skip
@@ -293,7 +300,8 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
     Raises:
       FileRefusedError: the folder holds no readable scheduler_state.json, nor sweeps.
     """
-    if not paths.scheduler_state.is_file():
+    state = StateFile(paths.scheduler_state).load()
+    if state is None:
         begun = any(paths.sweeps.glob("*/sweep.json"))  # nothing but trials was trained yet
         if begun or SweepPaths(paths.root).sweep_json.exists():  # not begun, or by Ray
             return []
@@ -301,16 +309,13 @@ def read_rows(paths: GraphPaths) -> list[SkillRow]:
             f"{paths.root} is no graph: it has no scheduler_state.json; name the folder of a "
             "graph (GRAPH comes first), or let flowrl train make one"
         )
-    lines = StateFile(paths.scheduler_state).load_document()["skills"]
-    completed = {line["skill"] for line in lines if line["status"] == "completed"}
-    return [_row(paths, line, completed) for line in lines]
+    return [_row(paths, state, entry) for entry in state.entries.values()]
 
 
 def _read_stop_mode(paths: GraphPaths) -> str:
     """Return how a user stops the scheduler, in words; "" when nobody does."""
-    if not paths.scheduler_state.is_file():
-        return ""
-    return _STOP_MODES[StateFile(paths.scheduler_state).load_document()["stop_mode"]]
+    state = StateFile(paths.scheduler_state).load()
+    return _STOP_MODES[state.stop_mode] if state else ""
 
 
 def last_command(paths: GraphPaths) -> str:
@@ -347,55 +352,75 @@ def _status_word(row: SkillRow) -> str:
     return "cancelled" if row.status == "failed" and row.why == CANCELLED else row.status
 
 
-def _row(paths: GraphPaths, line: Mapping[str, Any], completed: Set[str]) -> SkillRow:
-    facts = {name: line[name] for name in _OF_STATE if name in line}
-    seconds, waits = line.get("wall_seconds"), _waits(line)
-    if line["status"] == "running":
-        place, until = paths.run(line["expert"], line["skill"]), time.time()
-        if ended := _has_ended(paths, line):
-            found = read_exit(place.folder, line["run_id"])
-            until = min(until, found.ended_at) if found else until
-        seconds = until - datetime.fromisoformat(line["since"]).timestamp()
-        progress = runs.progress_of(place, line["run_id"])
-        if progress is not None:
-            facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
-            waits = progress.waits_for or _PHASES.get(progress.phase, "")
-            facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
-        facts |= {"phase": _ENDED, "steps_per_second": None, "eta_seconds": None} if ended else {}
-    below = line["status"] == "completed" and line["success_rate"] < line.get("goal", 0.0)
-    weak = [line["skill"]] if below else completed & set(line.get("blocked_by", ()))
-    graph = shlex.quote(printable(str(paths.root)))
-    more = "; ".join(f"flowrl train-more {graph} {shlex.quote(skill)}" for skill in sorted(weak))
-    why = _STOP_REASONS.get(line.get("stop_reason", "")) or line.get("why")
-    return SkillRow(
-        **facts,
-        seconds=seconds,
-        devices=tuple(line.get("devices", ())),
-        ended_at=line.get("at"),
-        waits_for=tuple(line.get("blocked_by") or line["waits_for"]),
-        waits=waits,
-        below_goal=below,
-        why="; ".join(filter(None, [why, more])),
-        log=tuple(line.get("log", ())),
+def _row(paths: GraphPaths, state: SchedulerState, entry: Entry) -> SkillRow:
+    status = cleaned(entry.status, ())  # its texts may come from a trainer's log
+    row = SkillRow(
+        skill=entry.skill,
+        status=status.kind,
+        expert=entry.expert,
+        attempt=status.attempt,
+        session=entry.session,
+        devices=status.devices if isinstance(status, Slotted) else (),
+        waits_for=state.waits_for(entry.skill),
+        why="" if isinstance(status, Slotted) else status.why,
     )
+    weak: Sequence[str] = ()  # completed skills that succeed too seldom
+    match status:
+        case Waiting() if not row.waits_for:
+            row = replace(row, waits=_next_try(status) or "a free slot")
+        case Blocked(blocked_by=by):
+            row = replace(row, attempt=None, waits_for=by)
+            weak = [name for name in by if state.is_completed(name)]
+        case Running():
+            row = replace(row, **_of_run(paths, entry, status))
+        case Merging() | Completed() | Failed() | Held():
+            row = replace(row, **_of_end(status))
+            weak = [entry.skill] if row.below_goal else ()
+    graph = shlex.quote(printable(str(paths.root)))
+    more = [f"flowrl train-more {graph} {shlex.quote(skill)}" for skill in sorted(weak)]
+    return replace(row, why="; ".join(filter(None, [row.why, *more])))
 
 
-def _has_ended(paths: GraphPaths, line: Mapping[str, Any]) -> bool:
+def _of_end(status: Merging | Completed | Failed | Held) -> dict[str, Any]:
+    """Return the figures of a run that has ended, by the names that they have in a SkillRow."""
+    if isinstance(status, Failed | Held):
+        log = status.log if isinstance(status, Failed) else ()
+        return {"ended_at": records.to_json(status.at), "log": log}
+    facts = {"frames": status.frames, "success_rate": status.success_rate}
+    facts |= {"seconds": status.wall_seconds}
+    if isinstance(status, Merging):
+        return facts | {"waits": _next_try(status)}
+    goal = {"goal": status.goal or None, "below_goal": status.below_goal}
+    return facts | goal | {"ended_at": records.to_json(status.at)}
+
+
+def _of_run(paths: GraphPaths, entry: Entry, status: Running) -> dict[str, Any]:
+    """Return a launched run's figures, by the names that they have in a SkillRow."""
+    assert entry.expert is not None
+    place, until = paths.run(entry.expert, entry.skill), time.time()
+    facts: dict[str, Any] = {"why": _STOP_REASONS.get(status.stop_reason, "")}
+    if progress := runs.progress_of(place, status.run_id):
+        facts |= {name: getattr(progress, name) for name in _OF_TRAINER}
+        facts["waits"] = progress.waits_for or _PHASES.get(progress.phase, "")
+        facts["success_rate"] = progress.step_success[-1] if progress.step_success else None
+    if _has_ended(place, status):
+        exit_ = read_exit(place.folder, status.run_id)
+        until = min(until, exit_.ended_at) if exit_ else until
+        facts |= {"phase": _ENDED, "steps_per_second": None, "eta_seconds": None}
+    return facts | {"seconds": until - status.since.timestamp()}
+
+
+def _has_ended(place: RunPaths, status: Running) -> bool:
     """Return whether a launched run has no process left; a scheduler may not know it yet."""
-    handle = line.get("handle") or {}
-    if not handle.get("start_time"):
+    handle = status.handle
+    if handle is None or not handle.start_time:
         return False
     with suppress(OSError):  # it cannot be looked at now
-        folder = paths.run(line["expert"], line["skill"]).folder
-        return not (process.alive(handle["pid"], handle["start_time"]) or lock_held(folder))
+        return not (process.alive(handle.pid, handle.start_time) or lock_held(place.folder))
     return False
 
 
-def _waits(line: Mapping[str, Any]) -> str:
-    """Return the slot or the time that a skill waits for, "" if it waits for skills or nothing."""
-    if line["status"] not in ("waiting", "merging") or line["waits_for"]:
-        return ""
-    due = line.get("not_before")
-    if due is not None and (when := datetime.fromisoformat(due)) > datetime.now(UTC):
-        return f"its next try at {when:%H:%M:%S} UTC"
-    return "a free slot" if line["status"] == "waiting" else ""
+def _next_try(status: Waiting | Merging) -> str:
+    """Return when a skill is tried again, "" if it waits for no time."""
+    due = status.not_before
+    return f"its next try at {due:%H:%M:%S} UTC" if due and due > datetime.now(UTC) else ""
