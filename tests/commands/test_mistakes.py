@@ -1,0 +1,166 @@
+"""Mistakes made by a generator: any command, any of its flags, any wrong word or file.
+
+Whatever is wrong, the answer is one line that names it, and nothing is made on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, get_origin
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import flowrl
+from flowrl import arguments, cli
+from flowrl.arguments import Argument, Given, Origin
+from flowrl.config import BottomUpConfig
+from flowrl.errors import ConfigError, FlowrlError
+
+WORDS = st.text(string.ascii_letters + string.digits + "_é", min_size=1, max_size=12)
+HOSTILE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+QUIET = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def flags_of(command: str) -> list[Argument]:
+    return list(arguments.arguments(cli.class_of(command)).values())
+
+
+def takes_no_word(argument: Argument) -> bool:
+    """True if no word of letters is a value of it."""
+    kind = argument.type
+    return kind in (int, float) or get_origin(kind) is Literal
+
+
+@st.composite
+def wrong_lines(draw: Callable) -> tuple[list[str], str]:
+    """A command line that must be refused, and what the answer must name."""
+    command = draw(st.sampled_from(sorted(cli.ALL)))
+    named = [each for each in flags_of(command) if not each.positional]
+    words = command.split()
+    kinds = ["unknown"] + ["value", "none"] * bool(named)
+    match draw(st.sampled_from(kinds)):
+        case "value":
+            flag = draw(st.sampled_from(named))
+            if flag.type is bool:
+                return [*words, f"--{flag.name}={draw(WORDS)}"], f"--{flag.name}"
+            if not takes_no_word(flag):
+                return [*words, f"--{flag.name}="], f"--{flag.name}"
+            wrong = f"x{draw(WORDS)}"
+            return [*words, f"--{flag.name}", wrong], f"--{flag.name}"
+        case "none":
+            flag = draw(st.sampled_from(named))
+            if flag.type is bool:
+                return [*words, f"--{flag.name}", "true"], f"--{flag.name}"
+            return [*words, f"--{flag.name}"], f"--{flag.name}"
+        case _:
+            known = draw(st.sampled_from([each.name for each in named] or ["json"]))
+            at = draw(st.integers(0, len(known) - 1))
+            flag = draw(st.sampled_from([known[:at] + known[at + 1 :], f"{known}{draw(WORDS)}"]))
+            if flag.removeprefix("no_") in arguments.arguments(cli.class_of(command)):
+                flag = "thisisnoflag"
+            return [*words, f"--{flag}"], f"--{flag}"
+
+
+def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a refused command line is answered with: one line."""
+    capsys.readouterr()
+    code = cli.main(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert line.startswith("flowrl: ")
+    assert line.isprintable()
+    return line
+
+
+@given(wrong_lines())
+@QUIET
+def test_a_wrong_flag_of_any_command_is_named_in_one_line(tmp_path, monkeypatch, capsys, wrong):
+    monkeypatch.chdir(tmp_path)
+    words, named = wrong
+    assert named.replace("-", "_") in answer(words, capsys).replace("-", "_"), words
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(HOSTILE.filter(lambda word: word not in (*cli.ALL, "help") and word[:1] not in ("-", "")))
+@QUIET
+def test_any_other_word_is_no_command(capsys, word):
+    assert "there is no command" in answer([word], capsys)
+
+
+def odd_files(folder: Path) -> dict[str, Path]:
+    """Paths that are no text file of a user's."""
+    found = {name: folder / name for name in ("folder", "fifo", "socket", "binary", "long", "loop")}
+    found["folder"].mkdir()
+    os.mkfifo(found["fifo"])
+    with socket.socket(socket.AF_UNIX) as one:
+        os.chdir(folder)
+        one.bind("socket")
+    found["binary"].write_bytes(bytes(range(256)) * 40)
+    found["long"].write_bytes(b"x = 1\n" * 400_000)
+    found["loop"].symlink_to(found["loop"])
+    return {
+        **found,
+        "missing": folder / "missing",
+        "endless": Path("/dev/zero"),
+        "null": Path("/dev/null"),
+        "too long": folder / ("n" * 300),
+        "below a file": found["binary"] / "x",
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["train --config", "sequential --config", "sweep --vary lr=log:1e-4:1e-2 --skill X --config",
+     "train --skill_config", "sequential --skill_config", "check"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    ["folder", "fifo", "socket", "binary", "long", "loop", "missing", "endless", "too long",
+     "below a file"],
+)  # fmt: skip
+def test_no_odd_file_is_waited_for_or_believed(tmp_path, monkeypatch, capsys, line, kind):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "here").mkdir()
+    path = odd_files(tmp_path / "files")[kind]
+    monkeypatch.chdir(tmp_path / "here")
+    words = [*line.split(), str(path)]
+    capsys.readouterr()
+    code = cli.main(words)
+    (line,) = "".join(capsys.readouterr()).splitlines()
+    assert code in (1, 2)
+    assert path.name in line
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@given(HOSTILE)
+@QUIET
+def test_no_path_is_worth_a_traceback(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((FlowrlError, OSError)):
+        flowrl.status(text)
+    with pytest.raises((FlowrlError, OSError)):
+        flowrl.evaluate(text, "Collect Wood")
+    assert list(tmp_path.iterdir()) == []
+
+
+NUMBERS = sorted(
+    each.name for each in arguments.arguments(BottomUpConfig).values() if each.type in (int, float)
+)
+
+
+@given(st.dictionaries(st.sampled_from(NUMBERS), HOSTILE.map("x".__add__), min_size=1))
+@QUIET
+def test_a_variable_that_is_no_number_is_named(values):
+    env = {f"FLOWRL_{name.upper()}": value for name, value in values.items()}
+    layers: dict[Origin, Given] = {"environment": arguments.environment(BottomUpConfig, env)}
+    with pytest.raises(ConfigError, match=r"--\w+ \(environment\) is ['\"]x") as refused:
+        arguments.read(BottomUpConfig, [], prog="flowrl train", layers=layers)
+    assert any(f"--{name} " in str(refused.value) for name in values)
