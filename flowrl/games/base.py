@@ -148,7 +148,7 @@ def find_game(name: object) -> Game:
     point = _entry_points().get(name) if isinstance(name, str) else None
     if point is None:
         raise ConfigError(
-            f"--env_name {name} is unknown{closest(str(name), game_names())}; choose one of "
+            f"the game {name} is unknown{closest(str(name), game_names())}; choose one of "
             f"{', '.join(game_names())}, or add a game "
             f"by an entry point in the group {_GROUP} (docs/how-to.md, Add a game)"
         )
