@@ -21,7 +21,7 @@ from flowrl.experts.store import ExpertStore
 from flowrl.launchers.confined import confined_run
 from flowrl.measures.success import EvaluationReport
 from flowrl.parallel.training import train_graph
-from flowrl.paths import GraphPaths, existing_graph, graph_paths, plain
+from flowrl.paths import GraphPaths, existing_graph, graph_or_sweep, plain
 from flowrl.reports.status import SkillRow, read_rows, training_screen
 from flowrl.runs import read_run
 from flowrl.storage import records
@@ -66,7 +66,7 @@ def status(graph: str | Path) -> list[SkillRow]:
     Raises:
       FileRefusedError: the folder is no graph.
     """
-    return read_rows(graph_paths(_path(graph)))
+    return read_rows(graph_or_sweep(_path(graph)))
 
 
 def evaluate(

@@ -372,6 +372,6 @@ def existing_graph(graph_path: Path) -> GraphPaths:
     return layout
 
 
-def graph_paths(root: Path) -> GraphPaths:
+def graph_or_sweep(root: Path) -> GraphPaths:
     """The paths of the graph, or of the sweep, in a folder."""
     return SweepPaths(root) if SweepPaths(root).sweep_json.exists() else GraphPaths(root)

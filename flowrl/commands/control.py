@@ -31,7 +31,7 @@ from flowrl.parallel.skill_sources import (
 )
 from flowrl.parallel.state import SchedulerState, StateFile
 from flowrl.parallel.status import Running
-from flowrl.paths import GraphPaths, graph_paths, printable
+from flowrl.paths import GraphPaths, graph_or_sweep, printable
 from flowrl.reports.status import find_row, last_command, read_rows
 from flowrl.runs import read_run
 from flowrl.skills.skill import load_library, load_skill, skill_files
@@ -284,7 +284,7 @@ class PruneCommand(OneSkillCommand):
 
     def __call__(self) -> int:
         """Run the command; raises ConfigError if the run has replicas, which cannot end so."""
-        paths = graph_paths(self.graph_path)
+        paths = graph_or_sweep(self.graph_path)
         row = find_row(read_rows(paths), self.skill, paths.root)
         run = paths.run(row.expert or 0, row.skill)
         if row.status == "running" and read_run(run).config["replicas"] > 1:

@@ -23,7 +23,7 @@ from flowrl.console import print_report
 from flowrl.errors import ConfigError, FileRefusedError, GraphError
 from flowrl.parallel.health import daemon_of, in_words
 from flowrl.parallel.recovery import recorded_config
-from flowrl.paths import GraphPaths, graph_paths
+from flowrl.paths import GraphPaths, graph_or_sweep
 from flowrl.reports.status import SkillRow, find_row, read_rows, tally
 from flowrl.storage import open_plain
 
@@ -140,7 +140,7 @@ class LogsCommand(GraphCommand):
 
     def __call__(self) -> int:
         """Print the log without colours and control characters, then what is added to it."""
-        paths = graph_paths(self.graph_path)
+        paths = graph_or_sweep(self.graph_path)
         row = find_row(read_rows(paths), self.skill, self.graph_path)
         with _open_log(_newest_log(paths, row)) as file:
             _print_added(file)

@@ -12,7 +12,7 @@ from rich.console import Console
 from flowrl.arguments import GraphArgument
 from flowrl.errors import EXIT_UNAVAILABLE
 from flowrl.parallel.health import daemon_of
-from flowrl.paths import DEFAULT_GRAPH, graph_paths
+from flowrl.paths import DEFAULT_GRAPH, graph_or_sweep
 from flowrl.reports.status import WIDTH, all_ended, read_rows, screen, settings, status_document
 
 _WATCH_SECONDS = 1.0
@@ -42,7 +42,7 @@ class StatusCommand:
 
         Returns 69 if there is no scheduler though something is left to do, else 0.
         """
-        paths = graph_paths(self.graph_path)
+        paths = graph_or_sweep(self.graph_path)
         console = Console(width=None if sys.stdout.isatty() else WIDTH)
         while True:
             lives = daemon_of(paths.daemon_lock) is not None  # before the rows: it may end now
